@@ -33,9 +33,9 @@ from tflearn.actors.compiled_policy import CompiledPolicy  # noqa: E402
 from tflearn.actors.episode_metrics import EpisodeMetrics  # noqa: E402
 from tflearn.agents import dqn, ppo  # noqa: E402
 from tflearn.agents.actor_value import NetworkOptions  # noqa: E402
+from tflearn.core.experience import Experience, Uniform  # noqa: E402
+from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.environments import gymnasium_env  # noqa: E402
-from tflearn.experience import Experience, Uniform  # noqa: E402
-from tflearn.train_step import create_train_step  # noqa: E402
 
 EPSILON = 0.05
 

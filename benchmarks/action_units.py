@@ -23,10 +23,10 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.agents import appo, awac, bc, ddpg, droq, impala, iql, ppo, reinforce, sac, td3, tqc, v_mpo
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.optimization import ppo_loss, schedules
 from tflearn.optimization.ensemble import Truncated
-from tflearn.train_step import create_train_step
-from tflearn.types import Agent, EnvironmentSpecs
 
 BATCH, STEPS, TOLERANCE = 64, 1_500, 0.05
 BOUNDS = {'0.01': (-0.01, 0.01), '0.1': (-0.1, 0.1), '1': (-1, 1), '100': (-100, 100), '1000': (0, 1000)}

@@ -32,8 +32,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.unfinished_streams import Streams  # noqa: E402
+from tflearn.core.waiting import is_listening, wait_until  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
-from tflearn.waiting import is_listening, wait_until  # noqa: E402
 
 HOST = '127.0.0.1'
 _HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\x00\x00\x00\x04\x00\x00\x00\x00\x00'  # and no settings
@@ -199,7 +199,7 @@ def serve(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str,
     """Attacks tflearn-serve: its port, and that of its metrics."""
     import grpc
 
-    from tflearn.run_dir import RunDir
+    from tflearn.files.run_dir import RunDir
     from tflearn.serving import tensor_protos
     from tflearn.serving.protos import predict_pb2
 
@@ -255,7 +255,7 @@ def simulators(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict
     """Attacks the server of external simulators, as a collector has it."""
     port = free_port()
     code = (
-        'import threading; from tflearn.external.external_env import make; from tflearn.external.server import *\n'
+        'import threading; from tflearn.environments.external_env import make; from tflearn.environments.external_server import *\n'
         f"environment = make(1, None, {{'shape': (2,)}}, {{'choices': 5}}, ExternalOptions(ports=({port},)))\n"
         'environment.reset(); threading.Event().wait()'
     )

@@ -18,11 +18,11 @@ import tensorflow as tf
 
 from tflearn.actors.actor import Actor
 from tflearn.agents import dqn, linear_bandit
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.environments.tasks import contextual_bandit
-from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.optimization import schedules
-from tflearn.train_step import create_train_step
-from tflearn.types import Agent, EnvironmentSpecs
 
 NUM_ENVIRONMENTS, NEURAL_STEPS, NEURAL_BATCH = 16, 8, 64
 ALGORITHMS = {

@@ -37,9 +37,10 @@ Info = collections.namedtuple('Info', ['key', 'priority'])
 
 def take_over() -> None:
     """Puts our learner in the place of TF-Agents', for modules that are imported later."""
-    from tflearn.tf_agents_compat import learner, ppo_learner
+    from tflearn.learner import tf_agents_learner as learner
+    from tflearn.learner import tf_agents_ppo_learner
 
-    for module in (learner, ppo_learner):
+    for module in (learner, tf_agents_ppo_learner):
         name = module.__name__.rpartition('.')[2]
         sys.modules[f'tf_agents.train.{name}'] = module
         setattr(tf_agents.train, name, module)

@@ -17,12 +17,12 @@ from tf_agents.train import actor as tf_agents_actor
 from tflearn.actors.actor import Actor
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.agents import dqn
+from tflearn.core.experience import Experience, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience, Uniform
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 ENVIRONMENT = 'CartPole-v1'
 PEER = 'tf_agents'

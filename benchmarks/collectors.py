@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import tables  # noqa: E402
 from tflearn.actors.evaluation_record import EvaluationRecord  # noqa: E402
+from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
 from tflearn.launch.local import free_address  # noqa: E402
-from tflearn.run_dir import RunDir, read_json  # noqa: E402
 
 POLL_SECS = 0.05
 TIMEOUT_SECS = 900.0

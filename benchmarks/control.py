@@ -28,7 +28,7 @@ from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from tflearn import control
+from tflearn.coordinator import control
 from tflearn.launch.local import free_port
 
 _EPISODE = {'return': 123.0, 'length': 123.0}
@@ -38,13 +38,12 @@ _BIN_SECS = 0.1
 
 def serve(port: int, directory: str) -> None:
     """Runs a replay server that has the tables of reports, credits and weights."""
-    from tflearn.distribute import machine
-    from tflearn.replay import credits, reports
+    from tflearn.coordinator import credits, reports, weights_contract
+    from tflearn.learner import machine
     from tflearn.replay.server import ReplayServer
-    from tflearn.weights import contract
 
     machine.raise_file_handles()
-    tables = [reports.table(), credits.table(), contract.table([])]
+    tables = [reports.table(), credits.table(), weights_contract.table([])]
     server = ReplayServer(tables, port, pathlib.Path(directory) / 'checkpoints')
     threading.Event().wait(3600)
     server.close()
@@ -52,7 +51,7 @@ def serve(port: int, directory: str) -> None:
 
 def send(address: str, count: int, begin: float, secs: float, results: multiprocessing.Queue) -> None:
     """Sends the reports of `count` collectors, each once a second, spread over the second."""
-    from tflearn.replay import reports
+    from tflearn.coordinator import reports
 
     reporters = [reports.Reporter(address, f'collect_{i}') for i in range(count)]
     sent = num_bytes = 0
@@ -73,8 +72,8 @@ def send(address: str, count: int, begin: float, secs: float, results: multiproc
 
 def poll(address: str, names: list[str], begin: float, secs: float, results: multiprocessing.Queue) -> None:
     """Polls for the weights and the credits of some collectors; puts the times at which the server was asked."""
-    from tflearn.replay import connection, credits
-    from tflearn.weights import channels
+    from tflearn.coordinator import credits, weights_channels
+    from tflearn.replay import connection
 
     asked: list[float] = []
     ask = connection.server_info
@@ -83,13 +82,13 @@ def poll(address: str, names: list[str], begin: float, secs: float, results: mul
         asked.append(time.monotonic())
         return ask(*arguments)
 
-    opened = [channels.connect(address, [], channels.Plane(), name) for name in names]
+    opened = [weights_channels.connect(address, [], weights_channels.Plane(), name) for name in names]
     threading.Event().wait(max(0.0, begin - time.monotonic()))
     counting = mock.patch.object(connection, 'server_info', counted)
     counting.start()
     end = begin + secs
 
-    def follow(channel: channels.Channel) -> None:
+    def follow(channel: weights_channels.Channel) -> None:
         while time.monotonic() < end:
             channel.next()
 
@@ -108,7 +107,7 @@ def poll(address: str, names: list[str], begin: float, secs: float, results: mul
 
 def grant(address: str, shares: int) -> None:
     """Sends credits that name `shares` collectors, as the learner does."""
-    from tflearn.replay import credits
+    from tflearn.coordinator import credits
 
     named = tuple(control.Share(control.new_lease(f'collect_{i}').owner, 1, 8, 0, 0) for i in range(shares))
     credits.send(address, control.Credits(control.new_lease('train'), 0, 5, 8, shares=named))
@@ -137,7 +136,8 @@ def open_files(pid: int) -> int:
 
 def read(address: str, port: int, server_pid: int, is_over: Callable[[], bool]) -> dict[str, float]:
     """Reads reports as the learner does, until all were read. Returns its metrics."""
-    from tflearn.replay import connection, reports
+    from tflearn.coordinator import reports
+    from tflearn.replay import connection
 
     found: list[control.Report] = []
     reader = reports.ReportReader(address, found.append)
@@ -243,8 +243,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         server = context.Process(target=serve, args=(port, directory), daemon=True)
         server.start()
+        from tflearn.core.waiting import wait_until
         from tflearn.replay import connection
-        from tflearn.waiting import wait_until
 
         wait_until(lambda: connection.server_info(address), 'the server', 120)
         measure = measure_polls if options.polls else measure_reports

@@ -38,23 +38,23 @@ from benchmarks import learner_cases, structured, tables  # noqa: E402
 from tflearn.actors.actor import Actor, Observer  # noqa: E402
 from tflearn.actors.episode_metrics import EpisodeMetrics  # noqa: E402
 from tflearn.agents import dqn  # noqa: E402
+from tflearn.core import strategies  # noqa: E402
+from tflearn.core.experience import Experience, Uniform  # noqa: E402
+from tflearn.core.train_step import create_train_step  # noqa: E402
+from tflearn.core.types import BatchSource  # noqa: E402
 from tflearn.data import columns  # noqa: E402
 from tflearn.data.reader import Dataset  # noqa: E402
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter  # noqa: E402
-from tflearn.distribute import strategies  # noqa: E402
 from tflearn.environments import gymnasium_env  # noqa: E402
 from tflearn.environments.vector_env import VectorEnvironment  # noqa: E402
-from tflearn.experience import Experience, Uniform  # noqa: E402
+from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.jobs import batch_source  # noqa: E402
 from tflearn.jobs.train_settings import Reading  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.replay.server import ReplayServer  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
-from tflearn.run_dir import RunDir  # noqa: E402
 from tflearn.sampling.local import LocalReplay  # noqa: E402
-from tflearn.train_step import create_train_step  # noqa: E402
-from tflearn.types import BatchSource  # noqa: E402
 
 NUM_STORED = {'dqn': 100_000, 'sac': 100_000, 'pixels': 10_000}
 NUM_ENVIRONMENTS = 10

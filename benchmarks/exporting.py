@@ -22,12 +22,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import learner_cases, tables  # noqa: E402
+from tflearn.core.train_step import create_train_step  # noqa: E402
+from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.triggers import IntervalTrigger  # noqa: E402
 from tflearn.policies import versions  # noqa: E402
-from tflearn.run_dir import RunDir  # noqa: E402
-from tflearn.train_step import create_train_step  # noqa: E402
 
 # Intervals of one measurement: some seconds.
 INTERVALS = {'dqn': 10, 'sac': 1}

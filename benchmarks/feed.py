@@ -171,8 +171,8 @@ def _feed(case: str, experience: dict, root: str, jit_compile: str, replay: str,
     """Runs the dispatcher, or a worker."""
     del jit_compile
     from benchmarks import learner_cases
+    from tflearn.files.run_dir import RunDir
     from tflearn.jobs import feed
-    from tflearn.run_dir import RunDir
 
     found = learner_cases.CASES[case]
     feed.feed(
@@ -193,14 +193,14 @@ def _learner(case: str, experience: dict, root: str, jit_compile: str, replay: s
     import tensorflow as tf
 
     from benchmarks import learner_cases
-    from tflearn.feed.source import wait_for_feed
+    from tflearn.core.train_step import create_train_step
+    from tflearn.files.run_dir import RunDir
     from tflearn.jobs import batch_source, initial_agent
     from tflearn.learner import train_loop
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.train_loop import LoopOptions
     from tflearn.replay.storage import Storage
-    from tflearn.run_dir import RunDir
-    from tflearn.train_step import create_train_step
+    from tflearn.sampling.feed_source import wait_for_feed
 
     found = learner_cases.CASES[case]
     settings = found.experience(**experience)

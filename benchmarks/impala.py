@@ -26,9 +26,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import tables  # noqa: E402
+from tflearn.core.waiting import wait_until  # noqa: E402
+from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
 from tflearn.launch.local import free_address  # noqa: E402
-from tflearn.run_dir import RunDir, read_json  # noqa: E402
-from tflearn.waiting import wait_until  # noqa: E402
 
 FRAGMENT = 50
 NUM_ENVIRONMENTS = 256

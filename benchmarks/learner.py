@@ -34,17 +34,17 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import learner_cases, replay_process, tables  # noqa: E402
-from tflearn.distribute import strategies  # noqa: E402
+from tflearn.core import strategies  # noqa: E402
+from tflearn.core.train_step import create_train_step  # noqa: E402
+from tflearn.core.types import BatchSource  # noqa: E402
+from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.train_loop import LoopOptions  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
-from tflearn.run_dir import RunDir  # noqa: E402
 from tflearn.sampling.mirror import ReplayMirror  # noqa: E402
 from tflearn.sampling.prioritized_mirror import PrioritizedMirror  # noqa: E402
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler  # noqa: E402
-from tflearn.train_step import create_train_step  # noqa: E402
-from tflearn.types import BatchSource  # noqa: E402
 
 TIMEOUT_SECS = 600.0
 OTHER_SIDES = 'also xla_loop; or prioritized,prioritized_mirror,prioritized_xla_loop,tf_agents'

@@ -11,8 +11,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 
 from tflearn.agents import dqn, sac
-from tflearn.experience import BatchItems, Experience, Prioritized, Uniform
-from tflearn.types import Agent, EnvironmentSpecs
+from tflearn.core.experience import BatchItems, Experience, Prioritized, Uniform
+from tflearn.core.types import Agent, EnvironmentSpecs
 
 EPISODE_STEPS = 200
 _NUM_FRAMES = 512

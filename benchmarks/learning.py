@@ -22,7 +22,7 @@ import tensorflow as tf
 import tflearn
 from tflearn.actors import learning_curve
 from tflearn.actors.evaluation_record import EvaluationRecord
-from tflearn.run_dir import RunDir, read_json
+from tflearn.files.run_dir import RunDir, read_json
 
 SEEDS = ('train.Initial.seed', 'collect.collect.seed', 'evaluate.evaluate.seed')
 QUICK_BINDINGS = ('train.StopConditions.num_train_steps=1000', 'Uniform.min_size=200', 'evaluate.num_episodes=5')

@@ -32,10 +32,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import offline_report  # noqa: E402
 from tflearn.actors.evaluation_record import EvaluationRecord  # noqa: E402
+from tflearn.core.errors import UserError  # noqa: E402
 from tflearn.data import writer  # noqa: E402
 from tflearn.data.reader import Dataset, EpisodeReader  # noqa: E402
-from tflearn.errors import UserError  # noqa: E402
-from tflearn.run_dir import RunDir, read_json  # noqa: E402
+from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
 
 _MIXED = ('random', 'medium', 'expert')
 _CHEETAH = ("gymnasium_env.make.name='HalfCheetah-v5'", 'train.StopConditions.num_train_steps=100_000')

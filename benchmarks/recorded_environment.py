@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.core.types import BatchedEnvironment, EnvironmentFactory
 from tflearn.environments.wrappers import Wrapper
-from tflearn.types import BatchedEnvironment, EnvironmentFactory
 
 
 def make(

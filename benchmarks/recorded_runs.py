@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks import recorded_environment
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_port
-from tflearn.run_dir import RunDir, read_json
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WINDOW = 20  # the episodes whose mean return counts
@@ -151,7 +151,7 @@ def process(
 
 def wait(condition: Callable[[], bool], secs: float) -> None:
     """Waits for a condition, or for so many seconds."""
-    from tflearn.waiting import wait_until
+    from tflearn.core.waiting import wait_until
 
     with contextlib.suppress(TimeoutError):
         wait_until(condition, 'a run', secs)

@@ -15,9 +15,9 @@ from tf_agents.replay_buffers import reverb_utils
 from tf_agents.specs import tensor_spec
 
 from benchmarks import learner_cases
+from tflearn.core.train_step import create_train_step
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.train_step import create_train_step
 
 NUM_ENVIRONMENTS = 64  # at once, as a native vector environment steps them: the writer takes little of two cores
 PEER_TABLE = 'uniform_table'

@@ -23,11 +23,11 @@ sys.path.insert(0, str(ROOT))
 from tf_agents.trajectories import policy_step, trajectory  # noqa: E402
 
 from benchmarks import shard_process  # noqa: E402
+from tflearn.core.waiting import Stopped  # noqa: E402
 from tflearn.environments import gymnasium_env  # noqa: E402
 from tflearn.replay.storage import STREAM, Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
 from tflearn.sampling import mirror, reader  # noqa: E402
-from tflearn.waiting import Stopped  # noqa: E402
 
 NUM_ENVIRONMENTS = 16
 _RECORDED_STEPS = 512

@@ -9,7 +9,7 @@ import reverb
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
-from tflearn.experience import BatchItems, Experience, Slicing, Uniform
+from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
 from tflearn.replay.storage import STREAM, Storage
 

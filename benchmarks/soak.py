@@ -26,8 +26,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import recorded_runs  # noqa: E402
+from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
-from tflearn.run_dir import RunDir, read_json  # noqa: E402
 
 MAX_GROWTH = 1.05
 _METRICS = ('RSS, MB', 'threads', 'file handles')

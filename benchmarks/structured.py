@@ -36,17 +36,17 @@ from benchmarks import tables  # noqa: E402
 from tflearn.actors.actor import Actor, Observer  # noqa: E402
 from tflearn.actors.episode_metrics import EpisodeMetrics  # noqa: E402
 from tflearn.agents import dqn, ppo  # noqa: E402
+from tflearn.core.experience import Experience, Iteration, Uniform  # noqa: E402
+from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.environments import vector_env  # noqa: E402
 from tflearn.environments.vector_env import VectorEnvironment  # noqa: E402
-from tflearn.experience import Experience, Iteration, Uniform  # noqa: E402
+from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.minibatches import MinibatchSource  # noqa: E402
 from tflearn.replay.server import ReplayServer  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
-from tflearn.run_dir import RunDir  # noqa: E402
 from tflearn.sampling.local import LocalReplay  # noqa: E402
-from tflearn.train_step import create_train_step  # noqa: E402
 
 NUM_PARTS, PART_SIZE = 20, 3
 EPISODE_STEPS = 200

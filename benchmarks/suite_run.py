@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import learning, suite_process  # noqa: E402
 from tflearn.actors import learning_curve  # noqa: E402
 from tflearn.actors.evaluation_record import EvaluationRecord  # noqa: E402
+from tflearn.files.run_dir import RunDir, write_json  # noqa: E402
 from tflearn.launch.code_revision import code_revision  # noqa: E402
-from tflearn.run_dir import RunDir, write_json  # noqa: E402
 
 
 def main() -> None:

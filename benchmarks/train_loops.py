@@ -32,18 +32,18 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import learner_cases, tables  # noqa: E402
 from tflearn.agents import dqn, impala, ppo, sac  # noqa: E402
 from tflearn.agents.actor_value import NetworkOptions  # noqa: E402
-from tflearn.distribute import strategies  # noqa: E402
-from tflearn.experience import BatchItems, Experience, Iteration, Uniform  # noqa: E402
+from tflearn.core import strategies  # noqa: E402
+from tflearn.core.experience import BatchItems, Experience, Iteration, Uniform  # noqa: E402
+from tflearn.core.train_step import create_train_step  # noqa: E402
+from tflearn.core.types import Agent, BatchSource  # noqa: E402
+from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.learner import train_loop  # noqa: E402
 from tflearn.learner.batches import SourceBatches  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.minibatches import MinibatchSource  # noqa: E402
 from tflearn.learner.train_loop import JitCompile, LoopOptions, Program, TrainLoop  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
-from tflearn.run_dir import RunDir  # noqa: E402
 from tflearn.sampling.local import LocalReplay  # noqa: E402
-from tflearn.train_step import create_train_step  # noqa: E402
-from tflearn.types import Agent, BatchSource  # noqa: E402
 
 NUM_STORED = 6_400
 NUM_ENVIRONMENTS = 64

@@ -26,9 +26,9 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tflearn.coordinator.weights_client import Client, Lost  # noqa: E402
+from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
-from tflearn.waiting import wait_until  # noqa: E402
-from tflearn.weights.client import Client, Lost  # noqa: E402
 
 _DEADLINE_SECS = 300.0
 TABLE, SERVER, NARROW = "the replay server's table, polled", 'a weights server', 'the same, bfloat16'
@@ -94,13 +94,13 @@ def main() -> int:
 def _latency(options: argparse.Namespace) -> str:
     import reverb
 
-    from tflearn.weights import contract
-    from tflearn.weights.channels import Plane
-    from tflearn.weights.publisher import Publisher
+    from tflearn.coordinator import weights_contract
+    from tflearn.coordinator.publisher import Publisher
+    from tflearn.coordinator.weights_channels import Plane
 
     count, megabytes = options.subscribers or 50, options.megabytes or 50.0
     own = variables(megabytes)
-    table = reverb.Server([contract.table(own)])
+    table = reverb.Server([weights_contract.table(own)])
     address = f'localhost:{table.port}'
     secs: dict[str, list[list[float]]] = collections.defaultdict(list)
     with contextlib.ExitStack() as stack:
@@ -143,7 +143,7 @@ def _latency_table(secs: dict[str, list[list[float]]], count: int, megabytes: fl
 
 
 def _relays(options: argparse.Namespace) -> str:
-    from tflearn.weights import messages
+    from tflearn.coordinator import weights_messages
 
     count, megabytes = options.subscribers or 1000, options.megabytes or 1.0
     values = np.random.default_rng(0).standard_normal(int(megabytes * 1e6 / 4)).astype(np.float32)
@@ -155,7 +155,7 @@ def _relays(options: argparse.Namespace) -> str:
         learner = stack.enter_context(contextlib.closing(Client([root], 'learner')))
         for version in range(1, options.rounds + 1):
             counters = {'policy_version': version, 'published_at': time.time_ns() // 1000}
-            learner.put(messages.make(1, counters, ['kernel'], [values + version], None))
+            learner.put(weights_messages.make(1, counters, ['kernel'], [values + version], None))
             secs += [report['secs'] for report in subscribers.received(version)]
         sent = learner.status()['sent_bytes'] / options.rounds
         of_relays = sum(_status(relay)['sent_bytes'] for relay in relays) / options.rounds

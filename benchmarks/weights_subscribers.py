@@ -11,7 +11,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tflearn.weights.client import Client, Lost  # noqa: E402
+from tflearn.coordinator.weights_client import Client, Lost  # noqa: E402
 
 
 def main() -> None:
@@ -52,9 +52,9 @@ def _by_server(options: argparse.Namespace, name: str, stop: threading.Event) ->
 
 def _by_table(options: argparse.Namespace, name: str, stop: threading.Event) -> None:
     from benchmarks.weights import variables
-    from tflearn.weights import channels
+    from tflearn.coordinator import weights_channels
 
-    channel = channels.connect(options.table, variables(options.megabytes), channels.Plane(), name)
+    channel = weights_channels.connect(options.table, variables(options.megabytes), weights_channels.Plane(), name)
     while not stop.is_set():
         data = channel.next()
         if data is not None:

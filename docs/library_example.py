@@ -7,7 +7,7 @@ from tf_agents.specs.tensor_spec import BoundedTensorSpec
 from tf_agents.trajectories import time_step, trajectory
 
 import tflearn
-from tflearn.train_step import create_train_step
+from tflearn.core.train_step import create_train_step
 
 observation_spec = BoundedTensorSpec((2,), tf.float32, -1.0, 1.0, 'observation')
 action_spec = BoundedTensorSpec((), tf.int64, 0, 1, 'action')

@@ -21,7 +21,7 @@ if not (_found.is_file() and 'tflearn-agents' in _found.read_text(encoding='utf-
         '`pip uninstall tflearn`, then install tflearn-agents again'
     )
 
-from tflearn.errors import UserImportError  # noqa: E402
+from tflearn.core.errors import UserImportError  # noqa: E402
 
 from . import preflight  # noqa: E402
 

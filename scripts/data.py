@@ -16,7 +16,7 @@ import sys
 
 from absl import flags
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 from . import data_flags, job_flags, job_setup
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from absl import flags
 
-from tflearn import waiting
-from tflearn.errors import UserValueError
-from tflearn.run_dir import RunDir, local_path, write_json
+from tflearn.core import waiting
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import RunDir, local_path, write_json
 
 from . import job_flags, job_setup, preflight
 

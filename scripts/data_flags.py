@@ -6,8 +6,8 @@ from typing import Any
 from absl import flags
 
 from tflearn.config import job_config
-from tflearn.errors import UserValueError
-from tflearn.run_dir import local_path
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import local_path
 
 from . import job_flags, preflight
 

@@ -10,7 +10,7 @@ import sys
 
 from absl import flags
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.tools import checks
 
 from . import job_flags, preflight, run_directory

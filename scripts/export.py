@@ -9,8 +9,8 @@ from typing import Any
 
 from absl import flags
 
-from tflearn import waiting
-from tflearn.run_dir import local_path, shown
+from tflearn.core import waiting
+from tflearn.files.run_dir import local_path, shown
 
 from . import job_setup, preflight, run_directory
 

@@ -13,10 +13,10 @@ from typing import Any
 from absl import flags, logging
 
 from tflearn.config import files
-from tflearn.errors import UserError, UserValueError, as_user_error
-from tflearn.run_dir import is_url, local_path
-from tflearn.security import tokens
-from tflearn.waiting import HOST_PORT
+from tflearn.core import tokens
+from tflearn.core.errors import UserError, UserValueError, as_user_error
+from tflearn.core.waiting import HOST_PORT
+from tflearn.files.run_dir import is_url, local_path
 
 DEFAULT_REPLAY_ADDRESS = 'localhost:8008'
 

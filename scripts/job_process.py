@@ -16,11 +16,11 @@ from typing import NoReturn
 
 from absl import logging
 
-from tflearn import background
 from tflearn.config import job_config
-from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserError, as_user_error
-from tflearn.run_dir import shown
-from tflearn.waiting import PeerStopped, StopEvent, Stopped
+from tflearn.core import background
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserError, as_user_error
+from tflearn.core.waiting import PeerStopped, StopEvent, Stopped
+from tflearn.files.run_dir import shown
 
 # Libraries that log each SavedModel, each port and each deprecated call.
 _CHATTY = re.compile(r'/(site|dist)-packages/(tensorflow|keras|tf_agents|portpicker)\b')

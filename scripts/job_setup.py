@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
-from tflearn import waiting
 from tflearn.config import files, going_on, job_config, reader
+from tflearn.core import waiting
+from tflearn.files.run_dir import RunDir, write_atomically
 from tflearn.launch.code_revision import code_revision, code_snapshot
-from tflearn.run_dir import RunDir, write_atomically
 
 from . import job_flags, job_process, preflight, run_directory
 

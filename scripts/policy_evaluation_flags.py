@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from tflearn.config import job_config
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 from . import data_flags, job_setup
 

@@ -12,8 +12,8 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 
-from tflearn import stderr
-from tflearn.errors import UserImportError
+from tflearn.core import stderr
+from tflearn.core.errors import UserImportError
 
 # Reverb's operations are compiled against exactly this TensorFlow, which is compiled for NumPy 1.
 NEEDED_VERSIONS = {'tensorflow': '2.15', 'dm-reverb': '0.14', 'tf-agents': '0.19', 'gin-config': '0.5', 'numpy': '1'}

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from tflearn.run_dir import RunDir, is_url
+from tflearn.files.run_dir import RunDir, is_url
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def opened(root: str, job: str, name: str = '') -> Iterator[RunDir]:
     if not is_url(root):
         yield RunDir(root)
         return
-    from tflearn.remote import opening  # which loads fsspec
+    from tflearn.files import opening  # which loads fsspec
 
     with opening.opened(root, job, name) as run_dir:
         yield run_dir

@@ -7,7 +7,7 @@ import threading
 
 from absl import flags
 
-from tflearn import waiting
+from tflearn.core import waiting
 
 from . import job_setup, preflight, run_directory, serve_flags
 

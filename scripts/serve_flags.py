@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 from . import job_flags
 

@@ -1,4 +1,4 @@
-"""Supervises one job of a run that a scheduler started on this machine; see tflearn/schedulers/supervise.py.
+"""Supervises one job of a run that a scheduler started on this machine; see tflearn/launch/supervised_job.py.
 
 tflearn-launch --backend=slurm submits jobs that run this program; by hand it starts a job again as the scheduler would.
 """
@@ -7,9 +7,9 @@ import sys
 
 from absl import flags
 
-from tflearn.errors import UserError
-from tflearn.run_dir import RunDir
-from tflearn.schedulers import supervise
+from tflearn.core.errors import UserError
+from tflearn.files.run_dir import RunDir
+from tflearn.launch import supervised_job
 
 from . import job_flags, preflight
 
@@ -22,7 +22,7 @@ def main() -> None:
     if not job_flags.read('tflearn-supervise', __doc__, _check, '--job=train'):
         return
     try:
-        code = supervise.run(RunDir(flags.FLAGS.root_dir), flags.FLAGS.job)
+        code = supervised_job.run(RunDir(flags.FLAGS.root_dir), flags.FLAGS.job)
     except UserError as error:
         print(f'tflearn-supervise: error: {error}', file=sys.stderr)
         code = 2

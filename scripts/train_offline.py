@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from tflearn.config import files, job_config, reader
-from tflearn.run_dir import local_path
+from tflearn.files.run_dir import local_path
 
 from . import job_setup, train
 

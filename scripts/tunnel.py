@@ -8,9 +8,9 @@ import threading
 
 from absl import flags, logging
 
-from tflearn.errors import UserValueError
-from tflearn.rpc.tunnel import Address, Side, TunnelOptions, opened
-from tflearn.security import tls
+from tflearn.core.errors import UserValueError
+from tflearn.net import tls
+from tflearn.net.tunnel import Address, Side, TunnelOptions, opened
 
 from . import job_flags, job_process
 

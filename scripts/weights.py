@@ -8,10 +8,10 @@ import threading
 
 from absl import flags
 
-from tflearn.errors import UserValueError
-from tflearn.run_dir import Status
-from tflearn.weights import relay
-from tflearn.weights.server import ServerOptions
+from tflearn.coordinator import weights_relay
+from tflearn.coordinator.weights_server import ServerOptions
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import Status
 
 from . import job_flags, job_process, run_directory
 
@@ -22,11 +22,11 @@ def run(stop: threading.Event) -> None:
     """Serves with the flags of this program until it is stopped."""
     values = flags.FLAGS
     if not values.run_dir:
-        relay.serve(options(), values.upstream, lambda now: None, stop)
+        weights_relay.serve(options(), values.upstream, lambda now: None, stop)
         return
     with run_directory.opened(values.run_dir, 'weights', values.name) as run_dir:
         status = Status(run_dir.status(values.name), values.name)
-        relay.serve(options(), values.upstream, lambda now: status.update('running', **now), stop)
+        weights_relay.serve(options(), values.upstream, lambda now: status.update('running', **now), stop)
         status.update('stopped')
 
 

@@ -6,9 +6,9 @@ Usage: worker ROOT_DIR TIMEOUT_SECS PROGRAM ARGUMENT...
 import os
 import sys
 
-from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserError
-from tflearn.run_dir import RunDir
-from tflearn.schedulers import worker
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserError
+from tflearn.files.run_dir import RunDir
+from tflearn.launch import learner_worker
 
 
 def main() -> None:
@@ -22,12 +22,12 @@ def main() -> None:
             names = ('SLURM_JOB_ID', 'SLURM_RESTART_COUNT', 'SLURM_STEP_ID')
             attempt = '.'.join(os.environ.get(name, '0') for name in names)
             rank, workers = int(os.environ['SLURM_PROCID']), int(os.environ['SLURM_NTASKS'])
-            config = worker.tf_config(run_dir, rank, workers, attempt, float(timeout_secs))
+            config = learner_worker.tf_config(run_dir, rank, workers, attempt, float(timeout_secs))
     except UserError as error:
         print(f'tflearn-worker: error: {error}', file=sys.stderr)
         # A worker that has a supervisor of its own may wait for one whose node was lost.
         sys.exit(TRY_AGAIN_EXIT_STATUS if place else 1)
-    worker.execute(command, config)
+    learner_worker.execute(command, config)
 
 
 def _grouped(run_dir: RunDir, place: str, timeout_secs: float) -> str:
@@ -36,7 +36,7 @@ def _grouped(run_dir: RunDir, place: str, timeout_secs: float) -> str:
         log = os.open(run_dir.log(f'train_{rank}'), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)
-    return worker.grouped_tf_config(run_dir, rank, workers, timeout_secs)
+    return learner_worker.grouped_tf_config(run_dir, rank, workers, timeout_secs)
 
 
 if __name__ == '__main__':

@@ -23,13 +23,16 @@ RULES = {
             'tables.py:2: got tflearn.jobs',
         ),
         ({'tflearn/replay/tables.py': 'from .. import agents'}, 'got tflearn.agents'),
-        ({'tflearn/train_step.py': 'from tflearn import types'}, 'got tflearn.types'),
-        ({'tflearn/experience.py': 'from tflearn.types import EnvironmentSpecs'}, 'got tflearn.types'),
-        ({'tflearn/launch/local.py': 'from tflearn.waiting import wait_until'}, 'need one of: tflearn.errors'),
+        ({'tflearn/core/train_step.py': 'from tflearn.core import types'}, 'got tflearn.core.types'),
+        ({'tflearn/core/experience.py': 'from tflearn.core.types import EnvironmentSpecs'}, 'got tflearn.core.types'),
+        (
+            {'tflearn/launch/local.py': 'from tflearn.core.waiting import wait_until'},
+            'need one of: tflearn.core.errors',
+        ),
         ({'tflearn/jobs/train.py': 'from tflearn.jobs import collect'}, 'got tflearn.jobs.collect'),
         ({'tflearn/jobs/train.py': 'from tflearn.launch import local'}, 'got tflearn.launch.local'),
         ({'tflearn/replay/tables.py': 'import tflearn\ntflearn.Learner()'}, 'tables.py:2: got tflearn.Learner'),
-        ({'tflearn/attic/old.py': 'from tflearn import train_step'}, 'nothing of the project'),
+        ({'tflearn/attic/old.py': 'from tflearn.core import train_step'}, 'nothing of the project'),
         ({'scripts/train.py': 'from tflearn.learner import learner'}, 'got tflearn.learner'),
         ({'tflearn/replay/tables.py': 'from tflearn.sampling import reader'}, 'got tflearn.sampling'),
         ({'tflearn/serving/server.py': 'from tflearn.replay import server'}, 'got tflearn.replay'),
@@ -40,8 +43,8 @@ RULES = {
         ({'tflearn/launch/local.py': 'from tflearn.api import training'}, 'got tflearn.api'),
     ],
     layers.libraries: [
-        ({'tflearn/train_step.py': 'import reverb'}, 'got an import of reverb in the vocabulary'),
-        ({'tflearn/types.py': 'from tf_agents.agents import dqn'}, 'tf_agents.agents.dqn in the vocabulary'),
+        ({'tflearn/core/train_step.py': 'import reverb'}, 'got an import of reverb in the vocabulary'),
+        ({'tflearn/core/types.py': 'from tf_agents.agents import dqn'}, 'tf_agents.agents.dqn in the vocabulary'),
         ({'tflearn/launch/local.py': 'import tensorflow as tf'}, 'got an import of tensorflow in launch/'),
     ],
     layers.doors: [
@@ -51,7 +54,7 @@ RULES = {
         ({'tflearn/jobs/train.py': 'from absl import flags'}, 'got absl.flags'),
         (
             {'scripts/launch.py': 'import subprocess'},
-            'only tflearn/launch/, tflearn/schedulers/ray_driver.py may use it',
+            'only tflearn/launch/, tflearn/launch/ray_driver.py may use it',
         ),
         ({'tflearn/jobs/train.py': 'import tf_agents\nx = tf_agents.agents.dqn'}, 'train.py:2: got tf_agents.agents'),
         ({'tflearn/replay/rows.py': 'import tensorflow as tf\n@tf.function\ndef f(): pass'}, 'got tensorflow.function'),
@@ -61,23 +64,26 @@ RULES = {
         ),
         (
             {'tflearn/learner/learner.py': 'from tensorflow.python.eager import context'},
-            'only tflearn/distribute/datasets.py may use it',
+            'only tflearn/learner/datasets.py may use it',
         ),
         ({'tflearn/learner/learner.py': 'import time\ntime.sleep(1)'}, 'got time.sleep; nobody may use it'),
-        ({'tflearn/feed/relay.py': 'from threading import Thread'}, 'got threading.Thread; only tflearn/background.py'),
+        (
+            {'tflearn/sampling/feed_server.py': 'from threading import Thread'},
+            'got threading.Thread; only tflearn/core/background.py',
+        ),
     ],
     layers.gin_folder: [({'gin/algorithms/__init__.py': ''}, 'gin/algorithms/__init__.py: got Python under gin/')],
     layers.run_dir_paths: [
         (
             {
-                'tflearn/run_dir.py': "class RunDir:\n  p = root / 'train' / 'checkpoints'\n  d = root / 'a.jsonl'",
+                'tflearn/files/run_dir.py': "class RunDir:\n  p = root / 'train' / 'checkpoints'\n  d = root / 'a.jsonl'",
                 'tflearn/jobs/train.py': "job = 'train'\nx = root / 'checkpoints'\ny = open('a.jsonl')",
             },
             "tflearn/jobs/train.py:2: got the path 'checkpoints'",
         ),
         (
             {
-                'tflearn/run_dir.py': "class RunDir:\n  d = root / 'a.jsonl'",
+                'tflearn/files/run_dir.py': "class RunDir:\n  d = root / 'a.jsonl'",
                 'tflearn/jobs/evaluate.py': "\nopen('results/a.jsonl')",
             },
             "tflearn/jobs/evaluate.py:2: got the path 'results/a.jsonl'",
@@ -154,11 +160,11 @@ def test_a_good_tree_is_not_reported(tmp_path):
     write(
         tmp_path,
         {
-            'tflearn/run_dir.py': "class RunDir:\n  p = root / 'train'",
+            'tflearn/files/run_dir.py': "class RunDir:\n  p = root / 'train'",
             'tflearn/replay/tables.py': 'import reverb\nfrom tflearn import types\nfrom tflearn.replay import rows',
             'tflearn/jobs/train.py': "from tflearn.replay import tables\nJOB = 'train'",
             'scripts/train.py': 'from absl import flags\nfrom tflearn.config import files\nfrom tflearn.jobs import x',
-            'tflearn/config/files.py': 'import gin\nfrom tflearn.run_dir import RunDir',
+            'tflearn/config/files.py': 'import gin\nfrom tflearn.files.run_dir import RunDir',
             'tests/replay/tables_test.py': 'import subprocess\nimport gin\nfrom tflearn.replay import tables',
         },
     )
@@ -181,9 +187,9 @@ def test_build_files_follow_the_imports(tmp_path):
         {
             'gin/dqn.gin': 'from __gin__ import dynamic_registration\nfrom tflearn.agents import dqn\n',
             'tflearn/__init__.py': '',
-            'tflearn/types.py': '',
+            'tflearn/core/types.py': '',
             'tflearn/agents/__init__.py': '',
-            'tflearn/agents/dqn.py': 'from tflearn.types import EnvironmentSpecs',
+            'tflearn/agents/dqn.py': 'from tflearn.core.types import EnvironmentSpecs',
             'tests/agents/dqn_test.py': 'import pytest\nfrom tflearn.agents import dqn\nfrom tests import fakes',
             'tests/fakes.py': 'import numpy',
         },

@@ -17,7 +17,7 @@ from tests.testing import docs_blocks, served_policies
 from tests.testing.docs_blocks import BLOCKS, DOCS, JOBS, PAGES, ROOT, SMALL
 from tflearn.config import preview
 from tflearn.environments import gymnasium_env
-from tflearn.run_dir import RunDir
+from tflearn.files.run_dir import RunDir
 
 LANGUAGES = {'bash', 'gin', 'mermaid', 'python', 'text'}
 
@@ -27,7 +27,7 @@ REPLACED = {
     'your-algorithm.md': [('num_train_steps=2_000', 'num_train_steps=20')],
     # tests/api/training_test.py runs it with its five processes.
     'python.md': [("'dqn_cartpole')", f"'dqn_cartpole', mode='synchronous', gin_bindings={SMALL})")],
-    # tests/distribute/multi_worker_test.py has two workers.
+    # tests/learner/multi_worker_test.py has two workers.
     'distributed.md': [("make('multi_worker')", "make('default')"), ("'/shared/run'", "'shared/run'")],
 }
 # What a page's Python has around it.
@@ -65,7 +65,7 @@ assert (action, actions.tolist()) == (1, [1, 1])
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
     'transforms.md': """
 import tflearn
-from tflearn import experience
+from tflearn.core import experience
 from tflearn.environments import gymnasium_env
 run = tflearn.train(
     root_dir='transformed',
@@ -92,7 +92,7 @@ assert own_episodes.on_episode(types.SimpleNamespace(reward=np.array([1.0, 3.0])
 """,
     'your-network.md': """
 from tf_agents.specs import tensor_spec
-from tflearn import train_step, types
+from tflearn.core import train_step, types
 observation = {'size': tf.TensorSpec((), tf.float32), 'robot': {'arm': tf.TensorSpec((3,), tf.float32)}}
 specs = types.EnvironmentSpecs(observation, tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1))
 agent = make_agent(specs, train_step.create_train_step(), dqn.EXPERIENCE)

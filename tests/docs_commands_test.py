@@ -16,13 +16,13 @@ import tensorflow as tf
 from tests.testing import docs_blocks, forks
 from tests.testing.docs_blocks import BLOCKS, JOBS, PAGES, ROOT, SMALL
 from tflearn.config import files, preview
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address
-from tflearn.run_dir import RunDir, read_json
 
 # Programs whose command lines are not checked, and why.
 UNCHECKED = {
-    'openssl': 'tests/rpc/tunnel_test.py runs the commands of security.md',
-    'curl': 'tests/external/external_env_test.py runs the commands of the page',
+    'openssl': 'tests/net/tunnel_test.py runs the commands of security.md',
+    'curl': 'tests/environments/external_env_test.py runs the commands of the page',
     'docker': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
     'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
 }

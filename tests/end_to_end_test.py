@@ -24,10 +24,10 @@ from tests.end_to_end.programs import Program, metric, pid
 from tests.end_to_end.results import Progress, progress, saved
 from tflearn.config import job_config
 from tflearn.config.checks import GIVEN_BY_PROGRAMS
+from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import train
 from tflearn.launch.local import free_address
 from tflearn.policies.versions import newest_version
-from tflearn.run_dir import RunDir, read_json, write_json
 
 NUM_TRAIN_STEPS = 1_500
 LAYERS = (16,)

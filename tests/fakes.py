@@ -10,7 +10,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.types import EnvironmentSpecs, check_batch
+from tflearn.core.types import EnvironmentSpecs, check_batch
 
 OBSERVATION_SPEC = tensor_spec.BoundedTensorSpec((2,), tf.float32, 0.0, 1e6, 'observation')
 ACTION_SPEC = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action')

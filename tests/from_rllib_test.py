@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from tflearn import experience
 from tflearn.agents import actor_value, appo, dqn, impala, ppo, reinforce
+from tflearn.core import experience
+from tflearn.core.train_step import create_train_step
 from tflearn.environments import gymnasium_env
 from tflearn.jobs import train_settings
 from tflearn.jobs.collect import collect
@@ -19,7 +20,6 @@ from tflearn.jobs.evaluate import evaluate
 from tflearn.launch import topology
 from tflearn.launch.restarts import MAX_RESTARTS
 from tflearn.optimization import impala_loss, optimizers
-from tflearn.train_step import create_train_step
 
 PAGE = (pathlib.Path(__file__).parents[1] / 'docs' / 'from-rllib.md').read_text()
 # What ray 2.60 lists: ray.rllib.algorithms.impala.IMPALAConfig().to_dict().

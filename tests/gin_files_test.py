@@ -9,9 +9,9 @@ import pytest
 
 import gin
 from tflearn.config import files, job_config, reader
-from tflearn.experience import Experience
-from tflearn.run_dir import RunDir
-from tflearn.train_step import create_train_step
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
+from tflearn.files.run_dir import RunDir
 
 FOLDER = files.folder()
 RUNS = [name for name in files.names() if '/' not in name and name != 'jobs']

@@ -7,8 +7,8 @@ import pytest
 
 from tests.end_to_end.programs import Program, metric, pid
 from tests.testing import written_summaries
+from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_address
-from tflearn.run_dir import RunDir
 
 MAX_LAG = 2
 BINDINGS = (

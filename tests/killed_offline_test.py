@@ -8,9 +8,9 @@ import pytest
 
 from tests.data import data_sets
 from tests.end_to_end.programs import Program, metric
-from tflearn.checkpoints.files import CheckpointFiles
 from tflearn.environments import gymnasium_env
-from tflearn.run_dir import RunDir
+from tflearn.files.numbered import CheckpointFiles
+from tflearn.files.run_dir import RunDir
 
 HASHES = """
 import os

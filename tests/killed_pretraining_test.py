@@ -10,8 +10,8 @@ from tests.data import data_sets
 from tests.end_to_end.programs import Program, metric
 from tests.testing import written_summaries
 from tflearn.environments import gymnasium_env
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address
-from tflearn.run_dir import RunDir, read_json
 
 PRETRAIN = 40_000
 TOTAL = PRETRAIN + 12_000

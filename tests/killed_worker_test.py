@@ -11,9 +11,9 @@ import pytest
 
 from tests.end_to_end.programs import Program, metric, pid
 from tests.launch.fake_run import gone
-from tflearn.checkpoints.files import CheckpointFiles
-from tflearn.run_dir import RunDir
-from tflearn.waiting import wait_until
+from tflearn.core.waiting import wait_until
+from tflearn.files.numbered import CheckpointFiles
+from tflearn.files.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 

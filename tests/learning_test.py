@@ -12,10 +12,10 @@ from absl import logging
 from benchmarks import learning, offline, offline_report
 from tests.end_to_end.programs import CHECKOUT, Program
 from tflearn.config import files, preview
-from tflearn.external import client
+from tflearn.core.waiting import is_listening
+from tflearn.environments import external_client
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_port
-from tflearn.run_dir import RunDir, read_json
-from tflearn.waiting import is_listening
 
 EXTERNAL_SECS = 1_800.0
 # Neither tflearn nor any other package can be imported there.
@@ -53,7 +53,7 @@ def test_it_is_solved(run, target, tmp_path):
 @pytest.mark.slow
 def test_simulators_in_other_processes_train_a_run_to_its_target(tmp_path):
     """They need only Python's standard library; the evaluate job has gymnasium's CartPole."""
-    shutil.copy(client.__file__, tmp_path / 'client.py')
+    shutil.copy(external_client.__file__, tmp_path / 'client.py')
     shutil.copy(CHECKOUT / 'docs' / 'external_simulator.py', tmp_path)
     port, simulators = free_port(), []
     flags = ['--root_dir=run', '--gin_file=dqn_external_cartpole', '--num_collectors=1']

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from tests.end_to_end.programs import Program, metric
+from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_address
-from tflearn.run_dir import RunDir
 
 BINDINGS = (
     'actor_value.NetworkOptions.fc_layer_params=(16,)',

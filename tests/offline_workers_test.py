@@ -17,13 +17,13 @@ from tests.data import data_sets
 from tests.end_to_end.programs import Program
 from tests.fakes import CheckedEnvironment
 from tests.testing import written_summaries
-from tflearn.checkpoints.files import CheckpointFiles
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
-from tflearn.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.files.numbered import CheckpointFiles
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address
-from tflearn.run_dir import RunDir, read_json
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ GIN = """
 from __gin__ import dynamic_registration
 
 import sequences
-from tflearn import experience
+from tflearn.core import experience
 from tflearn.agents import dqn
 from tflearn.jobs import train
 from tflearn.learner import train_loop

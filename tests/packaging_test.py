@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.architecture import source_tree
-from tflearn import extras
+from tflearn.core import extras
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')

@@ -6,8 +6,8 @@ import pytest
 import tflearn
 from tests.end_to_end.programs import Program, metric
 from tests.stored_runs import store
+from tflearn.files.run_dir import read_json
 from tflearn.policies import versions
-from tflearn.run_dir import read_json
 
 STEPS = store.NUM_TRAIN_STEPS
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import learning, suite, suite_page, suite_remarks, suite_results, suite_rows, suite_run
 from tests.end_to_end.programs import CHECKOUT
 from tflearn.config import files, preview
-from tflearn.waiting import wait_until
+from tflearn.core.waiting import wait_until
 
 SECS = 300.0
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tflearn.api.training import TrainedRun, train
-    from tflearn.distribute.strategies import make as make_strategy
-    from tflearn.experience import (
+    from tflearn.core.experience import (
         BatchItems,
         BatchSteps,
         Experience,
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
         Slicing,
         Uniform,
     )
+    from tflearn.core.strategies import make as make_strategy
+    from tflearn.core.train_step import create_train_step
+    from tflearn.core.types import BatchSource, EnvironmentSpecs
+    from tflearn.files.run_dir import RunDir
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.metrics import TrainResult
     from tflearn.learner.rounds import RoundSource, train_rounds
@@ -32,9 +35,6 @@ if TYPE_CHECKING:
     from tflearn.learner.train_loop import LoopOptions
     from tflearn.learner.triggers import EndTrigger, IntervalTrigger, StepsTrigger, TimeTrigger, TotalTrigger
     from tflearn.policies.policy_function import PolicyFunction, load_policy
-    from tflearn.run_dir import RunDir
-    from tflearn.train_step import create_train_step
-    from tflearn.types import BatchSource, EnvironmentSpecs
 
 __version__ = '0.1.0'
 __all__ = [
@@ -75,7 +75,7 @@ __all__ = [
 # Module -> the public names that it defines, once more: those above are for type checkers only.
 _NAMES = {
     'api.training': ('TrainedRun', 'train'),
-    'experience': (
+    'core.experience': (
         'BatchItems',
         'BatchSteps',
         'Experience',
@@ -95,12 +95,12 @@ _NAMES = {
     'learner.rounds': ('RoundSource', 'train_rounds'),
     'learner.triggers': ('EndTrigger', 'IntervalTrigger', 'StepsTrigger', 'TimeTrigger', 'TotalTrigger'),
     'policies.policy_function': ('PolicyFunction', 'load_policy'),
-    'run_dir': ('RunDir',),
-    'train_step': ('create_train_step',),
-    'types': ('BatchSource', 'EnvironmentSpecs'),
+    'files.run_dir': ('RunDir',),
+    'core.train_step': ('create_train_step',),
+    'core.types': ('BatchSource', 'EnvironmentSpecs'),
 }
 _HOMES = {name: (module, name) for module, names in _NAMES.items() for name in names}
-_HOMES['make_strategy'] = ('distribute.strategies', 'make')
+_HOMES['make_strategy'] = ('core.strategies', 'make')
 
 
 if not TYPE_CHECKING:  # A type checker would take it for a definition of every name.

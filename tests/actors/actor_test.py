@@ -7,9 +7,9 @@ from tf_agents.trajectories import trajectory
 from tests import fakes
 from tflearn.actors.actor import Actor
 from tflearn.agents import impala, ppo, reinforce
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs, check_batch
 from tflearn.environments import gymnasium_env
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs, check_batch
 
 LENGTHS = (2, 3)
 

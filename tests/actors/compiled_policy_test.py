@@ -6,7 +6,7 @@ from tf_agents.policies import q_policy, random_tf_policy
 
 from tests import fakes
 from tflearn.actors.compiled_policy import CompiledPolicy
-from tflearn.types import EnvironmentSpecs, check_batch
+from tflearn.core.types import EnvironmentSpecs, check_batch
 
 SPECS = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
 

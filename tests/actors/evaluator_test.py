@@ -12,8 +12,8 @@ from tests import fakes
 from tests.environments import example_environments
 from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
+from tflearn.core.waiting import Stopped
 from tflearn.environments import vector_env
-from tflearn.waiting import Stopped
 
 
 class AlwaysOne:

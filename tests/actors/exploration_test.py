@@ -10,7 +10,7 @@ from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
 from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.exploration import EpsilonLadder
-from tflearn.types import EnvironmentSpecs
+from tflearn.core.types import EnvironmentSpecs
 
 SPECS = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
 

@@ -12,12 +12,12 @@ from tf_agents.trajectories import trajectory
 from tflearn.agents import appo, awac, bc, ddpg, droq, impala, iql, ppo, reinforce, sac, td3, tqc, v_mpo
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.checkpoints.checkpoints import Checkpoints
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.learner.checkpoints import Checkpoints
 from tflearn.optimization import ppo_loss
 from tflearn.optimization.ensemble import Truncated
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 OBSERVATION = tf.TensorSpec((2,), tf.float32, 'observation')
 UNITS = np.array([2.0**-7, 1.0, 2.0**7], np.float32)

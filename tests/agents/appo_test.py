@@ -7,8 +7,8 @@ import tensorflow as tf
 from tests.agents import example_data
 from tflearn.agents import appo
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.train_step import create_train_step
 from tflearn.optimization.impala_loss import LossOptions
-from tflearn.train_step import create_train_step
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

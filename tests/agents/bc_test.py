@@ -14,14 +14,14 @@ from tests.jobs.train_offline_test import train
 from tests.testing import experiences
 from tflearn.agents import bc, ppo
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs import initial_agent
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_settings import Initial
 from tflearn.policies import loader
-from tflearn.run_dir import RunDir
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.agents import example_data
 from tests.testing import deterministic_oracle as oracle
 from tflearn.agents import sac
-from tflearn.train_step import create_train_step
+from tflearn.core.train_step import create_train_step
 
 SPECS = example_data.CONTINUOUS
 SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,), 'conservative_actions': 3}

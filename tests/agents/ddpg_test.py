@@ -6,9 +6,9 @@ from tf_agents.specs import tensor_spec
 from tests.agents import example_data
 from tests.testing import deterministic_oracle as oracle
 from tflearn.agents import ddpg
-from tflearn.experience import Experience, Queue
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs, zeros
+from tflearn.core.experience import Experience, Queue
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs, zeros
 
 SPECS = example_data.CONTINUOUS
 SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (9,)}

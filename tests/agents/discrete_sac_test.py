@@ -10,9 +10,9 @@ from tests.agents import example_data, oracles
 from tests.agents.iql_test import batch, rows_of
 from tests.testing import experiences
 from tflearn.agents import discrete_sac
-from tflearn.experience import Experience, Queue
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
+from tflearn.core.experience import Experience, Queue
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

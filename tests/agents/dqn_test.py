@@ -12,10 +12,10 @@ from tf_agents.utils import common
 
 from tests.agents import example_data
 from tflearn.agents import dqn
-from tflearn.experience import Experience, Prioritized, Queue, Slicing
+from tflearn.core.experience import Experience, Prioritized, Queue, Slicing
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.optimization import distributional, optimizers, schedules
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 SPECS = EnvironmentSpecs(
     tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0, 'observation'),

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.types import EnvironmentSpecs
+from tflearn.core.types import EnvironmentSpecs
 
 CONTINUOUS = EnvironmentSpecs(
     tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation'),

@@ -11,11 +11,11 @@ from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import appo, impala
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.experience import Experience, Prioritized
+from tflearn.core.experience import Experience, Prioritized
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.optimization import optimizers, schedules, vtrace
 from tflearn.optimization.impala_loss import LossOptions
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs, zeros
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -15,12 +15,12 @@ from tests.jobs.train_offline_test import train
 from tests.testing import experiences
 from tflearn.agents import awac, iql
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.optimization import offline_loss
 from tflearn.policies import loader
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs, zeros
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -11,12 +11,12 @@ from tf_agents.trajectories import time_step as ts
 from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import linear_bandit
-from tflearn.distribute import strategies
-from tflearn.experience import Experience, Prioritized
+from tflearn.core import strategies
+from tflearn.core.experience import Experience, Prioritized
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner
-from tflearn.run_dir import RunDir
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 NUM_ARMS = 4
 BOUNDED = tensor_spec.BoundedTensorSpec

@@ -7,14 +7,14 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
-from tflearn.action_mask import mask_of
 from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.agents import appo, bc, dqn, impala, ppo, r2d2, reinforce
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
+from tflearn.core.action_mask import mask_of
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

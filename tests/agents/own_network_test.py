@@ -12,9 +12,9 @@ from tf_agents.specs import tensor_spec
 from tests.agents import example_data
 from tflearn.agents import appo, awac, bc, dqn, impala, iql, ppo, reinforce, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import sets
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -8,11 +8,11 @@ from tf_agents.trajectories import time_step as ts
 from tests.agents import example_data
 from tflearn.agents import ppo
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.experience import Experience
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.optimization import ppo_loss, schedules
 from tflearn.optimization.ppo_loss import LossOptions
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs, zeros
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -10,10 +10,10 @@ from tests.testing import experiences
 from tflearn.actors import exploration
 from tflearn.agents import r2d2
 from tflearn.agents.r2d2 import LossOptions
-from tflearn.distribute import strategies
-from tflearn.experience import Experience, Queue
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs, zeros
+from tflearn.core import strategies
+from tflearn.core.experience import Experience, Queue
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs, zeros
 
 FIRST, MID, LAST = 0, 1, 2
 LENGTH, BURN_IN = 9, 2

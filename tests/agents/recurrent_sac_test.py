@@ -7,8 +7,8 @@ import tensorflow as tf
 from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import sac
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs, zeros
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs, zeros
 
 SPECS = example_data.CONTINUOUS
 FIRST, MID, LAST = 0, 1, 2

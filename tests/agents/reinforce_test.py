@@ -6,9 +6,9 @@ from tf_agents.trajectories import time_step as ts
 from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import reinforce
-from tflearn.experience import Experience
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
 from tflearn.optimization import schedules
-from tflearn.train_step import create_train_step
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

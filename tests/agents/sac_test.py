@@ -9,11 +9,11 @@ from tf_agents.utils import common
 
 from tests.agents import example_data
 from tflearn.agents import sac
-from tflearn.experience import Experience, Prioritized, Slicing
+from tflearn.core.experience import Experience, Prioritized, Slicing
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.networks import heads, networks
 from tflearn.optimization import optimizers
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs, zeros
 
 SPECS = example_data.CONTINUOUS
 SMALL = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,)}

@@ -8,11 +8,11 @@ from tf_agents.specs import tensor_spec
 from tests.agents import example_data
 from tests.testing import deterministic_oracle as oracle
 from tflearn.agents import td3
-from tflearn.experience import Prioritized, Slicing
+from tflearn.core.experience import Prioritized, Slicing
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.optimization import schedules
 from tflearn.policies import exporter, loader
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs, zeros
 
 SPECS = EnvironmentSpecs(
     example_data.CONTINUOUS.observation,

@@ -8,11 +8,11 @@ from tf_agents.utils import common
 from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import droq, tqc
-from tflearn.experience import Experience, Prioritized
+from tflearn.core.experience import Experience, Prioritized
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import zeros
 from tflearn.networks import heads
 from tflearn.optimization import ensemble
-from tflearn.train_step import create_train_step
-from tflearn.types import zeros
 
 SPECS = example_data.CONTINUOUS
 SMALL = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,)}

@@ -21,7 +21,7 @@ def test_a_warning_if_the_other_distribution_is_installed_too(tmp_path):
     metadata = tmp_path / 'tflearn-0.5.0.dist-info' / 'METADATA'
     metadata.parent.mkdir()
     metadata.write_text('Metadata-Version: 2.1\nName: tflearn\nVersion: 0.5.0\n')
-    done = run('-c', 'import tflearn; import tflearn.errors', first=tmp_path)
+    done = run('-c', 'import tflearn; import tflearn.core.errors', first=tmp_path)
     assert done.returncode == 0
     assert done.stderr.count('got two distributions') == 1
     for text in (str(CHECKOUT / 'tflearn'), f'tflearn 0.5.0 (in {tmp_path}', '`pip uninstall tflearn`'):

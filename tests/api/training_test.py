@@ -16,13 +16,13 @@ import pytest
 import tflearn
 from tests.testing import forks, jobs, written_summaries
 from tflearn.agents import dqn
+from tflearn.core.errors import UserError
+from tflearn.core.waiting import wait_until
 from tflearn.environments import vector_env
-from tflearn.errors import UserError
+from tflearn.files.run_dir import read_json
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.run_dir import read_json
 from tflearn.transforms import rewards, transformed
-from tflearn.waiting import wait_until
 
 SMALL = {
     **jobs.SmallRun('unused').factories(),

@@ -16,7 +16,7 @@ MORE_JOB_ARGUMENTS = {'train': 16}  # all that a run is made of, and where it co
 MAX_OPTIONS_FIELDS = 10
 MAX_BINARY_LINES = 40
 # Drop-ins: another library defines their constructors' arguments.
-GIVEN_CONSTRUCTORS = ('tflearn/tf_agents_compat/learner.py', 'tflearn/tf_agents_compat/ppo_learner.py')
+GIVEN_CONSTRUCTORS = ('tflearn/learner/tf_agents_learner.py', 'tflearn/learner/tf_agents_ppo_learner.py')
 # Folders within a package: of files that are alike and do not know each other.
 COLLECTIONS = ('tflearn/environments/tasks',)
 FORBIDDEN_WORDS = {'util', 'utils', 'common', 'helper', 'helpers', 'misc'}

@@ -55,9 +55,9 @@ PACKAGES = {
 }
 # File -> what it may import besides, and why the rule does not fit.
 EXCEPTIONS = {
-    'scripts/job_flags.py': ('tflearn.security.tokens',),  # before a job is started, without TensorFlow
+    'scripts/job_flags.py': ('tflearn.core.tokens',),  # before a job is started, without TensorFlow
     'scripts/weights.py': ('tflearn.weights',),  # no job, and without TensorFlow
-    'scripts/tunnel.py': ('tflearn.rpc.tunnel', 'tflearn.security'),  # no job, and without TensorFlow
+    'scripts/tunnel.py': ('tflearn.net.tunnel', 'tflearn.security'),  # no job, and without TensorFlow
 }
 JOBS = (
     'replay_server',
@@ -97,8 +97,8 @@ DOORS = {
     'prometheus_client': ('tflearn/rpc/', 'tflearn/serving/'),
     'tensorflow_serving': ('tflearn/serving/',),
     'fsspec': ('tflearn/remote/',),
-    'subprocess': ('tflearn/launch/', 'tflearn/schedulers/ray_driver.py'),  # a program that imports nothing of ours
-    'ray': ('tflearn/schedulers/ray_driver.py',),
+    'subprocess': ('tflearn/launch/', 'tflearn/launch/ray_driver.py'),  # a program that imports nothing of ours
+    'ray': ('tflearn/launch/ray_driver.py',),
     'yaml': ('tflearn/launch/',),
     'kubernetes': ('tflearn/launch/',),
     'tf_agents.agents': ('tflearn/agents/', 'tflearn/networks/'),
@@ -106,20 +106,20 @@ DOORS = {
         *('tflearn/learner/', 'tflearn/checkpoints/', 'tflearn/distribute/', 'tflearn/tf_agents_compat/'),
         *('tflearn/policies/', 'tflearn/serving/', 'tflearn/actors/', 'tflearn/feed/'),
     ),
-    'tensorflow.tpu': ('tflearn/distribute/strategies.py',),
-    'tensorflow.distribute.cluster_resolver': ('tflearn/distribute/strategies.py',),
-    'tensorflow.config.experimental_connect_to_cluster': ('tflearn/distribute/strategies.py',),
-    'tensorflow.config.experimental_connect_to_host': ('tflearn/distribute/strategies.py',),
-    'tensorflow.python': ('tflearn/distribute/datasets.py',),  # works around a wait that has no public option
+    'tensorflow.tpu': ('tflearn/core/strategies.py',),
+    'tensorflow.distribute.cluster_resolver': ('tflearn/core/strategies.py',),
+    'tensorflow.config.experimental_connect_to_cluster': ('tflearn/core/strategies.py',),
+    'tensorflow.config.experimental_connect_to_host': ('tflearn/core/strategies.py',),
+    'tensorflow.python': ('tflearn/learner/datasets.py',),  # works around a wait that has no public option
     'time.sleep': (),
     # Threads that nobody notices when they die.
-    'threading.Thread': ('tflearn/background.py',),
+    'threading.Thread': ('tflearn/core/background.py',),
     'threading.Timer': (),
 }
 
 # Names in the run directory that another library uses as well: where, and which.
 # What describes the layout of a run by patterns, for stores that know no directories.
-PATTERNS = ('tflearn/remote/layout.py', 'tflearn/remote/roles.py')
+PATTERNS = ('tflearn/files/store_layout.py', 'tflearn/files/store_roles.py')
 OTHERS_PATHS = {('tflearn/replay/server.py', 'DONE')}  # Reverb marks a complete checkpoint so.
 
 
@@ -159,7 +159,7 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
         return (*vocabulary, 'tflearn.config')
     if package in ('launch', 'schedulers'):
         own = ('tflearn.launch', 'tflearn.schedulers') if package == 'schedulers' else ('tflearn.launch',)
-        return ('tflearn.errors', 'tflearn.run_dir', *own)
+        return ('tflearn.core.errors', 'tflearn.files.run_dir', *own)
     if package == 'jobs':
         return (*vocabulary, *(f'tflearn.{name}' for name in PACKAGES), *job_parts)
     if package == 'api':
@@ -217,11 +217,15 @@ def run_dir_paths(files: Sequence[SourceFile]) -> list[str]:
     are ordinary words, so they count only where they are joined to a path.
     """
     names = {
-        name for file in files if file.path == 'tflearn/run_dir.py' for name, _ in _joined(file) if not name.isspace()
+        name
+        for file in files
+        if file.path == 'tflearn/files/run_dir.py'
+        for name, _ in _joined(file)
+        if not name.isspace()
     }
     problems = []
     for file in files:
-        if file.parts[0] not in ('tflearn', 'scripts') or file.path in ('tflearn/run_dir.py', *PATTERNS):
+        if file.parts[0] not in ('tflearn', 'scripts') or file.path in ('tflearn/files/run_dir.py', *PATTERNS):
             continue
         with_dot = [
             (node.value, node.lineno)
@@ -232,7 +236,7 @@ def run_dir_paths(files: Sequence[SourceFile]) -> list[str]:
             if names.intersection(text.split('/')) and (file.path, text) not in OTHERS_PATHS:
                 problems.append(
                     f'{file.at(line)}: got the path {text!r} of the run directory; need a property of RunDir; add one '
-                    'in tflearn/run_dir.py'
+                    'in tflearn/files/run_dir.py'
                 )
     return problems
 
@@ -240,7 +244,7 @@ def run_dir_paths(files: Sequence[SourceFile]) -> list[str]:
 def user_errors(files: Sequence[SourceFile]) -> list[str]:
     """Checks that errors of the kinds that a user causes are made as subclasses of UserError, which programs catch."""
     return [
-        f'{file.at(node.lineno)}: got {node.func.id}(...); need User{node.func.id} of tflearn.errors'
+        f'{file.at(node.lineno)}: got {node.func.id}(...); need User{node.func.id} of tflearn.core.errors'
         for file in files
         if file.parts[0] in ('tflearn', 'scripts')
         for node in ast.walk(file.syntax)

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from tests.chaos import bad_values
-from tflearn.errors import UserError
+from tflearn.core.errors import UserError
 
 _WAIT_SECS = 0.2
 
@@ -49,25 +49,25 @@ def read_evaluations(rng: random.Random) -> None:
 
 
 def read_lease(rng: random.Random) -> None:
-    from tflearn import lease
+    from tflearn.files import lock
 
-    lease.LEASE_SECS = _WAIT_SECS
+    lock.LEASE_SECS = _WAIT_SECS
     owners = pathlib.Path('owners')
-    with lease.hold(owners, 'train', threading.Event()):
+    with lock.hold(owners, 'train', threading.Event()):
         pass
     (path,) = owners.iterdir()
     if rng.random() < 0.5:
         path.write_text(rng.choice(bad_values.JSON))
     else:
         _damaged(rng, str(path))
-    with lease.hold(owners, 'train', threading.Event()) as held:
+    with lock.hold(owners, 'train', threading.Event()) as held:
         assert held
 
 
 def read_run_files(rng: random.Random) -> None:
+    from tflearn.files.run_dir import RunDir
     from tflearn.jobs import run_outputs
     from tflearn.learner.stop_conditions import StopConditions
-    from tflearn.run_dir import RunDir
 
     run_dir = RunDir('run')
     run_dir.stop_request.parent.mkdir(exist_ok=True)
@@ -91,7 +91,7 @@ def read_policy(rng: random.Random) -> None:
 def read_checkpoint(rng: random.Random) -> None:
     import tensorflow as tf
 
-    from tflearn.checkpoints.checkpoints import Checkpoints, RandomState
+    from tflearn.learner.checkpoints import Checkpoints, RandomState
 
     def checkpoints() -> Any:
         objects = {'weights': tf.Module(), 'random_state': RandomState()}
@@ -120,7 +120,7 @@ def read_replay(rng: random.Random) -> None:
 
 
 def read_address(rng: random.Random) -> None:
-    from tflearn import waiting
+    from tflearn.core import waiting
     from tflearn.replay import connection
 
     address = rng.choice([each for each in bad_values.ADDRESSES if ':' in each])
@@ -131,7 +131,7 @@ def read_address(rng: random.Random) -> None:
 
 
 def read_cluster(rng: random.Random) -> None:
-    from tflearn.distribute import strategies
+    from tflearn.core import strategies
 
     task = {'type': 'worker', 'index': 0}
     text = json.dumps({'cluster': {'worker': ['localhost:1', 'localhost:2']}, 'task': task})
@@ -142,8 +142,8 @@ def read_cluster(rng: random.Random) -> None:
 
 def read_external_port(rng: random.Random) -> None:
     from tests import fakes
-    from tflearn.external.server import ExternalOptions, Server
-    from tflearn.external.slots import Slots
+    from tflearn.environments.external_server import ExternalOptions, Server
+    from tflearn.environments.external_slots import Slots
 
     host = rng.choice(['localhost', *(address.rpartition(':')[0] for address in bad_values.ADDRESSES)])
     ports = rng.choice([(0,), (-1,), (65536,), (), '8600', (8600.5,), ('x',), (None,), (1 << 40,), 3])

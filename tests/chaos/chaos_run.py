@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tflearn.run_dir import RunDir, read_json
+from tflearn.files.run_dir import RunDir, read_json
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_SECS = 900.0

@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 
-from tflearn.external import external_env
-from tflearn.external.server import ExternalOptions
+from tflearn.environments import external_env
+from tflearn.environments.external_server import ExternalOptions
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.chaos.chaos_run import ROOT, wait_for
 from tests.chaos.hand_run import HandRun
+from tflearn.files.run_dir import read_json, write_json
 from tflearn.launch.local import free_address
-from tflearn.run_dir import read_json, write_json
 
 pytestmark = pytest.mark.chaos
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.chaos_run import ChaosRun, wait_for
 from tests.chaos.hand_run import HandRun
-from tflearn.checkpoints.manifests import Manifests
+from tflearn.files.manifests import Manifests
 
 pytestmark = pytest.mark.chaos
 

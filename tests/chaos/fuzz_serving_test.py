@@ -11,7 +11,7 @@ import pytest
 from tests.chaos import fuzzing
 from tests.chaos.chaos_run import ROOT, wait_for
 from tests.conftest import SEED
-from tflearn.external.client import Client
+from tflearn.environments.external_client import Client
 from tflearn.launch.local import free_port
 
 COUNT = 10_000

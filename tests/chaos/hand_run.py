@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.chaos.chaos_run import ROOT, wait_for
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_port
-from tflearn.run_dir import RunDir, read_json
 
 
 class HandRun:

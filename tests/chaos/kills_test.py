@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tests.chaos.chaos_run import JOBS, ChaosRun, wait_for
-from tflearn.run_dir import write_json
+from tflearn.files.run_dir import write_json
 
 pytestmark = pytest.mark.chaos
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.chaos.chaos_run import wait_for
 from tests.chaos.hand_run import HandRun
-from tflearn import lease
-from tflearn.checkpoints.manifests import Manifests
+from tflearn.files import lock
+from tflearn.files.manifests import Manifests
 from tflearn.launch.local import free_address
 
 pytestmark = pytest.mark.chaos
@@ -68,7 +68,7 @@ def test_one_owner_at_a_time_over_two_mount_points(mounted, tmp_path, promise, j
         jobs[job].send_signal(signal.SIGSTOP)
         stopped_at = time.monotonic()
         heir = second('heir')
-        wait_for(lambda: _epoch(run, job) > epoch, 'a manifest of the new owner', START_SECS + lease.LEASE_SECS)
+        wait_for(lambda: _epoch(run, job) > epoch, 'a manifest of the new owner', START_SECS + lock.LEASE_SECS)
         assert 'did not renew its lease for 15 s; taking over' in run.text('heir')
         secs = time.monotonic() - stopped_at
         before = _saved(run, job)
@@ -99,7 +99,7 @@ def test_the_next_owner_takes_over_after_a_kill_elsewhere(mounted, promise, job)
         jobs[job].kill()
         jobs[job].wait(30.0)
         run.start(job, name='heir', root=second_root, prefix=OTHER_MACHINE)
-        secs = wait_for(lambda: _epoch(run, job) > epoch, 'the new owner', START_SECS + lease.LEASE_SECS)
+        secs = wait_for(lambda: _epoch(run, job) > epoch, 'the new owner', START_SECS + lock.LEASE_SECS)
         secs += run.progress()
     promise(f'SIGKILL of {job}; another machine goes on', 'as by SIGKILL', secs)
 

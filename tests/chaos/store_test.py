@@ -17,9 +17,9 @@ pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
 
 from tests.chaos.chaos_run import ROOT
 from tests.testing import s3_server
+from tflearn.files import store_layout
+from tflearn.files.objects import Objects
 from tflearn.launch.local import free_port
-from tflearn.remote import layout
-from tflearn.remote.objects import Objects
 from tflearn.serving import remote_policy
 
 pytestmark = pytest.mark.chaos
@@ -72,18 +72,18 @@ class StoreRun:
 
     def status(self, job):
         with contextlib.suppress(OSError):
-            return layout.json.loads(self.objects.read(f'status/{job}.json'))
+            return store_layout.json.loads(self.objects.read(f'status/{job}.json'))
         return {}
 
     def check_whole(self):
         """Checks each file that a marker names; returns the sets. Their owners may delete them meanwhile."""
         there = self.objects.list()
-        sets = sorted(layout.whole_sets(there))
+        sets = sorted(store_layout.whole_sets(there))
         for key in sets:
-            marker = layout.marker(key)
+            marker = store_layout.marker(key)
             try:
                 content = self.objects.read(marker)
-                for name, (size, digest) in layout.decode(content, marker).items():
+                for name, (size, digest) in store_layout.decode(content, marker).items():
                     file = self.objects.read(name)
                     if digest is not None and (len(file), hashlib.sha256(file).hexdigest()) != (size, digest):
                         assert self._changed(marker, content), f'{name} is not what {marker} lists'
@@ -93,7 +93,7 @@ class StoreRun:
             if name.startswith(('status/', 'manifests/')) or name in ('DONE', 'train/result.json'):
                 with contextlib.suppress(FileNotFoundError):
                     content = self.objects.read(name)
-                    layout.json.loads(content.partition(b'\n')[2] if name.startswith('manifests/') else content)
+                    store_layout.json.loads(content.partition(b'\n')[2] if name.startswith('manifests/') else content)
         return sets
 
     def _changed(self, marker, content):
@@ -126,12 +126,12 @@ def test_kills_leave_whole_files_and_the_run_goes_on(url, tmp_path, promise):
         launch.kill()
         launch.wait(60)
     assert num_killed > NUM_KILLS / 2, 'it was over too soon'
-    done = layout.json.loads(run.objects.read('DONE'))
+    done = store_layout.json.loads(run.objects.read('DONE'))
     assert done['train_step'] == NUM_TRAIN_STEPS
     sets = run.check_whole()
     assert {f'train/checkpoints/ckpt-{NUM_TRAIN_STEPS}', done['policy']} <= set(sets)
     names = run.objects.list()
-    assert not [name for name in names if layout.set_of(name) not in (None, *sets)], 'leftovers'
+    assert not [name for name in names if store_layout.set_of(name) not in (None, *sets)], 'leftovers'
     _use(run, done)
     text = run.output.read_text() + ''.join(
         run.objects.read(name).decode(errors='replace') for name in names if name.startswith('logs/')

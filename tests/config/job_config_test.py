@@ -6,7 +6,7 @@ import pytest
 
 import gin
 from tflearn.config import job_config, preview, reader
-from tflearn.errors import UserError, UserValueError
+from tflearn.core.errors import UserError, UserValueError
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 
 from tflearn.config import job_config
-from tflearn.errors import UserValueError
-from tflearn.run_dir import RunDir
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import RunDir
 
 
 @pytest.fixture

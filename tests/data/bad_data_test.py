@@ -8,9 +8,9 @@ import pytest
 from tests.data import data_sets
 from tests.data.reader_test import rewrite
 from tests.testing import structured
+from tflearn.core.errors import UserError
 from tflearn.data import columns, statistics, writer
 from tflearn.data.reader import Dataset, EpisodeReader
-from tflearn.errors import UserError
 
 
 def values(features, name, dtype):

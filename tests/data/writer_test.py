@@ -9,10 +9,10 @@ import tensorflow as tf
 from tests import fakes
 from tests.data import data_sets
 from tests.testing import structured
+from tflearn.core.errors import UserOSError
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter
-from tflearn.errors import UserOSError
 
 
 def test_files_hold_complete_episodes_and_say_so(tmp_path):

@@ -11,8 +11,8 @@ from typing import Any
 
 import scripts
 from tests.testing import forks
-from tflearn.run_dir import RunDir, read_json
-from tflearn.waiting import wait_until
+from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import RunDir, read_json
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 # Many times what anything here takes, for machines that have other work to do.

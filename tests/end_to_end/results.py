@@ -14,11 +14,11 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.end_to_end.programs import CHECKOUT, DEADLINE_SECS
 from tflearn.agents import dqn
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience
-from tflearn.run_dir import RunDir
-from tflearn.train_step import create_train_step
-from tflearn.types import specs_of
+from tflearn.files.run_dir import RunDir
 
 # What each attempt at a run logs. (TensorBoard's files are one per attempt.)
 _TOLD = ('logs', 'status', 'summaries', 'commands.txt', 'owners', 'manifests')

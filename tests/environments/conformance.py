@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.types import BatchedEnvironment, EnvironmentFactory, check_batch
+from tflearn.core.types import BatchedEnvironment, EnvironmentFactory, check_batch
 
 FIRST, MID, LAST = (int(step_type) for step_type in (ts.StepType.FIRST, ts.StepType.MID, ts.StepType.LAST))
 NUM_ENVIRONMENTS = 3

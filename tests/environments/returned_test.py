@@ -11,8 +11,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import tflearn
 from tests.environments import example_environments
 from tflearn.agents import dqn
+from tflearn.core.errors import UserError
 from tflearn.environments import vector_env
-from tflearn.errors import UserError
 
 KINDS = ('in_process', 'worker_processes', 'native')
 IMAGE = spaces.Box(0, 255, (2, 3, 1), np.uint8)

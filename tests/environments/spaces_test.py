@@ -6,8 +6,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from tf_agents.specs import tensor_spec
 
 from tests.environments import example_environments
+from tflearn.core.types import integer_bounds
 from tflearn.environments import spaces
-from tflearn.types import integer_bounds
 
 Rover = example_environments.Rover
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.environments import conformance, example_environments
+from tflearn.core.waiting import wait_until
 from tflearn.environments import vector_env
-from tflearn.waiting import wait_until
 
 _ROOT = pathlib.Path(__file__).parents[2]
 

@@ -11,16 +11,16 @@ from tests.testing import written_summaries
 from tests.testing.jobs import job_arguments
 from tflearn.agents import bc, ppo
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.core.waiting import wait_until
 from tflearn.data.demonstrations import Cloning
 from tflearn.data.reader import Dataset
 from tflearn.environments import gymnasium_env
-from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Initial
-from tflearn.run_dir import RunDir, read_json
-from tflearn.waiting import wait_until
 
 # TF-Agents' own
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

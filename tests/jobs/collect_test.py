@@ -9,14 +9,15 @@ import tensorflow as tf
 
 from tflearn.actors.exploration import EpsilonLadder
 from tflearn.agents import sac
+from tflearn.coordinator import reports
+from tflearn.coordinator.publisher import Publisher
+from tflearn.core.experience import Experience, Slicing, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience, Slicing, Uniform
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit, EpisodeMetricsOptions
-from tflearn.replay import connection, reports
-from tflearn.train_step import create_train_step
-from tflearn.waiting import wait_until
-from tflearn.weights.publisher import Publisher
+from tflearn.replay import connection
 
 FREE = Experience(replay=Uniform(min_size=1, max_size=10_000, sampling='server'), chunk_steps=4)
 

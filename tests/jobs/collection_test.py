@@ -6,12 +6,12 @@ import pytest
 from tests import fakes
 from tests.environments import example_environments
 from tflearn.agents import dqn
-from tflearn.control import Credits, HeldLease, Lease, Share
+from tflearn.coordinator.control import Credits, HeldLease, Lease, Share
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
 from tflearn.environments import vector_env
-from tflearn.experience import Experience
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeMetricsOptions
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
-from tflearn.train_step import create_train_step
 
 
 def test_limits_episodes_per_version():

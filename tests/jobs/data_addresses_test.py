@@ -7,14 +7,14 @@ import pytest
 from tests.testing.jobs import QUEUE
 from tflearn.agents import impala
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import own_address
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Data
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY
-from tflearn.run_dir import RunDir, read_json, write_json
-from tflearn.waiting import wait_until
 
 # TF-Agents' own
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

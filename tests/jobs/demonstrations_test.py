@@ -8,17 +8,17 @@ import pytest
 
 from tests.testing import jobs, written_summaries
 from tflearn.actors.actor import Actor
+from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing, Uniform
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import Dataset
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter
 from tflearn.environments import gymnasium_env
-from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Slicing, Uniform
+from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.record import _Acting
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Data, Initial
-from tflearn.run_dir import read_json
 
 FEW = {
     'num_environments': 2,

@@ -10,10 +10,11 @@ import tensorflow as tf
 from tests.data import data_sets
 from tests.testing import jobs
 from tflearn.agents import td3
+from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
-from tflearn.experience import BatchItems, Experience, Slicing, Uniform
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
@@ -24,7 +25,6 @@ from tflearn.jobs.train_settings import Initial
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.optimization import schedules
 from tflearn.policies.policy_function import load_policy
-from tflearn.run_dir import RunDir, read_json
 from tflearn.transforms import normalize, transformed
 
 SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}

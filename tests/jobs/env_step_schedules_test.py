@@ -4,11 +4,11 @@ import pytest
 import tensorflow as tf
 
 from tflearn.agents import dqn
+from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.optimization import schedules
-from tflearn.run_dir import read_json
-from tflearn.waiting import wait_until
 
 
 @pytest.mark.slow

@@ -17,10 +17,10 @@ import reverb
 import tensorflow as tf
 
 from tests.end_to_end.programs import Program
+from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_address
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY
-from tflearn.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ import os
 import pickle
 
 import tensorflow as tf
-from tflearn.experience import Uniform
+from tflearn.core.experience import Uniform
 
 _file = open(os.environ.get('BATCHES', os.devnull), 'wb')
 
@@ -52,7 +52,7 @@ GIN = """
 from __gin__ import dynamic_registration
 
 import recorder
-from tflearn import experience
+from tflearn.core import experience
 from tflearn.jobs import train
 from tflearn.learner import train_loop
 

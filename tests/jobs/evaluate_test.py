@@ -9,14 +9,14 @@ import pytest
 
 from tests import fakes
 from tests.testing import example_policies, written_summaries
+from tflearn.core.types import specs_of
+from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env, vector_env
+from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.run_dir import RunDir, read_json, write_json
-from tflearn.types import specs_of
-from tflearn.waiting import wait_until
 
 make_cart_pole = functools.partial(gymnasium_env.make, 'CartPole-v1')
 

@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import example_policies
+from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
+from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs.evaluate import evaluate
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.run_dir import RunDir, write_json
-from tflearn.types import specs_of
 
 NUM_EPISODES = 200
 NUM_ENVIRONMENTS = 16

@@ -12,7 +12,8 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories.trajectory import Trajectory
 
 from tests.testing import example_policies, forks
-from tflearn.experience import BatchItems, Experience, Queue
+from tflearn.core.experience import BatchItems, Experience, Queue
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs import export as export_job
 from tflearn.jobs.collect import collect
 from tflearn.jobs.export import export
@@ -25,7 +26,6 @@ from tflearn.replay import stored_rows
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.run_dir import RunDir
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'publish_interval_steps': 20}
 

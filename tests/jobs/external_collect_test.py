@@ -12,13 +12,13 @@ from tests.docs_test import DOCS
 from tests.testing import experiences
 from tflearn.agents import ppo
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
-from tflearn.external import client, external_env
-from tflearn.external.server import ExternalOptions
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.core.waiting import wait_until
+from tflearn.environments import external_client, external_env
+from tflearn.environments.external_server import ExternalOptions
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.launch.local import free_port
-from tflearn.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
@@ -40,7 +40,7 @@ external_simulator.main(sys.argv[1], int(sys.argv[2]))
 @pytest.fixture
 def simulate(tmp_path):
     """Starts a simulator that plays episodes of CartPole; returns its process."""
-    shutil.copy(client.__file__, tmp_path / 'client.py')
+    shutil.copy(external_client.__file__, tmp_path / 'client.py')
     shutil.copy(DOCS / 'external_simulator.py', tmp_path)
     started = []
 

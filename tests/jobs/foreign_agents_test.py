@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import foreign_agents, jobs, written_summaries
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing, Uniform
 from tflearn.environments import gymnasium_env
-from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing, Uniform
+from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.export import export
@@ -17,7 +18,6 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.policies.policy_function import load_policy
-from tflearn.run_dir import read_json
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -15,13 +15,13 @@ pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"
 
 import scripts
 from tests.testing import example_policies, served_policies
+from tflearn.core.types import specs_of
+from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env
+from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch.local import free_port
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.run_dir import RunDir, read_json, write_json
 from tflearn.serving.client import PolicyClient
-from tflearn.types import specs_of
-from tflearn.waiting import wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 NUM_POLICIES = 200
@@ -33,7 +33,7 @@ import functools, sys, threading
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
-from tflearn.run_dir import RunDir
+from tflearn.files.run_dir import RunDir
 evaluate(
     run_dir=RunDir(sys.argv[1]),
     connect_timeout_secs=60.0,

@@ -9,10 +9,10 @@ import subprocess
 import pytest
 
 from tests.testing import forks
-from tflearn.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address
-from tflearn.run_dir import RunDir, read_json
-from tflearn.waiting import wait_until
 
 DEADLINE_SECS = 120.0
 BINDINGS = (

@@ -12,16 +12,16 @@ import tflearn
 from tests.testing import experiences
 from tflearn.agents import impala, ppo
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.coordinator import credits, reports
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env, vector_env
-from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.learner.learner import LearnerOptions
 from tflearn.optimization import ppo_loss
-from tflearn.replay import credits, reports
 from tflearn.replay.storage import REPLAY
-from tflearn.run_dir import read_json
-from tflearn.waiting import wait_until
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -13,12 +13,12 @@ from tf_agents.policies import greedy_policy, policy_saver, q_policy
 
 from tests import fakes
 from tests.testing import example_policies
+from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env, vector_env
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_evaluation import evaluate_policy
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.run_dir import RunDir
-from tflearn.types import specs_of
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 

@@ -15,15 +15,15 @@ import tensorflow as tf
 import tflearn
 from tests.testing import example_policies
 from tflearn.agents import dqn, sac
+from tflearn.core.errors import UserRuntimeError
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
-from tflearn.errors import UserRuntimeError
-from tflearn.experience import Experience
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.policies import loader, updates, versions
 from tflearn.policies.products import ProductOptions
-from tflearn.run_dir import RunDir, read_json
-from tflearn.train_step import create_train_step
-from tflearn.types import specs_of
 
 ROOT = pathlib.Path(tflearn.__file__).parent.parent
 
@@ -188,14 +188,14 @@ import numpy as np
 import tensorflow as tf
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
-from tflearn.experience import BatchItems, Experience
+from tflearn.core.experience import BatchItems, Experience
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.policies import loader, versions
-from tflearn.run_dir import RunDir
-from tflearn.types import specs_of, zeros
-from tflearn.train_step import create_train_step
+from tflearn.files.run_dir import RunDir
+from tflearn.core.types import specs_of, zeros
+from tflearn.core.train_step import create_train_step
 
 run_dir = RunDir(sys.argv[1])
 make = functools.partial(gymnasium_env.make, 'CartPole-v1')

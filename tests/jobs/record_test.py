@@ -15,19 +15,19 @@ from tf_agents.trajectories import time_step as ts
 from tests import fakes
 from tests.testing import jobs
 from tflearn.actors.actor import Actor
+from tflearn.core.experience import Experience, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import specs_of
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience, Uniform
+from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.record import _Acting, describe, extract, record
 from tflearn.jobs.synchronous import synchronous
 from tflearn.policies import loader
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.run_dir import RunDir, write_json
-from tflearn.train_step import create_train_step
-from tflearn.types import specs_of
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 

@@ -14,14 +14,14 @@ from tests import fakes
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import uniform
 from tflearn.agents import dqn, ppo, sac
+from tflearn.core.experience import Experience, Queue, Slicing
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience, Queue, Slicing
 from tflearn.jobs import initial_agent
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 QUEUE = Experience(slicing=Slicing(sequence_length=5, stride=4), replay=Queue(max_size=100))
 

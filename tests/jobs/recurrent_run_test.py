@@ -9,14 +9,14 @@ import pytest
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.agents import ppo, r2d2
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing
 from tflearn.environments.tasks import t_maze
-from tflearn.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.train import train
 from tflearn.policies.policy_function import load_policy
-from tflearn.run_dir import RunDir
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

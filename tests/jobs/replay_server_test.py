@@ -7,11 +7,11 @@ import pytest
 
 from tests import fakes
 from tests.testing.replay import write_steps
-from tflearn.checkpoints.manifests import Manifests
-from tflearn.experience import Experience, Uniform
+from tflearn.core.experience import Experience, Uniform
+from tflearn.files.manifests import Manifests
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs.replay_server import _Saver
 from tflearn.replay.writers import ReplayWriter
-from tflearn.run_dir import RunDir
 
 EXPERIENCE = Experience(replay=Uniform(min_size=1, sampling='server'), chunk_steps=1)
 

@@ -10,13 +10,13 @@ import pytest
 from tests.testing import jobs, two_rewards, written_summaries
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.agents import dqn
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.policies.policy_function import load_policy
-from tflearn.run_dir import RunDir, write_json
-from tflearn.train_step import create_train_step
 from tflearn.transforms import rewards, transformed
 from tflearn.transforms.reward_weights import RewardWeights
 

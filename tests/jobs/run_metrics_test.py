@@ -12,9 +12,9 @@ pytest.importorskip('prometheus_client', reason='needs pip install ".[serving]"'
 
 import prometheus_client
 
+from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs.run_metrics import RunMetrics
 from tflearn.launch.topology import KINDS
-from tflearn.run_dir import RunDir, write_json
 
 
 def text(run_dir, run):

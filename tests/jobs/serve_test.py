@@ -11,10 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.testing import served_policies
 from tests.testing.jobs import Job
+from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs import serve
-from tflearn.run_dir import RunDir, read_json
 from tflearn.serving.client import PolicyClient
-from tflearn.waiting import wait_until
 
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from tflearn.actors.evaluation_record import EvaluationRecord
+from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
@@ -15,8 +17,6 @@ from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
 from tflearn.policies import loader, versions
-from tflearn.run_dir import RunDir, read_json
-from tflearn.waiting import wait_until
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 40, 'publish_interval_steps': 20}
 EPISODES = {'num_episodes': 2, 'num_environments': 2, 'idle_timeout_secs': 60.0, 'seed': 0}

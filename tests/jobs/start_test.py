@@ -17,6 +17,8 @@ from tflearn.agents import bc, discrete_sac, dqn, linear_bandit, r2d2
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.api.data_evaluation import evaluate_on_data
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import zeros
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import vector_env
@@ -24,8 +26,6 @@ from tflearn.jobs.record import record
 from tflearn.policies import loader, products, tflite
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.client import PolicyClient
-from tflearn.train_step import create_train_step
-from tflearn.types import zeros
 
 GEAR = spaces.Discrete(3, start=5)
 SEVERAL = spaces.MultiDiscrete([2, 3], start=[1, -4])

@@ -10,7 +10,8 @@ import tensorflow as tf
 from tests.testing import jobs, structured
 from tflearn.agents import dqn, ppo
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
@@ -18,7 +19,6 @@ from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.policies.policy_function import load_policy
-from tflearn.run_dir import read_json
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

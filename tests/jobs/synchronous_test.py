@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from tests.testing import jobs, written_summaries
 from tflearn.agents import dqn
-from tflearn.errors import UserRuntimeError
-from tflearn.experience import Experience, Prioritized, Queue
+from tflearn.core.errors import UserRuntimeError
+from tflearn.core.experience import Experience, Prioritized, Queue
+from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
@@ -19,7 +20,6 @@ from tflearn.networks import mlp
 from tflearn.optimization import schedules
 from tflearn.policies import versions
 from tflearn.policies.model_files import ModelFiles
-from tflearn.run_dir import RunDir, read_json, write_json
 
 # Batches of 8, 2 environments, 8 draws of each sequence: two train steps for a batched step.
 FEW = {'num_environments': 2, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50}

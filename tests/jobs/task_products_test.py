@@ -10,12 +10,12 @@ import tensorflow as tf
 import gin
 from tests.policies.products_aot_test import TOOL, run
 from tflearn.config import files, job_config
+from tflearn.core.train_step import create_train_step
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.jobs.train import train
 from tflearn.policies import products, tflite
 from tflearn.policies.products import ProductOptions
-from tflearn.run_dir import RunDir
-from tflearn.train_step import create_train_step
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,8 +13,9 @@ from tests import fakes
 from tests.data import data_sets
 from tests.testing import written_summaries
 from tflearn.agents import dqn
+from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.data.reader import Dataset
-from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs import batch_source
 from tflearn.jobs import train_offline as job
 from tflearn.jobs.policy_exports import ExportOptions
@@ -25,7 +26,6 @@ from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.policies import loader
 from tflearn.replay.storage import Storage
-from tflearn.run_dir import RunDir, read_json
 from tflearn.sampling.local import LocalReplay
 
 make_agent = functools.partial(dqn.make_agent, fc_layer_params=(8,), epsilon=0.0)

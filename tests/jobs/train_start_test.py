@@ -10,13 +10,13 @@ from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network
 
 from tflearn.agents import dqn
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import specs_of, zeros
+from tflearn.core.waiting import PeerStopped, StopEvent, wait_until
+from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.policies.loader import load_newest
-from tflearn.run_dir import read_json
-from tflearn.train_step import create_train_step
-from tflearn.types import specs_of, zeros
-from tflearn.waiting import PeerStopped, StopEvent, wait_until
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}
 
@@ -28,7 +28,7 @@ def _weights(run):
     return [reader.get_tensor(name) for name in names]
 
 
-@pytest.mark.slow  # tests/distribute/precision_test.py trains in bfloat16, too
+@pytest.mark.slow  # tests/learner/precision_test.py trains in bfloat16, too
 def test_bfloat16_for_the_learner_alone(small_run):
     small_run.start_replay()
     small_run.start(collect, num_environments=2)

@@ -11,8 +11,12 @@ import reverb
 import tensorflow as tf
 
 from tests.testing import written_summaries
-from tflearn.checkpoints.manifests import Manifests
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import specs_of
+from tflearn.core.waiting import wait_until
 from tflearn.environments import pacing
+from tflearn.files.manifests import Manifests
+from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import agreed_settings
 from tflearn.jobs.collect import collect
 from tflearn.jobs.policy_exports import ExportOptions
@@ -24,11 +28,7 @@ from tflearn.learner.stop_conditions import Forecast, StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.policies import updates, versions
 from tflearn.replay.server import CheckpointDirectory
-from tflearn.run_dir import read_json, write_json
-from tflearn.train_step import create_train_step
 from tflearn.transforms import rewards, transformed
-from tflearn.types import specs_of
-from tflearn.waiting import wait_until
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}
 

@@ -10,8 +10,8 @@ import pytest
 import tflearn
 from tests.testing.jobs import SmallRun, small_run  # noqa: F401 - a fixture
 from tflearn.agents import dqn, td3
+from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
 from tflearn.environments import vector_env
-from tflearn.experience import BatchItems, Experience, Slicing, Uniform
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 

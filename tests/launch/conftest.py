@@ -7,8 +7,8 @@ import pytest
 
 import tflearn
 from tests.launch.fake_run import topology
+from tflearn.files.run_dir import RunDir
 from tflearn.launch import local
-from tflearn.run_dir import RunDir
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import sys
 import threading
 import types
 
-from tflearn.run_dir import RunDir, Status, write_json
+from tflearn.files.run_dir import RunDir, Status, write_json
 
 DEADLINE_SECS = 30.0
 LAST_WORDS: list[str] = []

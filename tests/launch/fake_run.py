@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.restarts import RULES
 from tflearn.launch.topology import Job, Resources, Topology
-from tflearn.run_dir import RunDir, read_json
 
 DEADLINE_SECS = 20.0
 _PROGRAM = pathlib.Path(__file__).with_name('fake_job.py')
 _LAUNCH = """
 import pickle, sys
 from tflearn.launch import local
-from tflearn.run_dir import RunDir
+from tflearn.files.run_dir import RunDir
 topology, options = pickle.load(open(sys.argv[2], 'rb'))
 sys.exit(local.run(topology, RunDir(sys.argv[1]), **options))
 """

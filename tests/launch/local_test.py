@@ -25,8 +25,8 @@ from tests.launch.fake_run import (
     topology,
     wait_for,
 )
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch import local
-from tflearn.run_dir import RunDir, read_json
 
 
 def test_run_ends_when_its_jobs_are_done(run, run_dir):
@@ -281,7 +281,7 @@ def test_jobs_of_a_launch_that_was_killed_with_its_reaper_are_named(tmp_path, ca
     """Nobody ends them, and the next launch's own would wait for them, or be refused."""
     run_dir = RunDir(tmp_path)
     status = f'Status(RunDir({str(tmp_path)!r}).status("train"), "train").update("running")'
-    code = f'from tflearn.run_dir import RunDir, Status; {status}; print(flush=True); input()'
+    code = f'from tflearn.files.run_dir import RunDir, Status; {status}; print(flush=True); input()'
     command = [sys.executable, '-c', code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
         job.stdout.readline()

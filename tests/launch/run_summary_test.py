@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from tflearn.files.run_dir import RunDir
 from tflearn.launch import run_summary
-from tflearn.run_dir import RunDir
 
 DONE = {
     'reason': 'target_return 475',

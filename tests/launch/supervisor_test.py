@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.launch.fake_run import RUN, RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
-from tflearn.run_dir import read_json
+from tflearn.files.run_dir import read_json
 
 
 def test_run_ends_when_a_job_without_restarts_dies(run, run_dir):

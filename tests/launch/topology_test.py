@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tflearn.files.run_dir import RunDir
 from tflearn.launch.restarts import RULES
 from tflearn.launch.topology import (
     OWN_PORT,
@@ -19,7 +20,6 @@ from tflearn.launch.topology import (
     replay_servers,
     run_topology,
 )
-from tflearn.run_dir import RunDir
 
 
 def make(num_collectors):

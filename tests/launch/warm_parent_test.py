@@ -9,8 +9,8 @@ import tempfile
 import pytest
 
 from tests.launch.fake_run import DEADLINE_SECS, RUN, RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
+from tflearn.files.run_dir import read_json
 from tflearn.launch.warm_parent import WarmParent
-from tflearn.run_dir import read_json
 
 _SERVE = """
 import os, pathlib, runpy, socket, sys

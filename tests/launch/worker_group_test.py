@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.launch.fake_run import RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
-from tflearn.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.launch import worker_group
 from tflearn.launch.topology import on_one_machine, run_topology
 

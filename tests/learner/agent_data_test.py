@@ -10,12 +10,12 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.testing import foreign_agents
 from tflearn.agents import dqn
-from tflearn.distribute import strategies
-from tflearn.experience import Experience, Iteration, Queue, Slicing
+from tflearn.coordinator import weights_contract
+from tflearn.core import strategies
+from tflearn.core.experience import Experience, Iteration, Queue, Slicing
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.learner import agent_data
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs, zeros
-from tflearn.weights import contract
 
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 SPECS = EnvironmentSpecs(
@@ -167,10 +167,10 @@ def test_slots_have_the_same_order_in_all_agents():
 
 def test_the_state_of_noise_is_made_and_not_published():
     agent, *_ = made(foreign_agents.ddpg, specs=CONTINUOUS)
-    before = contract.published(agent.collect_policy)
+    before = weights_contract.published(agent.collect_policy)
     agent_data.make_policy_variables(agent)
     assert len(agent.collect_policy.variables()) == len(before) + 1
-    assert [id(variable) for variable in contract.published(agent.collect_policy)] == list(map(id, before))
+    assert [id(variable) for variable in weights_contract.published(agent.collect_policy)] == list(map(id, before))
 
 
 def test_packaged_agents_are_known():

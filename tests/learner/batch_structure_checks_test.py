@@ -4,10 +4,10 @@ import pytest
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
-from tflearn.distribute import strategies
+from tflearn.core import strategies
+from tflearn.files.run_dir import RunDir
 from tflearn.learner import batch_structure
 from tflearn.learner.learner import Learner
-from tflearn.run_dir import RunDir
 
 
 @pytest.fixture

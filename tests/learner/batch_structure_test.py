@@ -6,11 +6,11 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 
 from tests.testing.learner import BATCH_SIZE, batch
-from tflearn.distribute import strategies
-from tflearn.experience import Prioritization
+from tflearn.core import strategies
+from tflearn.core.experience import Prioritization
+from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
-from tflearn.run_dir import RunDir
 
 
 def _weighted(num_steps=1 << 20):

@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import written_summaries
-from tflearn import lease
-from tflearn.distribute import strategies
+from tflearn.core import strategies
+from tflearn.files import lock
+from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.run_dir import RunDir
 
 
 def _options(**loop):
@@ -212,7 +212,7 @@ def test_a_number_of_failed_saves_below_one_is_refused():
 
 
 def test_a_learner_that_another_one_replaced_saves_nothing(tmp_path, make_agent, make_dataset_fn, monkeypatch):
-    monkeypatch.setattr(lease, '_CHECK_SECS', 0.0)
+    monkeypatch.setattr(lock, '_CHECK_SECS', 0.0)
     run_dir = RunDir(tmp_path)
     with run_dir.own('train', threading.Event()):
         learner = Learner(make_agent(), make_dataset_fn(), run_dir, options=_options())

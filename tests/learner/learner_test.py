@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from tests.testing import learner as small
 from tests.testing import written_summaries
-from tflearn.distribute import strategies
-from tflearn.errors import UserError
+from tflearn.core import strategies
+from tflearn.core.errors import UserError
+from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.run_dir import RunDir
 
 
 def _values(agent):

@@ -11,14 +11,14 @@ from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import ppo
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.distribute import strategies
-from tflearn.experience import Iteration
+from tflearn.core import strategies
+from tflearn.core.experience import Iteration
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import WEIGHTS, BatchSource
+from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.minibatches import MinibatchSource
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.run_dir import RunDir
-from tflearn.train_step import create_train_step
-from tflearn.types import WEIGHTS, BatchSource
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

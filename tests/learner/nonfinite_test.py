@@ -11,12 +11,12 @@ from tf_agents.networks import q_network
 from tests.agents import example_data
 from tflearn.agents import dqn, ppo, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.distribute import strategies
+from tflearn.core import strategies
+from tflearn.core.train_step import create_train_step
+from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.optimization import optimizers
-from tflearn.run_dir import RunDir
-from tflearn.train_step import create_train_step
 
 POISONED = 3  # index of the batch whose first reward is not a number
 SMALL = {'actor_fc_layer_params': (8,)}

@@ -13,14 +13,14 @@ from tf_agents.trajectories import trajectory
 from tests.testing import foreign_agents, written_summaries
 from tflearn.agents import dqn, ppo
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.experience import BatchItems, Experience, Iteration, Queue, Reuse
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.files.run_dir import RunDir
 from tflearn.learner import rounds
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.optimization.ppo_loss import LossOptions
-from tflearn.run_dir import RunDir
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 SPECS = EnvironmentSpecs(

@@ -8,8 +8,8 @@ import tensorflow as tf
 from tests.agents import example_data
 from tests.testing import experiences, written_summaries
 from tflearn.agents import dqn, ppo, sac, td3
+from tflearn.core.train_step import create_train_step
 from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions, SummarySources
-from tflearn.train_step import create_train_step
 
 AGENTS = {
     'dqn': (dqn, example_data.DISCRETE, dqn.EXPERIENCE, 1.0),

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import recording_agent, written_summaries
-from tflearn.distribute import strategies
+from tflearn.core import strategies
+from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
-from tflearn.run_dir import RunDir
 
 STRATEGIES = ['default', *(pytest.param(f'mirrored:{count}', marks=pytest.mark.slow) for count in (2, 4))]
 

@@ -13,8 +13,10 @@ from tests.agents import example_data
 from tests.testing import experiences, written_summaries
 from tflearn.agents import dqn, droq, impala, ppo, sac, td3, tqc
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.distribute import strategies
-from tflearn.experience import BatchItems, Experience, Iteration, Uniform
+from tflearn.core import strategies
+from tflearn.core.experience import BatchItems, Experience, Iteration, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.files.run_dir import RunDir
 from tflearn.learner import train_loop
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.minibatches import MinibatchSource
@@ -22,9 +24,7 @@ from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.optimization import optimizers, schedules
 from tflearn.replay.storage import Storage
-from tflearn.run_dir import RunDir
 from tflearn.sampling.local import LocalReplay
-from tflearn.train_step import create_train_step
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -8,10 +8,10 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data, oracles
 from tflearn.agents import dqn
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.networks import ActionEmbeddings
 from tflearn.optimization.distributional import Quantiles
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 NUM_ACTIONS = 5
 BOUNDED = tensor_spec.BoundedTensorSpec

@@ -4,9 +4,9 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
+from tflearn.core.train_step import Draws, create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.critic_ensemble import CriticEnsemble, Critics
-from tflearn.train_step import Draws, create_train_step
-from tflearn.types import EnvironmentSpecs
 
 ENCODING = {'conv_layer_params': None, 'preprocessing_layers': None, 'make_network': None}
 OBSERVATIONS = tf.random.stateless_uniform((6, 3), (1, 2), -1.0, 1.0)

@@ -3,8 +3,8 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
+from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.networks import deterministic
-from tflearn.types import EnvironmentSpecs, zeros
 
 ACTION = {
     'a': tensor_spec.BoundedTensorSpec((2, 2), tf.float64, 0.1, 0.7),

@@ -14,11 +14,11 @@ from tests.agents import example_data
 from tests.environments import example_environments
 from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.distribute import precision
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
+from tflearn.learner import precision
 from tflearn.networks import encoder, networks
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -11,11 +11,11 @@ from tf_agents.trajectories import time_step as ts
 from tests.agents import example_data
 from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.distribute import precision
+from tflearn.coordinator import weights_contract
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.learner import precision
 from tflearn.networks import heads, networks
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
-from tflearn.weights import contract
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -196,7 +196,7 @@ def test_agents_train_in_bfloat16_nearly_as_in_float32(kind):
     assert {variable.dtype for variable in rough.variables if variable.dtype.is_floating} == {tf.float32}
     # The weights that a collector in float32 receives, and its actions with them.
     ours, theirs = (agent.collect_policy.variables() for agent in (exact, rough))
-    assert contract.signature(ours) == contract.signature(theirs)
+    assert weights_contract.signature(ours) == weights_contract.signature(theirs)
     for variable, value in zip(ours, theirs, strict=True):
         variable.assign(value)
     parameters = [

@@ -4,10 +4,10 @@ import tensorflow as tf
 
 from tests.agents import example_data
 from tflearn.agents import dqn
-from tflearn.experience import Experience
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
 from tflearn.networks import noisy
 from tflearn.optimization import distributional
-from tflearn.train_step import create_train_step
 
 SMALL = {'fc_layer_params': (8,), 'noisy_sigma': 0.5, 'epsilon': 0.0}
 

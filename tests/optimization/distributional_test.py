@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.optimization.distributional import Categorical, Quantiles
 
 REWARDS, DISCOUNTS = np.array([1.0, -2.0, 30.0], np.float32), np.array([0.9, 0.0, 0.5], np.float32)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tflearn.core.train_step import Draws, create_train_step
 from tflearn.optimization import ensemble
-from tflearn.train_step import Draws, create_train_step
 
 RANDOM = np.random.default_rng(0)
 

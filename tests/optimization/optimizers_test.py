@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tests.agents import event_files
-from tflearn.distribute import strategies
+from tflearn.core import strategies
+from tflearn.core.train_step import create_train_step
 from tflearn.optimization import optimizers, schedules
-from tflearn.train_step import create_train_step
 
 # Gradients of eight items each: their mean is the gradient of a batch.
 ITEMS = np.random.default_rng(0).normal(1.0, 2.0, (8, 3)).astype(np.float32)

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tflearn import train_step
+from tflearn.core import train_step
 from tflearn.optimization import schedules
 
 

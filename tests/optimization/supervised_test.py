@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import WEIGHTS
+from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.validation import Validator
 from tflearn.optimization.supervised import Examples, SupervisedAgent
-from tflearn.run_dir import RunDir
-from tflearn.train_step import create_train_step
-from tflearn.types import WEIGHTS
 
 FEATURES = np.random.default_rng(0).uniform(-1, 1, (256, 4)).astype(np.float32)
 LABELS = FEATURES[:, :3].argmax(axis=1)

@@ -9,15 +9,15 @@ from tf_agents.policies import greedy_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.action_mask import ActionMask
 from tflearn.agents import dqn, ppo, sac
+from tflearn.core.action_mask import ActionMask
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
 from tflearn.environments.tasks import nim
 from tflearn.policies import loader
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError, _log_cdf, _log_probability
 from tflearn.policies.exporter import ACTION_MASK, PolicyExporter
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import example_policies, forks
+from tflearn.core.waiting import wait_until
 from tflearn.policies import loader, versions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.waiting import wait_until
 
 
 def names(directory):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_agents.policies import policy_saver
 
 from tests.testing import example_policies
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.policies import loaded_model, loader
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.batching import BatchOptions

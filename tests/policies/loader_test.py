@@ -13,15 +13,15 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies
-from tflearn.checkpoints import warm_start
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs import export
+from tflearn.learner import warm_start
 from tflearn.policies import external, loaded_model, loader, updates
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.policy_function import load_policy
 from tflearn.policies.products import ProductOptions
-from tflearn.run_dir import RunDir
 from tflearn.serving.served_version import ServedVersion
-from tflearn.types import EnvironmentSpecs
 
 
 @pytest.fixture(scope='module')

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tests.testing import example_policies
+from tflearn.files.run_dir import RunDir
 from tflearn.policies import loader, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.policy_function import load_policy
-from tflearn.run_dir import RunDir
 
 ROWS = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 

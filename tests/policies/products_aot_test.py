@@ -13,8 +13,8 @@ from tf_agents.policies import greedy_policy
 
 import scripts
 from tests.policies.products_test import stochastic_policy
+from tflearn.files.run_dir import RunDir
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.run_dir import RunDir
 
 pytestmark = [
     pytest.mark.slow,

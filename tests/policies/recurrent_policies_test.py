@@ -7,9 +7,9 @@ import tensorflow as tf
 from tests.testing import experiences
 from tflearn.agents import ppo, r2d2
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.train_step import create_train_step
 from tflearn.environments.tasks import t_maze
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.train_step import create_train_step
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

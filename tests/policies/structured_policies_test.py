@@ -8,12 +8,12 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from tests.testing import example_policies, served_policies
-from tflearn.action_mask import mask_of
 from tflearn.agents import dqn, ppo
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.action_mask import mask_of
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.policies import exporter, loader, tflite
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

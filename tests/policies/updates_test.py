@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_agents.policies import policy_loader
 
 from tests.testing import example_policies
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.policies import loader, updates, versions
 from tflearn.policies.exporter import PolicyExporter
 

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
+from tflearn.files.run_dir import read_json
 from tflearn.policies import versions
-from tflearn.run_dir import read_json
 
 
 def make_version(directory, name):

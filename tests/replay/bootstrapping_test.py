@@ -16,11 +16,11 @@ from tf_agents.trajectories import trajectory
 
 from tests.testing.replay import DATA_SPEC
 from tflearn.agents import dqn
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.sampler import ReplaySampler
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
 
 GAMMA = 0.5
 A, B = [1.0, 0.0], [0.0, 1.0]

@@ -3,7 +3,7 @@ import collections
 import numpy as np
 import pytest
 
-from tflearn.experience import Experience, Slicing
+from tflearn.core.experience import Experience, Slicing
 from tflearn.replay.chunks import NEW, REPEATED, ChunkBuilder, chunk_id, chunk_rows
 
 FIRST, MID, LAST = 0, 1, 2

@@ -3,10 +3,10 @@
 import pytest
 import tensorflow as tf
 
-from tflearn.experience import Experience, Uniform
+from tflearn.core.experience import Experience, Uniform
+from tflearn.core.waiting import PeerLost
 from tflearn.replay import connection
 from tflearn.replay.table_history import TableHistory
-from tflearn.waiting import PeerLost
 
 
 def test_warns_while_a_server_does_not_answer_and_when_it_does_again(monkeypatch, caplog):

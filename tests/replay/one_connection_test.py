@@ -9,22 +9,21 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import forks
-from tflearn import control
+from tflearn.coordinator import control, credits, reports, weights_contract
+from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
-from tflearn.replay import connection, credits, reports
-from tflearn.waiting import is_listening, wait_until
-from tflearn.weights import contract
+from tflearn.replay import connection
 
 _SERVER = """
 import pathlib, sys, threading
 
 from tests.replay import one_connection_test
-from tflearn.replay import credits, heartbeat, reports
+from tflearn.coordinator import credits, heartbeat, reports
 from tflearn.replay.server import ReplayServer
-from tflearn.weights import contract
+from tflearn.coordinator import weights_contract
 
 port, directory = sys.argv[1:]
-tables = [reports.table(), credits.table(), heartbeat.table(), contract.table(one_connection_test.VARIABLES)]
+tables = [reports.table(), credits.table(), heartbeat.table(), weights_contract.table(one_connection_test.VARIABLES)]
 server = ReplayServer(tables, int(port), pathlib.Path(directory))
 threading.Event().wait(300)
 """
@@ -65,7 +64,7 @@ def connections(port):
 
 def publication(version):
     values = [version, version, 0, False, version, np.full((100, 100), version, np.float32)]
-    specs = contract.signature(VARIABLES)
+    specs = weights_contract.signature(VARIABLES)
     return {
         name: np.asarray(value, spec.dtype.as_numpy_dtype)
         for (name, spec), value in zip(specs.items(), values, strict=True)
@@ -81,12 +80,12 @@ def test_a_collector_has_one_connection_whatever_it_does(start):
     learner = control.Credits(control.new_lease('train'), 0, 5, 8)
     reporter, reader = reports.Reporter(address, 'collect_0'), credits.CreditReader(address, interval_secs=0.01)
     before, _ = connections(port)
-    seen, columns = set(), contract.signature(VARIABLES)
+    seen, columns = set(), weights_contract.signature(VARIABLES)
     for version in range(1, 31):
-        assert connection.insert(address, contract.VARIABLES, publication(version))
-        assert contract.counts(address) == (1, version)
-        fetched = contract.fetch(address, columns)
-        assert fetched['policy_version'] == version and np.all(fetched[contract.column(0)] == version)
+        assert connection.insert(address, weights_contract.VARIABLES, publication(version))
+        assert weights_contract.counts(address) == (1, version)
+        fetched = weights_contract.fetch(address, columns)
+        assert fetched['policy_version'] == version and np.all(fetched[weights_contract.column(0)] == version)
         assert credits.send(address, learner)
         reporter.report({'env_steps': version}, [{'return': 1.0}] * 8)
         assert connection.server_info(address)[reports.REPORTS].current_size == 1, 'one message for all environments'

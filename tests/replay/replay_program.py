@@ -8,7 +8,7 @@ import sys
 import threading
 
 from tests.testing.replay import DATA_SPEC
-from tflearn.experience import Experience, Uniform
+from tflearn.core.experience import Experience, Uniform
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import Storage
 

@@ -11,11 +11,11 @@ from tests import fakes
 from tests.replay.replay_program import EXPERIENCE
 from tests.testing import forks
 from tests.testing.replay import DATA_SPEC, write_steps
+from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_port
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.waiting import wait_until
 
 RESUMES_WITHIN_SECS = 10.0
 

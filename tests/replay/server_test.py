@@ -9,8 +9,9 @@ import tensorflow as tf
 from tests import fakes
 from tests.testing import experiences
 from tests.testing.replay import DATA_SPEC, read_items, write_steps
-from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
-from tflearn.replay import connection, credits, stored_rows
+from tflearn.coordinator import credits
+from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Uniform
+from tflearn.replay import connection, stored_rows
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage, error_buffer, rate_limiter
 from tflearn.replay.writers import ReplayWriter

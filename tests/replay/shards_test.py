@@ -10,13 +10,13 @@ import reverb
 
 from tests import fakes
 from tests.testing.replay import BATCH, chunks_of, draw, experience, ring_content, write_steps
-from tflearn.experience import Prioritized
+from tflearn.core.experience import Prioritized
+from tflearn.core.waiting import wait_until
 from tflearn.replay import writers
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.mirror import ReplayMirror
-from tflearn.waiting import wait_until
 
 FOUR = Shards(('a:1', 'b:1', 'c:1', 'd:1'))
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.testing import forged, replay
+from tflearn.core.errors import UserError
+from tflearn.core.experience import Experience, Prioritized, Queue, Slicing, Uniform
 from tflearn.data.writer import EpisodeRecorder
-from tflearn.errors import UserError
-from tflearn.experience import Experience, Prioritized, Queue, Slicing, Uniform
 from tflearn.replay import stored_episodes, stored_rows
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter

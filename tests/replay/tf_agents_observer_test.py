@@ -12,7 +12,7 @@ from tf_agents.specs import tensor_spec
 
 from tests import fakes
 from tests.testing.replay import DATA_SPEC, read_items, write_steps
-from tflearn.experience import Experience, Slicing, Uniform
+from tflearn.core.experience import Experience, Slicing, Uniform
 from tflearn.replay.writers import ReplayWriter
 
 LENGTHS = (6, 9)

@@ -6,10 +6,11 @@ import pytest
 
 from tests.testing import certificates
 from tests.testing.replay import BATCH, draw, experience, fill
-from tflearn.replay import connection, reports
-from tflearn.rpc.tunnel import Address, Side, TunnelOptions, opened
-from tflearn.security import tls
-from tflearn.waiting import wait_until
+from tflearn.coordinator import reports
+from tflearn.core.waiting import wait_until
+from tflearn.net import tls
+from tflearn.net.tunnel import Address, Side, TunnelOptions, opened
+from tflearn.replay import connection
 
 DEADLINE_SECS = 30.0
 

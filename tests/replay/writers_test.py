@@ -9,10 +9,10 @@ from tf_agents.trajectories import time_step as ts
 from tests import fakes
 from tests.testing import experiences
 from tests.testing.replay import NoFlush, read_items, write_steps
-from tflearn.experience import BatchItems, Experience, Queue, Uniform
+from tflearn.core.experience import BatchItems, Experience, Queue, Uniform
+from tflearn.core.waiting import Stopped
 from tflearn.replay.storage import ReplayStatistics
 from tflearn.replay.writers import ReplayWriter
-from tflearn.waiting import Stopped
 
 HELD_BACK = Experience(
     replay=Uniform(min_size=10, samples_per_insert=1.0, sampling='server'), batch=BatchItems(4), chunk_steps=1

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
 from tests.testing.replay import DATA_SPEC
-from tflearn.experience import Experience, Slicing
+from tflearn.core.experience import Experience, Slicing
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows
 from tflearn.replay.storage import Storage
 from tflearn.sampling.episode_rows import EpisodeRows, blocks

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tests.sampling.episode_rows_test import episode
 from tests.testing.replay import DATA_SPEC
-from tflearn.experience import Experience
+from tflearn.core.experience import Experience
+from tflearn.core.types import BatchSource
 from tflearn.replay.storage import Storage
 from tflearn.sampling import loaded_episodes
 from tflearn.sampling.episode_stream import EpisodeStream, FileSource
 from tflearn.sampling.loaded_episodes import LoadedEpisodes
-from tflearn.types import BatchSource
 
 BATCH = 4
 STORAGE = Storage(Experience(), DATA_SPEC)

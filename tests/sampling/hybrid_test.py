@@ -7,14 +7,14 @@ import tensorflow as tf
 from tests import fakes
 from tests.sampling.episode_rows_test import episode
 from tests.testing.replay import BATCH, DATA_SPEC, draw, experience, write_steps
+from tflearn.core.train_step import set_env_steps
+from tflearn.core.types import BatchSource
 from tflearn.jobs import batch_source
 from tflearn.optimization import schedules
 from tflearn.replay.storage import Storage
 from tflearn.sampling.hybrid import HybridSource
 from tflearn.sampling.loaded_episodes import LoadedEpisodes
 from tflearn.sampling.local import LocalReplay
-from tflearn.train_step import set_env_steps
-from tflearn.types import BatchSource
 
 SHOWN = 100  # more than the observations of the run's own steps
 

@@ -10,10 +10,10 @@ from tests import fakes
 from tests.replay.replay_program import EXPERIENCE
 from tests.testing import forks
 from tflearn.agents import dqn
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.core.waiting import wait_until
 from tflearn.sampling.sampler import ReplaySampler
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
-from tflearn.waiting import wait_until
 
 
 @pytest.mark.parametrize('num_kills', [2, pytest.param(12, marks=pytest.mark.slow)])

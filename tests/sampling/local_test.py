@@ -7,10 +7,10 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.testing.replay import BATCH, DATA_SPEC, draw, experience, write_steps
-from tflearn.experience import Experience, Prioritized, Queue, Uniform
+from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
+from tflearn.core.types import BatchSource
 from tflearn.replay.storage import Storage
 from tflearn.sampling.local import LocalReplay, check
-from tflearn.types import BatchSource
 
 
 def _replay(num_environments=2, seed=0, **changes):

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.testing.replay import NoFlush, chunks_of, draw, experience, fill, ring_content, write_steps
+from tflearn.core.waiting import wait_until
 from tflearn.replay import connection
 from tflearn.replay.chunks import chunk_id
 from tflearn.replay.storage import REPLAY, STREAM
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import table_scan
-from tflearn.waiting import wait_until
 
 
 def test_mirror_without_room_counts_as_full(serve, open_source):

@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from tests.testing.replay import draw, experience, fill
+from tflearn.core.types import BatchSource
 from tflearn.sampling import mixed
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.mixed import MixedSource
 from tflearn.sampling.sampler import ReplaySampler
-from tflearn.types import BatchSource
 
 
 @pytest.mark.parametrize('sampling', ['learner', pytest.param('server', marks=pytest.mark.slow)])

@@ -14,9 +14,9 @@ import reverb
 import tensorflow as tf
 
 from tests.testing import forks
-from tflearn.experience import Prioritization
+from tflearn.core.experience import Prioritization
+from tflearn.core.waiting import wait_until
 from tflearn.sampling.priorities import PriorityUpdater, importance_weights, priorities
-from tflearn.waiting import wait_until
 
 TABLE = 'table'
 PLAIN = Prioritization(alpha=1.0, epsilon=0.0)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.sampling.prioritized_test import BATCH, ErrorsOfData, fill, learner_of, run
-from tflearn.experience import BatchItems, Experience, Prioritization, Prioritized, Uniform
+from tflearn.core.experience import BatchItems, Experience, Prioritization, Prioritized, Uniform
 from tflearn.sampling.prioritized_mirror import PrioritizedMirror
 
 

@@ -12,16 +12,16 @@ from tf_agents.agents import tf_agent
 
 from tests import fakes
 from tests.testing.replay import draw, write_steps
-from tflearn.distribute import strategies
-from tflearn.experience import BatchItems, Experience, Prioritization, Prioritized, Uniform
+from tflearn.core import strategies
+from tflearn.core.experience import BatchItems, Experience, Prioritization, Prioritized, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
-from tflearn.run_dir import RunDir
 from tflearn.sampling.sampler import PrioritizedSampler
-from tflearn.train_step import create_train_step
-from tflearn.waiting import wait_until
 
 BATCH = 16
 LARGE_BATCH = 10_000  # of 82 bytes: above 512 KiB, so that batches are drawn one by one

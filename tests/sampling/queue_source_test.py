@@ -10,11 +10,11 @@ import tensorflow as tf
 from tests import fakes
 from tests.testing.experiences import experience
 from tests.testing.replay import draw, fill, write_steps
-from tflearn.experience import Queue, Reuse
+from tflearn.core.experience import Queue, Reuse
+from tflearn.core.types import BatchSource
+from tflearn.core.waiting import Stopped, wait_until
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.queue_source import QueueSource
-from tflearn.types import BatchSource
-from tflearn.waiting import Stopped, wait_until
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import collections
 
 import pytest
 
-from tflearn.experience import Reuse
+from tflearn.core.experience import Reuse
 from tflearn.sampling.queue_source import ReusePlan
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import tensorflow as tf
 
 from tests.testing.replay import DATA_SPEC, chunks_of, experience, ring_content
+from tflearn.core.waiting import wait_until
 from tflearn.replay.chunks import REPEATED, chunk_rows
 from tflearn.replay.storage import Storage
 from tflearn.sampling.ring_buffer import RingBuffer
-from tflearn.waiting import wait_until
 
 
 def test_keeps_the_newest_sequences():

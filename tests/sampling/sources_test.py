@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.testing.replay import BATCH, draw, experience, fill, write_steps
-from tflearn.experience import BatchItems, Experience, Prioritized, Slicing, Uniform
+from tflearn.core.experience import BatchItems, Experience, Prioritized, Slicing, Uniform
+from tflearn.core.types import BatchSource
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import reader
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
-from tflearn.types import BatchSource
 
 SAMPLINGS = ['learner', 'server']
 

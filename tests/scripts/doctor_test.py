@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from scripts import doctor
 from tests.testing import forged
-from tflearn.run_dir import RunDir
+from tflearn.files.run_dir import RunDir
 from tflearn.tools import checks
 
 

@@ -10,11 +10,11 @@ import pytest
 from tests.data import data_sets
 from tests.scripts.data_test import run
 from tests.testing import example_policies
+from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
+from tflearn.files.run_dir import RunDir, write_json
 from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.run_dir import RunDir, write_json
-from tflearn.types import specs_of
 
 
 def test_help_lists_the_flags_of_data():

@@ -13,7 +13,7 @@ import pytest
 import scripts
 from scripts import job_flags
 from tests.chaos import forked
-from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserRuntimeError
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserRuntimeError
 
 ROOT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 60.0

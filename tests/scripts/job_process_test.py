@@ -15,7 +15,8 @@ PROGRAM = """
 import multiprocessing, os, queue, select, signal, sys, threading
 from absl import flags, logging
 from scripts import job_process
-from tflearn import errors, run_dir, waiting
+from tflearn.core import errors, waiting
+from tflearn.files import run_dir
 
 def work(stop):
     print('ready', flush=True)

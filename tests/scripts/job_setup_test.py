@@ -10,7 +10,7 @@ import pytest
 
 import scripts
 from tests.testing import forks
-from tflearn.waiting import wait_until
+from tflearn.core.waiting import wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 120.0

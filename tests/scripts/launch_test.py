@@ -14,8 +14,8 @@ import pytest
 
 import scripts
 from tflearn.api import process_run
-from tflearn.errors import UserError
-from tflearn.run_dir import RunDir
+from tflearn.core.errors import UserError
+from tflearn.files.run_dir import RunDir
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 60.0
@@ -23,8 +23,8 @@ DEADLINE_SECS = 60.0
 JOB = """
 import faulthandler, pathlib, sys, threading
 faulthandler.dump_traceback_later(15)
-from tflearn.run_dir import RunDir, write_json
-from tflearn.waiting import wait_until
+from tflearn.files.run_dir import RunDir, write_json
+from tflearn.core.waiting import wait_until
 root = next(flag.partition('=')[2] for flag in sys.argv if flag.startswith('--root_dir='))
 job, run_dir = pathlib.Path(__file__).stem, RunDir(root)
 print(sys.argv[1:], flush=True)

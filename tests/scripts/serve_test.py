@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import scripts
+from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
-from tflearn.waiting import is_listening, wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 120.0

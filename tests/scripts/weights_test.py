@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import tflearn
-from tests.weights.messages_test import made
+from tests.coordinator.weights_messages_test import made
+from tflearn.coordinator import weights_messages
+from tflearn.coordinator.weights_client import Client, Lost
+from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address
-from tflearn.run_dir import RunDir, read_json
-from tflearn.waiting import wait_until
-from tflearn.weights import messages
-from tflearn.weights.client import Client, Lost
 
 TOKEN = 'a-token-of-enough-characters'
 DEADLINE_SECS = 30.0
@@ -54,7 +54,7 @@ def test_a_relay_gives_what_the_server_gets(tmp_path):
         wait_until(lambda: status_of(learner), 'the server', DEADLINE_SECS)
         learner.put(made([np.arange(5, dtype=np.float32)]))
         found = wait_until(lambda: asked(relay), 'the publication at the relay', DEADLINE_SECS)
-        np.testing.assert_array_equal(messages.values(found)[0], range(5))
+        np.testing.assert_array_equal(weights_messages.values(found)[0], range(5))
         file = RunDir(tmp_path).status('weights')
         wait_until(lambda: (read_json(file) or {}).get('train_step') == 1, 'its status', DEADLINE_SECS)
     assert read_json(file)['state'] == 'stopped'

@@ -11,8 +11,8 @@ pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"
 import grpc
 
 from tests.testing import certificates, served_policies
-from tflearn.rpc.server import Caller, Overloaded, PermissionDenied, TlsFiles, Unauthenticated
-from tflearn.security import tokens
+from tflearn.core import tokens
+from tflearn.net.grpc_server import Caller, Overloaded, PermissionDenied, TlsFiles, Unauthenticated
 from tflearn.serving import clients as clients_module
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.clients import Clients

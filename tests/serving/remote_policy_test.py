@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
 from tests.testing import example_policies, served_policies
+from tflearn.core.waiting import Stopped
 from tflearn.policies import loader
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.loader import VersionGone
@@ -15,7 +16,6 @@ from tflearn.serving import remote_policy
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.remote_policy import RemoteModel, RemotePolicy
-from tflearn.waiting import Stopped
 
 
 def test_recurrent_policy_and_a_version_that_is_removed(tmp_path):

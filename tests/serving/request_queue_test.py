@@ -12,8 +12,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies
+from tflearn.net.grpc_server import Overloaded
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.rpc.server import Overloaded
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.request_queue import RequestQueue
 from tflearn.serving.served_version import ServedVersion

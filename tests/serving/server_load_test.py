@@ -13,10 +13,10 @@ pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"
 import grpc
 
 from tests.testing import served_policies
+from tflearn.core.waiting import wait_until
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.protos import predict_pb2, prediction_service_pb2_grpc
-from tflearn.waiting import wait_until
 
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)

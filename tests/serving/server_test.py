@@ -22,11 +22,12 @@ from tf_agents.trajectories import time_step as ts
 
 from benchmarks import attacks
 from tests.testing import example_policies, served_policies
+from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_port
+from tflearn.net import grpc_server as rpc_server
+from tflearn.net.grpc_server import connect
 from tflearn.policies import loader, versions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.rpc import server as rpc_server
-from tflearn.rpc.server import connect
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.metrics import ServingMetrics
@@ -40,7 +41,6 @@ from tflearn.serving.protos import (
 )
 from tflearn.serving.served_version import ServedVersion
 from tflearn.serving.server import PolicyServer, ServerOptions
-from tflearn.waiting import wait_until
 
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 
 from tests.end_to_end.programs import Program
-from tflearn.run_dir import RunDir
+from tflearn.files.run_dir import RunDir
 
 FOLDER = pathlib.Path(__file__).parent
 NUM_TRAIN_STEPS = 20

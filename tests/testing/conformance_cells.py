@@ -42,9 +42,10 @@ from tflearn.agents import (
     v_mpo,
 )
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Uniform
 from tflearn.data.reader import Dataset
 from tflearn.environments import vector_env
-from tflearn.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Uniform
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collect import collect
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.record import record
@@ -56,7 +57,6 @@ from tflearn.networks import sets
 from tflearn.optimization import distributional, ppo_loss
 from tflearn.optimization.ensemble import Truncated
 from tflearn.policies import plain_nests, versions
-from tflearn.run_dir import RunDir
 from tflearn.sampling import reader
 from tflearn.transforms import normalize, transformed
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tflearn.experience import BatchItems, Experience, Slicing, Uniform
+from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
 
 
 def experience(kind=Uniform, batch_size=64, chunk_steps=16, **settings):

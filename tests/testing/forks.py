@@ -16,8 +16,8 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
+from tflearn.core.waiting import wait_until
 from tflearn.launch.warm_parent import Process, WarmParent
-from tflearn.waiting import wait_until
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 _WARM_PARENT = f'import sys; sys.path.insert(0, {str(CHECKOUT)!r}); from scripts import warm_parent; warm_parent.main()'

@@ -9,8 +9,10 @@ import pytest
 
 from tests import streams
 from tflearn.agents import dqn
+from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env
-from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
@@ -21,9 +23,7 @@ from tflearn.jobs.train_settings import grouped
 from tflearn.launch.local import free_port
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
-from tflearn.run_dir import RunDir, read_json
 from tflearn.sampling import reader
-from tflearn.waiting import wait_until
 
 # One item in the queue.
 QUEUE = Experience(

@@ -6,9 +6,9 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 
 from tflearn.agents import dqn
-from tflearn.experience import Experience
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 
 SPECS = EnvironmentSpecs(
     tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation'),

@@ -7,7 +7,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory as trajectories
 
-from tflearn.train_step import create_train_step
+from tflearn.core.train_step import create_train_step
 
 OBSERVATION = tf.TensorSpec((3,), tf.float32, 'observation')
 ACTION = tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0, 'action')

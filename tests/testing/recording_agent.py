@@ -6,8 +6,8 @@ from tf_agents.networks import q_network
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 
 SPECS = EnvironmentSpecs(  # of conftest's data
     tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation'),

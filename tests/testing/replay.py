@@ -13,7 +13,8 @@ from tf_agents.trajectories import trajectory
 
 from tests import fakes, streams
 from tests.testing import experiences
-from tflearn.replay import reports
+from tflearn.coordinator import reports
+from tflearn.core.waiting import Stopped
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import REPLAY, Storage
@@ -21,7 +22,6 @@ from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import reader
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.sampler import ReplaySampler
-from tflearn.waiting import Stopped
 
 DATA_SPEC = trajectory.Trajectory(
     step_type=tf.TensorSpec((), tf.int32, 'step_type'),

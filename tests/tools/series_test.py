@@ -2,8 +2,8 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import forged
-from tflearn.errors import UserValueError
-from tflearn.run_dir import RunDir
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import RunDir
 from tflearn.tools import series
 
 

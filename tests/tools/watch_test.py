@@ -7,13 +7,13 @@ import pytest
 
 from tests.testing import jobs
 from tflearn.agents import dqn
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run_outputs import CollectSummaries
 from tflearn.jobs.synchronous import synchronous
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
-from tflearn.run_dir import RunDir
 from tflearn.tools import checks
 from tflearn.tools.watch import Watch
 

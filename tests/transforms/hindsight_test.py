@@ -7,15 +7,15 @@ import tensorflow as tf
 from tests import fakes
 from tflearn.actors.actor import Actor
 from tflearn.agents import dqn, ppo
+from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments.tasks import bit_flip
-from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.jobs import initial_agent
 from tflearn.replay.storage import Storage
 from tflearn.sampling.local import LocalReplay
-from tflearn.train_step import create_train_step
 from tflearn.transforms import hindsight, rewards, transformed
 from tflearn.transforms.pipeline import Pipeline
-from tflearn.types import EnvironmentSpecs
 
 BITS = 5
 MAKE_DQN = functools.partial(dqn.make_agent, fc_layer_params=(4,))

@@ -3,8 +3,8 @@ import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms import image
-from tflearn.types import EnvironmentSpecs
 
 ACTION = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action')
 CAMERA = tensor_spec.BoundedTensorSpec((6, 4, 3), tf.uint8, 0, 255, 'camera')

@@ -11,8 +11,8 @@ from tests.testing import jobs
 from tests.testing.jobs import small_run  # noqa: F401 - a fixture
 from tflearn.agents import dqn, ppo
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing, Uniform
 from tflearn.environments import gymnasium_env
-from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing, Uniform
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.policy_exports import ExportOptions

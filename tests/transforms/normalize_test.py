@@ -7,11 +7,11 @@ from tf_agents.trajectories import trajectory
 
 from tests import fakes
 from tflearn.agents import dqn
-from tflearn.experience import Experience, Slicing
-from tflearn.train_step import create_train_step
+from tflearn.core.experience import Experience, Slicing
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms import normalize, stack, statistics, transformed
 from tflearn.transforms.pipeline import Pipeline
-from tflearn.types import EnvironmentSpecs
 
 SPECS = [tf.TensorSpec((2,), tf.float32), tf.TensorSpec((), tf.float32)]
 

@@ -5,8 +5,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms import rewards
-from tflearn.types import EnvironmentSpecs
 
 SPECS = EnvironmentSpecs(
     tf.TensorSpec((2,), tf.float32, 'observation'), tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action')

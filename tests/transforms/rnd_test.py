@@ -10,9 +10,9 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
 from tflearn.agents import dqn, ppo
-from tflearn.train_step import create_train_step
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms import rnd, transformed
-from tflearn.types import EnvironmentSpecs
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -6,14 +6,14 @@ from tf_agents.specs import tensor_spec
 from tests import fakes
 from tflearn.actors.actor import Actor
 from tflearn.agents import dqn
-from tflearn.experience import Experience, Slicing, Uniform
+from tflearn.core.experience import Experience, Slicing, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.jobs import initial_agent
 from tflearn.replay.storage import Storage
 from tflearn.sampling.local import LocalReplay
-from tflearn.train_step import create_train_step
 from tflearn.transforms import stack, transformed
 from tflearn.transforms.pipeline import Pipeline
-from tflearn.types import EnvironmentSpecs
 
 FRAMES = 3
 SLICING = Slicing(history_steps=FRAMES - 1)

@@ -12,24 +12,24 @@ from gymnasium import spaces
 from tests import streams
 from tests.testing import replay, structured
 from tests.testing.replay import serve  # noqa: F401 - a fixture
-from tflearn.action_mask import mask_of
 from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import Evaluator
 from tflearn.agents import dqn, ppo
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.action_mask import mask_of
+from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.core.waiting import Stopped
 from tflearn.environments import vector_env
-from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.policies import exporter, loader, plain_nests
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.local import LocalReplay
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
-from tflearn.train_step import create_train_step
 from tflearn.transforms import image, rewards, transformed
-from tflearn.types import EnvironmentSpecs
-from tflearn.waiting import Stopped
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

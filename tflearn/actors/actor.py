@@ -8,11 +8,11 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn.action_mask import mask_of
 from tflearn.actors import stored_state
 from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.episode_metrics import EXECUTED_ACTION
-from tflearn.types import ActingPolicy, BatchedEnvironment, check_batch
+from tflearn.core.action_mask import mask_of
+from tflearn.core.types import ActingPolicy, BatchedEnvironment, check_batch
 
 Observer = Callable[[trajectory.Trajectory], None]
 

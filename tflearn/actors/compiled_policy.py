@@ -8,9 +8,9 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserValueError
-from tflearn.joined_leaves import JoinedLeaves
-from tflearn.types import check_batch
+from tflearn.core.errors import UserValueError
+from tflearn.core.joined_leaves import JoinedLeaves
+from tflearn.core.types import check_batch
 
 
 class CompiledPolicy:

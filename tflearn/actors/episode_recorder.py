@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.episode_metrics import EpisodeMetrics
-from tflearn.errors import UserTypeError
+from tflearn.core.errors import UserTypeError
 
 _FIRST = int(ts.StepType.FIRST)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.errors import UserValueError
-from tflearn.run_dir import write_atomically
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import write_atomically
 
 Evaluation = dict[str, Any]
 

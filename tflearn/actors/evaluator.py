@@ -12,9 +12,9 @@ from absl import logging
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.episode_metrics import Episode, EpisodeMetrics
-from tflearn.errors import check_at_least
-from tflearn.types import BatchedEnvironment, EvaluationPolicy
-from tflearn.waiting import LOG_EVERY_SECS, Stopped
+from tflearn.core.errors import check_at_least
+from tflearn.core.types import BatchedEnvironment, EvaluationPolicy
+from tflearn.core.waiting import LOG_EVERY_SECS, Stopped
 
 MAX_STEPS_PER_EPISODE = 100_000
 MAX_SECS = 3600.0  # of an evaluation

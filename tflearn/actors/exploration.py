@@ -12,9 +12,9 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.action_mask import ActionMask
-from tflearn.errors import UserValueError
-from tflearn.types import EvaluationPolicy
+from tflearn.core.action_mask import ActionMask
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EvaluationPolicy
 
 
 @dataclasses.dataclass(frozen=True)

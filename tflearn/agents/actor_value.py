@@ -12,10 +12,10 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.action_mask import ActionMask
-from tflearn.errors import UserValueError
+from tflearn.core.action_mask import ActionMask
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import encoder, heads, spec_checks
-from tflearn.types import EnvironmentSpecs
 
 DIST_PARAMS = 'dist_params'  # a key of the policy info: the parameters of the distribution of the action
 

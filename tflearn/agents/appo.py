@@ -19,15 +19,15 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
-from tflearn.action_mask import make_mask
 from tflearn.agents import impala
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.core.action_mask import make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.optimization import optimizers, schedules, vtrace
 from tflearn.optimization.impala_loss import LossOptions
-from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = impala.EXPERIENCE
 

@@ -22,17 +22,17 @@ from tf_agents.policies import actor_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.action_mask import ActionMask, make_mask
 from tflearn.agents import iql
 from tflearn.agents.critics_agent import CriticsAgent
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.action_mask import ActionMask, make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.train_step import Draws
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import encoder, heads, networks, spec_checks, twin_critics
 from tflearn.networks.twin_critics import TwinCritics
 from tflearn.optimization import offline_loss, optimizers, schedules
-from tflearn.train_step import Draws
-from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=1_000, samples_per_insert=1024.0), batch=BatchItems(1024)

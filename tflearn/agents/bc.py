@@ -22,14 +22,14 @@ from tf_agents.policies import greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, NormalizingPolicy, make_observation_normalizer
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.action_mask import make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.types import Agent, EnvironmentSpecs, leaf_paths
 from tflearn.optimization import offline_loss, optimizers, schedules
-from tflearn.types import Agent, EnvironmentSpecs, leaf_paths
 
 EXPERIENCE = Experience(replay=Uniform(), batch=BatchItems(256))
 

@@ -7,10 +7,10 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.policies import greedy_policy, tf_policy
 
-from tflearn.experience import Experience
+from tflearn.core.experience import Experience
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.twin_critics import WithTargets
 from tflearn.optimization import optimizers
-from tflearn.types import EnvironmentSpecs
 
 
 class CriticsAgent(tf_agent.TFAgent):

@@ -18,11 +18,11 @@ import tensorflow as tf
 
 from tflearn.agents import td3
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import deterministic, encoder
 from tflearn.optimization import optimizers, schedules
 from tflearn.optimization.td3_loss import LossOptions
-from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=64.0), batch=BatchItems(64)

@@ -21,16 +21,16 @@ import tensorflow as tf
 from tf_agents.policies import actor_policy
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.action_mask import make_mask
 from tflearn.agents import awac, iql
 from tflearn.agents.critics_agent import EntropyAgent
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.action_mask import make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import encoder, networks, spec_checks
 from tflearn.networks.twin_critics import TwinCritics
 from tflearn.optimization import offline_loss, optimizers, schedules
-from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(replay=Uniform(max_size=100_000, min_size=1_000, samples_per_insert=64.0), batch=BatchItems(64))
 

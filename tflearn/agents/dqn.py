@@ -18,16 +18,16 @@ from tf_agents.trajectories import trajectory
 from tf_agents.typing import types
 from tf_agents.utils import common
 
-from tflearn.action_mask import make_mask
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Queue, Uniform
-from tflearn.joined_leaves import JoinedLeaves
+from tflearn.core.action_mask import make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience, Queue, Uniform
+from tflearn.core.joined_leaves import JoinedLeaves
+from tflearn.core.train_step import Draws
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import encoder, networks, noisy, spec_checks
 from tflearn.networks.distributional import DistributionalQNetwork
 from tflearn.optimization import conservative, distributional, optimizers, schedules
-from tflearn.train_step import Draws
-from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
 

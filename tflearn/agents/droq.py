@@ -20,11 +20,11 @@ import tensorflow as tf
 from tflearn.agents import td3, tqc
 from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.agents.tqc import LossOptions
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import encoder
 from tflearn.networks.critic_ensemble import Critics
 from tflearn.optimization import ensemble, optimizers, schedules
-from tflearn.types import Agent, EnvironmentSpecs
 
 # 20 train steps for each environment step.
 EXPERIENCE = Experience(

@@ -19,15 +19,15 @@ from tf_agents.agents.ppo import ppo_utils
 from tf_agents.policies import greedy_policy
 from tf_agents.utils import common
 
-from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.core.action_mask import make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import recurrent
 from tflearn.optimization import optimizers, schedules, vtrace
 from tflearn.optimization.impala_loss import LossOptions
-from tflearn.types import Agent, EnvironmentSpecs
 
 # 50 transitions and the observation after them, with which the next sequence of the episode starts.
 EXPERIENCE = Experience(

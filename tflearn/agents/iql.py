@@ -23,16 +23,16 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
 from tflearn.agents.critics_agent import CriticsAgent
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.action_mask import make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import twin_critics
 from tflearn.networks.twin_critics import TwinCritics
 from tflearn.optimization import offline_loss, optimizers, schedules
-from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=1_000, samples_per_insert=256.0), batch=BatchItems(256)

@@ -33,13 +33,13 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.action_mask import ActionMask, make_mask
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Prioritized, Queue
+from tflearn.core.action_mask import ActionMask, make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue
+from tflearn.core.types import Agent, EnvironmentSpecs, leaf_paths
 from tflearn.networks import encoder, spec_checks
 from tflearn.optimization import offline_loss
-from tflearn.types import Agent, EnvironmentSpecs, leaf_paths
 
 EXPERIENCE = Experience(replay=Queue(max_size=1_000), batch=BatchItems(16))
 

@@ -11,11 +11,11 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
-from tflearn.errors import UserValueError
-from tflearn.joined_leaves import JoinedLeaves
+from tflearn.core.errors import UserValueError
+from tflearn.core.joined_leaves import JoinedLeaves
+from tflearn.core.train_step import max_over_replicas
+from tflearn.core.types import EnvironmentSpecs, leaf_paths
 from tflearn.networks import encoder
-from tflearn.train_step import max_over_replicas
-from tflearn.types import EnvironmentSpecs, leaf_paths
 
 _OBSERVATION_CLIPPING = 5.0
 _REWARD_CLIPPING = 10.0

@@ -18,16 +18,16 @@ from tf_agents.policies import greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import DIST_PARAMS, ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
+from tflearn.core.action_mask import make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import recurrent
 from tflearn.optimization import optimizers, ppo_loss, schedules
 from tflearn.optimization.ppo_loss import LossOptions
-from tflearn.types import Agent, EnvironmentSpecs
 
 # Sequences of 128 transitions and the observation after them, with which the next sequence starts.
 EXPERIENCE = Experience(

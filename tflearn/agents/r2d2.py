@@ -30,13 +30,13 @@ from tf_agents.agents import tf_agent
 from tf_agents.policies import epsilon_greedy_policy, greedy_policy, q_policy
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.action_mask import ActionMask, make_mask
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.core.action_mask import ActionMask, make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import encoder, recurrent, spec_checks
 from tflearn.optimization import optimizers, schedules
-from tflearn.types import Agent, EnvironmentSpecs
 
 # 10 steps of burn-in, 20 that are trained, and the observation after them; each step is trained in one sequence.
 EXPERIENCE = Experience(

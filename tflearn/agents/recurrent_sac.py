@@ -27,12 +27,12 @@ from tf_agents.policies import actor_policy, greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import Draws
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import heads, recurrent
 from tflearn.optimization import optimizers
-from tflearn.train_step import Draws
-from tflearn.types import EnvironmentSpecs
 
 
 class Units(NamedTuple):

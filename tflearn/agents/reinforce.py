@@ -13,15 +13,15 @@ from tf_agents.agents import tf_agent
 from tf_agents.policies import greedy_policy
 from tf_agents.utils import common, value_ops
 
-from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.core.action_mask import make_mask
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import encoder
 from tflearn.optimization import optimizers, ppo_loss, schedules
-from tflearn.types import Agent, EnvironmentSpecs
 
 # Episodes of up to 200 steps, and the row at their end.
 EXPERIENCE = Experience(

@@ -28,12 +28,12 @@ from tf_agents.utils import common
 
 from tflearn.agents import recurrent_sac
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.train_step import Draws
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import encoder, heads, networks, spec_checks
 from tflearn.optimization import conservative, optimizers, schedules
-from tflearn.train_step import Draws
-from tflearn.types import Agent, EnvironmentSpecs
 
 _MAX_CONSERVATIVE_WEIGHT = 1e6
 

@@ -34,13 +34,13 @@ from tf_agents.policies import actor_policy
 from tf_agents.utils import common
 
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.train_step import Draws
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import deterministic, encoder, spec_checks
 from tflearn.optimization import optimizers, schedules, td3_loss
 from tflearn.optimization.td3_loss import LossOptions
-from tflearn.train_step import Draws
-from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0), batch=BatchItems(256)

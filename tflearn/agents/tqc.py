@@ -25,13 +25,13 @@ from tf_agents.utils import common
 from tflearn.agents import td3
 from tflearn.agents.critics_agent import EntropyAgent
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.train_step import Draws
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import encoder, heads, networks
 from tflearn.networks.critic_ensemble import CriticEnsemble, Critics
 from tflearn.optimization import ensemble, offline_loss, optimizers, schedules, td3_loss
-from tflearn.train_step import Draws
-from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0), batch=BatchItems(256)

@@ -18,10 +18,10 @@ from tflearn.agents import ppo
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizers
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.experience import Experience
+from tflearn.core.experience import Experience
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.optimization import optimizers, ppo_loss, schedules, v_mpo_loss
 from tflearn.optimization.v_mpo_loss import LossOptions
-from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = ppo.EXPERIENCE
 

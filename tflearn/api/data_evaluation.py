@@ -10,20 +10,19 @@ from absl import logging
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.action_mask import ActionMask
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.data import columns
+from tflearn.core.action_mask import ActionMask
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs, EvaluationPolicy
+from tflearn.data import columns, evaluation
+from tflearn.data.evaluation import Evaluation, OpeOptions, RecordedSteps
+from tflearn.data.features import MAX_INPUTS
 from tflearn.data.reader import Dataset, EpisodeReader
-from tflearn.errors import UserValueError
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs import chosen_policy
-from tflearn.ope import evaluation
-from tflearn.ope.evaluation import Evaluation, OpeOptions, RecordedSteps
-from tflearn.ope.features import MAX_INPUTS
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError
 from tflearn.policies.exporter import ACTION_MASK
 from tflearn.policies.loader import LoadedPolicy
-from tflearn.run_dir import RunDir
-from tflearn.types import EnvironmentSpecs, EvaluationPolicy
 
 _NUM_SAMPLES = 8  # actions of a stochastic policy in each state
 _NUM_ROWS, _NUM_EPISODES = 4096, 256  # of a call of the policy

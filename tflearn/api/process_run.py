@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tflearn.config import files
-from tflearn.errors import UserImportError, UserValueError
-from tflearn.launch import local, run_summary
+from tflearn.core.errors import UserImportError, UserValueError
+from tflearn.files.run_dir import RunDir
+from tflearn.launch import kubernetes, local, pods, ray_cluster, run_summary, slurm
+from tflearn.launch import place_options as options
 from tflearn.launch.placement import place, this_machine
 from tflearn.launch.topology import (
     MAX_JOBS,
@@ -24,8 +26,6 @@ from tflearn.launch.topology import (
     run_topology,
 )
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.run_dir import RunDir
-from tflearn.schedulers import kubernetes, options, pods, ray_cluster, slurm
 
 # The schedulers: their options, and the module that renders and submits for them.
 _SCHEDULERS: dict[str, tuple[type, Any]] = {
@@ -35,7 +35,7 @@ _SCHEDULERS: dict[str, tuple[type, Any]] = {
 }
 BACKENDS = ('local', *_SCHEDULERS)
 
-_EXPERIENCE = 'tflearn.experience'
+_EXPERIENCE = 'tflearn.core.experience'
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

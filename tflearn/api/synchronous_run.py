@@ -12,9 +12,10 @@ from typing import Any
 
 from absl import logging
 
-from tflearn import background, waiting
 from tflearn.config import files, going_on, job_config, names, preview
+from tflearn.core import background, waiting
 from tflearn.environments import registry
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
@@ -22,7 +23,6 @@ from tflearn.jobs.synchronous import synchronous, with_limit
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Hooks, Initial, grouped
 from tflearn.launch.code_revision import code_revision
-from tflearn.run_dir import RunDir
 
 _PACKAGE = str(pathlib.Path(waiting.__file__).parent)
 _NO_TIMEOUT_SECS = float('inf')

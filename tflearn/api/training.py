@@ -13,16 +13,16 @@ from typing import Any, Literal, get_args
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.api import process_run, synchronous_run
 from tflearn.config import files
-from tflearn.errors import UserRuntimeError, UserTypeError, UserValueError
-from tflearn.experience import Experience
+from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
+from tflearn.core.experience import Experience
+from tflearn.core.types import AgentFactory, EnvironmentFactory, check_agent_factory, check_call
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train_settings import GROUPS
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.policies.policy_function import PolicyFunction, load_policy
-from tflearn.run_dir import RunDir, read_json
-from tflearn.types import AgentFactory, EnvironmentFactory, check_agent_factory, check_call
 
 Mode = Literal['synchronous', 'processes']
 

@@ -13,7 +13,7 @@ from typing import Any
 from tflearn.config import names, reader
 from tflearn.config.names import Configurable, nearest
 from tflearn.config.reader import FLAG, Binding, Macro, Reference, join_scope, leaves
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 # Arguments of the jobs that their programs set; a binding of one would have no effect.
 GIVEN_BY_PROGRAMS = frozenset(

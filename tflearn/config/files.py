@@ -7,7 +7,7 @@ import pathlib
 
 from absl import logging
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 

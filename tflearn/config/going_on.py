@@ -15,8 +15,8 @@ from absl import logging
 from tflearn.config import preview
 from tflearn.config.names import Configurable, UnclearNameError
 from tflearn.config.reader import Binding, Macro, Reference, join_scope
-from tflearn.errors import UserValueError
-from tflearn.run_dir import RunDir, read_json
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import RunDir, read_json
 
 # By the condition's name, which begins the reason in DONE: the functions whose parameter it is.
 _STOP, _DATA_STOP = 'stop_conditions.StopConditions', 'stop_conditions.DataStopConditions'

@@ -21,8 +21,8 @@ import gin
 from tflearn.config import checks, names, reader
 from tflearn.config.names import Configurable
 from tflearn.config.reader import Binding, Reference, join_scope
-from tflearn.errors import UserValueError
-from tflearn.run_dir import RunDir, write_atomically
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import RunDir, write_atomically
 
 # Calls of gin within each other: settings of settings take some dozens.
 _MANY_CALLS = 100

@@ -12,9 +12,9 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tflearn import extras
 from tflearn.config.reader import FLAG, Import, Reference, Statements, leaves
-from tflearn.errors import UserImportError, UserValueError
+from tflearn.core import extras
+from tflearn.core.errors import UserImportError, UserValueError
 
 _SOURCES = pathlib.Path(extras.__file__).parent
 # Imports a module by its name, or makes an outline of it.

@@ -12,7 +12,7 @@ from typing import Any
 
 from gin import config_parser
 from tflearn.config import files
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 FLAG = '--gin_bindings'
 _MOST_NESTED = 50  # brackets in brackets, modules in modules: Python's recursion has an end

@@ -15,9 +15,9 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step, trajectory
 from tf_agents.typing import types
 
-from tflearn.errors import UserOSError, UserTypeError, UserValueError
-from tflearn.run_dir import read_json, write_json
-from tflearn.types import EnvironmentSpecs, leaf_paths
+from tflearn.core.errors import UserOSError, UserTypeError, UserValueError
+from tflearn.core.types import EnvironmentSpecs, leaf_paths
+from tflearn.files.run_dir import read_json, write_json
 
 FORMAT = 1
 DESCRIPTION, SPECS = 'dataset.json', 'environment_specs.pbtxt'

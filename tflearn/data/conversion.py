@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, minari_format, rlds_format
 from tflearn.data.minari_format import Spaces
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeWriter
-from tflearn.errors import UserValueError
-from tflearn.types import EnvironmentSpecs
 
 TFLEARN, MINARI, RLDS = 'tflearn', 'minari', 'rlds'
 FORMATS = (TFLEARN, MINARI, RLDS)

@@ -2,10 +2,10 @@
 
 import dataclasses
 
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import BatchItems, Experience, Scheduled, Uniform
+from tflearn.core.types import AgentFactory
 from tflearn.data.reader import Dataset
-from tflearn.errors import UserValueError
-from tflearn.experience import BatchItems, Experience, Scheduled, Uniform
-from tflearn.types import AgentFactory
 
 
 @dataclasses.dataclass(frozen=True)

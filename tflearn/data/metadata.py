@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 import tflearn
+from tflearn.core.types import EnvironmentFactory
 from tflearn.data import columns
 from tflearn.data.writer import EpisodeWriter
-from tflearn.types import EnvironmentFactory
 
 RECORDINGS = 'recordings'
 _OPERATIVE = 'gin/operative'  # the text of a program's hooks that has what configured functions have used

@@ -15,11 +15,11 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn import extras
+from tflearn.core import extras
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs, leaf_paths
 from tflearn.data import columns
 from tflearn.data.columns import Column
-from tflearn.errors import UserValueError
-from tflearn.types import EnvironmentSpecs, leaf_paths
 
 _OWN = 'tflearn'  # what is stored in the metadata besides Minari's own
 

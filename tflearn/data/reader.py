@@ -15,13 +15,13 @@ from absl import logging
 from google.protobuf import message
 from tf_agents.typing import types
 
-from tflearn import record_files
+from tflearn.core import record_files
+from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError
+from tflearn.core.types import differ_in_start, integer_bounds, leaf_paths
 from tflearn.data import columns, derived, writer
 from tflearn.data.columns import Column
 from tflearn.data.records import RETURN, Decoder, Features
-from tflearn.errors import UserOSError, UserRuntimeError, UserValueError
-from tflearn.run_dir import local_path
-from tflearn.types import differ_in_start, integer_bounds, leaf_paths
+from tflearn.files.run_dir import local_path
 
 _MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are decoded together
 _MAX_NAMED = 10  # damaged records that are logged one by one

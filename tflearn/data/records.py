@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.core.errors import UserValueError
 from tflearn.data import derived
 from tflearn.data.columns import Column
-from tflearn.errors import UserValueError
 
 NUM_STEPS, RETURN = 'episode/num_steps', 'episode/return'
 FIRST, LAST = int(ts.StepType.FIRST), int(ts.StepType.LAST)

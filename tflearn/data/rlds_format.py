@@ -17,11 +17,11 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import extras, record_files
+from tflearn.core import extras, record_files
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs, leaf_paths
 from tflearn.data import columns
 from tflearn.data.columns import Column
-from tflearn.errors import UserValueError
-from tflearn.types import EnvironmentSpecs, leaf_paths
 
 _OWN = 'tflearn'  # what is stored in the metadata, as text
 _SPLIT, _VERSION = 'train', '1.0.0'

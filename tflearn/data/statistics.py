@@ -11,11 +11,11 @@ import numpy as np
 from matplotlib import figure
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.core.errors import UserValueError
 from tflearn.data import columns
 from tflearn.data.metadata import RECORDINGS
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeWriter
-from tflearn.errors import UserValueError
 
 
 @dataclasses.dataclass

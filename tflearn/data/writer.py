@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns
 from tflearn.data.columns import Column
 from tflearn.data.records import FIRST, LAST, Encoder, Record
-from tflearn.errors import UserValueError
-from tflearn.types import EnvironmentSpecs
 
 SUFFIX = '.tfrecord'
 _MIN_ROWS = 64  # that a recorder has room for

@@ -13,9 +13,9 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, vector_env, wrappers
-from tflearn.errors import UserValueError, check_at_least
-from tflearn.types import BatchedEnvironment
 
 FRAMES_PER_STEP = 4
 

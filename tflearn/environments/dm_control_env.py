@@ -3,9 +3,9 @@
 import functools
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, vector_env
-from tflearn.errors import UserValueError, check_at_least
-from tflearn.types import BatchedEnvironment
 
 if TYPE_CHECKING:
     from tflearn.environments.dm_env_adapter import MakeDmEnvironment

@@ -12,7 +12,7 @@ import numpy as np
 from dm_env import specs as dm_specs
 from gymnasium import spaces
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 # seed -> environment
 MakeDmEnvironment = Callable[[int | None], dm_env.Environment]

@@ -8,9 +8,9 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from tflearn.core.errors import check_at_least
+from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, vector_env
-from tflearn.errors import check_at_least
-from tflearn.types import BatchedEnvironment
 
 
 def make(

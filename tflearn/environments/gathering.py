@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tflearn.errors import UserTypeError, UserValueError
+from tflearn.core.errors import UserTypeError, UserValueError
 
 _DTYPE, _SHAPE = operator.attrgetter('dtype'), operator.attrgetter('shape')
 _FLOAT32 = np.dtype(np.float32)

@@ -11,9 +11,9 @@ import tensorflow as tf
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import RecordVideo
 
+from tflearn.core.errors import UserError, UserValueError, check_at_least
+from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, sync_vector_env, vector_env
-from tflearn.errors import UserError, UserValueError, check_at_least
-from tflearn.types import BatchedEnvironment
 
 Vectorization = Literal['auto', 'native', 'in_process', 'worker_processes']
 

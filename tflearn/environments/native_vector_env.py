@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from tflearn.core.errors import UserError, UserValueError
 from tflearn.environments import gathering, sync_vector_env
-from tflearn.errors import UserError, UserValueError
 
 
 class NativeVectorEnv:

@@ -7,9 +7,9 @@ from typing import Any
 from absl import logging
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import BatchedEnvironment, EnvironmentFactory
 from tflearn.environments.wrappers import Wrapper
-from tflearn.errors import UserValueError
-from tflearn.types import BatchedEnvironment, EnvironmentFactory
 
 
 def make(

@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium
 
-from tflearn import extras
-from tflearn.errors import UserValueError
+from tflearn.core import extras
+from tflearn.core.errors import UserValueError
 
 # Namespace of environment names -> the module that registers them when it is imported.
 _NAMESPACES = {'ALE': 'ale_py'}

@@ -11,9 +11,9 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.types import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs
 from tflearn.environments.wrappers import Wrapper
-from tflearn.errors import UserValueError, check_at_least
-from tflearn.types import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs
 
 REMAINING_TIME = 'remaining_time'
 

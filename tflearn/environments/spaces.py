@@ -14,9 +14,9 @@ from gymnasium import spaces
 from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import integer_bounds
 from tflearn.environments import gathering
-from tflearn.errors import UserValueError
-from tflearn.types import integer_bounds
 
 Convert = Callable[[Any], Any]
 

@@ -15,8 +15,8 @@ from absl import logging
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
+from tflearn.core.errors import UserError, UserValueError
 from tflearn.environments import gathering
-from tflearn.errors import UserError, UserValueError
 
 MAX_IN_A_ROW = 5
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 from gymnasium.vector import VectorEnv
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs, check_batch
 from tflearn.environments import gathering, native_vector_env, spaces, sync_vector_env, worker_processes
-from tflearn.errors import UserValueError
-from tflearn.types import EnvironmentSpecs, check_batch
 
 # Some environments think for a while; one that hangs is to be noticed all the same.
 STEP_TIMEOUT_SECS = 120.0

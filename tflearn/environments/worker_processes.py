@@ -18,9 +18,9 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_empty_array, iterate
 
+from tflearn.core.errors import UserError
 from tflearn.environments import gathering, sync_vector_env
 from tflearn.environments.sync_vector_env import Failures, cause_of, seed_of
-from tflearn.errors import UserError
 
 _START_TIMEOUT_SECS = 600.0  # some environments load for minutes
 _CLOSE_SECS = 5.0

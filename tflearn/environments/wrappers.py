@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.types import BatchedEnvironment
+from tflearn.core.types import BatchedEnvironment
 
 
 class Wrapper:

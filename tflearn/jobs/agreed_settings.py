@@ -9,13 +9,13 @@ import re
 import threading
 from typing import Any
 
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience
+from tflearn.core.types import Agent
+from tflearn.core.waiting import wait_until
+from tflearn.core.wrapped_agent import WrappedAgent
 from tflearn.replay import connection
 from tflearn.transforms.transformed import TransformedAgent
-from tflearn.types import Agent
-from tflearn.waiting import wait_until
-from tflearn.wrapped_agent import WrappedAgent
 
 SETTINGS = 'settings'
 _COLUMN = 'text'

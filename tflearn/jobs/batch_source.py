@@ -10,12 +10,12 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.typing import types
 
+from tflearn.core import strategies
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience, Iteration, Prioritized, Queue, Reuse, Sampling, Uniform
+from tflearn.core.types import Agent
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import Dataset, EpisodeReader, Part
-from tflearn.distribute import strategies
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse, Sampling, Uniform
-from tflearn.feed.source import FeedReader, FeedSource
 from tflearn.jobs.train_settings import Reading
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
@@ -24,6 +24,7 @@ from tflearn.replay.storage import Storage
 from tflearn.sampling import mixed
 from tflearn.sampling.episode_rows import EpisodeRows
 from tflearn.sampling.episode_stream import EpisodeStream, FileSource
+from tflearn.sampling.feed_source import FeedReader, FeedSource
 from tflearn.sampling.hybrid import HybridSource
 from tflearn.sampling.loaded_episodes import LoadedEpisodes
 from tflearn.sampling.mirror import ReplayMirror
@@ -31,7 +32,6 @@ from tflearn.sampling.mixed import MixedSource
 from tflearn.sampling.prioritized_mirror import PrioritizedMirror
 from tflearn.sampling.queue_source import QueueSource
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
-from tflearn.types import Agent
 
 Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource | MixedSource | HybridSource | FeedSource
 # So that demonstrations are drawn independently of the run's own steps.

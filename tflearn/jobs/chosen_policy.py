@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.action_mask import ActionMask
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.errors import UserValueError
+from tflearn.core.action_mask import ActionMask
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs, EvaluationPolicy
+from tflearn.files.run_dir import RunDir, local_path, read_json
 from tflearn.policies import external, loader, versions
 from tflearn.policies.exporter import ACTION_MASK
-from tflearn.run_dir import RunDir, local_path, read_json
-from tflearn.types import EnvironmentSpecs, EvaluationPolicy
 
 RANDOM = 'random'
 _GREEDY, _RAW = 'greedy_policy', 'raw_policy'

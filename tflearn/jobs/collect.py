@@ -10,23 +10,23 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from tflearn.control import HeldLease
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Queue
+from tflearn.coordinator import credits, reports, weights_contract
+from tflearn.coordinator.control import HeldLease
+from tflearn.coordinator.subscriber import Subscriber
+from tflearn.coordinator.weights_channels import Plane
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience, Queue
+from tflearn.core.train_step import create_train_step, set_env_steps
+from tflearn.core.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
+from tflearn.core.waiting import LOG_EVERY_SECS, Jitter, Stopped
+from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, check_counts, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
-from tflearn.replay import connection, credits, reports
+from tflearn.replay import connection
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.run_dir import RunDir, Status
-from tflearn.train_step import create_train_step, set_env_steps
-from tflearn.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
-from tflearn.waiting import LOG_EVERY_SECS, Jitter, Stopped
-from tflearn.weights import contract
-from tflearn.weights.channels import Plane
-from tflearn.weights.subscriber import Subscriber
 
 _STEPS_PER_RUN = 16
 _POLL_SERVER_SECS = 5.0
@@ -96,7 +96,7 @@ def collect(
             collection = Collection(environment, agent.collect_policy, options, name, stores, served)
             servers = _servers(shards, own_address(data_addresses, name), storage, name, connect_timeout_secs, stop)
             agreed_settings.check(replay_address, agreed_settings.of(agent, experience), stop)
-            variables = contract.published(agent.collect_policy)
+            variables = weights_contract.published(agent.collect_policy)
             weights = Subscriber(replay_address, variables, train_step, refresh_interval_secs, plane, name)
             ending.callback(weights.close)
             status.update('waiting for weights from the learner')

@@ -9,8 +9,8 @@ from tf_agents.policies import tf_policy
 
 from tflearn.actors import exploration
 from tflearn.actors.episode_recorder import OnEpisode
-from tflearn.control import LEASE_SECS
-from tflearn.errors import UserValueError
+from tflearn.coordinator.control import LEASE_SECS
+from tflearn.core.errors import UserValueError
 from tflearn.replay.connection import SERVER_TIMEOUT_SECS
 
 REPORT_SECS = 1.0

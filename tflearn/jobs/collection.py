@@ -10,9 +10,9 @@ from tflearn.actors import exploration
 from tflearn.actors.actor import Actor, Observer
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.actors.episode_recorder import EpisodeRecorder
-from tflearn.control import Credits, HeldLease
+from tflearn.coordinator.control import Credits, HeldLease
+from tflearn.core.types import ActingPolicy, BatchedEnvironment
 from tflearn.jobs.collect_settings import CollectOptions
-from tflearn.types import ActingPolicy, BatchedEnvironment
 
 
 class Collection:

@@ -7,13 +7,13 @@ import time
 import tensorflow as tf
 from absl import logging
 
-from tflearn import background, control
-from tflearn.distribute import strategies
-from tflearn.experience import Experience
+from tflearn.coordinator import control, credits, reports
+from tflearn.coordinator.credit_ledger import CreditLedger
+from tflearn.core import background, strategies
+from tflearn.core.experience import Experience
 from tflearn.jobs import batch_source
 from tflearn.jobs.batch_source import Source
-from tflearn.replay import connection, credits, reports
-from tflearn.replay.credit_ledger import CreditLedger
+from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY
 from tflearn.sampling.queue_source import QueueSource
 

@@ -9,12 +9,23 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.action_mask import ActionMask
 from tflearn.actors.evaluation_record import Evaluation, value
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.errors import UserValueError, check_at_least
-from tflearn.experience import Experience
+from tflearn.coordinator.weights_channels import Plane
+from tflearn.core.action_mask import ActionMask
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.experience import Experience
+from tflearn.core.types import (
+    AgentFactory,
+    BatchedEnvironment,
+    EnvironmentFactory,
+    EnvironmentSpecs,
+    EvaluationPolicy,
+    VideoFactory,
+)
+from tflearn.core.waiting import Stopped, wait_until
+from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import evaluated_policies
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.evaluated_policies import Candidate, ExportedPolicies
@@ -23,17 +34,6 @@ from tflearn.policies import versions
 from tflearn.policies.exporter import ACTION_MASK
 from tflearn.policies.loader import VersionGone
 from tflearn.replay.shards import Shards
-from tflearn.run_dir import RunDir, read_json, write_json
-from tflearn.types import (
-    AgentFactory,
-    BatchedEnvironment,
-    EnvironmentFactory,
-    EnvironmentSpecs,
-    EvaluationPolicy,
-    VideoFactory,
-)
-from tflearn.waiting import Stopped, wait_until
-from tflearn.weights.channels import Plane
 
 # Metrics of the evaluation that the best policy's metadata holds.
 _IN_METADATA = (

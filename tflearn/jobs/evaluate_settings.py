@@ -5,7 +5,7 @@ import re
 from typing import Literal, get_args
 
 from tflearn.actors.evaluator import MAX_SECS, MAX_STEPS_PER_EPISODE
-from tflearn.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError, check_at_least
 
 # The names of `EpisodeMetrics` but for discounted returns.
 _METRIC = re.compile(r'return(_\d+)?|length|reward|info(_end)?/.+')

@@ -8,7 +8,13 @@ from typing import Any
 from absl import logging
 
 from tflearn.actors.evaluation_record import EvaluationRecord
-from tflearn.experience import Experience
+from tflearn.coordinator import weights_contract
+from tflearn.coordinator.subscriber import Subscriber
+from tflearn.coordinator.weights_channels import Plane
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.policies import loader, versions
@@ -16,12 +22,6 @@ from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.loader import VersionGone
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.run_dir import RunDir, read_json
-from tflearn.train_step import create_train_step
-from tflearn.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
-from tflearn.weights import contract
-from tflearn.weights.channels import Plane
-from tflearn.weights.subscriber import Subscriber
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ class PublishedWeights(ExportedPolicies):
         connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
         agreed_settings.check(address, agreed_settings.of(agent, experience), stop)
         self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
-        variables = contract.published(agent.collect_policy)
+        variables = weights_contract.published(agent.collect_policy)
         self._weights = Subscriber(address, variables, train_step, plane=plane, name='evaluate')
 
     def result(self) -> dict[str, Any] | None:

@@ -11,9 +11,9 @@ from absl import logging
 from tflearn.actors import learning_curve
 from tflearn.actors.evaluation_record import Evaluation, EvaluationRecord, value
 from tflearn.actors.evaluator import EpisodeStatistics, Progress
+from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.evaluated_policies import Candidate
-from tflearn.run_dir import RunDir, Status
 
 # Drawing takes a core away from training, so it is limited to one image in a few seconds and to a share of the time.
 _MIN_SECS_BETWEEN_IMAGES = 5.0

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from absl import logging
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.files import digests
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.policies import fixed_batch, products, updates, versions
 from tflearn.policies import tflite as lite
 from tflearn.policies.exporter import OBSERVATION_NAMES
 from tflearn.policies.products import ProductOptions
 from tflearn.replay import stored_rows
-from tflearn.run_dir import RunDir, read_json
-from tflearn.security import digests
 
 # Columns of a stored row before the observation: the sequence flag, the policy's version, the step type.
 _BEFORE_OBSERVATION = 3

@@ -10,19 +10,19 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.errors import UserRuntimeError, UserValueError
-from tflearn.experience import Experience, Queue
-from tflearn.feed import blocks, dispatcher, worker
-from tflearn.feed.client import FeedClient
+from tflearn.core.errors import UserRuntimeError, UserValueError
+from tflearn.core.experience import Experience, Queue
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import AgentFactory, EnvironmentFactory, specs_of
+from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import RunDir, Status, read_json, write_json
 from tflearn.jobs import batch_source, initial_agent
+from tflearn.net import interfaces
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.rpc import interfaces
-from tflearn.run_dir import RunDir, Status, read_json, write_json
+from tflearn.sampling import feed_blocks, feed_dispatcher, feed_worker
+from tflearn.sampling.feed_client import FeedClient
 from tflearn.sampling.reader import TableReader
-from tflearn.train_step import create_train_step
-from tflearn.types import AgentFactory, EnvironmentFactory, specs_of
-from tflearn.waiting import wait_until
 
 _REPORT_SECS = 1.0
 # TensorFlow's destructor of a server waits for calls of Python that wait for Python's lock, which it holds itself: a
@@ -72,7 +72,7 @@ def feed(
       TimeoutError: if a server is not found, or no data arrive in time.
       ValueError: if such experience cannot be fed, or the servers, or other workers, have other data.
     """
-    blocks.check(experience.replay)
+    feed_blocks.check(experience.replay)
     shards = Shards.parse(replay_address)
     own = host or ('localhost' if feed_address.rpartition(':')[0] in _LOCAL else socket.gethostname())
     if index is None:
@@ -83,12 +83,12 @@ def feed(
     status = Status(run_dir.status(name := f'feed_worker_{index}'), name)
     status.update('waiting for the replay servers')
     shards.wait(storage, connect_timeout_secs, stop)
-    layout = blocks.Blocks(storage)
+    layout = feed_blocks.Blocks(storage)
     with contextlib.closing(_Elements(shards, storage, layout, timeout_secs, index)) as elements:
-        dataset = worker.FeedDataset(layout, elements)
+        dataset = feed_worker.FeedDataset(layout, elements)
         client = FeedClient(feed_address)
         state = wait_until(client.state, f'the feed at {feed_address}', connect_timeout_secs, stop)
-        _SERVERS.append(worker.start_server(state['dispatcher'], own, port))
+        _SERVERS.append(feed_worker.start_server(state['dispatcher'], own, port))
         interfaces.log_shield((port or 'of the worker',), shield, _WHY_SHIELD, 'feed.shield')
         dataset.register(state['dispatcher'])
         logging.info('feeds elements of %.2f MB, %d at most in each', layout.num_bytes / 1e6, layout.num_steps)
@@ -124,7 +124,7 @@ def _dispatch(
     listen = feed_address.rpartition(':')
     if not listen[2].isdecimal():
         raise UserValueError(f'got feed_address={feed_address!r}; need HOST:PORT')
-    with run_dir.own('feed', stop), dispatcher.dispatching(run_dir.feed, port) as port:
+    with run_dir.own('feed', stop), feed_dispatcher.dispatching(run_dir.feed, port) as port:
         interfaces.log_shield((int(listen[2]), port), shield, _WHY_SHIELD, 'feed.shield')
         found = {'address': feed_address, 'dispatcher': f'{own}:{port}'}
         write_json(published, found)
@@ -137,27 +137,27 @@ def _dispatch(
                 found.update(contract)
                 write_json(published, found)
 
-        dispatcher.serve(('', int(listen[2])), found['dispatcher'], shards, report, stop)
+        feed_dispatcher.serve(('', int(listen[2])), found['dispatcher'], shards, report, stop)
         status.update('stopped')
 
 
 class _Elements:
     """The elements that a worker feeds; how many there were, and why there are no more."""
 
-    def __init__(self, shards: Shards, storage: Storage, layout: blocks.Blocks, timeout_secs: float, index: int):
+    def __init__(self, shards: Shards, storage: Storage, layout: feed_blocks.Blocks, timeout_secs: float, index: int):
         self.count = 0
-        self._next: worker.ItemElements | worker.BatchElements
+        self._next: feed_worker.ItemElements | feed_worker.BatchElements
         if isinstance(storage.experience.replay, Queue):
             readers = [
                 TableReader(address, storage, REPLAY, [tf.TensorSpec(storage.item_shape, tf.uint8)], 1, timeout_secs)
                 for address in shards.addresses
             ]
-            self._source: Any = worker.ItemElements(readers, layout)
+            self._source: Any = feed_worker.ItemElements(readers, layout)
             self._next = self._source
         else:
             # Each worker has new chunks of its own, and all of those that were there before.
             self._source = batch_source.for_feed(shards, storage, timeout_secs, seed=index)
-            self._next = worker.BatchElements(self._source, layout)
+            self._next = feed_worker.BatchElements(self._source, layout)
 
     def __call__(self) -> Any:
         element = self._next()
@@ -169,7 +169,7 @@ class _Elements:
         return self._source.error
 
     def metrics(self) -> dict[str, Any]:
-        return {} if isinstance(self._source, worker.ItemElements) else self._source.metrics()
+        return {} if isinstance(self._source, feed_worker.ItemElements) else self._source.metrics()
 
     def close(self) -> None:
         self._source.close()

@@ -10,26 +10,25 @@ from absl import logging
 from tf_agents.typing import types
 
 from tflearn.actors import stored_state
-from tflearn.checkpoints import warm_start
-from tflearn.checkpoints.files import CheckpointFiles
+from tflearn.coordinator import weights_contract
+from tflearn.core import strategies
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import Agent, AgentFactory, EnvironmentSpecs
+from tflearn.core.waiting import Stopped
 from tflearn.data.demonstrations import Cloning
-from tflearn.distribute import precision as precisions
-from tflearn.distribute import strategies
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.files.numbered import CheckpointFiles
+from tflearn.files.run_dir import RunDir, local_path
 from tflearn.jobs import batch_source
 from tflearn.jobs.train_settings import Initial
-from tflearn.learner import agent_data
+from tflearn.learner import agent_data, warm_start
+from tflearn.learner import precision as precisions
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.policies import plain_nests, versions
 from tflearn.replay.storage import Storage
-from tflearn.run_dir import RunDir, local_path
-from tflearn.train_step import create_train_step
-from tflearn.types import Agent, AgentFactory, EnvironmentSpecs
-from tflearn.waiting import Stopped
-from tflearn.weights import contract
 
 _CLONING_STEPS_PER_CALL = 200
 _CLONING_CHECKPOINT_STEPS = 1_000
@@ -111,7 +110,9 @@ def _load_policy(agent: Agent, path: pathlib.Path) -> None:
 def _policy_variables(agent: Agent) -> list[tf.Variable]:
     """Returns the variables of both policies, each once."""
     policies = [agent.policy, agent.collect_policy]
-    return list({variable.ref(): variable for policy in policies for variable in contract.published(policy)}.values())
+    return list(
+        {variable.ref(): variable for policy in policies for variable in weights_contract.published(policy)}.values()
+    )
 
 
 def clone(

@@ -17,16 +17,16 @@ from typing import Any
 from absl import logging
 
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
+from tflearn.core.errors import UserError, UserValueError, check_at_least
+from tflearn.core.types import EnvironmentFactory
+from tflearn.core.waiting import Stopped
 from tflearn.data import metadata
-from tflearn.errors import UserError, UserValueError, check_at_least
+from tflearn.files.run_dir import RunDir, local_path, write_json
 from tflearn.jobs import chosen_policy
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.evaluation_report import describe
 from tflearn.jobs.train_settings import Hooks
 from tflearn.policies import external
-from tflearn.run_dir import RunDir, local_path, write_json
-from tflearn.types import EnvironmentFactory
-from tflearn.waiting import Stopped
 
 _POLL_SECS = 0.5
 _JOIN_SECS = 30.0

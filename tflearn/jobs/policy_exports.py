@@ -11,14 +11,14 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.policies import greedy_policy, tf_policy
 
-from tflearn.background import Background
-from tflearn.errors import UserValueError
+from tflearn.core.background import Background
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import Agent
+from tflearn.files.run_dir import RunDir
 from tflearn.policies import products, versions
 from tflearn.policies.export_check import ExportMismatch
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
-from tflearn.run_dir import RunDir
-from tflearn.types import Agent
 
 _WAIT_SECS = 600.0
 _MAX_WAITING = 8  # exports until the first one is checked

@@ -16,13 +16,17 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import MAX_STEPS_PER_EPISODE, WARN_STEPS
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
+from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.data import columns, conversion, metadata, statistics
 from tflearn.data.minari_format import Spaces
 from tflearn.data.reader import Dataset
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
 from tflearn.environments import spaces
-from tflearn.errors import UserValueError, check_at_least
-from tflearn.experience import Experience
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs import chosen_policy, initial_agent
 from tflearn.jobs.train_settings import Hooks
 from tflearn.policies import external, loader
@@ -30,11 +34,7 @@ from tflearn.policies.action_probabilities import ActionProbabilities
 from tflearn.replay import stored_episodes, stored_rows
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.run_dir import RunDir
 from tflearn.sampling import table_scan
-from tflearn.train_step import create_train_step
-from tflearn.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
-from tflearn.waiting import LOG_EVERY_SECS
 
 _DEFAULT_EPISODES = 100
 

@@ -10,29 +10,28 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.checkpoints.manifests import LEARNER, Manifest, Manifests
+from tflearn.coordinator import credits, heartbeat, reports, weights_contract
+from tflearn.coordinator.heartbeat import HeartbeatWatch
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory, specs_of
+from tflearn.core.waiting import PeerLost
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import EpisodeReader
-from tflearn.distribute import machine
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.files.manifests import LEARNER, Manifest, Manifests
+from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, initial_agent
-from tflearn.learner import agent_data
-from tflearn.replay import connection, credits, heartbeat, reports
-from tflearn.replay.heartbeat import HeartbeatWatch
+from tflearn.learner import agent_data, machine
+from tflearn.net import interfaces
+from tflearn.replay import connection
 from tflearn.replay.saving import SaveTime
 from tflearn.replay.server import CheckpointDirectory, DamagedCheckpoint, ReplayServer
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.replay.table_history import TableHistory
 from tflearn.replay.writers import ReplayWriter
-from tflearn.rpc import interfaces
-from tflearn.run_dir import RunDir, Status
 from tflearn.sampling import recorded
-from tflearn.train_step import create_train_step
-from tflearn.types import Agent, AgentFactory, EnvironmentFactory, specs_of
-from tflearn.waiting import PeerLost
-from tflearn.weights import contract
 
 _POLL_SECS = 1.0
 _NUM_SLOTS = 64  # recorded episodes that are added side by side
@@ -135,10 +134,10 @@ def _start(
     needed: Callable[[], Collection[str]] = tuple,
 ) -> ReplayServer:
     """Starts a server with the run's tables, and with the content of a checkpoint; None is the newest."""
-    variables = contract.table(contract.published(agent.collect_policy))
+    variables = weights_contract.table(weights_contract.published(agent.collect_policy))
     run_tables = [*storage.make_tables(), reports.table(), heartbeat.table(), agreed_settings.table(), variables]
     # Weights start empty: collectors should act with the weights that the learner restored, not with older ones.
-    fresh = [contract.VARIABLES, heartbeat.HEARTBEATS, agreed_settings.SETTINGS]
+    fresh = [weights_contract.VARIABLES, heartbeat.HEARTBEATS, agreed_settings.SETTINGS]
     if storage.experience.versions_ahead is not None:
         run_tables.append(credits.table())
         fresh.append(credits.CREDITS)

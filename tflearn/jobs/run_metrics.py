@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tflearn.rpc.metrics_server import MetricsServer, prometheus_client
-from tflearn.run_dir import RunDir, read_json
+from tflearn.files.run_dir import RunDir, read_json
+from tflearn.net.metrics_server import MetricsServer, prometheus_client
 
 _FRESH_SECS = 60.0
 _WAIT_SECS = 60.0

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 import tensorflow as tf
 from absl import logging
 
+from tflearn.core.waiting import Stopped
+from tflearn.files.run_dir import RunDir, Status, read_json, write_json
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.run_dir import RunDir, Status, read_json, write_json
-from tflearn.waiting import Stopped
 
 
 class Progress(tf.train.experimental.PythonState):

@@ -10,16 +10,16 @@ import time
 
 from absl import logging
 
-from tflearn.errors import UserTimeoutError, UserValueError
-from tflearn.rpc.server import TlsFiles
-from tflearn.run_dir import RunDir, Status, write_atomically
+from tflearn.core.errors import UserTimeoutError, UserValueError
+from tflearn.core.waiting import LOG_EVERY_SECS
+from tflearn.files.run_dir import RunDir, Status, write_atomically
+from tflearn.net.grpc_server import TlsFiles
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.clients import Clients
 from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models
 from tflearn.serving.served_version import ServedVersion
 from tflearn.serving.server import PolicyServer, ServerOptions
-from tflearn.waiting import LOG_EVERY_SECS
 
 # Includes the types of the job's arguments.
 __all__ = ['BatchOptions', 'ServeOptions', 'ServerOptions', 'TlsFiles', 'serve']

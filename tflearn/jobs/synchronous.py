@@ -6,11 +6,12 @@ import threading
 
 from absl import logging
 
-from tflearn import waiting
+from tflearn.core import strategies, waiting
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience
+from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory
 from tflearn.data.reader import EpisodeReader
-from tflearn.distribute import strategies
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs import batch_source, collection, initial_agent, run_outputs
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
 from tflearn.jobs.policy_exports import ExportOptions
@@ -20,11 +21,9 @@ from tflearn.learner import agent_data
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay.storage import Storage
-from tflearn.run_dir import RunDir
 from tflearn.sampling import local, recorded
 from tflearn.sampling.hybrid import HybridSource
 from tflearn.tools.watch import Watch
-from tflearn.types import Agent, AgentFactory, EnvironmentFactory
 
 
 def synchronous(

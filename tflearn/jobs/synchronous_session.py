@@ -11,25 +11,24 @@ from typing import Any, Protocol
 import tensorflow as tf
 from absl import logging
 
-from tflearn import train_step
-from tflearn.distribute import strategies, workers
-from tflearn.distribute.replica_check import ReplicaConsistency
-from tflearn.distribute.workers import Ending
-from tflearn.errors import UserValueError
+from tflearn.core import strategies, train_step, workers
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import Agent
+from tflearn.core.waiting import LOG_EVERY_SECS, PeerStopped
+from tflearn.core.workers import Ending
+from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import batch_source, run_outputs
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.run_outputs import CollectSummaries
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
+from tflearn.learner.replica_check import ReplicaConsistency
 from tflearn.learner.stop_conditions import Forecast, StopConditions
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.run_dir import RunDir, Status
 from tflearn.sampling import local
 from tflearn.sampling.episode_stream import FileSource
 from tflearn.sampling.hybrid import HybridSource
 from tflearn.transforms.reward_weights import RewardWeights
-from tflearn.types import Agent
-from tflearn.waiting import LOG_EVERY_SECS, PeerStopped
 
 _REPORT_SECS = 1.0
 

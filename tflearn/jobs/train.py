@@ -10,33 +10,32 @@ from collections.abc import Iterator
 import tensorflow as tf
 from absl import logging
 
-from tflearn import waiting
+from tflearn.coordinator import weights_contract
+from tflearn.coordinator.heartbeat import Heartbeat
+from tflearn.coordinator.publisher import Publisher
+from tflearn.coordinator.weights_channels import Plane
+from tflearn.core import strategies, waiting, workers
+from tflearn.core.experience import Experience
+from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
+from tflearn.core.watchdog import Watchdog
 from tflearn.data.demonstrations import Cloning as Cloning  # for gin: train.Cloning
 from tflearn.data.demonstrations import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
-from tflearn.distribute import dry_run, machine, preemption, strategies, tpu_rules, workers
-from tflearn.distribute.watchdog import Watchdog
-from tflearn.experience import Experience
-from tflearn.feed.client import FeedClient
-from tflearn.feed.source import wait_for_feed
+from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
-from tflearn.learner import agent_data, batches, train_loop
+from tflearn.learner import agent_data, batches, dry_run, machine, preemption, tpu_rules, train_loop
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
 from tflearn.replay import connection
-from tflearn.replay.heartbeat import Heartbeat
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.run_dir import RunDir, Status
+from tflearn.sampling.feed_client import FeedClient
+from tflearn.sampling.feed_source import wait_for_feed
 from tflearn.tools.watch import Watch
-from tflearn.types import Agent, AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
-from tflearn.weights import contract
-from tflearn.weights.channels import Plane
-from tflearn.weights.publisher import Publisher
 
 _TRACE_SECS = 300.0
 _SAVED_COPIES, _TRAINING_COPIES = 3, 5  # of the variables: Adam has two moments; gradients and a snapshot
@@ -203,13 +202,13 @@ def _clone(
     cloning = initial.cloning
     if cloning is None or initial_agent.continues(run_dir):
         return
-    (address, plane), variables = publish_at, contract.published(agent.collect_policy)
+    (address, plane), variables = publish_at, weights_contract.published(agent.collect_policy)
     publisher = Publisher(address, variables, plane, run_dir.epoch)
     status = Status(run_dir.status('train'), 'train')
 
     def alive(step: int) -> None:
         watchdog.progress()
-        publisher.publish(0, contract.PRETRAINING, 0)
+        publisher.publish(0, weights_contract.PRETRAINING, 0)
         status.update('running on recorded episodes', cloning_step=step, num_cloning_steps=cloning.num_train_steps)
 
     alive(0)

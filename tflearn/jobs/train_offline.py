@@ -9,26 +9,25 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn import waiting
+from tflearn.core import strategies, waiting, workers
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience
+from tflearn.core.types import AgentFactory, EnvironmentSpecs
+from tflearn.core.watchdog import Watchdog
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, find_directories
-from tflearn.distribute import preemption, strategies, workers
-from tflearn.distribute.watchdog import Watchdog
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous_session import SynchronousSession, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Reading, Settings, Validation
-from tflearn.learner import agent_data
+from tflearn.learner import agent_data, preemption
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.validation import Validator
-from tflearn.run_dir import RunDir
 from tflearn.sampling import local
 from tflearn.sampling.episode_stream import FileSource
 from tflearn.tools.watch import Watch
-from tflearn.types import AgentFactory, EnvironmentSpecs
 
 _TIMEOUT_SECS = 900.0  # for a train step, a batch of the validation, and what is written in the end
 

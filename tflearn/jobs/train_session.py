@@ -10,11 +10,15 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn import background, train_step
-from tflearn.checkpoints.manifests import LEARNER, Manifests
-from tflearn.distribute import strategies, workers
-from tflearn.distribute.replica_check import ReplicaConsistency
-from tflearn.distribute.workers import Ending
+from tflearn.coordinator import reports, weights_contract
+from tflearn.coordinator.publisher import Publisher
+from tflearn.coordinator.weights_contract import PRETRAINING
+from tflearn.core import background, strategies, train_step, workers
+from tflearn.core.types import Agent
+from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost
+from tflearn.core.workers import Ending
+from tflearn.files.manifests import LEARNER, Manifests
+from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import batch_source, run_outputs
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.credit_issuer import CreditIssuer
@@ -23,17 +27,12 @@ from tflearn.jobs.run_outputs import CollectSummaries, Progress
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
 from tflearn.learner.metrics import TrainResult
+from tflearn.learner.replica_check import ReplicaConsistency
 from tflearn.learner.stop_conditions import Forecast, StopConditions
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.replay import connection, reports
+from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
-from tflearn.run_dir import RunDir, Status
 from tflearn.transforms.reward_weights import RewardWeights
-from tflearn.types import Agent
-from tflearn.waiting import LOG_EVERY_SECS, PeerLost
-from tflearn.weights import contract
-from tflearn.weights.contract import PRETRAINING
-from tflearn.weights.publisher import Publisher
 
 _POLL_SECS = 1.0
 _USED_UP_SECS = 5.0  # data may be on their way so long after the last environment step
@@ -83,7 +82,7 @@ class TrainSession:
         self._status = Status(run_dir.status('train'), 'train')
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
         self._watchdog = settings.watchdog
-        variables = contract.published(agent.collect_policy)
+        variables = weights_contract.published(agent.collect_policy)
         self._publisher = Publisher(address, variables, settings.plane, run_dir.epoch)
         self._credits = CreditIssuer.make(
             address, source, storage.experience, settings.intervals.publish_interval_steps, strategy

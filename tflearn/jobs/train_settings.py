@@ -4,18 +4,18 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from tflearn.coordinator.weights_channels import Plane
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
+from tflearn.core.watchdog import Watchdog
 from tflearn.data.demonstrations import Cloning, Demonstrations
-from tflearn.distribute.watchdog import Watchdog
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Prioritized, Queue, Uniform
-from tflearn.feed import blocks
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.replay.connection import SERVER_TIMEOUT_SECS
+from tflearn.sampling import feed_blocks
 from tflearn.sampling.loaded_episodes import Order
-from tflearn.weights.channels import Plane
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Data:
         """Raises a ValueError if batches come from a feed, and something else would need the replay servers."""
         if not self.feed_address:
             return
-        blocks.check(replay)
+        feed_blocks.check(replay)
         if self.addresses:
             raise UserValueError(f'got Data.addresses={tuple(self.addresses)} with a feed; need one of them')
         if initial.demonstrations is not None:

@@ -3,7 +3,7 @@
 import subprocess
 from collections.abc import Sequence
 
-from tflearn.errors import UserFileNotFoundError, UserRuntimeError, UserTimeoutError
+from tflearn.core.errors import UserFileNotFoundError, UserRuntimeError, UserTimeoutError
 
 _TIMEOUT_SECS = 60.0
 

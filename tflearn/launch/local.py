@@ -15,7 +15,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import RunDir, Status, living_jobs, read_json
 from tflearn.launch import run_summary
 from tflearn.launch.placement import place, this_machine
 from tflearn.launch.plain_view import PlainView
@@ -23,7 +24,6 @@ from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.supervisor import Failure, Supervisor, View
 from tflearn.launch.topology import Topology, on_one_machine
 from tflearn.launch.warm_parent import WarmParent
-from tflearn.run_dir import RunDir, Status, living_jobs, read_json
 
 STOP_TIMEOUT_SECS = 60.0
 LINE_INTERVAL_SECS = 10.0

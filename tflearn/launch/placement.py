@@ -6,7 +6,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.launch.topology import Job, Topology
 
 _DEVICES = pathlib.Path('/dev')

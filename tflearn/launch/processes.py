@@ -11,13 +11,13 @@ import sys
 import time
 from typing import Any
 
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch import orphan_reaper
 from tflearn.launch.placement import Placement
 from tflearn.launch.reports import JobReport
 from tflearn.launch.restarts import RestartBudget
 from tflearn.launch.topology import Job
 from tflearn.launch.warm_parent import Process, WarmParent, unbuffered_environment
-from tflearn.run_dir import RunDir, read_json
 
 _TAIL_BYTES = 64 * 1024
 _STARTING = 'starting (loads its libraries)'

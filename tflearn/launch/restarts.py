@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from tflearn.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 
 Spent = Literal['fail', 'drop', 'later']
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tflearn import run_dir as run_dirs
+from tflearn.files import run_dir as run_dirs
+from tflearn.files.run_dir import RunDir, write_atomically
 from tflearn.launch.placement import Placement
 from tflearn.launch.reports import count, duration, plain
 from tflearn.launch.topology import Topology
-from tflearn.run_dir import RunDir, write_atomically
 
 
 def shown(path: pathlib.Path) -> str:

@@ -11,13 +11,13 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Protocol, TextIO
 
+from tflearn.files.run_dir import RunDir, Status
 from tflearn.launch.placement import Placement
 from tflearn.launch.processes import JobProcess, OrphanReaper
 from tflearn.launch.reports import RunReport
 from tflearn.launch.run_summary import shown
 from tflearn.launch.topology import Topology
 from tflearn.launch.warm_parent import WarmParent
-from tflearn.run_dir import RunDir, Status
 
 POLL_SECS = 0.05
 _LATER = math.inf  # when a job is started that waits for the end of the others

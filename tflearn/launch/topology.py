@@ -8,9 +8,9 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tflearn.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.launch.restarts import RULES, RestartRule
-from tflearn.run_dir import RunDir, read_json, write_atomically
 
 # Stands for the replay server's address in commands, where it is known only when the server runs; see `address_of`.
 REPLAY_ADDRESS = '{replay_address}'

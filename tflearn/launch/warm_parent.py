@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
-from tflearn.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 
 _READY_TIMEOUT_SECS = 120.0
 _REPLY_TIMEOUT_SECS = 10.0

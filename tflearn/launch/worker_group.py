@@ -16,7 +16,7 @@ import time
 import types
 from collections.abc import Iterable, Mapping, Sequence
 
-from tflearn.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.launch.local import free_address
 
 LOST_SECS = 45.0  # TensorFlow's heartbeat needs half a minute

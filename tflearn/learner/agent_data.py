@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Iteration, Queue
-from tflearn.types import Agent, check_agent, integer_bounds, zeros
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience, Iteration, Queue
+from tflearn.core.types import Agent, check_agent, integer_bounds, zeros
 
 
 def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.distribute import strategies, tpu_rules
-from tflearn.errors import UserValueError
-from tflearn.types import WEIGHTS
+from tflearn.core import strategies
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import WEIGHTS
+from tflearn.learner import tpu_rules
 
 
 def split(element: Any) -> tuple[Any, Any]:

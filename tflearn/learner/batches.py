@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.distribute import datasets, host_values, strategies, tpu_rules
-from tflearn.distribute.workers import Agreement
-from tflearn.experience import Prioritization
-from tflearn.learner import batch_structure
-from tflearn.types import BatchSource, PrioritizedSource
+from tflearn.core import host_values, strategies
+from tflearn.core.experience import Prioritization
+from tflearn.core.types import BatchSource, PrioritizedSource
+from tflearn.core.workers import Agreement
+from tflearn.learner import batch_structure, datasets, tpu_rules
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 TakeStep = Callable[[tf.Tensor, Any], tuple[tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]]

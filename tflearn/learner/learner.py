@@ -10,12 +10,14 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.checkpoints.checkpoints import Checkpoints, RandomState
-from tflearn.checkpoints.manifests import Manifests
-from tflearn.distribute.workers import Agreement
-from tflearn.errors import UserOSError, UserRuntimeError, UserValueError, check_at_least
+from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError, check_at_least
+from tflearn.core.types import Agent, BatchSource
+from tflearn.core.workers import Agreement
+from tflearn.files.manifests import Manifests
+from tflearn.files.run_dir import RunDir
 from tflearn.learner import agent_data, batches
 from tflearn.learner.batches import DatasetBatches, DatasetFn
+from tflearn.learner.checkpoints import Checkpoints, RandomState
 from tflearn.learner.metrics import Metrics, TrainResult
 from tflearn.learner.optimizer_numbers import OptimizerNumbers
 from tflearn.learner.stop_conditions import StopConditions
@@ -23,8 +25,6 @@ from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.summarized_loop import SummarizedLoop
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.run_dir import RunDir
-from tflearn.types import Agent, BatchSource
 
 Trigger = Callable[[int, int], bool]
 

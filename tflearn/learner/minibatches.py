@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.distribute import host_values, strategies, workers
-from tflearn.experience import Iteration
-from tflearn.joined_leaves import JoinedLeaves
-from tflearn.types import WEIGHTS, BatchSource
+from tflearn.core import host_values, strategies, workers
+from tflearn.core.experience import Iteration
+from tflearn.core.joined_leaves import JoinedLeaves
+from tflearn.core.types import WEIGHTS, BatchSource
 
 Prepare = Callable[[Any], tuple[Any, tf.Tensor]]
 

@@ -17,14 +17,14 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.distribute import host_values, strategies
-from tflearn.errors import UserRuntimeError, UserValueError, check_at_least
-from tflearn.experience import Experience, Iteration, Queue, Reuse
+from tflearn.core import host_values, strategies
+from tflearn.core.errors import UserRuntimeError, UserValueError, check_at_least
+from tflearn.core.experience import Experience, Iteration, Queue, Reuse
+from tflearn.core.types import WEIGHTS, Agent, zeros
 from tflearn.learner import agent_data
 from tflearn.learner import row_sequences as rows
 from tflearn.learner.learner import Learner
 from tflearn.learner.metrics import TrainResult
-from tflearn.types import WEIGHTS, Agent, zeros
 
 _MAX_DRAW_STEPS = 1 << 20
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 _WINDOW_SECS = 30.0
 _SAMPLE_SECS = 0.5

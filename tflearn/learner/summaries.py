@@ -15,10 +15,10 @@ from tf_agents.distributions import utils as distributions
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn import histograms
-from tflearn.errors import UserValueError
+from tflearn.core import histograms
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import Agent
 from tflearn.learner.batch_structure import flatten_with_names
-from tflearn.types import Agent
 
 _LEAST_FREE_BYTES = 4 << 20
 

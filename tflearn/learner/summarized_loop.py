@@ -6,15 +6,15 @@ import time
 import tensorflow as tf
 from absl import logging
 
-from tflearn.background import Background
-from tflearn.distribute import strategies
-from tflearn.errors import UserValueError
+from tflearn.core import strategies
+from tflearn.core.background import Background
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import Agent
 from tflearn.learner import agent_data
 from tflearn.learner.batches import Batches, SourceBatches
 from tflearn.learner.metrics import IntervalMetrics, Metrics, rss_mb
 from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, Program, TrainLoop
-from tflearn.types import Agent
 
 _SOON_STEPS = 2_000
 _COMPILE_SECS = 3_600.0

@@ -14,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import Agent
 from tflearn.learner import batch_structure
 from tflearn.learner.batch_structure import split
 from tflearn.learner.batches import Batches, SourceBatches, TakeStep, XlaLoop
 from tflearn.learner.metrics import Metrics, Reduction, StepMetrics
-from tflearn.types import Agent
 
 OnNonfinite = Literal['stop', 'skip', 'ignore']
 JitCompile = bool | Literal['auto']

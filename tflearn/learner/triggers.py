@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
-from tflearn.train_step import crossed
+from tflearn.core.errors import UserValueError
+from tflearn.core.train_step import crossed
 
 Action = Callable[[int], object]
 

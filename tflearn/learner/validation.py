@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.errors import UserRuntimeError, check_at_least
+from tflearn.core.errors import UserRuntimeError, check_at_least
+from tflearn.core.train_step import crossed
 from tflearn.learner.learner import Learner
 from tflearn.learner.stop_conditions import DataStopConditions
-from tflearn.train_step import crossed
 
 
 class Validator(tf.train.experimental.PythonState):

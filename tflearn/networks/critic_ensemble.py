@@ -13,11 +13,11 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.core.train_step import Draws
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import encoder
 from tflearn.networks.twin_critics import WithTargets
-from tflearn.train_step import Draws
-from tflearn.types import EnvironmentSpecs
 
 
 @dataclasses.dataclass(frozen=True)

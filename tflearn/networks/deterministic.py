@@ -9,9 +9,9 @@ from tf_agents.networks import encoding_network, network
 from tf_agents.policies import actor_policy
 from tf_agents.typing import types
 
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import encoder
 from tflearn.networks.networks import CriticNetwork
-from tflearn.types import EnvironmentSpecs
 
 Noise = float | Callable[[], tf.Tensor]  # a deviation, or a function that returns the present one
 

@@ -26,9 +26,9 @@ from tf_agents.networks import network, utils
 from tf_agents.typing import types
 from tf_agents.utils import nest_utils
 
-from tflearn import joined_leaves
-from tflearn.errors import UserValueError
-from tflearn.types import integer_bounds, leaf_paths
+from tflearn.core import joined_leaves
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import integer_bounds, leaf_paths
 
 ONE_HOT_SIZE = 1_000
 EMBEDDING_SIZE = 64

@@ -6,9 +6,9 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import leaf_paths
 from tflearn.networks.encoder import NestEncoder
-from tflearn.types import leaf_paths
 
 
 class MessagePassing(tf.keras.layers.Layer):

@@ -12,7 +12,7 @@ from tf_agents.networks import categorical_projection_network, network, normal_p
 from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
-from tflearn.train_step import Draws
+from tflearn.core.train_step import Draws
 
 _IMPOSSIBLE = -1e9  # a logit with a probability of 0, and finite products with it
 

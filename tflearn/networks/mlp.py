@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.networks import encoder
 
 

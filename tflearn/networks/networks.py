@@ -16,9 +16,9 @@ from tf_agents.agents.ddpg import critic_network
 from tf_agents.networks import actor_distribution_network, network, q_network
 from tf_agents.typing import types
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import leaf_paths
 from tflearn.networks import encoder, heads, noisy
-from tflearn.types import leaf_paths
 
 
 @dataclasses.dataclass(frozen=True)

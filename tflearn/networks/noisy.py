@@ -13,8 +13,8 @@ import tensorflow as tf
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 
-from tflearn.errors import UserValueError
-from tflearn.train_step import Draws
+from tflearn.core.errors import UserValueError
+from tflearn.core.train_step import Draws
 
 
 class Noise(threading.local):

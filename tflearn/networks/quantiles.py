@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.errors import UserFileNotFoundError, UserValueError, check_at_least
-from tflearn.types import EnvironmentFactory, leaf_paths
+from tflearn.core.errors import UserFileNotFoundError, UserValueError, check_at_least
+from tflearn.core.types import EnvironmentFactory, leaf_paths
 
 _SUFFIX = '.buckets'
 

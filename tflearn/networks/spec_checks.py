@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import leaf_paths
 from tflearn.networks import encoder
-from tflearn.types import leaf_paths
 
 
 def check_observation(

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.networks import networks, spec_checks
 
 

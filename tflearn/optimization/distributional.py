@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 
 @dataclasses.dataclass(frozen=True)

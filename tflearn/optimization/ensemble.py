@@ -10,9 +10,9 @@ import dataclasses
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.core.train_step import Draws
 from tflearn.optimization.distributional import Quantiles
-from tflearn.train_step import Draws
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.optimization import schedules, vtrace
 
 Reduction = Literal['mean', 'sum']

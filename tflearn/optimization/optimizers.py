@@ -11,8 +11,8 @@ from typing import Literal, Protocol, get_args
 import tensorflow as tf
 from absl import logging
 
-from tflearn import histograms
-from tflearn.errors import UserValueError
+from tflearn.core import histograms
+from tflearn.core.errors import UserValueError
 from tflearn.optimization import schedules
 
 # Returns this replica's share of a loss, a scalar, and metrics.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.optimization import schedules, vtrace
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
-from tflearn.train_step import EnvSteps
+from tflearn.core.errors import UserValueError
+from tflearn.core.train_step import EnvSteps
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]
 

@@ -14,8 +14,8 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.errors import UserValueError
-from tflearn.types import zeros
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import zeros
 
 # (targets [B, ...], outputs [B, ...]) -> numbers [B, ...]
 ItemFunction = Callable[[Any, Any], tf.Tensor]

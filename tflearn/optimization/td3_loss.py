@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 
 @dataclasses.dataclass(frozen=True)

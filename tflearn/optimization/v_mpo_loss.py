@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 
 
 class Targets(NamedTuple):

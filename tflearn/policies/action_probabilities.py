@@ -18,10 +18,10 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.action_mask import ActionMask
-from tflearn.errors import UserValueError
+from tflearn.core.action_mask import ActionMask
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.policies.loader import LoadedPolicy
-from tflearn.types import EnvironmentSpecs
 
 _NORMAL, _SQUASHED = {'loc', 'scale_diag'}, {'distribution'}
 _LARGEST_TANH = 1 - 1e-7  # float32 actions reach the bounds themselves, where the density has no limit

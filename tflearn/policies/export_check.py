@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tflearn.action_mask import mask_of
-from tflearn.errors import UserRuntimeError
+from tflearn.core.action_mask import mask_of
+from tflearn.core.errors import UserRuntimeError
+from tflearn.core.types import leaf_paths
 from tflearn.policies import plain_nests, rounding
 from tflearn.policies.model_files import ModelFiles
-from tflearn.types import leaf_paths
 
 _BATCH_SIZE = 16
 _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')

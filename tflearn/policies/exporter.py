@@ -24,14 +24,14 @@ from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
 
 import tflearn
-from tflearn.action_mask import mask_of
-from tflearn.background import Background
-from tflearn.errors import UserValueError, check_at_least
-from tflearn.finite import FiniteCheck
+from tflearn.core.action_mask import mask_of
+from tflearn.core.background import Background
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.finite import FiniteCheck
+from tflearn.files.run_dir import write_json
 from tflearn.policies import plain_nests, signatures, updates, versions
 from tflearn.policies.export_check import ExportCheck, Live
 from tflearn.policies.model_files import ModelFiles
-from tflearn.run_dir import write_json
 
 # A key of the metadata: the names of the observation's leaves, in the order of the replay's columns.
 OBSERVATION_NAMES = 'observation_names'

@@ -11,11 +11,11 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserFileNotFoundError, UserImportError, UserTypeError, UserValueError
+from tflearn.core.errors import UserFileNotFoundError, UserImportError, UserTypeError, UserValueError
+from tflearn.core.types import EnvironmentSpecs, check_batch
+from tflearn.files import digests
+from tflearn.files.run_dir import RunDir
 from tflearn.policies import loaded_model, loader, plain_nests, versions
-from tflearn.run_dir import RunDir
-from tflearn.security import digests
-from tflearn.types import EnvironmentSpecs, check_batch
 
 # A batch of observations [B, ...] -> actions [B, ...]; both are nests of numpy arrays.
 ActFunction = Callable[[Any], Any]

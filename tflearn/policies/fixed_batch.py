@@ -5,7 +5,7 @@ import pathlib
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.policies import loaded_model, signatures, versions
 
 

@@ -19,7 +19,7 @@ from absl import logging
 from tensorflow.core.framework import function_pb2
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from tflearn.errors import UserError, UserValueError
+from tflearn.core.errors import UserError, UserValueError
 
 # Attributes of nodes and arguments that differ from tracing to tracing: a gradient's name, a captured tensor's id.
 _GRADIENT = '_gradient_op_type'

@@ -9,13 +9,13 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserFileNotFoundError, UserOSError, UserValueError
+from tflearn.core.errors import UserFileNotFoundError, UserOSError, UserValueError
+from tflearn.core.types import EnvironmentSpecs, differ_in_start
+from tflearn.files import digests
+from tflearn.files.run_dir import read_json
 from tflearn.policies import loaded_model, plain_nests, versions
 from tflearn.policies.export_check import is_stochastic
 from tflearn.policies.loaded_model import LoadedModel
-from tflearn.run_dir import read_json
-from tflearn.security import digests
-from tflearn.types import EnvironmentSpecs, differ_in_start
 
 
 class VersionGone(LookupError):

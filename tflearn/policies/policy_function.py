@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserFileNotFoundError, UserTypeError, UserValueError
+from tflearn.core.errors import UserFileNotFoundError, UserTypeError, UserValueError
+from tflearn.files.run_dir import RunDir, local_path
 from tflearn.policies import loader, versions
 from tflearn.policies.loader import LoadedPolicy
-from tflearn.run_dir import RunDir, local_path
 
 
 class PolicyFunction:

@@ -25,11 +25,11 @@ from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.files.run_dir import read_json
 from tflearn.policies import loaded_model, plain_nests, rounding, tflite, versions
 from tflearn.policies.export_check import check_results, draw, is_stochastic
 from tflearn.policies.exporter import ACTION_MASK
-from tflearn.run_dir import read_json
 
 OUTPUT_SPEC = 'output_spec.json'
 TFLITE = 'model.tflite'

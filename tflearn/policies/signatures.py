@@ -11,9 +11,9 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.action_mask import mask_of
+from tflearn.core.action_mask import mask_of
+from tflearn.core.types import integer_bounds
 from tflearn.policies import plain_nests
-from tflearn.types import integer_bounds
 
 DEFAULT = 'serving_default'
 INITIAL_STATE = 'get_initial_state'

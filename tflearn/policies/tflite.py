@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.policies import loaded_model, rounding, signatures
 
 # The tolerances of a model: the least share of equal discrete actions, and the greatest difference of continuous ones,

@@ -12,11 +12,11 @@ import tempfile
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.files import digests
+from tflearn.files.run_dir import read_json
 from tflearn.policies import loaded_model, versions
 from tflearn.policies.model_files import ModelFiles
-from tflearn.run_dir import read_json
-from tflearn.security import digests
 
 GRAPH = 'graph'
 

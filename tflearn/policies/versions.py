@@ -21,9 +21,8 @@ from typing import Any
 
 from absl import logging
 
-from tflearn import lease
-from tflearn.run_dir import read_json
-from tflearn.security import digests
+from tflearn.files import digests, lock
+from tflearn.files.run_dir import read_json
 
 METADATA = 'metadata.json'
 LATEST = 'latest'
@@ -260,7 +259,7 @@ def _process() -> str:
 @functools.cache
 def _machine() -> str:
     """Returns a name for the namespace of the process's number: a machine since its start, or a container."""
-    name = lease.machine() or socket.gethostname()
+    name = lock.machine() or socket.gethostname()
     return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from absl import logging
 
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Slicing
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience, Slicing
 
 ID_BYTES = 8
 NEW, REPEATED = 1, 2  # flags

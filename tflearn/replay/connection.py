@@ -17,11 +17,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn import background, extras
-from tflearn.errors import UserValueError
+from tflearn.core import background, extras
+from tflearn.core.errors import UserValueError
+from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, is_listening, is_refused, wait_until
 from tflearn.replay.storage import Storage
 from tflearn.replay.table_history import TableHistory
-from tflearn.waiting import LOG_EVERY_SECS, PeerLost, is_listening, is_refused, wait_until
 
 try:
     import reverb

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn.errors import UserTypeError, UserValueError
+from tflearn.core.errors import UserTypeError, UserValueError
 
 
 class RowLayout:

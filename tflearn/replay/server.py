@@ -15,10 +15,10 @@ from typing import Any
 
 from absl import logging
 
-from tflearn import extras, stderr
-from tflearn.errors import UserTimeoutError, UserValueError
-from tflearn.run_dir import read_json, write_json
-from tflearn.waiting import is_listening
+from tflearn.core import extras, stderr
+from tflearn.core.errors import UserTimeoutError, UserValueError
+from tflearn.core.waiting import is_listening
+from tflearn.files.run_dir import read_json, write_json
 
 try:
     import reverb

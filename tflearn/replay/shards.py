@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import threading
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 

@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn import extras
-from tflearn.experience import Experience, Prioritized, Queue, Uniform
+from tflearn.core import extras
+from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
 from tflearn.replay import rows
 from tflearn.replay.chunks import ID_BYTES
 

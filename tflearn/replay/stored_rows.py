@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 
-from tflearn import extras, record_files, stderr
-from tflearn.errors import UserValueError
+from tflearn.core import extras, record_files, stderr
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import read_json
 from tflearn.replay.chunks import ID_BYTES
 from tflearn.replay.connection import signature_text
 from tflearn.replay.server import READING, CheckpointDirectory, damaged, missing_files
 from tflearn.replay.storage import CHUNK_FORMAT, REPLAY, Storage
-from tflearn.run_dir import read_json
 
 try:
     import reverb

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tflearn import background, extras
-from tflearn.experience import Prioritized, Queue
+from tflearn.core import background, extras
+from tflearn.core.experience import Prioritized, Queue
+from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, is_listening, wait_until
 from tflearn.replay import connection
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows
 from tflearn.replay.storage import REPLAY, STREAM, Storage
-from tflearn.waiting import LOG_EVERY_SECS, Stopped, is_listening, wait_until
 
 try:
     import reverb

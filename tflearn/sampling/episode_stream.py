@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn import background
-from tflearn.errors import UserValueError
+from tflearn.core import background
+from tflearn.core.errors import UserValueError
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
 from tflearn.sampling.episode_rows import EpisodeRows

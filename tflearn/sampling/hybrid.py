@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tflearn.experience import Scheduled
+from tflearn.core.experience import Scheduled
 from tflearn.sampling.loaded_episodes import LoadedEpisodes
 
 _STEPS_PER_CALL = 200  # of training before collection, in a process that acts and trains alternately

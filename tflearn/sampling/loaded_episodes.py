@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
 from tflearn.sampling.episode_rows import EpisodeRows
 from tflearn.sampling.ring_columns import RingColumns
-from tflearn.waiting import LOG_EVERY_SECS
 
 Order = Literal['uniform', 'epochs']
 

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Uniform
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience, Uniform
 from tflearn.replay.chunks import ChunkBuilder
 from tflearn.replay.storage import Storage
 from tflearn.sampling.ring_buffer import RingBuffer

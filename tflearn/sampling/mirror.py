@@ -19,14 +19,14 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn import background
+from tflearn.core import background
+from tflearn.core.waiting import Stopped, wait_until
 from tflearn.replay import connection
 from tflearn.replay.chunks import chunk_id, chunk_rows
 from tflearn.replay.storage import REPLAY, STREAM, Storage, error_buffer
 from tflearn.sampling import table_scan
 from tflearn.sampling.reader import TableReader, close_all, one_by_one
 from tflearn.sampling.ring_buffer import RingBuffer
-from tflearn.waiting import Stopped, wait_until
 
 _MAX_CHUNKS_AT_ONCE = 16
 _POLL_SECS = 0.002

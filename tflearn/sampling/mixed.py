@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
-from tflearn.types import BatchSource
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import BatchSource
 
 
 def sizes(batch_size: int, weights: Sequence[float]) -> list[int]:

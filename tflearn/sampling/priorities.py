@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn import background, extras
-from tflearn.experience import Prioritization, Scheduled
-from tflearn.waiting import LOG_EVERY_SECS
+from tflearn.core import background, extras
+from tflearn.core.experience import Prioritization, Scheduled
+from tflearn.core.waiting import LOG_EVERY_SECS
 
 try:
     import reverb

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.errors import UserTypeError
-from tflearn.experience import Prioritized
+from tflearn.core.errors import UserTypeError
+from tflearn.core.experience import Prioritized
+from tflearn.core.types import WEIGHTS
 from tflearn.replay.storage import Storage
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.priorities import importance_weights, priorities
 from tflearn.sampling.sum_tree import SumTree
-from tflearn.types import WEIGHTS
 
 # A draw does not know the errors of its own train steps, so it is of few: fewer than a server's draws are behind.
 _MAX_DRAW_STEPS = 16

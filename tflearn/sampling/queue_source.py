@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserTypeError
-from tflearn.experience import Queue, Reuse
+from tflearn.core.errors import UserTypeError
+from tflearn.core.experience import Queue, Reuse
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling.reader import TableReader, close_all, one_by_one
 

@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn import background, extras
-from tflearn.errors import UserTimeoutError
-from tflearn.experience import Queue
+from tflearn.core import background, extras
+from tflearn.core.errors import UserTimeoutError
+from tflearn.core.experience import Queue
+from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
-from tflearn.waiting import LOG_EVERY_SECS
 
 try:
     import reverb

@@ -10,7 +10,7 @@ from absl import logging
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.waiting import LOG_EVERY_SECS
+from tflearn.core.waiting import LOG_EVERY_SECS
 
 _NUM_SLOTS = 64  # episodes that are added side by side
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.joined_leaves import JoinedLeaves
+from tflearn.core.joined_leaves import JoinedLeaves
 from tflearn.replay.rows import RowLayout
 
 _NUMPY_KINDS = 'iuf'  # the kinds that DLPack supports

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn import extras
-from tflearn.errors import UserTypeError
-from tflearn.experience import Prioritized
+from tflearn.core import extras
+from tflearn.core.errors import UserTypeError
+from tflearn.core.experience import Prioritized
+from tflearn.core.types import WEIGHTS
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling.priorities import PriorityUpdater, importance_weights
 from tflearn.sampling.reader import ShardedReader, TableReader
-from tflearn.types import WEIGHTS
 
 try:
     import reverb

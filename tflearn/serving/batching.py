@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tflearn.errors import check_at_least
+from tflearn.core.errors import check_at_least
 from tflearn.policies.loaded_model import ModelFunction
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tflearn.core import tokens
+from tflearn.net.grpc_server import connect
 from tflearn.policies import plain_nests, signatures
-from tflearn.rpc.server import connect
-from tflearn.security import tokens
 from tflearn.serving import tensor_protos
 from tflearn.serving.protos import predict_pb2, prediction_service_pb2_grpc
 

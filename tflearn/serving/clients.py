@@ -16,11 +16,11 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from tflearn.errors import UserValueError
-from tflearn.rpc.server import Caller, Overloaded, PermissionDenied, Unauthenticated
-from tflearn.run_dir import read_json
-from tflearn.security import tokens
-from tflearn.security.renewed import Renewed
+from tflearn.core import tokens
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import read_json
+from tflearn.net.grpc_server import Caller, Overloaded, PermissionDenied, Unauthenticated
+from tflearn.net.renewed import Renewed
 
 _FORM = 'need an object of clients by name, each with "token_sha256" or "certificate"; see docs/serving.md'
 

@@ -1,6 +1,6 @@
 """Metrics of a policy server for Prometheus."""
 
-from tflearn.rpc.metrics_server import MetricsServer
+from tflearn.net.metrics_server import MetricsServer
 from tflearn.serving.models import Models
 from tflearn.serving.protos import prometheus_client
 

@@ -1,6 +1,6 @@
 """What the extra `serving` installs besides gRPC: TensorFlow Serving's messages, and Prometheus."""
 
-from tflearn import extras
+from tflearn.core import extras
 
 try:
     import prometheus_client as prometheus_client

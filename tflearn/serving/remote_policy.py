@@ -10,9 +10,11 @@ import tensorflow as tf
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.core.types import check_batch
+from tflearn.core.waiting import wait_until
+from tflearn.net.grpc_server import connect
 from tflearn.policies import plain_nests, signatures
 from tflearn.policies.loader import VersionGone
-from tflearn.rpc.server import connect
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.protos import (
     get_model_metadata_pb2,
@@ -20,8 +22,6 @@ from tflearn.serving.protos import (
     model_service_pb2_grpc,
     prediction_service_pb2_grpc,
 )
-from tflearn.types import check_batch
-from tflearn.waiting import wait_until
 
 _Answer = TypeVar('_Answer')
 

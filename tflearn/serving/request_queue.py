@@ -12,7 +12,7 @@ from concurrent import futures
 import numpy as np
 import tensorflow as tf
 
-from tflearn.rpc.server import Overloaded
+from tflearn.net.grpc_server import Overloaded
 from tflearn.serving.served_version import Signature
 
 Arrays = Mapping[str, np.ndarray]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.policies import loader, plain_nests
 from tflearn.policies.loaded_model import ModelFunction
 from tflearn.serving import batching

@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import tensorflow as tf
 
-from tflearn.errors import check_at_least
-from tflearn.rpc import server as rpc_server
+from tflearn.core.errors import check_at_least
+from tflearn.net import grpc_server as rpc_server
 from tflearn.serving.clients import Clients
 from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models, NotReady, NotServed

@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 
-from tflearn import record_files
-from tflearn.errors import UserValueError
-from tflearn.run_dir import RunDir
+from tflearn.core import record_files
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import RunDir
 from tflearn.tools.checks import Points, Series
 
 JOBS = ('train', 'collect', 'evaluate')

@@ -6,7 +6,7 @@ import numpy as np
 from absl import logging
 from google.protobuf import message
 
-from tflearn.run_dir import RunDir
+from tflearn.files.run_dir import RunDir
 from tflearn.tools import checks
 from tflearn.tools.checks import Points
 from tflearn.tools.series import NewScalars

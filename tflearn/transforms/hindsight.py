@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.types import EnvironmentSpecs, leaf_paths
 from tflearn.transforms.transform import Stage, Transform, or_zero
-from tflearn.types import EnvironmentSpecs, leaf_paths
 
 Strategy = Literal['future', 'final', 'episode']
 OfGoals = Callable[[Any, Any], tf.Tensor]

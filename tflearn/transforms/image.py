@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.transforms.transform import ObservationTransform
 
 Method = Literal['area', 'bilinear', 'nearest']

@@ -10,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from tflearn.errors import UserValueError
-from tflearn.train_step import max_over_replicas
+from tflearn.core.errors import UserValueError
+from tflearn.core.train_step import max_over_replicas
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms.statistics import Moments, Running, Statistics, variable
 from tflearn.transforms.transform import ObservationTransform, RewardTransform
-from tflearn.types import EnvironmentSpecs
 
 _EPSILON = 1e-8
 

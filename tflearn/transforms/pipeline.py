@@ -9,11 +9,11 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.errors import UserTypeError, UserValueError
-from tflearn.experience import Slicing
+from tflearn.core.errors import UserTypeError, UserValueError
+from tflearn.core.experience import Slicing
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms import rewards
 from tflearn.transforms.transform import ObservationTransform, Transform
-from tflearn.types import EnvironmentSpecs
 
 
 class Pipeline:

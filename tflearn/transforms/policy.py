@@ -7,9 +7,9 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.action_mask import ActionMask
+from tflearn.core.action_mask import ActionMask
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms.pipeline import Pipeline
-from tflearn.types import EnvironmentSpecs
 
 
 class TransformedPolicy(tf_policy.TFPolicy):

@@ -6,9 +6,9 @@ import os
 import tensorflow as tf
 from absl import logging
 
-from tflearn.errors import UserValueError
-from tflearn.run_dir import RunDir, read_json
-from tflearn.types import Agent
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import Agent
+from tflearn.files.run_dir import RunDir, read_json
 
 
 class RewardWeights:

@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import types
-from tflearn.errors import UserValueError
+from tflearn.core import types
+from tflearn.core.errors import UserValueError
 from tflearn.transforms.transform import RewardTransform, Stage, Transform, or_zero
 
 RewardFunction = Callable[[Any, Any, Any], tf.Tensor]

@@ -17,10 +17,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms.statistics import Running
 from tflearn.transforms.transform import ObservationTransform, or_zero
-from tflearn.types import EnvironmentSpecs
 
 _CLIPPING = 5.0  # of normalized observations, as in the paper
 _EPSILON = 1e-8

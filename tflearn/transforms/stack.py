@@ -9,9 +9,9 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.types import EnvironmentSpecs, leaf_paths
 from tflearn.transforms.transform import ObservationTransform
-from tflearn.types import EnvironmentSpecs, leaf_paths
 
 
 class FrameStack(ObservationTransform):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError, check_at_least
 
 
 class _Moments(tf.Module):

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.errors import UserValueError
-from tflearn.types import EnvironmentSpecs, leaf_paths
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs, leaf_paths
 
 
 class Stage(enum.IntEnum):

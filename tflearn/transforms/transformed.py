@@ -9,15 +9,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.action_mask import mask_of
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Queue
+from tflearn.core.action_mask import mask_of
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience, Queue
+from tflearn.core.types import Agent, AgentFactory, EnvironmentSpecs, check_agent, check_agent_factory
+from tflearn.core.wrapped_agent import WrappedAgent
 from tflearn.transforms.hindsight import Hindsight
 from tflearn.transforms.pipeline import Pipeline
 from tflearn.transforms.policy import transformed
 from tflearn.transforms.transform import Transform
-from tflearn.types import Agent, AgentFactory, EnvironmentSpecs, check_agent, check_agent_factory
-from tflearn.wrapped_agent import WrappedAgent
 
 
 def make_agent(

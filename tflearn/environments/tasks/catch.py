@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from tflearn.core.errors import check_at_least
+from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
-from tflearn.errors import check_at_least
-from tflearn.types import BatchedEnvironment
 
 
 def make(num_environments: int, seed: int | None, rows: int = 10, columns: int = 5) -> BatchedEnvironment:

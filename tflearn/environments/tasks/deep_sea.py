@@ -13,9 +13,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from tflearn.core.errors import check_at_least
+from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
-from tflearn.errors import check_at_least
-from tflearn.types import BatchedEnvironment
 
 BEST_RETURN = 0.99
 MAPPING_SEED = 42

@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, vector_env
-from tflearn.errors import UserValueError, check_at_least
-from tflearn.types import BatchedEnvironment
 
 GAMES = ('asterix', 'breakout', 'freeway', 'seaquest', 'space_invaders')
 SIZE = 10

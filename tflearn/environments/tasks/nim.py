@@ -12,9 +12,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
-from tflearn.errors import UserValueError, check_at_least
-from tflearn.types import BatchedEnvironment
 
 
 def make(

@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
-from tflearn.errors import UserValueError, check_at_least
-from tflearn.types import BatchedEnvironment
 
 _BOREDOM = 0.3  # of the taste along a shown item
 

@@ -1,0 +1,119 @@
+"""The table of estimates, on episodes drawn from a small decision process."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from tests.data import small_mdp
+from tflearn.data import behaviour
+from tflearn.data.evaluation import OpeOptions, evaluate
+
+OPTIONS = OpeOptions(gamma=small_mdp.GAMMA, num_features=64, num_bootstrap=200)
+EXACT = small_mdp.exact_value(small_mdp.TARGET)
+IMPORTANCE = ('importance sampling', 'weighted IS', 'per-decision IS', 'weighted per-decision IS')
+
+
+@pytest.fixture(scope='module')
+def steps():
+    return small_mdp.recorded(small_mdp.draw(3000, seed=3))
+
+
+@pytest.mark.parametrize('estimate_behaviour', [False, True])
+def test_all_estimates_are_near_the_exact_value(steps, estimate_behaviour):
+    found = evaluate(steps, dataclasses.replace(OPTIONS, estimate_behaviour=estimate_behaviour))
+    assert found.behaviour == ('estimated' if estimate_behaviour else 'recorded')
+    assert found.warnings == ()
+    assert list(found.estimates)[1:] == [*IMPORTANCE, 'doubly robust', 'fitted Q evaluation']
+    for name, estimate in list(found.estimates.items())[1:]:
+        assert estimate.low - 0.02 <= EXACT <= estimate.high + 0.02, name
+        assert 0 < estimate.high - estimate.low < 0.4, name
+    width = lambda name: found.estimates[name].high - found.estimates[name].low  # noqa: E731
+    assert width('doubly robust') < width('importance sampling')
+    assert 300 < found.effective_sample_size < 2000
+
+
+def test_the_table_and_the_file(steps):
+    found = evaluate(steps, OPTIONS)
+    text = found.text()
+    assert 'value: sum of rewards over 3 steps, gamma 0.9' in text
+    assert len(text.splitlines()) == 2 + 7 + 1
+    saved = json.loads(json.dumps(found.json(), allow_nan=False))
+    assert saved['estimates']['doubly robust']['value'] == found.estimates['doubly robust'].value
+    assert saved['num_episodes'] == 3000
+
+
+def test_a_shorter_horizon_counts_fewer_steps(steps):
+    found = evaluate(steps, dataclasses.replace(OPTIONS, horizon=1))
+    exact = small_mdp.exact_value(small_mdp.TARGET, horizon=1)
+    assert found.estimates['weighted IS'].value == pytest.approx(exact, abs=0.05)
+    assert found.estimates['fitted Q evaluation'].value == pytest.approx(exact, abs=0.05)
+
+
+def test_a_few_episodes_are_warned_of():
+    few = small_mdp.recorded(small_mdp.draw(6, seed=0))
+    found = evaluate(few, OPTIONS)
+    assert found.effective_sample_size < 6
+    assert any('the effective sample size is' in warning for warning in found.warnings)
+    never = dataclasses.replace(few, log_target=np.full(len(few.rewards), -np.inf))
+    found = evaluate(never, OPTIONS)
+    assert found.effective_sample_size == 0
+    assert found.json()['estimates']['weighted IS']['value'] is None
+    assert 'not defined' in found.text()
+
+
+def test_a_policy_without_densities_gets_fitted_values_only(steps):
+    found = evaluate(dataclasses.replace(steps, log_target=None), OPTIONS)
+    assert list(found.estimates)[1:] == ['fitted Q evaluation']
+    assert 'importance sampling is not possible' in found.text()
+
+
+def test_images_get_importance_sampling_only(steps):
+    images = dataclasses.replace(steps, observations=np.broadcast_to(0.0, (len(steps.rewards), 7056)))
+    found = evaluate(images, OPTIONS)
+    assert list(found.estimates)[1:] == [*IMPORTANCE]
+    found = evaluate(dataclasses.replace(images, log_behaviour=None), OPTIONS)
+    assert (len(found.estimates), found.behaviour) == (1, 'unknown')
+
+
+def test_real_actions_are_drawn():
+    # One step; the reward is -(a - s)^2; the policy takes a = s + noise of 0.5, the data a = noise of 1.
+    random = np.random.default_rng(1)
+    state, action = random.uniform(-1, 1, 2000), random.normal(size=2000)
+    both = lambda first: np.stack([first, np.zeros(2000)], axis=1).reshape(-1)  # noqa: E731
+    density = lambda error, scale: -0.5 * (error / scale) ** 2 - np.log(scale)  # noqa: E731
+    is_step = np.tile([True, False], 2000)
+    steps = dataclasses.replace(
+        small_mdp.recorded(small_mdp.draw(2, seed=0)),
+        lengths=np.full(2000, 2),
+        observations=both(state)[:, np.newaxis],
+        is_step=is_step,
+        rewards=both(-((action - state) ** 2)),
+        discounts=np.ones(4000),
+        actions=both(action)[:, np.newaxis],
+        log_behaviour=both(density(action, 1.0)),
+        log_target=both(density(action - state, 0.5)),
+        choices=None,
+        samples=both(state)[np.newaxis, :, np.newaxis] + 0.5 * random.normal(size=(16, 4000, 1)),
+    )
+    for estimate_behaviour in (False, True):
+        found = evaluate(steps, dataclasses.replace(OPTIONS, estimate_behaviour=estimate_behaviour))
+        for name in ('weighted IS', 'doubly robust', 'fitted Q evaluation'):
+            assert found.estimates[name].value == pytest.approx(-0.25, abs=0.05), name
+
+
+def test_the_estimated_behaviour_policy_is_the_share_in_each_state():
+    state = np.random.default_rng(0).integers(0, 2, 4000)
+    choice = (np.random.default_rng(1).random(4000) < np.array([0.2, 0.9])[state]).astype(int)
+    found = np.exp(behaviour.log_probabilities_of_choices(np.eye(2)[state], choice, 2))
+    for s in (0, 1):
+        share = choice[state == s].mean()
+        np.testing.assert_allclose(found[(state == s) & (choice == 1)], share, atol=2e-3)
+
+
+def test_rejects_one_episode_and_wrong_options():
+    with pytest.raises(ValueError, match='got 1 episodes; need at least two with steps'):
+        evaluate(small_mdp.recorded(small_mdp.draw(1, seed=0)), OPTIONS)
+    with pytest.raises(ValueError, match='num_refits=1; need at least 2'):
+        OpeOptions(num_refits=1)

@@ -1,0 +1,171 @@
+"""One job under a scheduler, as a real process of its own supervisor: restarts, addresses, how it and the run end."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import tflearn
+from tests.launch.fake_run import DEADLINE_SECS, RUN, RUNNING, WAIT, pids, topology, wait_for
+from tflearn.files.run_dir import RunDir, read_json, write_json
+from tflearn.launch.topology import OWN_PORT, REPLAY_ADDRESS, address_of
+
+_SUPERVISE = """
+import sys
+from tflearn.files.run_dir import RunDir
+from tflearn.launch import supervised_job
+sys.exit(supervised_job.run(RunDir(sys.argv[1]), sys.argv[2]))
+"""
+SAY_ADDRESS = f'say=the server is at {REPLAY_ADDRESS}'
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir(tmp_path / 'run')
+
+
+@contextlib.contextmanager
+def supervised(run_dir, name, **jobs):
+    """A supervisor of one of these fake jobs."""
+    run_dir.make()
+    dataclasses.replace(topology(run_dir, **jobs), stop_timeout_secs=5.0).save(run_dir)
+    environment = {**os.environ, 'PYTHONPATH': os.path.dirname(os.path.dirname(tflearn.__file__))}
+    process = subprocess.Popen(
+        [sys.executable, '-c', _SUPERVISE, str(run_dir.root), name],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def end(process):
+    out, _ = process.communicate(timeout=DEADLINE_SECS)
+    return process.returncode, out
+
+
+def publish(run_dir, address):
+    write_json(run_dir.address('replay_server'), {'address': address})
+
+
+def text(path):
+    return path.read_text() if path.exists() else ''
+
+
+def test_a_job_is_restarted_and_ends(run_dir):
+    with supervised(run_dir, 'train', train=[RUNNING, 'wait=1', 'once=exit=75', 'say=second life']) as process:
+        publish(run_dir, 'there:1')
+        code, out = end(process)
+    assert code == 0, out
+    assert 'train ended with exit code 75; restart 1 of 20' in out
+    assert 'second life' in run_dir.log('train').read_text()
+    assert not run_dir.failure.exists()
+
+
+def test_a_server_publishes_its_address_and_stops_when_the_run_is_done(run_dir):
+    with supervised(run_dir, 'replay_server', replay_server=[SAY_ADDRESS, *RUN], train=[]) as process:
+        address = wait_for(lambda: read_json(run_dir.address('replay_server')), 'the address')['address']
+        host, _, port = address.rpartition(':')
+        assert host and 0 < int(port) < 1 << 16
+        pids(run_dir, 'replay_server')
+        write_json(run_dir.done, {'reason': 'enough'})
+        code, out = end(process)
+    assert code == 0, out
+    assert f'the server is at {address}\n' in run_dir.log('replay_server').read_text()
+    assert (run_dir.root / 'stopped').read_text() == 'replay_server\n'
+    assert not run_dir.address('replay_server').exists()
+
+
+def test_a_job_waits_for_the_address_and_follows_it(run_dir):
+    log = run_dir.log('collect_0')
+    with supervised(run_dir, 'collect_0', train=[], collect_0=[SAY_ADDRESS, *RUN]) as process:
+        wait_for(lambda: 'waiting for the address of the replay server' in process.stdout.readline(), 'a line')
+        publish(run_dir, 'first:1')
+        wait_for(lambda: '\nthe server is at first:1\n' in text(log), 'the first address')
+        pids(run_dir, 'collect_0')
+        run_dir.address('replay_server').unlink()  # it is away for a while: nothing follows
+        publish(run_dir, 'second:2')
+        wait_for(lambda: '\nthe server is at second:2\n' in text(log), 'the second address')
+        process.send_signal(signal.SIGTERM)
+        code, out = end(process)
+    assert code == 128 + signal.SIGTERM, out
+    assert (run_dir.root / 'stopped').read_text() == 'collect_0\n' * 2, 'stopped cleanly for the new address'
+    assert 'restart' not in out, 'that is no death'
+
+
+def test_a_shard_keeps_its_port_and_a_job_follows_all_shards(run_dir):
+    both = f'say=at {REPLAY_ADDRESS},{address_of("replay_server_1")}'
+    jobs = {'replay_server': RUN, 'replay_server_1': [both, f'say=port {OWN_PORT}', *RUN], 'collect_0': [both, *RUN]}
+    jobs |= {'train': []}
+    with supervised(run_dir, 'replay_server_1', **jobs) as shard, supervised(run_dir, 'collect_0', **jobs):
+        own = wait_for(lambda: read_json(run_dir.address('replay_server_1')), 'its address')['address']
+        publish(run_dir, 'first:1')
+        for job in ('replay_server_1', 'collect_0'):
+            wait_for(lambda job=job: f'\nat first:1,{own}\n' in text(run_dir.log(job)), 'all addresses')
+        port = own.rpartition(':')[2]
+        wait_for(lambda: f'\nport {port}\n' in text(run_dir.log('replay_server_1')), 'its own port')
+        pids(run_dir, 'collect_0')
+        publish(run_dir, 'second:2')
+        wait_for(lambda: f'\nat second:2,{own}\n' in text(run_dir.log('collect_0')), 'the new address')
+        assert shard.poll() is None and 'second' not in text(run_dir.log('replay_server_1')), 'shards serve on'
+
+
+def test_a_signal_ends_a_job_that_waits(run_dir):
+    with supervised(run_dir, 'train', train=RUN) as process:
+        wait_for(lambda: process.stdout.readline().endswith('waiting for the address of the replay server\n'), 'a line')
+        process.send_signal(signal.SIGTERM)
+        assert end(process)[0] == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ('name', 'ends_the_run'), [('train', True), ('collect_0', False)], ids=['train fails', 'a collector fails']
+)
+def test_which_failure_ends_the_run(run_dir, name, ends_the_run):
+    jobs = {'train': ['exit=1'], 'collect_0': ['exit=1'], 'replay_server': RUN}
+    with supervised(run_dir, 'replay_server', **jobs) as server:
+        wait_for(lambda: read_json(run_dir.address('replay_server')), 'the address')
+        with supervised(run_dir, name, **jobs) as process:
+            code, out = end(process)
+        assert code == 1, out
+        assert run_dir.failure.exists() == ends_the_run
+        if ends_the_run:
+            code, out = end(server)
+            assert code == 1
+            assert 'the run has failed: train ended with exit code 1' in out
+        else:
+            assert 'restart' in out or 'failed start 3 of 3' in out
+            assert server.poll() is None
+
+
+def test_a_users_error_ends_the_run(run_dir):
+    message = 'tflearn-evaluate: error: got a; need b; do c'
+    with supervised(run_dir, 'evaluate', train=[], evaluate=[f'say={message}', 'exit=2']) as process:
+        publish(run_dir, 'there:1')
+        assert end(process)[0] == 2
+    assert read_json(run_dir.failure) == {'job': 'evaluate', 'message': message}
+
+
+def test_an_evaluation_that_cannot_start_is_tried_again_after_training(run_dir):
+    steps = ['once=exit=1', f'await={run_dir.train_result.relative_to(run_dir.root)}', 'exit=1']
+    with supervised(run_dir, 'evaluate', train=[], evaluate=steps) as process:
+        publish(run_dir, 'there:1')
+        wait_for(lambda: 'failed start 1 of 3' in process.stdout.readline(), 'its first failure')
+        write_json(run_dir.train_result, {})
+        code, out = end(process)
+    assert code == 1, out
+    assert run_dir.failure.exists(), 'the run cannot end without it'
+
+
+def test_refuses_an_unknown_job(run_dir):
+    with supervised(run_dir, 'trian', train=[RUNNING, WAIT]) as process:
+        code, out = end(process)
+    assert code == 1 and 'got --job=trian; need one of train' in out

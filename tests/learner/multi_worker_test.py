@@ -1,0 +1,142 @@
+"""Two processes on this machine that train together, by TF_CONFIG: their results, how they stop, and how they fail."""
+
+import json
+import os
+import pathlib
+import signal
+
+import numpy as np
+import pytest
+
+from tests.testing import forks
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.core.waiting import wait_until
+from tflearn.launch.local import free_address
+
+DEADLINE_SECS = 240
+
+
+class Cluster:
+    """Processes of worker_program, each with its log; those that still run at the end are killed."""
+
+    def __init__(self, directory, event, size=2):
+        directory.mkdir(exist_ok=True)
+        self.directory, self.logs, self.processes = directory, [], []
+        addresses = [free_address() for _ in range(size)]
+        for worker in range(size):
+            config = {'cluster': {'worker': addresses}, 'task': {'type': 'worker', 'index': worker}}
+            environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': ''}
+            if size > 1:
+                environment['TF_CONFIG'] = json.dumps(config)
+            self.logs.append(directory / f'{worker}.log')
+            program = 'tests.learner.worker_program'
+            self.processes.append(forks.start(program, directory, event, log=self.logs[-1], env=environment))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait(DEADLINE_SECS)
+
+    def wait_for(self, text, worker):
+        def found():
+            assert self.processes[worker].poll() is None, self.logs[worker].read_text()[-3000:]
+            return text in self.logs[worker].read_text()
+
+        wait_until(found, f'{text!r} of worker {worker}', DEADLINE_SECS)
+
+    def end(self, worker):
+        """Waits until the worker ends; returns its exit status and log."""
+        status = self.processes[worker].wait(DEADLINE_SECS)
+        return status, self.logs[worker].read_text()
+
+    def results(self):
+        for worker in range(len(self.processes)):
+            status, log = self.end(worker)
+            assert status == 0, log[-3000:]
+        workers = range(len(self.processes))
+        facts = [json.loads((self.directory / f'{worker}.json').read_text()) for worker in workers]
+        return facts, [dict(np.load(self.directory / f'{worker}.npz')) for worker in workers]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Returns a function (name, event, size) -> facts, values of a run without incidents."""
+
+    def run(name, event, size=2):
+        with Cluster(tmp_path / name, event, size) as cluster:
+            return cluster.results()
+
+    return run
+
+
+def _assert_near(values, others, **tolerance):
+    assert values.keys() == others.keys()
+    for name, value in values.items():
+        np.testing.assert_allclose(value, others[name], err_msg=name, **tolerance)
+
+
+def test_two_workers_equal_one_process_with_the_global_batch(tmp_path, run):
+    facts, (chief, other) = run('two', 'train')
+    assert [fact['step'] for fact in facts] == [20, 20]
+    assert [fact['difference'] for fact in facts] == [0.0, 0.0]
+    _assert_near(chief, other, rtol=0, atol=0)
+    _, (alone,) = run('one', 'alone', size=1)
+    _assert_near(chief, alone, rtol=1e-3, atol=1e-5)
+    assert 'worker 1 of 2' in (tmp_path / 'two' / '1.log').read_text()
+    assert (
+        '2 replica(s) fed by 2 input pipeline(s), 1 each; batch 4 per replica, 8 global; worker 0 of 2, the chief'
+        in (tmp_path / 'two' / '0.log').read_text()
+    )
+    for worker in (0, 1):
+        log = (tmp_path / 'two' / f'{worker}.log').read_text()
+        assert 'got different values of the worker on the workers: [0, 1] by replica; need one' in log
+    assert facts[0]['run_dir'] == str(tmp_path / 'two')
+    assert not pathlib.Path(facts[1]['run_dir']).exists(), "what only the chief's files are for is removed"
+    # Both resume from the chief's checkpoint, and so does one process with the global batch.
+    facts, (chief, other) = run('two', 'train')
+    assert [fact['step'] for fact in facts] == [40, 40]
+    _assert_near(chief, other, rtol=0, atol=0)
+    facts, (alone,) = run('one', 'alone', size=1)
+    assert facts[0]['step'] == 40
+    _assert_near(chief, alone, rtol=1e-3, atol=1e-4)
+    # A single process can restore the chief's checkpoint.
+    facts, _ = run('two', 'alone', size=1)
+    assert facts[0]['step'] == 60
+
+
+@pytest.mark.slow  # tests/jobs/multi_worker_train_test.py does so with tflearn-train
+def test_a_request_to_stop_one_worker_stops_both_at_the_same_step(tmp_path):
+    with Cluster(tmp_path / 'run', 'stop') as cluster:
+        for worker in (0, 1):
+            cluster.wait_for('at train step 8', worker)
+        cluster.processes[1].send_signal(signal.SIGTERM)
+        facts, (chief, other) = cluster.results()
+    assert facts[0]['step'] == facts[1]['step'] >= 8
+    _assert_near(chief, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('victim', [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_when_a_worker_dies_the_other_ends_with_an_error(tmp_path, victim):
+    with Cluster(tmp_path / 'run', 'kill') as cluster:
+        for worker in (0, 1):
+            cluster.wait_for('at train step 8', worker)
+        cluster.processes[victim].kill()
+        status, log = cluster.end(1 - victim)
+    assert status not in (0, -signal.SIGKILL)
+    # TensorFlow's own service may end the process first.
+    assert 'PeerStopped: lost another worker (' in log or 'heartbeat' in log.lower(), log[-3000:]
+
+
+@pytest.mark.slow
+def test_watchdog_ends_the_worker_that_waits_for_a_stuck_one(tmp_path):
+    with Cluster(tmp_path / 'run', 'stuck') as cluster:
+        status, log = cluster.end(0)
+    assert status not in (0, None), log[-3000:]
+    assert status == TRY_AGAIN_EXIT_STATUS and 'got no end of 4 train steps from train step 8 in 20 s' in log, log[
+        -3000:
+    ]
+    assert 'most recent call first' in log, 'where every thread stood'

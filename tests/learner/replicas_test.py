@@ -1,0 +1,374 @@
+"""The Learner on 1, 2 and 4 replicas with the same global batch: one result, for every agent.
+
+Compared over 50 steps: the loss (TF-Agents' convention, the mean over the global batch), the extras, the global norm of
+the gradients before and after clipping, and all parameters in the end. SAC and TD3 draw noise in their losses:
+replicas draw differently, as they should, so here it is a function of the data.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+from tf_agents.agents.sac import tanh_normal_projection_network
+from tf_agents.distributions import utils as distribution_utils
+from tf_agents.networks import actor_distribution_network
+from tf_agents.specs import distribution_spec, tensor_spec
+from tf_agents.trajectories import time_step as ts
+from tf_agents.utils import common
+
+from tests.agents import example_data
+from tests.testing import experiences
+from tflearn.agents import (
+    appo,
+    awac,
+    bc,
+    ddpg,
+    discrete_sac,
+    dqn,
+    impala,
+    iql,
+    linear_bandit,
+    ppo,
+    reinforce,
+    sac,
+    td3,
+    tqc,
+    v_mpo,
+)
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core import strategies
+from tflearn.core.experience import BatchItems
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.files.run_dir import RunDir
+from tflearn.learner.learner import Learner
+from tflearn.optimization import optimizers, ppo_loss
+from tflearn.optimization.ensemble import Truncated
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+NUM_STEPS = 50
+BATCH_SIZE = 8
+CLIPPING = 0.05  # clips nearly every gradient, each by another factor
+
+
+class Recorder(optimizers.Optimizer):
+    """Keeps the norms of the gradients, before and after clipping, summed over the steps: float32 [2]."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.norms = tf.Variable(
+            tf.zeros(2), trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name='norms'
+        )
+
+    def clip(self, gradients, norm):
+        clipped = super().clip(gradients, norm)
+        self.norms.assign_add(tf.stack([norm, tf.linalg.global_norm(clipped)]))
+        return clipped
+
+
+def _recorder(made, train_step, learning_rate, *, gradient_clipping, per_replica_batch_size, name):
+    plain = optimizers.make(train_step, learning_rate, gradient_clipping=gradient_clipping, name=name)
+    made.append(
+        Recorder(
+            keras=plain.keras,
+            train_step=train_step,
+            gradient_clipping=gradient_clipping,
+            clip_by='global_norm',
+            skip_nonfinite=False,
+            per_replica_batch_size=per_replica_batch_size,
+            name=name,
+        )
+    )
+    return made[-1]
+
+
+class _NoiseOfData(tfp.distributions.MultivariateNormalDiag):
+    """Draws a function of its mean: the same for an item on every replica."""
+
+    def sample(self, sample_shape=(), seed=None, name='sample'):
+        return self.loc + self.stddev() * tf.sin(10.0 * tf.stop_gradient(self.loc))
+
+
+class _Projection(tanh_normal_projection_network.TanhNormalProjectionNetwork):
+    """The actor's projection, onto that distribution."""
+
+    def _output_distribution_spec(self, sample_spec, network_name):
+        spec = super()._output_distribution_spec(sample_spec, network_name)
+
+        def build(*args, **kwargs):
+            return distribution_utils.scale_distribution_to_spec(_NoiseOfData(*args, **kwargs), sample_spec)
+
+        return distribution_spec.DistributionSpec(build, spec.input_params_spec, sample_spec=sample_spec)
+
+
+def _make_dqn(experience, **settings):
+    return dqn.make_agent(example_data.DISCRETE, create_train_step(), experience, fc_layer_params=(16,), **settings)
+
+
+def _make_sac(experience, **settings):
+    specs = example_data.CONTINUOUS
+    return sac.make_agent(
+        specs,
+        create_train_step(),
+        experience,
+        critic_fc_layer_params=(16,),
+        actor_network=actor_distribution_network.ActorDistributionNetwork(
+            specs.observation, specs.action, fc_layer_params=(16,), continuous_projection_net=_Projection
+        ),
+        **settings,
+    )
+
+
+def _make_cql(experience, **settings):
+    agent = _make_sac(experience, conservative_weight=0.5, conservative_target_gap=2.0, **settings)
+
+    def draw(steps):
+        actions = tf.stack([tf.sin(k * steps.observation[:, :2]) for k in range(4)], axis=1)
+        return actions, tf.reduce_sum(actions, axis=2)
+
+    agent._draw = draw
+    return agent
+
+
+def _make_td3(experience, make_agent=td3.make_agent, **settings):
+    agent = make_agent(
+        example_data.CONTINUOUS,
+        create_train_step(),
+        experience,
+        actor_fc_layer_params=(16,),
+        critic_fc_layer_params=(16,),
+        **settings,
+    )
+    agent._noise = lambda actions: tf.sin(10.0 * actions)
+    return agent
+
+
+NESTED = EnvironmentSpecs(
+    {
+        'arm': (example_data.CONTINUOUS.observation, tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0)),
+        'kinds': tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 2),
+        'mask': tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1),
+    },
+    example_data.DISCRETE.action,
+)
+
+
+def _make_nested_ppo(experience, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    return ppo.make_agent(NESTED, create_train_step(), experience, network=network, action_mask='mask', **settings)
+
+
+def _make_ppo(experience, **settings):
+    loss = ppo_loss.LossOptions(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)
+    network = NetworkOptions(fc_layer_params=(16,))
+    return ppo.make_agent(
+        example_data.CONTINUOUS, create_train_step(), experience, network=network, loss=loss, **settings
+    )
+
+
+def _make_a2c(experience, **settings):
+    loss = ppo_loss.LossOptions(lambda_=1.0, clip_epsilon=None, normalize_advantages=False)
+    return _make_impala(experience, ppo.make_agent, loss=loss, **settings)
+
+
+def _make_reinforce(experience, **settings):
+    return reinforce.make_agent(
+        example_data.DISCRETE,
+        create_train_step(),
+        experience,
+        actor_fc_layer_params=(16,),
+        value_fc_layer_params=(8,),
+        lstm_size=(8,),
+        normalize_observations=True,
+        normalize_rewards=True,
+        entropy_coefficient=0.01,
+        **settings,
+    )
+
+
+def _make_linear_bandit(experience, **_):  # without an optimizer
+    return linear_bandit.make_agent(example_data.DISCRETE, create_train_step(), experience)
+
+
+def _make_v_mpo(experience, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    return v_mpo.make_agent(example_data.CONTINUOUS, create_train_step(), experience, network=network, **settings)
+
+
+def _make_impala(experience, make_agent=impala.make_agent, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    return make_agent(example_data.DISCRETE, create_train_step(), experience, network=network, **settings)
+
+
+def _make_appo(experience, **settings):
+    surrogate = appo.SurrogateOptions(target_update_interval=3, kl_coefficient=0.1)
+    return _make_impala(experience, functools.partial(appo.make_agent, surrogate=surrogate), **settings)
+
+
+def _make_bc(experience, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    loss = bc.LossOptions(weight='return_to_go', weight_temperature=0.5, entropy_coefficient=0.01)
+    return bc.make_agent(
+        example_data.CONTINUOUS, create_train_step(), experience, network=network, loss=loss, **settings
+    )
+
+
+def _make_iql(experience, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    return iql.make_agent(
+        example_data.CONTINUOUS,
+        create_train_step(),
+        experience,
+        network=network,
+        critic_fc_layer_params=(16,),
+        **settings,
+    )
+
+
+def _make_awac(experience, make_agent=awac.make_agent, **settings):
+    units = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,)}  # for discrete actions it draws nothing
+    return make_agent(example_data.DISCRETE, create_train_step(), experience, **units, **settings)
+
+
+def _make_tqc(experience, **settings):
+    units = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,), 'num_critics': 3}
+    loss, truncated = tqc.LossOptions(reward_scale=10.0, initial_log_alpha=1.0), Truncated(4, 1)
+    specs = example_data.CONTINUOUS
+    agent = tqc.make_agent(specs, create_train_step(), experience, loss=loss, truncated=truncated, **units, **settings)
+
+    def draw(observation, training=False):
+        distribution, _ = agent._actor(observation, step_type=(), network_state=(), training=training)
+        action = distribution.mode()
+        return action, common.log_probability(distribution, action, specs.action)
+
+    agent._draw = draw
+    return agent
+
+
+def _make_discrete_sac(experience, **settings):
+    loss = discrete_sac.LossOptions(reward_scale=10.0, initial_log_alpha=3.0)
+    return _make_awac(experience, discrete_sac.make_agent, loss=loss, **settings)
+
+
+AGENTS = {
+    'iql': (_make_iql, iql.EXPERIENCE),
+    'awac': (_make_awac, awac.EXPERIENCE),
+    'discrete sac': (_make_discrete_sac, discrete_sac.EXPERIENCE),
+    'bc': (_make_bc, experiences.changed(bc.EXPERIENCE, sequence_length=3)),
+    'dqn': (_make_dqn, dqn.EXPERIENCE),
+    'sac': (_make_sac, sac.EXPERIENCE),
+    'cql': (_make_cql, sac.EXPERIENCE),
+    'tqc': (_make_tqc, tqc.EXPERIENCE),
+    'td3': (_make_td3, experiences.changed(td3.EXPERIENCE, sequence_length=3)),
+    'td3+bc': (functools.partial(_make_td3, behavior_cloning_alpha=2.5), td3.EXPERIENCE),
+    'ddpg': (functools.partial(_make_td3, make_agent=ddpg.make_agent), ddpg.EXPERIENCE),
+    'ppo': (_make_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
+    'nested ppo': (_make_nested_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
+    'a2c': (_make_a2c, experiences.changed(ppo.EXPERIENCE, training=None, sequence_length=5, stride=4)),
+    'reinforce': (_make_reinforce, experiences.changed(reinforce.EXPERIENCE, sequence_length=7, stride=6)),
+    'linear bandit': (_make_linear_bandit, linear_bandit.EXPERIENCE),
+    'v_mpo': (_make_v_mpo, experiences.changed(v_mpo.EXPERIENCE, sequence_length=5, stride=4)),
+    'impala': (_make_impala, experiences.changed(impala.EXPERIENCE, sequence_length=5, stride=4)),
+    'appo': (_make_appo, experiences.changed(appo.EXPERIENCE, sequence_length=5, stride=4)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Of one run.
+
+    Attributes:
+      loss: mean over the steps.
+      extra: means over the steps, by name.
+      norms: of each optimizer, the sums over the steps of the norms before and after clipping.
+      parameters: everything a checkpoint of the agent holds, in one order.
+    """
+
+    loss: float
+    extra: dict[str, float]
+    norms: list[np.ndarray]
+    parameters: list[np.ndarray]
+
+
+def _set_weights(agent):
+    """Sets the initial weights by their indices: the same in every strategy."""
+    for i, variable in enumerate(_variables(agent)):
+        if variable.trainable and variable.shape.rank > 1:
+            variable.assign(tf.random.stateless_uniform(variable.shape, (i, 7), -0.5, 0.5))
+
+
+def _variables(agent):
+    views = tf.train.TrackableView(agent).descendants()
+    return [view for view in views if isinstance(view, tf.Variable)]
+
+
+def _episodes(data):
+    """An episode of one to five steps in each sequence, and padding."""
+    size, length = data.step_type.shape
+    steps = np.arange(size)[:, np.newaxis] % 5 + 1
+    index = np.arange(length)[np.newaxis]
+    step_type = np.select([index == 0, index < steps], [ts.StepType.FIRST, ts.StepType.MID], ts.StepType.LAST)
+    next_step_type = np.select([index < steps - 1, index == steps - 1], [ts.StepType.MID, ts.StepType.LAST], 0)
+    return data._replace(step_type=tf.constant(step_type), next_step_type=tf.constant(next_step_type))
+
+
+def _dataset_fn(agent, length, context):
+    """The global batch of step i, cut into the replicas' parts: they come from the pipeline one after the other."""
+    replicas = context.num_replicas_in_sync
+    size = BATCH_SIZE // replicas
+    batches = [example_data.sequences(agent, BATCH_SIZE, length, seed) for seed in range(NUM_STEPS)]
+    if isinstance(agent, reinforce.ReinforceAgent):
+        batches = [_episodes(batch) for batch in batches]
+    complete = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # its thread would hold up the end of the iterator for seconds
+    return tf.data.Dataset.from_tensor_slices(complete).batch(size, drop_remainder=True).repeat().with_options(options)
+
+
+@functools.cache
+def _run(name, replicas, directory):
+    make, experience = AGENTS[name]
+    experience = dataclasses.replace(experience, batch=BatchItems(BATCH_SIZE // replicas))
+    strategy = strategies.make('default' if replicas == 1 else f'mirrored:{replicas}')
+    made = []
+    with strategy.scope():
+        recorder = functools.partial(_recorder, made)
+        agent = make(experience, make_optimizer=recorder, gradient_clipping=CLIPPING)
+        _set_weights(agent)
+    dataset_fn = functools.partial(_dataset_fn, agent, experience.slicing.sequence_length)
+    learner = Learner(agent, dataset_fn, RunDir(directory / f'{name}_{replicas}'), strategy=strategy)
+    result = learner.run(NUM_STEPS)
+    assert (result.num_steps, learner.step) == (NUM_STEPS, NUM_STEPS)
+    parameters = [variable.numpy() for variable in _variables(agent)]
+    # V-MPO's optimizer of temperature and multipliers does not clip.
+    norms = [optimizer.norms.numpy() for optimizer in made if optimizer._gradient_clipping is not None]
+    return Outcome(result.loss, result.extra, norms, parameters)
+
+
+SLOW = pytest.mark.slow
+# The others' losses and updates are mostly those of one of these.
+FAST_AGENTS = ('dqn', 'sac', 'ppo', 'linear bandit')
+
+
+@pytest.fixture(scope='module')
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp('replicas')
+
+
+@pytest.mark.parametrize('name', [pytest.param(name, marks=() if name in FAST_AGENTS else SLOW) for name in AGENTS])
+@pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=SLOW)])
+def test_replicas_agree_with_one(directory, name, replicas):
+    alone, together = _run(name, 1, directory), _run(name, replicas, directory)
+    assert together.loss == pytest.approx(alone.loss, rel=1e-4)
+    assert together.extra == pytest.approx(alone.extra, rel=1e-3, abs=1e-5)
+    np.testing.assert_allclose(together.norms, alone.norms, rtol=1e-4)
+    for before, after in alone.norms:
+        assert after <= CLIPPING * NUM_STEPS * 1.0001
+        assert before > 2 * after, 'or nothing would be clipped'
+    assert len(alone.parameters) == len(together.parameters) > 4
+    for a, b in zip(alone.parameters, together.parameters, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-3, atol=1e-5)

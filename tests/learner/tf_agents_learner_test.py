@@ -1,0 +1,236 @@
+"""What TF-Agents' own tests do not check of the drop-in. Defects of TF-Agents itself: defects_test.py."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.train import interval_trigger
+from tf_agents.train import learner as peer
+from tf_agents.train import triggers as peer_triggers
+
+from tests.agents import event_files
+from tflearn.core import strategies
+from tflearn.learner.tf_agents_learner import Learner
+from tflearn.learner.triggers import IntervalTrigger
+
+
+def _learner(directory, agent, dataset_fn, learner_class=Learner, **arguments):
+    return learner_class(str(directory), agent.train_step_counter, agent, dataset_fn, **arguments)
+
+
+def _values(agent):
+    return [variable.numpy() for variable in agent.policy.variables()]
+
+
+def _count_calls(agent, name):
+    calls, method = [], getattr(agent, name)
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return method(*args, **kwargs)
+
+    setattr(agent, name, counted)
+    return calls
+
+
+def test_one_trace_per_signature(tmp_path, make_agent, make_dataset_fn):
+    agent = make_agent()
+    traces = _count_calls(agent, 'train')
+    learner = _learner(tmp_path, agent, make_dataset_fn(), summary_interval=None)
+    assert len(traces) == 1
+    for iterations, parallel_iterations in ((1, 10), (5, 10), (2, 3)):
+        learner.run(iterations, parallel_iterations=parallel_iterations)
+    learner.run(3, iterator=learner.new_iterator())
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_one_trace_on_replicas_whose_data_may_end(tmp_path, make_agent, make_dataset_fn, replicas):
+    strategy = strategies.make(f'mirrored:{replicas}')
+    agent = make_agent(strategy)
+    traces = _count_calls(agent, 'train')
+    learner = _learner(tmp_path, agent, make_dataset_fn(), strategy=strategy)
+    assert len(traces) == replicas
+    learner.run(2)
+    assert len(traces) == replicas
+
+
+def test_returns_the_last_steps_loss_and_mean_extras(tmp_path, make_agent, make_dataset_fn):
+    agent, other = make_agent(), make_agent()
+    single = _learner(tmp_path / 'a', agent, make_dataset_fn())
+    infos = [single.run() for _ in range(4)]
+    last = _learner(tmp_path / 'b', other, make_dataset_fn()).run(4)
+    np.testing.assert_allclose(last.loss, infos[-1].loss, rtol=1e-5)
+    assert type(last).__name__ == 'LossInfo'
+    assert type(last.extra).__name__ == 'DqnLossInfo'
+    assert last.loss.shape == last.extra.td_error.shape == ()
+    np.testing.assert_allclose(last.extra.td_loss, last.loss, rtol=1e-4)  # a sum would be 8 times as large
+
+
+@pytest.mark.slow  # learner_test has such a test of `tflearn.Learner`
+@pytest.mark.parametrize('replicas', [2, 4])
+def test_replicas_agree_with_one(tmp_path, make_agent, make_dataset_fn, replicas):
+    strategy = strategies.make(f'mirrored:{replicas}')
+    one, several = make_agent(), make_agent(strategy)
+    alone = _learner(tmp_path / 'one', one, make_dataset_fn())
+    together = _learner(tmp_path / 'several', several, make_dataset_fn(), strategy=strategy)
+    for reduce_op in (tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN):
+        expected, got = alone.loss(reduce_op=reduce_op), together.loss(reduce_op=reduce_op)
+        np.testing.assert_allclose(tf.nest.flatten(got), tf.nest.flatten(expected), rtol=1e-4)
+    np.testing.assert_allclose(tf.nest.flatten(together.run(10)), tf.nest.flatten(alone.run(10)), rtol=1e-3)
+    for a, b in zip(_values(one), _values(several), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_extra_reductions(tmp_path, make_agent, make_dataset_fn):
+    mean = _learner(tmp_path / 'a', make_agent(), make_dataset_fn()).loss()
+    summed = _learner(tmp_path / 'b', make_agent(), make_dataset_fn(), extra_reductions={'td_loss': 'sum'}).loss()
+    np.testing.assert_allclose(summed.extra.td_loss, 8 * mean.extra.td_loss, rtol=1e-5)
+
+
+def test_loss_has_no_other_effect(tmp_path, make_agent, make_dataset_fn):
+    agent, called = make_agent(), []
+    learner = _learner(
+        tmp_path, agent, make_dataset_fn(), after_train_strategy_step_fn=lambda *_: called.append(1), summary_interval=1
+    )
+    before = [variable.numpy() for variable in (*agent.policy.variables(), agent.train_step_counter)]
+    traced = len(called)
+    learner.loss()
+    sample = next(iter(make_dataset_fn()(tf.distribute.InputContext())))
+    assert np.isfinite(learner.loss(sample).loss)
+    learner.close()
+    assert len(called) == traced
+    for a, b in zip(before, (*agent.policy.variables(), agent.train_step_counter), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert event_files.tags(tmp_path / 'train') == set()
+
+
+def test_callback_gets_the_sample_and_the_loss(tmp_path, make_agent, make_dataset_fn):
+    total = tf.Variable(0.0)
+
+    def after_step(sample, loss_info):
+        experience, info = sample
+        assert experience.reward.shape == (8, 2)
+        assert set(info) == {'policy_version'}
+        total.assign_add(loss_info.loss)
+
+    learner = _learner(tmp_path, make_agent(), make_dataset_fn(), after_train_strategy_step_fn=after_step)
+    losses = [learner.run().loss for _ in range(3)]
+    np.testing.assert_allclose(total.numpy(), np.sum(losses), rtol=1e-5)
+
+
+def test_calls_the_callers_triggers(tmp_path, make_agent, make_dataset_fn):
+    fired, called, own = [], [], []
+    triggers = [
+        interval_trigger.IntervalTrigger(4, lambda: fired.append(int(agent.train_step_counter))),
+        called.append,
+        IntervalTrigger(4, own.append, at_end=True),
+    ]
+    agent, kept = make_agent(), list(triggers)
+    train = agent.train
+    learner = _learner(tmp_path, agent, make_dataset_fn(), triggers=triggers, checkpoint_interval=2)
+    assert triggers == kept
+    assert agent.train == train
+    for _ in range(5):
+        learner.run(2)
+    assert (called, fired, own) == ([2, 4, 6, 8, 10], [4, 8], [4, 8])
+    learner.close()
+    assert (fired, own) == ([4, 8, 10], [4, 8, 10])
+    again = _learner(tmp_path / 'again', make_agent(), make_dataset_fn(), triggers=triggers)
+    again.run(1)
+    assert len(learner._checkpointer.manager.checkpoints) == 3
+
+
+def test_a_trigger_keeps_its_own_start_until_there_is_a_checkpoint(tmp_path, make_agent, make_dataset_fn):
+    """The first run exports at once, as its caller requests; a resumed run counts from its train step."""
+    for steps in ([1], []):
+        fired, agent = [], make_agent()
+        act = lambda agent=agent, fired=fired: fired.append(int(agent.train_step_counter))  # noqa: E731
+        trigger = interval_trigger.IntervalTrigger(100, act, start=-100)
+        learner = _learner(tmp_path, agent, make_dataset_fn(), triggers=[trigger], checkpoint_interval=1)
+        learner.run(1)
+        assert fired == steps
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_tf_agents_policy_trigger_works(tmp_path, make_agent, make_dataset_fn):
+    agent = make_agent()
+    export = peer_triggers.PolicySavedModelTrigger(
+        str(tmp_path / peer.POLICY_SAVED_MODEL_DIR), agent, agent.train_step_counter, interval=5
+    )
+    rate = peer_triggers.StepPerSecondLogTrigger(agent.train_step_counter, interval=5)
+    learner = _learner(tmp_path, agent, make_dataset_fn(), triggers=[export, rate])
+    learner.run(5)
+    learner.close()
+    names = {path.name for path in (tmp_path / 'policies' / 'checkpoints').iterdir()}
+    assert 'policy_checkpoint_0000000005' in names
+    assert 'RunTime/train_steps_per_sec' in event_files.tags(tmp_path / 'train')
+
+
+@pytest.mark.parametrize(('first', 'second'), [(peer.Learner, Learner), (Learner, peer.Learner)])
+@pytest.mark.filterwarnings('ignore')
+def test_checkpoints_are_tf_agents(tmp_path, make_agent, make_dataset_fn, first, second):
+    dataset_fn = lambda: make_dataset_fn()(tf.distribute.InputContext())  # noqa: E731
+    trained, restored = make_agent(), make_agent()
+    _learner(tmp_path, trained, dataset_fn, first, checkpoint_interval=3).run(3)
+    learner = _learner(tmp_path, restored, dataset_fn, second)
+    assert learner.train_step_numpy == 3
+    ours, theirs = (
+        [part.numpy() for part in tf.train.TrackableView(agent).descendants() if isinstance(part, tf.Variable)]
+        for agent in (trained, restored)
+    )
+    assert len(ours) > 5
+    np.testing.assert_equal(theirs, ours)
+    assert learner.run(2).loss.numpy() > 0
+
+
+def test_rejects_a_checkpoint_that_does_not_fit(tmp_path, make_agent, make_dataset_fn):
+    _learner(tmp_path, make_agent(), make_dataset_fn(), checkpoint_interval=1).run(1)
+    with pytest.raises(ValueError, match=r'kernel is float32\[3, 7\] in the checkpoint, float32\[3, 9\] here'):
+        _learner(tmp_path, make_agent(units=(9,)), make_dataset_fn())
+
+
+def test_restores_variables_that_are_made_later(tmp_path, make_agent, make_dataset_fn):
+    trained, restored = make_agent(), make_agent()
+    _learner(tmp_path, trained, make_dataset_fn(), checkpoint_interval=3).run(3)
+    learner = _learner(tmp_path, restored, make_dataset_fn(3), run_optimizer_variable_init=False)
+    assert learner.train_step_numpy == 3
+    straight = make_agent()
+    _learner(tmp_path / 'straight', straight, make_dataset_fn()).run(5)
+    learner.run(2)
+    for a, b in zip(_values(straight), _values(restored), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize('strategy', ['default', 'mirrored:2'])
+def test_data_end(tmp_path, make_agent, make_dataset_fn, strategy):
+    """The second replica runs out of data first; the steps before count, and the next call raises an error."""
+    strategy, called = strategies.make(strategy), []
+    agent = make_agent(strategy)
+    uneven = lambda context: make_dataset_fn()(context).take(7)  # noqa: E731
+    learner = _learner(tmp_path, agent, uneven, triggers=[called.append], checkpoint_interval=3, strategy=strategy)
+    taken = 7 // strategy.num_replicas_in_sync
+    assert np.isfinite(learner.run(100).loss)
+    assert (learner.train_step_numpy, called) == (taken, [taken])
+    assert [path.rpartition('-')[2] for path in learner._checkpointer.manager.checkpoints] == [str(taken)]
+    with pytest.raises(tf.errors.OutOfRangeError, match=f'the data ended at train step {taken}'):
+        learner.run(1)
+
+
+def test_warns_of_a_train_step_that_is_not_the_agents(tmp_path, make_agent, make_dataset_fn, caplog):
+    agent = make_agent()
+    Learner(str(tmp_path), tf.Variable(0, dtype=tf.int64), agent, make_dataset_fn()).run(2)
+    assert "not the agent's train_step_counter" in caplog.text
+    assert agent.train_step_counter == 2
+
+
+def test_rejects_invalid_arguments(tmp_path, make_agent, make_dataset_fn):
+    learner = _learner(tmp_path, make_agent(), None)
+    with pytest.raises(ValueError, match='neither an iterator nor experience_dataset_fn'):
+        learner.run()
+    assert learner.run(1, iterator=iter(make_dataset_fn()(tf.distribute.InputContext()))).loss > 0
+    with pytest.raises(AssertionError, match='Iterations must be greater or equal to 1, was 0'):
+        learner.run(0)
+    with pytest.raises(ValueError, match='need SUM or MEAN'):
+        learner.loss(reduce_op='MAX')
+    with pytest.raises(ValueError, match='need a path of the local file system'):
+        _learner('gs://bucket/run', make_agent(), make_dataset_fn())

@@ -1,0 +1,203 @@
+"""A real feed in this process: replay server, dispatcher, worker, relay; and the learner's end of it."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import streams
+from tests.testing import replay
+from tests.testing.experiences import experience
+from tests.testing.replay import BATCH, draw, fill
+from tflearn.coordinator import reports
+from tflearn.core.experience import Queue
+from tflearn.core.types import BatchSource
+from tflearn.core.waiting import wait_until
+from tflearn.launch.local import free_address
+from tflearn.replay import connection
+from tflearn.replay.shards import Shards
+from tflearn.replay.storage import REPLAY
+from tflearn.sampling import feed_dispatcher, feed_server, feed_worker
+from tflearn.sampling.feed_blocks import Blocks
+from tflearn.sampling.feed_client import FeedClient
+from tflearn.sampling.feed_server import RelayServer
+from tflearn.sampling.feed_source import FeedReader, FeedSource, wait_for_feed
+from tflearn.sampling.mirror import ReplayMirror
+from tflearn.sampling.queue_source import QueueSource
+from tflearn.sampling.reader import TableReader
+
+
+@pytest.fixture(scope='module')
+def served(tmp_path_factory):
+    """Replay servers, for all tests of this module."""
+    with replay.serving(tmp_path_factory.mktemp('replay')) as start:
+        yield start
+
+
+@pytest.fixture(scope='module')
+def dispatch(tmp_path_factory):
+    """Returns a function: the replay server's address -> a relay beside the dispatcher of this module."""
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(feed_dispatcher.dispatching(tmp_path_factory.mktemp('feed'), 0))
+
+        def start(address):
+            return stack.enter_context(
+                contextlib.closing(RelayServer('localhost', 0, Shards((address,)), f'localhost:{port}'))
+            )
+
+        yield start
+
+
+@contextlib.contextmanager
+def working(server, storage, source, next_element):
+    """A worker of tf.data service in this process; gives the feed's address."""
+    address, layout = f'localhost:{server.port}', Blocks(storage)
+    dataset = feed_worker.FeedDataset(layout, next_element)
+    tf_data_worker = feed_worker.start_server(FeedClient(address).state()['dispatcher'], 'localhost', 0)
+    dataset.register(FeedClient(address).state()['dispatcher'])
+    FeedClient(address).announce('one', dataset.contract)
+    try:
+        yield address
+    finally:
+        source.close()
+        del tf_data_worker
+
+
+@pytest.fixture(scope='module')
+def fed(served, dispatch):
+    """A feed of a uniform replay: what is served, and the feed's address. Its worker announces itself once."""
+    found = served(replay.experience('learner', max_size=1000))
+    fill(found)
+    mirror = ReplayMirror(found.address, found.storage, BATCH, 60.0, begins_filled=True)
+    elements = feed_worker.BatchElements(mirror, Blocks(found.storage))
+    with (
+        mock.patch.object(feed_server, '_ANNOUNCED_SECS', 600.0),
+        working(dispatch(found.address), found.storage, mirror, elements) as address,
+    ):
+        yield found, address
+
+
+def test_batches_are_those_of_the_replay(fed):
+    found, address = fed
+    assert wait_for_feed(address, found.storage, 30.0).startswith('replay_')
+    with contextlib.closing(FeedSource(address, found.storage, 1, 60.0)) as source:
+        assert isinstance(source, BatchSource)
+        trajectory, info = draw(source, 130)  # of two elements
+    assert trajectory.observation.shape == (130, BATCH, 2, 2)
+    assert (info['policy_version'].numpy() == 7).all()
+    observations = trajectory.observation.numpy()  # episode and step
+    np.testing.assert_array_equal(observations[:, :, 1] - observations[:, :, 0], np.full((130, BATCH, 2), [0, 1]))
+    assert len(np.unique(observations.reshape(-1, 4), axis=0)) > 30
+    assert len({batch.tobytes() for batch in observations}) > 100, 'batches differ'
+
+
+def test_several_replicas_get_their_batches_one_after_the_other(fed):
+    found, address = fed
+    with contextlib.closing(FeedSource(address, found.storage, 3, 60.0)) as source:
+        assert source.max_draw_steps == 128 // 3
+        trajectory, _ = draw(source, 2)
+    assert trajectory.observation.shape == (2, 3 * BATCH, 2, 2)
+
+
+def test_learners_reach_the_replay_server_through_the_relay(fed):
+    found, address = fed
+    client = FeedClient(address)
+    with connection.relayed(address, client):
+        info = connection.server_info(address)
+        real = connection.server_info(found.address)
+        assert info.keys() == real.keys()
+        assert info[REPLAY].current_size == real[REPLAY].current_size > 0
+        assert info[REPLAY].rate_limiter_info.insert_stats.completed >= info[REPLAY].current_size
+        reporter, reader = reports.Reporter(found.address, 'collect_0'), reports.ReportReader(address)
+        reporter.report({'env_steps': 30}, [{'return': 5.0}])
+        reader.read(connection.server_info(address)[reports.REPORTS].current_size)
+        assert (reader.env_steps, reader.mean_return) == (30, 5.0)
+        assert connection.send(address, reports.REPORTS, 'report', 'a text')
+        assert connection.receive(found.address, reports.REPORTS, 1) == [b'a text']
+
+
+@pytest.mark.parametrize(
+    ('method', 'path', 'body', 'status'),
+    [
+        ('GET', '/v1/other', None, 404),
+        ('POST', '/v1/tables/replay/chunk', 'x', 404),
+        ('DELETE', '/v1/tables/variables', '{}', 404),
+        ('PUT', '/v1/feed', '[1]', 400),
+        ('PUT', '/v1/feed', '{', 400),
+        ('DELETE', '/v1/tables/reports', '{"most": []}', 400),
+        ('POST', '/v1/tables/reports/report', 'x' * (3 << 20), 413),
+    ],
+)
+def test_the_relay_refuses_other_messages(fed, method, path, body, status):
+    _, address = fed
+    assert FeedClient(address)._ask(method, path, body)[0] == status
+
+
+def test_a_worker_of_other_data_is_refused(fed):
+    found, address = fed
+    other = Blocks(found.storage).contract('another function')
+    with pytest.raises(ValueError, match='got the contract .* of two; need that of the other workers'):
+        FeedClient(address).announce('two', other)
+    wrong = replay.Storage(experience(batch_size=5), replay.DATA_SPEC)
+    with pytest.raises(ValueError, match=r'got a feed at localhost:\d+ for other data: its element is'):
+        wait_for_feed(address, wrong, 5.0)
+
+
+def test_a_feed_without_a_worker_ends_at_the_deadline(fed, dispatch):
+    found, _ = fed
+    server = dispatch(found.address)
+    with pytest.raises(TimeoutError, match=r'waiting for the feed at localhost:\d+, which has 0 workers'):
+        wait_for_feed(f'localhost:{server.port}', found.storage, 0.3)
+    nowhere = free_address()
+    with contextlib.closing(FeedSource(nowhere, found.storage, 1, 0.5)) as source:
+        assert source.grant(1) == 0
+        with pytest.raises(TimeoutError, match=f'{nowhere}, which does not answer'):
+            raise wait_until(lambda: source.error, 'the error', 5.0)
+
+
+def test_a_stopped_learner_ends_its_wait(fed):
+    found, _ = fed
+    source = FeedSource(free_address(), found.storage, 1, 60.0)
+    timer = threading.Timer(0.2, source.close)
+    timer.start()
+    assert source.grant(1) == 0 and source.error is None
+
+
+def test_items_of_a_queue_arrive_once(served, dispatch):
+    found = served(experience(Queue, max_size=1000, batch_size=5))
+    spec = tf.TensorSpec(found.storage.item_shape, tf.uint8)
+    reader = TableReader(found.address, found.storage, REPLAY, [spec], 8, 60.0)
+    elements = feed_worker.ItemElements([reader], Blocks(found.storage))
+    with working(dispatch(found.address), found.storage, elements, elements) as address:
+        fill(found, 24, (5,)).join(30)  # 4 episodes: 20 items
+        source = QueueSource((address,), found.storage, 5, 60.0, seed=0, make_reader=FeedReader)
+        trajectory, _ = draw(source, 4)
+        firsts = trajectory.observation[:, :, 0].numpy().astype(int).reshape(-1, 2)
+        # Several requests are on the way, so that one element may overtake another.
+        assert sorted(firsts.tolist()) == [[episode, step] for episode in range(4) for step in range(5)]
+        assert found.table().current_size == 0
+        source.close()
+        fill(found, 6, (5,)).join(30)  # streams wait for an item without a deadline, and only then end
+        streams.wait_until_ended()
+    fill(found, 6, (5,)).join(30)
+
+
+def test_a_learner_can_be_imported_without_reverb():
+    root = pathlib.Path(__file__).resolve().parents[2]
+    path = os.pathsep.join([str(root / 'tests' / 'testing' / 'no_reverb'), str(root)])
+    ended = subprocess.run(
+        [sys.executable, '-c', 'import tflearn.jobs.train'],
+        env={**os.environ, 'PYTHONPATH': path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]

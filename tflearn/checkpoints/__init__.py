@@ -1,1 +1,0 @@
-"""Checkpoints of a learner: atomic, written in the background, restored strictly."""

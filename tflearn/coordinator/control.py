@@ -1,0 +1,258 @@
+"""The control protocol: leases, collectors' reports, and the credits that the learner grants.
+
+Messages are frozen dataclasses with one encoding for every transport; pure functions compute what follows from them. A
+message of another version of the protocol is refused.
+
+A lease is a claim of one process that expires by itself. Its owner renews it by sending any message with it. The
+receiver measures the lease's duration from the receipt, by its own monotonic clock, so that no two machines' clocks are
+ever compared. An owner that returns after its lease has expired takes a new one with the next epoch.
+"""
+
+import dataclasses
+import heapq
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tflearn.core.errors import UserValueError
+
+PROTOCOL = 1
+LEASE_SECS = 5.0
+FORGET_SECS = 600.0  # a sender that was silent for that long, and for two leases, is forgotten
+_MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
+
+
+@dataclasses.dataclass(frozen=True)
+class Lease:
+    """A claim that expires by itself unless it is renewed.
+
+    Attributes:
+      owner: the process that holds the lease: host, process id and a random number.
+      epoch: counts the leases of one claim; messages of an older epoch are refused.
+      ttl_secs: how long the lease is valid after the receipt of its newest message [seconds].
+    """
+
+    name: str
+    owner: str
+    epoch: int = 1
+    ttl_secs: float = LEASE_SECS
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A report of a collector (or of a worker of the learner); it renews the sender's lease.
+
+    Attributes:
+      counts: counts since the sender's start, to be summed over senders: 'env_steps', and more.
+      episodes: the episodes that ended since the last report, each as metrics by name: 'return', and more.
+      served: items made under this lease that are in the replay.
+      items_at_once: items that the sender makes at a time (its environments); 0 makes none and gets no credits.
+    """
+
+    lease: Lease
+    counts: Mapping[str, int]
+    episodes: Sequence[Mapping[str, float]] = ()
+    served: int = 0
+    items_at_once: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A collector's credits.
+
+    Attributes:
+      items_at_once: items that the collector makes at a time.
+      granted: items that the collector may make, counted since its lease began.
+      turn: items granted so far in round-robin order; the collector with the smallest value is next.
+    """
+
+    owner: str
+    epoch: int
+    items_at_once: int
+    granted: int
+    turn: int
+
+    def plus(self, items: int) -> 'Share':
+        """Returns the share with `items` more."""
+        return dataclasses.replace(self, granted=self.granted + items, turn=self.turn + items)
+
+
+@dataclasses.dataclass(frozen=True)
+class Credits:
+    """The items that all collectors together may make. The message renews the learner's lease.
+
+    The message holds the shares at `policy_version` and the items that each later version adds, so that learner and
+    collectors compute the same shares without a message for each version (see `at`).
+
+    Attributes:
+      number: counts the messages of the lease's epoch.
+      policy_version: the version of the weights up to which the shares' `granted` counts.
+      items_per_version: items that each later version adds, over all collectors.
+      surplus: items granted beyond what was wanted; negative while there is no collector to make them.
+    """
+
+    lease: Lease
+    number: int
+    policy_version: int
+    items_per_version: int
+    surplus: int = 0
+    shares: tuple[Share, ...] = ()
+
+    def at(self, policy_version: int) -> 'Credits':
+        """Returns the credits at a later version; itself for an earlier one."""
+        shares, surplus = self.shares, self.surplus
+        for _ in range(self.policy_version, policy_version):
+            shares, surplus = allocate(shares, surplus - self.items_per_version)
+        version = max(self.policy_version, policy_version)
+        return dataclasses.replace(self, policy_version=version, surplus=surplus, shares=shares)
+
+    def granted(self, lease: Lease) -> int:
+        """Returns how many items the holder of a collector's lease may make in all; 0 if it has no share."""
+        own = (share.granted for share in self.shares if (share.owner, share.epoch) == (lease.owner, lease.epoch))
+        return next(own, 0)
+
+
+def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...], int]:
+    """Divides the wanted items among collectors, in round-robin order.
+
+    Each turn grants as many items as the collector makes at a time: a collector whose environments end their items
+    together cannot make fewer. Items beyond what was wanted are the surplus, by which the next time fewer are granted.
+    So over several versions no more items are granted than wanted, whatever the number of collectors and environments.
+
+    Args:
+      surplus: items granted beyond what was wanted; if negative, this many items are wanted.
+
+    Returns:
+      The new shares, in the same order, and the new surplus: if there are collectors, at least 0 and less than the
+      items of one turn.
+    """
+    if surplus >= 0 or not shares:
+        return shares, surplus
+    granted = [0] * len(shares)
+    turns = [(share.turn, i) for i, share in enumerate(shares)]
+    heapq.heapify(turns)
+    while surplus < 0:
+        turn, i = turns[0]
+        items = shares[i].items_at_once
+        heapq.heapreplace(turns, (turn + items, i))
+        granted[i] += items
+        surplus += items
+    return tuple(share.plus(items) for share, items in zip(shares, granted, strict=True)), surplus
+
+
+def new_lease(name: str, ttl_secs: float = LEASE_SECS, epoch: int = 1) -> Lease:
+    """Returns a new lease of this process; see `Lease` for the arguments."""
+    return Lease(name, f'{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}', epoch, ttl_secs)
+
+
+class HeldLease:
+    """The holder's side: a lease, and the holder's count of items when it began."""
+
+    def __init__(self, lease: Lease, clock: Callable[[], float] = time.monotonic):
+        self.lease, self.began_at = lease, 0
+        self._clock, self._renewed_at = clock, clock()
+
+    @property
+    def expired(self) -> bool:
+        """Whether the lease has expired, as far as the holder knows."""
+        return self._clock() - self._renewed_at > self.lease.ttl_secs
+
+    def begin_if_expired(self, count: int) -> None:
+        """Takes the next epoch if the lease has expired, for example because the process was suspended."""
+        if self.expired:
+            self.lease = dataclasses.replace(self.lease, epoch=self.lease.epoch + 1)
+            self.began_at = count
+            self._renewed_at = self._clock()
+
+    def restart(self) -> None:
+        """Takes a lease of a new owner: the receiver may have forgotten the old one."""
+        self.lease = new_lease(self.lease.name, self.lease.ttl_secs)
+
+    def renew(self) -> None:
+        """Records that a message with the lease was sent."""
+        self._renewed_at = self._clock()
+
+
+class Leases:
+    """The receiver's side: which leases are valid."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._seen: dict[str, tuple[Lease, float]] = {}
+
+    def renew(self, lease: Lease) -> bool:
+        """Records the receipt of a message. Returns False, and records nothing, if its epoch is an old one."""
+        known = self._seen.get(lease.owner)
+        if known is not None and lease.epoch < known[0].epoch:
+            return False
+        self._seen[lease.owner] = (lease, self._clock())
+        return True
+
+    def is_valid(self, owner: str) -> bool:
+        """Returns whether the owner's newest lease is still valid."""
+        if owner not in self._seen:
+            return False
+        lease, seen_at = self._seen[owner]
+        return self._clock() - seen_at <= lease.ttl_secs
+
+    def remove_expired(self) -> list[Lease]:
+        """Removes the expired leases, and returns them."""
+        expired = [lease for owner, (lease, _) in self._seen.items() if not self.is_valid(owner)]
+        for lease in expired:
+            del self._seen[lease.owner]
+        return expired
+
+
+def encode(message: Report | Credits) -> str:
+    """Returns a message as a JSON object."""
+    return json.dumps({'protocol': PROTOCOL, 'kind': type(message).__name__, **dataclasses.asdict(message)})
+
+
+def decode(text: str | bytes) -> Report | Credits:
+    """Returns the message that `encode` encoded.
+
+    Raises:
+      ValueError: if the text is not a message of this version of the protocol.
+    """
+    if len(text) > _MAX_BYTES:
+        raise UserValueError(f'got a control message of {len(text)} bytes; need at most {_MAX_BYTES}')
+    try:
+        return _decode(json.loads(text))
+    except UserValueError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UserValueError(f'got {text[:80]!r} ({error}); need a control message') from error
+
+
+def _decode(fields: dict[str, Any]) -> Report | Credits:
+    protocol, kind = fields.pop('protocol', None), fields.pop('kind', None)
+    if protocol != PROTOCOL:
+        raise UserValueError(
+            f'got a control message of protocol {protocol!r}; need {PROTOCOL}; start all jobs with the same version of '
+            'tflearn'
+        )
+    lease = Lease(**fields.pop('lease'))
+    _check(lease.name, lease.owner, kind=str)
+    _check(lease.epoch, kind=int)
+    _check(lease.ttl_secs, kind=int | float)
+    if kind == 'Report':
+        report = Report(lease, **fields)
+        _check(report.served, report.items_at_once, kind=int)
+        numbers = [value for values in (report.counts, *report.episodes) for value in values.values()]
+        _check(*numbers, kind=int | float)
+        return report
+    if kind != 'Credits':
+        raise UserValueError(f'got a control message of the kind {kind!r}; need Report or Credits')
+    shares = tuple(Share(**share) for share in fields.pop('shares'))
+    return Credits(lease, **fields, shares=shares)
+
+
+def _check(*values: Any, kind: Any) -> None:
+    """Raises ValueError if a value is of another kind: it would fail where messages are summed."""
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UserValueError(f'got a control message with a value of {type(value).__name__}; need {kind}')

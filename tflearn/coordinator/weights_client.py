@@ -1,0 +1,224 @@
+"""A client of weights servers: one connection, the next server when one is lost."""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import random
+import socket
+import threading
+import time
+import types
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from tflearn.coordinator import weights_messages
+from tflearn.coordinator.weights_messages import Message
+from tflearn.coordinator.weights_server import DELTA, MAX_WAIT_SECS, PATH, STATUS_PATH
+from tflearn.core import tokens
+
+_CONNECT_SECS = 5.0
+_ANSWER_SECS = 15.0  # beyond what the server is asked to wait
+_LARGEST_PAUSE_SECS = 5.0
+_BLOCK_BYTES = 1 << 20
+_MAX_STATUS_BYTES = 1 << 20
+_SLOWEST_BYTES_PER_SEC = 1e6
+_KEPT = 2  # memory of earlier messages
+
+
+class Lost(RuntimeError):
+    """No server answered."""
+
+
+class Refused(RuntimeError):
+    """A server answers, but not as asked: another learner has taken over, there is no token, ..."""
+
+
+class Client:
+    """Asks weights servers. For one thread, but `close`.
+
+    Attributes:
+      address: the server that is asked now.
+    """
+
+    def __init__(self, addresses: Sequence[str], name: str, token: str = ''):
+        """Connects to nothing yet.
+
+        Args:
+          addresses: servers that have the same publications. Each client prefers another one, by rendezvous hashing;
+            it asks the next one when one is lost.
+          name: what the client's order is made from.
+          token: what it shows.
+        """
+        self._ranked = sorted(addresses, key=lambda each: _weight(name, each))
+        self._headers = {'Authorization': tokens.header(token)} if token else {}
+        self._connection: http.client.HTTPConnection | None = None
+        self._closed, self._asking = threading.Event(), threading.Lock()
+        self._failures = 0
+        self._free: list[np.ndarray] = []
+
+    @property
+    def address(self) -> str:
+        """The server that is asked now."""
+        return self._ranked[0]
+
+    def get(self, known: Message | None, wait_secs: float = MAX_WAIT_SECS) -> Message | None:
+        """Returns the newest publication with all its data; None if it is `known`, or there is none.
+
+        Args:
+          wait_secs: how long the server waits for another one before it says so [s].
+
+        Raises:
+          Lost: if no answer came in time; the next call asks the next server.
+          Refused: if the server answers something else.
+        """
+        headers = {'Prefer': f'wait={int(wait_secs)}'}
+        if known:
+            headers |= {'If-None-Match': f'"{known.tag}"', 'A-IM': DELTA}
+        with self._response('GET', PATH, headers, (), wait_secs) as response:
+            if response.status in (HTTPStatus.NOT_MODIFIED, HTTPStatus.NOT_FOUND):
+                response.read()
+                return None
+            self._check(response)
+            return weights_messages.parse(self._read_all(response)).completed(known)
+
+    def put(self, message: Message) -> None:
+        """Sends a publication.
+
+        Raises:
+          Lost: if no answer came in time.
+          Refused: if the server does not take it.
+        """
+        parts = message.parts()
+        with self._response('PUT', PATH, {'Content-Length': str(sum(map(len, parts)))}, parts) as response:
+            self._check(response)
+            response.read()
+
+    def status(self) -> dict[str, Any]:
+        """Returns what the server says of itself.
+
+        Raises:
+          Lost: if no answer came in time.
+          Refused: if the server answers something else.
+        """
+        with self._response('GET', STATUS_PATH) as response:
+            self._check(response)
+            return dict(json.loads(response.read(_MAX_STATUS_BYTES)))
+
+    def pause(self) -> None:
+        """Waits after a failure: longer each time, and not as long as other clients."""
+        secs = min(_LARGEST_PAUSE_SECS, 0.1 * 2 ** min(self._failures, 10))
+        self._closed.wait(random.SystemRandom().uniform(0.5, 1.0) * secs)
+
+    def close(self) -> None:
+        """Ends the request that another thread may wait for."""
+        self._closed.set()
+        if (connection := self._connection) and connection.sock:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+        with self._asking:
+            self._drop()
+
+    @contextlib.contextmanager
+    def _response(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] = types.MappingProxyType({}),
+        parts: Sequence[bytes | memoryview] = (),
+        wait_secs: float = 0.0,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Asks, and gives the response; makes Lost of what goes wrong in the block."""
+        with self._asking:
+            try:
+                yield self._ask(method, path, {**self._headers, **headers}, parts, wait_secs + _ANSWER_SECS)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise self._lost(error) from error
+            self._failures = 0
+
+    def _ask(
+        self, method: str, path: str, headers: Mapping[str, str], parts: Sequence[bytes | memoryview], secs: float
+    ) -> http.client.HTTPResponse:
+        while True:
+            if self._closed.is_set():
+                raise ConnectionError('closed')
+            is_kept = self._connection is not None
+            connection = self._connection or self._connect()
+            connection.sock.settimeout(secs)
+            try:
+                connection.putrequest(method, path, skip_accept_encoding=True)
+                for name, value in headers.items():
+                    connection.putheader(name, value)
+                connection.endheaders()
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # one that refuses answers before
+                    for part in parts:
+                        connection.sock.sendall(part)
+                return connection.getresponse()
+            except (ConnectionError, http.client.HTTPException):
+                if not is_kept:  # one that was kept may have been closed meanwhile
+                    raise
+                self._drop()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, _, port = self.address.rpartition(':')
+        connection = http.client.HTTPConnection(host.strip('[]'), int(port), timeout=_CONNECT_SECS)
+        connection.connect()
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = connection
+        return connection
+
+    def _read_all(self, response: http.client.HTTPResponse) -> memoryview:
+        """Returns the body; raises OSError if it comes too slowly."""
+        received, at = self._memory(int(response.headers['Content-Length'] or 0)), 0
+        deadline = time.monotonic() + _ANSWER_SECS + len(received) / _SLOWEST_BYTES_PER_SEC
+        while at < len(received):
+            count = response.readinto(received[at : at + _BLOCK_BYTES])
+            if not count or time.monotonic() > deadline:
+                raise ConnectionError(f'{at} of {len(received)} bytes came')
+            at += count
+        return received
+
+    def _memory(self, size: int) -> memoryview:
+        """Returns memory for a message: that of an earlier one, or new memory, whose first use takes long."""
+        fitting = next((i for i, each in enumerate(self._free) if len(each) >= size), None)
+        owner = np.empty(size, np.uint8) if fitting is None else self._free.pop(fitting)
+        lent = owner[:size]
+        weakref.finalize(lent, self._keep, owner)
+        return lent.data
+
+    def _keep(self, memory: np.ndarray) -> None:
+        """Keeps the memory of a message that nobody needs any more."""
+        self._free[:] = [memory, *self._free[: _KEPT - 1]]
+
+    def _check(self, response: http.client.HTTPResponse) -> None:
+        if response.status != HTTPStatus.OK:
+            text = response.read(4096).decode(errors='replace')
+            self._drop()
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                text = json.loads(text)['error']
+            raise Refused(f'the weights server at {self.address} answers {response.status}: {text}')
+
+    def _lost(self, error: Exception) -> Lost:
+        """Drops the connection, and asks the next server from now on."""
+        self._drop()
+        self._failures += 1
+        lost = Lost(f'the weights server at {self.address} does not answer ({error or type(error).__name__})')
+        if len(self._ranked) > 1 and not self._closed.is_set():
+            self._ranked.append(self._ranked.pop(0))
+            logging.warning('%s; asking %s', lost, self.address)
+        return lost
+
+    def _drop(self) -> None:
+        if self._connection:
+            self._connection.close()
+        self._connection = None
+
+
+def _weight(name: str, address: str) -> bytes:
+    return hashlib.blake2b(f'{name}/{address}'.encode(), digest_size=8).digest()

@@ -1,0 +1,367 @@
+"""Experience: the data that a learner consumes. Tables, writers, rate limiters and batches are derived from it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, get_args
+
+import tensorflow as tf
+
+from tflearn.core.errors import UserTypeError, UserValueError
+
+Sampling = Literal['auto', 'learner', 'server']
+Scheduled = (
+    float | Callable[[tf.Tensor], tf.Tensor]
+)  # a number, or a function of the train step (optimization/schedules)
+
+
+def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserTypeError(f'got {kind}.{name}={value!r}; need an integer')
+        if value < bound:
+            raise UserValueError(f'got {kind}.{name}={value}; need at least {bound}')
+
+
+def _check_table(kind: str, settings: Any) -> None:
+    _check_integers(kind, settings, {'max_size': 1, 'min_size': 1, 'max_times_sampled': 0})
+    if settings.min_size > settings.max_size:
+        raise UserValueError(
+            f'got {kind}.min_size={settings.min_size} > max_size={settings.max_size}, so that nothing would ever be '
+            'drawn; need min_size <= max_size'
+        )
+    if settings.samples_per_insert is not None and settings.samples_per_insert <= 0:
+        raise UserValueError(f'got {kind}.samples_per_insert={settings.samples_per_insert}; need a number above 0')
+    if settings.max_times_sampled and (settings.samples_per_insert or 0) > settings.max_times_sampled:
+        raise UserValueError(
+            f'got {kind}.samples_per_insert={settings.samples_per_insert} with max_times_sampled='
+            f'{settings.max_times_sampled}, so that collectors and learner would wait for each other forever: items '
+            'are removed before they were drawn that often; need max_times_sampled of at least that, or 0'
+        )
+    _check_sampling(kind, settings)
+
+
+def _check_sampling(kind: str, settings: Any) -> None:
+    if settings.sampling not in get_args(Sampling):
+        raise UserValueError(f'got {kind}.sampling={settings.sampling!r}; need one of {", ".join(get_args(Sampling))}')
+    if settings.sampling == 'learner' and settings.max_times_sampled:
+        text = f"got {kind}.sampling='learner' with max_times_sampled={settings.max_times_sampled}; "
+        raise UserValueError(text + "the learner's mirror draws without a limit; need 'server' or 'auto'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prioritization:
+    """How draws prefer items with large errors, and how weights correct for that (Schaul et al. 2016, 1511.05952).
+
+    An item has the priority p = (min(|error| + epsilon, max_error) / max_error)^alpha. It is drawn with the probability
+    P = p / (sum of p over the N items in the table), and trained with the weight (N P)^-beta. Errors are clipped, as in
+    the paper, so the maximum priority is 1: collectors give it to new items without asking the learner.
+
+    Attributes:
+      alpha: 0 draws uniformly, 1 in proportion to the errors; or a schedule. A new value applies to an item from its
+        next draw on.
+      beta: 1 corrects for the unequal draws fully, 0 not at all; or a schedule, evaluated for each draw of batches.
+      epsilon: added to an error's size, so that items without an error are drawn too; or a schedule.
+      max_error: the size at which errors are clipped.
+      initial_priority: the priority of new items, in (0, 1].
+      normalize_by_max: divide weights by the maximum of the global batch, so that they only make steps smaller.
+      error: the agent's extra metric [B] that is an item's error.
+    """
+
+    alpha: Scheduled = 0.6
+    beta: Scheduled = 0.4
+    epsilon: Scheduled = 1e-6
+    max_error: float = 1.0
+    initial_priority: float = 1.0
+    normalize_by_max: bool = True
+    error: str = 'td_error'
+
+    def __post_init__(self) -> None:
+        for name in ('alpha', 'beta', 'epsilon'):
+            value = getattr(self, name)
+            if not callable(value) and not value >= 0:
+                raise UserValueError(f'got Prioritization.{name}={value!r}; need a number of at least 0, or a schedule')
+        if not self.max_error > 0:
+            raise UserValueError(f'got Prioritization.max_error={self.max_error!r}; need a number above 0')
+        if not 0 < self.initial_priority <= 1:
+            raise UserValueError(
+                f'got Prioritization.initial_priority={self.initial_priority!r}; need a number above 0, at most 1, '
+                'which is the maximum priority'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """How a learner trains in iterations: on a batch of new items for several epochs, then never again on them.
+
+    An iteration takes a batch of items for each replica. Each epoch shuffles their steps and divides them into the
+    fewest minibatches (train steps) of equal size that hold at most `minibatch_steps`; each step is in exactly one.
+    (Unused slots of a minibatch have the weight 0, like padding and rows between two episodes.)
+
+    Attributes:
+      num_epochs: passes over the iteration's steps.
+      minibatch_steps: the maximum number of environment steps in a train step, over all replicas.
+    """
+
+    num_epochs: int = 10
+    minibatch_steps: int = 64
+
+    def __post_init__(self) -> None:
+        _check_integers('Iteration', self, {'num_epochs': 1, 'minibatch_steps': 1})
+
+
+@dataclasses.dataclass(frozen=True)
+class Reuse:
+    """How a learner trains more than once on the batches of a queue.
+
+    Attributes:
+      times: train steps with each batch.
+      recent_batches: batches that are used alternately until each has had its train steps, which are then this far
+        apart.
+      replay_proportion: additional train steps with earlier batches, drawn at random, per train step with a recent
+        batch.
+      replay_batches: earlier batches that are kept for this.
+    """
+
+    times: int = 1
+    recent_batches: int = 1
+    replay_proportion: float = 0.0
+    replay_batches: int = 0
+
+    def __post_init__(self) -> None:
+        if self.times < 1 or self.recent_batches < 1:
+            raise UserValueError(
+                f'got Reuse.times={self.times}, recent_batches={self.recent_batches}; need at least 1 for both'
+            )
+        if self.recent_batches > 1 and self.times == 1:
+            raise UserValueError(
+                f'got Reuse.recent_batches={self.recent_batches} with times=1, so that each batch is used only once; '
+                'need times > 1, or recent_batches=1'
+            )
+        if not self.replay_proportion >= 0 or bool(self.replay_proportion) != (self.replay_batches > 0):
+            raise UserValueError(
+                f'got Reuse.replay_proportion={self.replay_proportion}, replay_batches={self.replay_batches}; need '
+                'both above 0, or neither'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Slicing:
+    """How steps become items: a row is one environment step with all its columns, an item is consecutive rows.
+
+    Attributes:
+      sequence_length: rows of an item's sequence, which the agent gets [steps]. 2 is one transition; an n-step method
+        needs n + 1.
+      stride: rows between the first rows of two items of one episode [steps].
+      pad_episodes: fill up the last item of an episode with copies of its boundary row, however the episode ended. With
+        the stride `sequence_length` - 1 each step is in exactly one item, and an episode of fewer steps than that is
+        one item. With the stride 1 each step begins an item. For agents that leave boundary rows out of their losses.
+      cross_episodes: let items continue from one episode into the next, so that every `stride` steps of an environment
+        end an item, wherever its episodes end. For agents that use step types: between two episodes there is a row
+        (LAST -> FIRST) with the last observation, in which no action was taken.
+      store_policy_state: rows hold the recurrent policy's state before their step, as policy_info['policy_state'].
+      history_steps: rows of an item before its sequence, for transforms that need them, such as `stack.FrameStack`. An
+        episode's first row is repeated, so that its first steps are in items as often as the others.
+      future_steps: rows of an item after its sequence, for transforms that need them, such as `hindsight.Hindsight`. An
+        episode's boundary row is repeated, so that its last steps are in items as often as the others.
+    """
+
+    sequence_length: int = 2
+    stride: int = 1
+    pad_episodes: bool = False
+    cross_episodes: bool = False
+    store_policy_state: bool = False
+    history_steps: int = 0
+    future_steps: int = 0
+
+    def __post_init__(self) -> None:
+        least = {'sequence_length': 2, 'stride': 1, 'history_steps': 0, 'future_steps': 0}
+        _check_integers('Slicing', self, least)
+        if self.stride >= self.sequence_length:
+            raise UserValueError(
+                f'got Slicing.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
+                'would be left out; need stride < sequence_length'
+            )
+        if self.cross_episodes and self.pad_episodes:
+            raise UserValueError('got Slicing.cross_episodes with pad_episodes; need one of them, or none')
+        if self.cross_episodes and self.future_steps:
+            raise UserValueError(
+                f'got Slicing.cross_episodes with future_steps={self.future_steps}; need one of them, or none'
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an item: a sequence, and what comes with it."""
+        return self.history_steps + self.sequence_length + self.future_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """All stored items are equally likely to be drawn.
+
+    Attributes:
+      max_size: the maximum number of stored items; the oldest is removed first.
+      min_size: items needed before the first draw.
+      samples_per_insert: how often an item is drawn on average; the side that is ahead waits. None limits neither side.
+        1 with one item per step trains one batch per `global batch` environment steps.
+      max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
+      sampling: where draws are made. 'learner': in a mirror of the table in the learner's memory, by far the fastest;
+        'server': by the replay server. 'auto' is the learner if its mirror takes at most `max_mirror_gb`.
+      max_mirror_gb: the maximum memory of a mirror that 'auto' chooses [GB].
+    """
+
+    max_size: int = 100_000
+    min_size: int = 1_000
+    samples_per_insert: float | None = None
+    max_times_sampled: int = 0
+    sampling: Sampling = 'auto'
+    max_mirror_gb: float = 4.0
+
+    def __post_init__(self) -> None:
+        _check_table('Uniform', self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prioritized:
+    """Stored items are drawn by their priorities, which the learner updates.
+
+    Attributes:
+      max_size: the maximum number of stored items; the oldest is removed first.
+      min_size: items needed before the first draw.
+      samples_per_insert: see `Uniform`.
+      max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
+      prioritization: how errors become priorities, and priorities weights.
+      sampling: see `Uniform`. The learner's priorities are at most 16 train steps late, and in no checkpoint.
+      max_mirror_gb: see `Uniform`.
+    """
+
+    max_size: int = 100_000
+    min_size: int = 1_000
+    samples_per_insert: float | None = None
+    max_times_sampled: int = 0
+    prioritization: Prioritization = Prioritization()
+    sampling: Sampling = 'server'
+    max_mirror_gb: float = 4.0
+
+    def __post_init__(self) -> None:
+        _check_table('Prioritized', self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Queue:
+    """The learner gets each item once, oldest first.
+
+    Attributes:
+      max_size: items that wait before writers are blocked; the learner holds about as many more, so 1 gives the newest
+        data.
+      max_policy_lag: items with a row whose policy is more versions (publications) older than this are dropped and
+        counted, never trained on; None keeps all.
+      versions_ahead: publications of the weights that collectors need not wait for. All collectors together make the
+        items that the learner takes between two publications, and no more: the learner divides these among the
+        collectors that report, as credits (`control.Credits`), and gives the credits of a collector that no longer
+        reports to the others. With 1 they make the items that the learner takes next while it trains on the ones
+        before; with 0 all items are made with the newest weights. None: no credits, as many items as fit into the
+        queue.
+      training: how a learner takes several train steps with the same items: in iterations (PPO), or with recent batches
+        again; None trains on each batch once.
+      episode_steps: items that are not one complete episode of this many steps are dropped and counted; None keeps all.
+        For tasks whose episodes have a known length, such as the macros of a chip, with `Slicing.pad_episodes`. With
+        `max_policy_lag` = 0 training is exactly on-policy: all steps of an item were taken with the newest weights.
+    """
+
+    min_size: ClassVar[int] = 1
+    samples_per_insert: ClassVar[None] = None
+
+    max_size: int = 100_000
+    max_policy_lag: int | None = None
+    versions_ahead: int | None = None
+    training: Iteration | Reuse | None = None
+    episode_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.episode_steps is not None:
+            _check_integers('Queue', self, {'episode_steps': 1})
+        optional = {name: 0 for name in ('max_policy_lag', 'versions_ahead') if getattr(self, name) is not None}
+        _check_integers('Queue', self, {'max_size': 1, **optional})
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchItems:
+    """The size of a batch in items.
+
+    Attributes:
+      per_replica: items of a train step on each replica.
+    """
+
+    per_replica: int = 64
+
+    def __post_init__(self) -> None:
+        _check_integers('BatchItems', self, {'per_replica': 1})
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSteps:
+    """The size of a batch in steps, of which an item has as many as the stride; a new stride changes the items.
+
+    Attributes:
+      per_replica: steps of a train step's items on each replica [steps]; a multiple of the stride.
+    """
+
+    per_replica: int
+
+    def __post_init__(self) -> None:
+        _check_integers('BatchSteps', self, {'per_replica': 1})
+
+
+@dataclasses.dataclass(frozen=True)
+class Experience:
+    """How steps become items, how items are kept and drawn, and how many of them make a batch.
+
+    Attributes:
+      slicing: how steps become items.
+      replay: how items are kept and drawn.
+      batch: the size of a batch.
+      chunk_steps: steps of an environment that a collector gathers before it sends them [steps]; large rows make
+        smaller chunks. A mirror gets them after two seconds at the latest. Where the server draws, they wait until the
+        chunk is full: use 1 for environments that take many seconds for a step.
+    """
+
+    slicing: Slicing = Slicing()
+    replay: Uniform | Prioritized | Queue = Uniform()
+    batch: BatchItems | BatchSteps = BatchItems()
+    chunk_steps: int = 16
+
+    def __post_init__(self) -> None:
+        _check_integers('Experience', self, {'chunk_steps': 1})
+        parts: dict[str, tuple[type, ...]] = {
+            'slicing': (Slicing,),
+            'replay': (Uniform, Prioritized, Queue),
+            'batch': (BatchItems, BatchSteps),
+        }
+        for name, kinds in parts.items():
+            if not isinstance(value := getattr(self, name), kinds):
+                names = ' or '.join(kind.__name__ for kind in kinds)
+                raise UserTypeError(f'got Experience.{name}={value!r}; need {names} of tflearn.core.experience')
+        steps = self.replay.episode_steps if isinstance(self.replay, Queue) else None
+        if steps is not None and (steps >= self.slicing.sequence_length or self.slicing.cross_episodes):
+            raise UserValueError(
+                f'got Queue.episode_steps={steps} with {self.slicing}; need items of at least {steps + 1} rows '
+                f'that end with their episode; set Slicing.sequence_length = {steps + 1} and cross_episodes = False'
+            )
+        if isinstance(self.batch, BatchSteps) and self.batch.per_replica % self.slicing.stride:
+            raise UserValueError(
+                f'got BatchSteps.per_replica={self.batch.per_replica} with Slicing.stride={self.slicing.stride}; need '
+                'a multiple of it, since a batch consists of complete items'
+            )
+
+    @property
+    def per_replica_batch_size(self) -> int:
+        """Items of a train step on each replica."""
+        if isinstance(self.batch, BatchSteps):
+            return self.batch.per_replica // self.slicing.stride
+        return self.batch.per_replica
+
+    @property
+    def versions_ahead(self) -> int | None:
+        """See `Queue`; None for another replay."""
+        return self.replay.versions_ahead if isinstance(self.replay, Queue) else None

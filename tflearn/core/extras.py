@@ -1,0 +1,104 @@
+"""Extras: the optional packages by the modules that they install, and the command that installs a missing one."""
+
+import importlib.util
+from typing import Any, NoReturn
+
+from tflearn.core.errors import UserImportError
+
+# Module -> the extra of this package that installs it.
+_EXTRAS = {
+    'mujoco': 'mujoco',
+    'imageio': 'mujoco',
+    'ale_py': 'atari',
+    'minatar': 'minatar',
+    'Box2D': 'box2d',
+    'envpool': 'envpool',
+    'dm_control': 'dm-control',
+    'dm_env': 'dm-control',
+    'grpc': 'serving',
+    'grpc_health': 'serving',
+    'prometheus_client': 'serving',
+    'tensorflow_serving': 'serving',
+    'moviepy': 'video',
+    'minari': 'minari',
+    'h5py': 'minari',
+    'PIL': 'minari',
+    'tensorflow_datasets': 'rlds',
+    'fsspec': 'remote',
+    's3fs': 'remote',
+}
+
+# Extra -> its requirements, as in setup.py.
+REQUIREMENTS = {
+    'mujoco': ('gymnasium[mujoco]', 'mujoco>=3,<4'),
+    'atari': ('ale-py>=0.11',),
+    'minatar': ('minatar>=1.0.15,<2',),
+    'box2d': ('box2d>=2.3.10,<3',),
+    'envpool': ('envpool>=0.8.4,<1',),
+    'dm-control': ('dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'),
+    'serving': (
+        'grpcio>=1.62',
+        'grpcio-health-checking>=1.62',
+        'prometheus-client>=0.20',
+        'protobuf>=4.21',
+        'tensorflow-serving-api>=2.15,<2.16',
+    ),
+    'video': ('moviepy>=2.1,<3', 'pillow<12'),
+    'minari': ('minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'),
+    'rlds': ('tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'),
+    'remote': ('fsspec>=2025.2', 's3fs>=2025.2'),
+}
+
+
+def install_command(module: str) -> str | None:
+    """Returns the command that installs `module` with its extra's packages; None if `module` belongs to no extra.
+
+    The command names the packages themselves: this package is on no index, and a wheel comes without a checkout.
+    """
+    extra = _EXTRAS.get(module.partition('.')[0])
+    if extra is None:
+        return None
+    return f'pip install {" ".join(map(repr, REQUIREMENTS[extra]))} (the extra {extra})'
+
+
+def import_error(error: ImportError, user: str) -> UserImportError:
+    """Returns the error to raise where `user`, such as 'serving', could not import a module."""
+    remedy = install_command(error.name or '') or f'install it ({error})'
+    return UserImportError(f'got no {error.name}, which {user} needs; need that installed; {remedy}')
+
+
+def is_missing(module: str) -> bool:
+    """Whether `module` belongs to an extra and is not installed. Imports nothing."""
+    return module in _EXTRAS and importlib.util.find_spec(module) is None
+
+
+class _Unraised(Exception):
+    pass
+
+
+class Absent:
+    """Stands for a package that could not be imported, in code that only some processes use it from.
+
+    Its names are such objects too, so that annotations can be read; its errors are ones that nothing raises. Whoever
+    calls one gets the error.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__'):
+            raise AttributeError(name)
+        if name.endswith('Error'):
+            return _Unraised
+        return Absent(f'{self._name}.{name}')
+
+    def __or__(self, other: Any) -> 'Absent':
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        package = self._name.partition('.')[0]
+        raise UserImportError(
+            f'got a call of {self._name} where {package} cannot be imported; need {package}, or a learner that is fed '
+            'by a feed job (tflearn-train --feed_address)'
+        )

@@ -1,0 +1,277 @@
+"""Strategies: makes a tf.distribute strategy by its name; the layout of its replicas, workers and input pipelines.
+
+TF_CONFIG, which names several workers, is checked first: TensorFlow hangs on most mistakes in it.
+"""
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from tflearn.core.errors import UserValueError
+from tflearn.core.waiting import is_listening, wait_until
+from tflearn.core.watchdog import ending_after
+
+_NAMES = "'default', 'cpu', 'gpu', 'mirrored', 'mirrored:N' with N from 1, 'multi_worker', 'tpu' or 'tpu:<address>'"
+_START_TIMEOUT_SECS = 600.0
+_CONNECT_TIMEOUT_SECS = 5.0
+
+_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+_JOBS = ('chief', 'worker')
+
+
+def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.Strategy:
+    """Makes a strategy.
+
+    Args:
+      name: 'default' is one replica on the first device, 'cpu' on the CPU, 'gpu' on the first GPU; 'mirrored' is one
+        replica on each GPU of this machine; 'mirrored:N' is N replicas on the first N logical devices (GPUs if there
+        are any, else CPUs); 'multi_worker' is a replica on each GPU (or the CPU) of each machine in the environment
+        variable TF_CONFIG; 'tpu:local' is a TPU of this machine, 'tpu:<address>' one at 'host:port' or of that name
+        in Google Cloud, 'tpu' the one in the environment variable TPU_NAME. 'multi_worker' must be made before any
+        other TensorFlow operation.
+      timeout_secs: how long to wait for the other workers, or for the TPU. Nothing can interrupt TensorFlow there:
+        after this time the process ends, with the stacks of its threads and exit status 1.
+
+    Raises:
+      ValueError: if the name is unknown, the machine has too few devices for it, or TF_CONFIG is not valid.
+      RuntimeError: if there is no TPU, or TensorFlow ran before 'multi_worker' was made.
+      TimeoutError: if nothing listens at the TPU's address.
+    """
+    kind, separator, detail = name.partition(':')
+    if kind == 'mirrored' and (not separator or (detail.isdecimal() and int(detail) > 0)):
+        return _mirrored(name, int(detail) if separator else None)
+    if kind == 'tpu' and (detail or not separator):
+        return _tpu(name, detail, timeout_secs)
+    if name == 'default':
+        return tf.distribute.get_strategy()
+    if name == 'cpu':
+        return tf.distribute.OneDeviceStrategy('/cpu:0')
+    if name == 'gpu':
+        if not tf.config.list_logical_devices('GPU'):
+            raise UserValueError(
+                "got strategy='gpu'; need a GPU that TensorFlow sees (tf.config.list_physical_devices('GPU') is "
+                "empty); check the driver and CUDA_VISIBLE_DEVICES, or use 'cpu'"
+            )
+        return tf.distribute.OneDeviceStrategy('/gpu:0')
+    if name == 'multi_worker':
+        return _multi_worker(timeout_secs)
+    raise UserValueError(f'got strategy={name!r}; need {_NAMES}')
+
+
+def describe_devices(strategy: tf.distribute.Strategy, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
+    """Describes in one line the devices of this process that train, and a GPU that TensorFlow cannot use, if any."""
+    if tf.distribute.get_strategy() is strategy:  # the default strategy does not list its devices
+        first = tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('CPU')
+        names = [first[0].name]
+    else:
+        names = strategy.extended.worker_devices
+    counts = collections.Counter(tf.DeviceSpec.from_string(name).device_type for name in names)
+    line = f'training on {" and ".join(f"{count} {kind} device(s)" for kind, count in counts.items())}'
+    if tf.config.list_physical_devices('GPU') or 'TPU' in counts:
+        return line
+    if any(devices.glob('nvidia[0-9]*')):
+        return (
+            f'{line}; this machine has an NVIDIA GPU that TensorFlow does not see: check CUDA_VISIBLE_DEVICES, the '
+            "driver and the CUDA libraries (pip install 'tensorflow[and-cuda]==2.15.*')"
+        )
+    return f'{line}; TensorFlow sees no GPU'
+
+
+def use_threads(inter_op: int | None) -> None:
+    """Sets the number of threads that run TensorFlow's operations concurrently; None keeps TensorFlow's default.
+
+    Raises:
+      ValueError: if it is below 1.
+      RuntimeError: if TensorFlow has started with another number.
+    """
+    if inter_op is None:
+        return
+    if inter_op < 1:
+        raise UserValueError(f'got inter_op_threads={inter_op}; need at least 1, or None')
+    tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaLayout:
+    """The numbers of replicas, input pipelines and workers, and the index of this worker.
+
+    Attributes:
+      replicas: number of replicas on all workers.
+      input_pipelines: calls of a dataset function over all workers.
+      worker: index of this process among those that run the same program.
+      workers: number of these processes.
+      is_chief: whether this process writes the files that only one worker may write.
+    """
+
+    replicas: int
+    input_pipelines: int
+    worker: int
+    workers: int
+    is_chief: bool
+
+    @property
+    def replicas_per_pipeline(self) -> int:
+        """Replicas that each input pipeline feeds: the batches that it provides for one train step."""
+        return self.replicas // self.input_pipelines
+
+    def describe(self, per_replica_batch_size: int) -> str:
+        """Describes replicas and batch sizes in one line."""
+        line = (
+            f'{self.replicas} replica(s) fed by {self.input_pipelines} input pipeline(s), '
+            f'{self.replicas_per_pipeline} each; batch {per_replica_batch_size} per replica, '
+            f'{per_replica_batch_size * self.replicas} global'
+        )
+        chief = ', the chief' if self.is_chief else ''
+        return line if self.workers == 1 else f'{line}; worker {self.worker} of {self.workers}{chief}'
+
+
+def layout(strategy: tf.distribute.Strategy) -> ReplicaLayout:
+    """Returns the layout of a strategy, as this process sees it."""
+    replicas = strategy.num_replicas_in_sync
+    if isinstance(strategy, tf.distribute.TPUStrategy):  # one process drives all hosts
+        return ReplicaLayout(replicas, strategy.extended.num_hosts, 0, 1, True)
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return ReplicaLayout(replicas, 1, 0, 1, True)
+    resolver = strategy.cluster_resolver
+    jobs = resolver.cluster_spec().as_dict()
+    chiefs = len(jobs.get('chief', ()))
+    worker = resolver.task_id + (chiefs if resolver.task_type == 'worker' else 0)
+    workers = max(chiefs + len(jobs.get('worker', ())), 1)
+    return ReplicaLayout(replicas, workers, worker, workers, worker == 0)
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether this process writes checkpoints, summaries and policies for all workers."""
+    return layout(strategy).is_chief
+
+
+def _mirrored(name: str, count: int | None) -> tf.distribute.Strategy:
+    gpus = tf.config.list_logical_devices('GPU')
+    devices = [device.name for device in gpus or tf.config.list_logical_devices('CPU')]
+    if count and count > len(devices):
+        raise UserValueError(f'got strategy={name!r}; this machine has {len(devices)} device(s): {", ".join(devices)}')
+    # CPUs of one process share their memory; collectives would allow only one group size in a process.
+    cross_device_ops = None if gpus else tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(devices[:count], cross_device_ops)
+
+
+def _multi_worker(timeout_secs: float) -> tf.distribute.Strategy:
+    task = read_tf_config(os.environ.get('TF_CONFIG'))
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    # Without GPUs there is only one; with GPUs TensorFlow chooses.
+    gpus = tf.config.list_physical_devices('GPU')
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=implementations.AUTO if gpus else implementations.RING
+    )
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with ending_after(timeout_secs, f'{len(task.addresses)} worker(s): {", ".join(task.addresses)}'):
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"got strategy='multi_worker' too late ({error}); need it made before any other TensorFlow operation; "
+            'make it first in the process'
+        ) from error
+    finally:
+        # TensorFlow's server replaces the handler of SIGTERM: the signal would not end this process.
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _tpu(name: str, target: str, timeout_secs: float) -> tf.distribute.Strategy:
+    target = target or os.environ.get('TPU_NAME', '')
+    if not target:
+        raise UserValueError(f"got strategy={name!r} and no TPU_NAME; need the TPU's address; use 'tpu:<address>'")
+    address = target.removeprefix('grpc://')
+    if ':' in address:
+        target = f'grpc://{address}'
+        if not address.rpartition(':')[2].isdecimal():
+            raise UserValueError(f'got the TPU address {address!r}; need host:port')
+        # TensorFlow itself would wait forever if nothing listens there.
+        there = lambda: is_listening(address, _CONNECT_TIMEOUT_SECS)  # noqa: E731
+        wait_until(there, f'a TPU worker at {address}', timeout_secs, poll_secs=1.0)
+    try:
+        with ending_after(timeout_secs, f'the start of the TPU {target}'):
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(target)
+            tf.config.experimental_connect_to_cluster(resolver)
+            tf.tpu.experimental.initialize_tpu_system(resolver)
+            return tf.distribute.TPUStrategy(resolver)
+    except (OSError, ValueError, RuntimeError, ImportError, tf.errors.OpError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RuntimeError(
+            f'got strategy={name!r}, but no TPU starts at {target!r} ({reason}); need a TPU and a TensorFlow made for '
+            "it; see docs/distributed.md, or use 'cpu' or 'gpu'"
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A process of a cluster.
+
+    Attributes:
+      addresses: 'host:port' of every worker, the chief first.
+      index: index of this process among them.
+    """
+
+    addresses: tuple[str, ...]
+    index: int
+
+
+def read_tf_config(text: str | None) -> Task:
+    """Reads TF_CONFIG.
+
+    Args:
+      text: the environment variable's value; None if it is not set.
+
+    Raises:
+      ValueError: if MultiWorkerMirroredStrategy would not accept it; names the mistake.
+    """
+    if not text:
+        raise _wrong('no TF_CONFIG in the environment')
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f'TF_CONFIG={text!r:.1000}, which is not JSON ({error})') from error
+    parts = value if isinstance(value, dict) else {}
+    cluster, task = parts.get('cluster'), parts.get('task')
+    if not isinstance(cluster, dict) or not cluster or not isinstance(task, dict):
+        raise _wrong(f"TF_CONFIG={text!r} without the objects 'cluster' and 'task'")
+    addresses = _addresses(cluster)
+    job, index = task.get('type'), task.get('index')
+    if job not in cluster:
+        raise _wrong(f'the task type {job!r} in TF_CONFIG; the cluster has {", ".join(cluster)}')
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(cluster[job]):
+        raise _wrong(f'the task index {index!r} in TF_CONFIG; the cluster has {len(cluster[job])} of type {job!r}')
+    first = len(cluster.get('chief', ())) if job == 'worker' else 0
+    return Task(tuple(addresses), first + index)
+
+
+def _addresses(cluster: dict[str, Any]) -> list[str]:
+    if others := sorted(set(cluster) - set(_JOBS)):
+        raise _wrong(f'the job(s) {", ".join(others)} in the cluster of TF_CONFIG, which do not train')
+    found: list[str] = []
+    for job in _JOBS:
+        addresses = cluster.get(job, [])
+        if not isinstance(addresses, list) or (job in cluster and not addresses):
+            raise _wrong(f'{addresses!r} as the addresses of {job!r} in TF_CONFIG')
+        found += addresses
+    if len(cluster.get('chief', ())) > 1:
+        raise _wrong(f'{len(cluster["chief"])} chiefs in TF_CONFIG')
+    for address in found:
+        host, _, port = address.rpartition(':') if isinstance(address, str) else ('', '', '')
+        if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 1 << 16:
+            raise _wrong(f'the address {address!r} in TF_CONFIG, which is not host:port')
+    if len(set(found)) < len(found):
+        raise _wrong(f'the same address twice in TF_CONFIG: {", ".join(found)}')
+    return found
+
+
+def _wrong(what: str) -> UserValueError:
+    return UserValueError(f'got {what}; need e.g. {_EXAMPLE}; set it on each worker, with its own index')

@@ -1,0 +1,345 @@
+"""The interfaces that packages share: environments, policies, agents, batch sources, and their factories."""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step
+from tf_agents.trajectories import time_step as ts
+from tf_agents.typing import types
+
+from tflearn.core.errors import UserTypeError, UserValueError
+from tflearn.core.experience import Experience, Prioritization
+
+WEIGHTS = 'weights'  # importance weights in the info of a batch
+IDLE = 'idle'  # in the info of environments: bool [B], which of them have no episode and return FIRST
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentSpecs:
+    """Specs of one environment, without outer (batch or time) dimensions.
+
+    Attributes:
+      observation: nest of tensor specs.
+      action: nest of bounded tensor specs.
+      reward: a scalar float32, unless the task has several rewards.
+    """
+
+    observation: types.NestedTensorSpec
+    action: types.NestedTensorSpec
+    reward: types.NestedTensorSpec = dataclasses.field(default_factory=lambda: tf.TensorSpec((), tf.float32, 'reward'))
+
+    @property
+    def time_step(self) -> ts.TimeStep:
+        """The time step's spec: step_type int32, reward, discount float32 in [0, 1], observation."""
+        return ts.time_step_spec(self.observation, self.reward)
+
+
+class BatchedEnvironment(Protocol):
+    """`num_environments` copies of an environment, stepped together.
+
+    Time steps are nests of numpy arrays, every leaf with the leading dimension [B] = [num_environments]. An environment
+    whose last time step was LAST ignores its next action and returns FIRST (reward 0, discount 1), as in TF-Agents and
+    in gymnasium's next-step autoreset. Termination is LAST with discount 0; truncation (a time limit) is LAST with
+    discount 1, so that a learner bootstraps from the last observation. The caller may keep the arrays of a time step:
+    later steps do not change them.
+
+    Actions are arrays [B, ...] of the spec's dtypes. Floats are clipped to their bounds before an environment gets
+    them. The caller's array is not changed, and the data should hold it: the policy's probabilities refer to it.
+    Integers out of bounds and floats that are not finite raise a ValueError, in every step.
+
+    An environment that fails is rebuilt and returns FIRST (reward 0, discount 1) in the same step. So FIRST after a
+    time step that was not LAST means that this action, its reward and its result have to be discarded.
+    """
+
+    num_environments: int
+    specs: EnvironmentSpecs
+
+    @property
+    def info(self) -> Mapping[str, np.ndarray]:
+        """Additional values of the newest step; empty after `reset`.
+
+        Numeric arrays [B, ...], NaN or 0 where an environment gave no value. A key that has appeared once stays.
+        'executed_action', of the action's dtype and shape, is the action that was executed if it differs from the one
+        that `step` was given (apart from clipping). 'idle' marks environments that have no episode at the moment and
+        return FIRST: no failures, see `tflearn.external`.
+        """
+
+    @property
+    def num_rebuilt(self) -> int:
+        """The number of environments rebuilt so far."""
+
+    def reset(self) -> ts.TimeStep:
+        """Starts a new episode in every environment. Returns FIRST time steps [B]."""
+
+    def step(self, action: Any) -> ts.TimeStep:
+        """Applies `action` (nest of arrays [B, ...]). Returns time steps [B].
+
+        Raises:
+          ValueError: if the action has another structure, shape or dtype, is not finite, or has integers out of bounds.
+        """
+
+    def close(self) -> None:
+        """Closes the environments. May be called twice."""
+
+
+class EnvironmentFactory(Protocol):
+    """Makes a batched environment; all other arguments are bound beforehand."""
+
+    def __call__(self, num_environments: int, seed: int | None) -> BatchedEnvironment:
+        """Makes `num_environments` copies with the seeds seed, seed + 1, ... (None draws a seed)."""
+
+
+class VideoFactory(Protocol):
+    """Makes an environment that records videos of its episodes; all other arguments are bound beforehand."""
+
+    def __call__(self, folder: str) -> BatchedEnvironment:
+        """Makes a batch of one environment that writes a video of each episode to `folder`."""
+
+
+class ActingPolicy(Protocol):
+    """A policy as an actor uses it: compiled in this process, or served by another one."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the policy state [B, ...] before a first step."""
+
+    def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        """Acts on time steps [B] of numpy arrays. Returns action and info as numpy arrays [B, ...]."""
+
+    def check(self, time_step: ts.TimeStep) -> None:
+        """Raises ValueError if time steps [B] do not match the policy's spec."""
+
+
+class EvaluationPolicy(Protocol):
+    """A policy as the evaluator uses it: a loaded SavedModel or a `CompiledPolicy`."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the policy state [B, ...] before a first step; () where there is none."""
+
+    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
+        """Acts on time steps [B] of numpy arrays.
+
+        Returns:
+          (action, policy state): a nest of numpy arrays [B, ...], and the state to pass to the next call. Where a time
+          step is FIRST, the policy resets its state itself.
+        """
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """Batches that are drawn inside a learner's compiled program: faster than a dataset's iterator.
+
+    Attributes:
+      max_draw_steps: the maximum number of batches in one draw.
+      error: why there are no more batches; None if there are, or if the source was closed.
+
+    A source may have a further attribute, `takes_indices`. If it is True, `batch` also takes several indices, int64
+    [K], and returns tensors [K, B, ...]: faster than K calls where train steps are one program of XLA's. And a method
+    `compile()`, which lets TensorFlow optimize its own programs before there are data; on any thread.
+    """
+
+    max_draw_steps: int
+
+    @property
+    def error(self) -> Exception | None: ...
+
+    def grant(self, num_steps: int) -> int:
+        """Waits until train steps may be taken. Returns how many, at most `num_steps`; 0 if closed or on an `error`."""
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> types.NestedTensor:
+        """Draws batches. For a graph, like `batch`.
+
+        Args:
+          num_steps: integer scalar, the number of batches; as many as were granted.
+          seed: int64 scalar, which differs between draws: the train step.
+
+        Returns:
+          A nest of tensors [num_steps, ...], from which `batch` takes the batches one by one.
+        """
+
+    def batch(self, drawn: types.NestedTensor, i: tf.Tensor) -> tuple[types.NestedTensor, dict[str, tf.Tensor]]:
+        """Returns data and info of batch `i` of a draw: nests of tensors [B, ...], for all replicas of this process.
+
+        Where there are several, the host divides the batch, so B is a multiple of their number; and it makes batches
+        ahead: it may ask for one again, and not use it.
+
+        The info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
+        """
+
+    def close(self) -> None:
+        """Closes the source; a waiting learner returns. May be called from any thread."""
+
+
+@runtime_checkable
+class PrioritizedSource(BatchSource, Protocol):
+    """A `BatchSource` that draws by priority; its info holds `WEIGHTS`.
+
+    Attributes:
+      prioritization: names the agent's extra metric that `update` receives, and whether weights are normalized.
+    """
+
+    prioritization: Prioritization
+
+    def update(self, step: int, errors: np.ndarray) -> None:
+        """Receives the errors of the newest draw's items.
+
+        Args:
+          step: the train step after the last of them.
+          errors: float32 [num_steps, B], the items of this process in the order of the batches.
+        """
+
+
+class Agent(Protocol):
+    """The part of TF-Agents' `TFAgent` that tflearn uses."""
+
+    policy: Any
+    collect_policy: Any
+    collect_data_spec: types.NestedTensorSpec
+    training_data_spec: types.NestedTensorSpec
+    train_step_counter: tf.Variable
+
+    def initialize(self) -> Any:
+        """Prepares the first train step (target networks)."""
+
+    def train(self, experience: types.NestedTensor, weights: types.Tensor | None = None) -> Any:
+        """Takes one gradient step on a batch [B, T, ...]. Returns a LossInfo (loss, extra)."""
+
+    def loss(self, experience: types.NestedTensor, weights: types.Tensor | None = None) -> Any:
+        """Returns the LossInfo without an update."""
+
+
+class AgentFactory(Protocol):
+    """Makes an agent for an environment; hyperparameters are bound beforehand."""
+
+    def __call__(self, specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
+        """Makes the agent. Settings of the data, such as the sequence length, come from `experience`."""
+
+
+def check_agent(agent: Any) -> None:
+    """Raises TypeError if what a factory returned is no agent."""
+    needed = ('policy', 'collect_policy', 'collect_data_spec', 'train_step_counter', 'initialize', 'train', 'loss')
+    if missing := [name for name in needed if not hasattr(agent, name)]:
+        raise UserTypeError(
+            f'got make_agent that returned a {type(agent).__name__} without {", ".join(missing)}; need a TF-Agents '
+            'agent, or an object with the attributes of tflearn.core.types.Agent'
+        )
+
+
+def check_agent_factory(name: str, factory: Callable[..., Any]) -> None:
+    """Raises TypeError for an `AgentFactory` that cannot be called as one; `name` is that of the argument."""
+    check_call(name, factory, 'functools.partial(dqn.make_agent, gamma=0.99)', 'specs', 'train_step', 'experience')
+
+
+def check_call(name: str, function: Callable[..., Any], example: str, *positional: str, **named: Any) -> None:
+    """Checks that a function can be called with the arguments that it will get.
+
+    Args:
+      name: the name of the argument that it is, for the error.
+      function: the function.
+      example: one that can be.
+      positional: what its arguments without a name are.
+      named: its arguments with a name.
+
+    Raises:
+      TypeError: if it cannot, or is no function.
+    """
+    if not callable(function):
+        raise UserTypeError(f'got {name}={function!r}; need a function, such as {example}; see docs/python.md')
+    bound: tuple[tuple[Any, ...], Mapping[str, Any]] = (), {}
+    called: Any = function
+    while isinstance(called, functools.partial):
+        bound, called = ((*called.args, *bound[0]), {**called.keywords, **bound[1]}), called.func
+    try:
+        signature = inspect.signature(called)
+    except ValueError:  # Some classes of C have none.
+        return
+    # What wraps a function, as gin does, may add arguments.
+    bind = signature.bind_partial if hasattr(called, '__wrapped__') else signature.bind
+    try:
+        bind(*bound[0], *positional, **{**bound[1], **named})
+    except TypeError as error:
+        unknown = next((other for other in bound[1] if repr(other) in str(error)), '')
+        near = difflib.get_close_matches(unknown, signature.parameters, 1)
+        raise UserTypeError(
+            f'got {name}={getattr(called, "__name__", called)}, which cannot be called with '
+            f'{", ".join((*positional, *named))}: {error}{f" (did you mean {near[0]}?)" if near else ""}; need a '
+            f'function that does, such as {example}'
+        ) from None
+
+
+def specs_of(make_environment: EnvironmentFactory) -> EnvironmentSpecs:
+    """Makes one environment, reads its specs, and closes it."""
+    environment = make_environment(num_environments=1, seed=0)
+    try:
+        return environment.specs
+    finally:
+        environment.close()
+
+
+def check_batch(value: Any, spec: types.NestedTensorSpec, num_environments: int, name: str) -> None:
+    """Checks the structure, dtypes and shapes of a nest of numpy arrays [B, ...] against its spec.
+
+    Raises:
+      ValueError: if a leaf differs; it names the leaf.
+    """
+    try:
+        tf.nest.assert_same_structure(value, spec)
+    except (ValueError, TypeError) as error:
+        raise UserValueError(f'got a {name} of another structure than its spec; need {spec}') from error
+    for leaf, leaf_spec in zip(tf.nest.flatten(value), tf.nest.flatten(spec), strict=True):
+        array = np.asarray(leaf)
+        shape = (num_environments, *leaf_spec.shape)
+        if array.shape != shape or array.dtype != leaf_spec.dtype.as_numpy_dtype:
+            raise UserValueError(
+                f'got {name} {leaf_spec.name or ""} with shape {array.shape}, {array.dtype}; '
+                f'need {shape}, {leaf_spec.dtype.name}'
+            )
+
+
+def integer_bounds(spec: types.TensorSpec) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the bounds of an integer tensor: (minimum, maximum), int64, both of the tensor's shape.
+
+    Returns:
+      None if the tensor is of another dtype or has no bounds. The dtype's own limits do not count as bounds.
+    """
+    if not spec.dtype.is_integer or not hasattr(spec, 'minimum') or spec.dtype == tf.uint64:
+        return None
+    minimum, maximum = (np.broadcast_to(bound, spec.shape).astype(np.int64) for bound in (spec.minimum, spec.maximum))
+    unbounded = np.any(maximum == spec.dtype.max) or (spec.dtype.min < 0 and np.any(minimum == spec.dtype.min))
+    return None if unbounded else (minimum, maximum)
+
+
+def differ_in_start(one: types.TensorSpec, other: types.TensorSpec) -> bool:
+    """Returns whether two tensors of integers have as many choices each, counted from other numbers."""
+    bounds, others = integer_bounds(one), integer_bounds(other)
+    if bounds is None or others is None or bounds[0].shape != others[0].shape:
+        return False
+    offsets = [bound - of_other for bound, of_other in zip(bounds, others, strict=True)]
+    return bool(offsets[0].any() and (offsets[0] == offsets[1]).all())
+
+
+def leaf_paths(nest: Any, prefix: str = '') -> list[str]:
+    """Returns the paths of the leaves of a nest, such as 'arm.position' or '0', in the order of `tf.nest.flatten`.
+
+    The path of a single leaf is 'observation'.
+    """
+    if hasattr(nest, '_fields'):
+        children: Iterable[tuple[Any, Any]] = zip(nest._fields, nest, strict=True)
+    elif isinstance(nest, Mapping):
+        children = ((key, nest[key]) for key in sorted(nest))
+    elif isinstance(nest, list | tuple):
+        children = enumerate(nest)
+    else:
+        return [prefix or 'observation']
+    return [path for key, child in children for path in leaf_paths(child, f'{prefix}.{key}' if prefix else str(key))]
+
+
+def zeros(spec: types.NestedTensorSpec, outer_dims: tuple[int, ...]) -> Any:
+    """Returns a nest of zero tensors of `spec` with `outer_dims` in front, to trace a program with."""
+    return tensor_spec.zero_spec_nest(tensor_spec.remove_outer_dims_nest(spec, 0), outer_dims=outer_dims)

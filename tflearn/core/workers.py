@@ -1,0 +1,201 @@
+"""Several workers that train together: how they agree on values, and where each of them writes.
+
+Each worker runs the same program, and its collectives meet those of the others in the same order. So the number of next
+train steps, or whether a checkpoint is saved, must be the same on every worker.
+"""
+
+import contextlib
+import enum
+import json
+import tempfile
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from numpy.typing import ArrayLike
+
+from tflearn.core import strategies
+from tflearn.core.errors import UserValueError
+from tflearn.core.waiting import PeerStopped
+from tflearn.files.run_dir import RunDir
+
+_WORKERS = 'workers'
+
+
+class Ending(enum.IntEnum):
+    """How training ends; of several workers the greatest value counts."""
+
+    NONE = 0
+    STOP = 1
+    NO_DATA = 2
+    LIMIT = 3
+
+
+def check_own_stop(ending: Ending, stop: threading.Event, train_step: int) -> None:
+    """Raises PeerStopped if training was stopped, by a request to another worker: this one cannot go on alone."""
+    if ending == Ending.STOP and not stop.is_set():
+        raise PeerStopped(
+            f'stopped at train step {train_step}, because another worker was asked to stop; start all workers again: '
+            'they continue from the checkpoint'
+        )
+
+
+class Agreement:
+    """Lets the workers of a strategy agree on values. Every worker must make the same calls in the same order.
+
+    With one worker no collective runs.
+
+    Attributes:
+      layout: the strategy's replicas and workers.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self._strategy, self.layout = strategy, strategies.layout(strategy)
+        self._alone = self.layout.workers == 1
+        self._gather = tf.function(self._gathered, input_signature=[tf.TensorSpec([None], tf.int64)])
+
+    def on_any(self, flag: bool) -> bool:
+        """Returns whether `flag` is set on any worker: a request to stop, data that ended, a timeout."""
+        return flag if self._alone else bool(self.values(int(flag)).any())
+
+    def least(self, value: int) -> int:
+        """Returns the least `value` of all workers: for example train steps that each may take now."""
+        return value if self._alone else int(self.values(value).min())
+
+    def greatest(self, value: int) -> int:
+        """Returns the greatest `value` of all workers."""
+        return value if self._alone else int(self.values(value).max())
+
+    def of_chief(self, value: int) -> int:
+        """Returns the chief's `value`: for example a seed that it drew, or what it read from a server."""
+        return value if self._alone else int(self.values(value)[0])
+
+    def check_same(self, value: int, what: str) -> None:
+        """Checks that `value` is the same on every worker. Raises ValueError on every worker, if any differs."""
+        values = np.asarray([value]) if self._alone else self.values(value)
+        if (values != value).any() or (values != values[0]).any():
+            raise UserValueError(
+                f'got different values of {what} on the workers: {values.tolist()} by replica; need one; use the same '
+                '--root_dir, on a file system that all workers share, and the same configuration'
+            )
+
+    @contextlib.contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Lets a `with` block without collectives, such as reading files, fail on all workers if it fails on any.
+
+        Raises:
+          PeerStopped: if it failed on other workers only.
+        """
+        try:
+            yield
+        except Exception:
+            self.on_any(True)
+            raise
+        if self.on_any(False):
+            raise PeerStopped(f'got an error of another worker in {what}; see its log; fix it, and start all again')
+
+    def values(self, value: int) -> np.ndarray:
+        """Returns the `value` of each replica's worker: int64 [replicas]."""
+        return self._rows([value])[:, 0]
+
+    def texts(self, text: str) -> list[str]:
+        """Returns the `text` of each worker, such as its position in its part of the data."""
+        if self._alone:
+            return [text]
+        data = np.frombuffer(text.encode(), np.uint8)
+        lengths = self.values(len(data))
+        rows = self._rows(np.pad(data, (0, int(lengths.max()) - len(data))))
+        firsts = range(0, self.layout.replicas, self.layout.replicas // self.layout.workers)
+        return [rows[i, : lengths[i]].astype(np.uint8).tobytes().decode() for i in firsts]
+
+    def _rows(self, values: ArrayLike) -> np.ndarray:
+        """Returns the integers [n] of each replica's worker: int64 [replicas, n]."""
+        with self._strategy.scope():
+            return self._gather(tf.constant(values, tf.int64)).numpy()
+
+    def _gathered(self, value: tf.Tensor) -> tf.Tensor:
+        return self._strategy.gather(self._strategy.run(lambda mine: mine[tf.newaxis], (value,)), axis=0)
+
+
+class StateOfWorkers(tf.train.experimental.PythonState):
+    """A Python state that is another one on each worker, such as a position in its part of the data.
+
+    The chief's checkpoint holds all of them, and each worker restores its own. All workers save at the same train step.
+    """
+
+    def __init__(self, state: tf.train.experimental.PythonState, agreement: Agreement):
+        """Takes this worker's state, whose text is JSON."""
+        self._state, self._agreement = state, agreement
+
+    def serialize(self) -> str:
+        """Returns the state; of several workers a JSON object with all of them."""
+        texts = self._agreement.texts(self._state.serialize())
+        return texts[0] if len(texts) == 1 else json.dumps({_WORKERS: texts})
+
+    def deserialize(self, string_value: str) -> None:
+        """Restores this worker's state; logs it if the checkpoint is of another number of workers."""
+        texts = json.loads(string_value).get(_WORKERS, [string_value])
+        layout = self._agreement.layout
+        if len(texts) != layout.workers:
+            logging.warning(
+                'the checkpoint has the positions of %d workers, now there are %d, which divide the data in another '
+                'way: the batches are not those that an undisturbed run would have had',
+                len(texts),
+                layout.workers,
+            )
+        self._state.deserialize(texts[layout.worker % len(texts)])
+
+
+@contextlib.contextmanager
+def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Iterator[RunDir]:
+    """Provides each worker with its own run directory to write to.
+
+    Every worker must save, since saving a variable may need all of them, but only the chief's files are kept.
+
+    Args:
+      run_dir: the run directory, on a file system that all workers share.
+
+    Yields:
+      `run_dir` on the chief. On every other worker a temporary one on its own machine, which is removed in the end; it
+      links to the checkpoints that are in `run_dir` now, so that all workers restore the same one, and to the stop
+      request.
+    """
+    layout = strategies.layout(strategy)
+    if layout.workers > 1 and run_dir.location != str(run_dir.root):
+        raise UserValueError(
+            f'got {layout.workers} workers that train as one with --root_dir={run_dir.location}; need a directory that '
+            'all machines share; mount one'
+        )
+    if layout.is_chief:
+        yield run_dir
+        return
+    with tempfile.TemporaryDirectory(prefix=f'tflearn_worker_{layout.worker}_') as directory:
+        mine = RunDir(directory)
+        mine.checkpoints.mkdir(parents=True)
+        for path in run_dir.checkpoints.glob('c*'):  # not unfinished files
+            (mine.checkpoints / path.name).symlink_to(
+                path
+            )  # replacing or removing the link does not touch the chief's file
+        mine.manifests.symlink_to(run_dir.manifests)
+        mine.stop_request.symlink_to(run_dir.stop_request)  # so that each worker sees a later request
+        yield mine
+
+
+@contextlib.contextmanager
+def peer_failures(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Turns the error of a collective that another worker no longer takes part in into `PeerStopped`.
+
+    Raises:
+      PeerStopped: if there are several workers, or those of a TPU, and one of them has died: all have to start again.
+    """
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        if strategies.layout(strategy).workers == 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
+            raise
+        raise PeerStopped(
+            f'lost another worker ({str(error).partition(chr(10))[0]}); start all workers again: they continue from '
+            'the newest checkpoint'
+        ) from error

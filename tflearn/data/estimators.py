@@ -1,0 +1,185 @@
+"""Estimators of a policy's value from the episodes of another policy, and their bootstrap intervals.
+
+The value is the expected sum of rewards r_0 + gamma r_1 + ... over the first T steps of an episode. With the behaviour
+policy mu, the evaluated policy pi, and rho_t = pi(a_t | s_t) / mu(a_t | s_t), an episode's weight after step t is
+
+    w_t = rho_0 rho_1 ... rho_t
+
+    importance sampling (IS)     mean over episodes of w_{T-1} G, with the episode's return G
+    weighted IS                  sum of w_{T-1} G / sum of w_{T-1}
+    per-decision IS              mean of sum_t gamma^t w_t r_t
+    weighted per-decision IS     sum_t gamma^t (sum of w_t r_t / sum of w_t), sums over episodes at each t
+    doubly robust (DR)           mean of V_0, with V_t = v(s_t) + rho_t (r_t + gamma V_{t+1} - q(s_t, a_t)), V_T = 0
+
+The first three are those of Precup, Sutton and Singh 2000, "Eligibility Traces for Off-Policy Policy Evaluation". Their
+weighted per-decision estimator is not consistent; the one above is (Thomas 2015, "Safe Reinforcement Learning"). The
+last one is equation 10 of Jiang and Li 2016, "Doubly Robust Off-policy Value Evaluation for Reinforcement Learning",
+arXiv 1511.03722.
+
+All numbers are float64. N is the number of episodes, T the number of steps of the longest.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from tflearn.core.errors import UserValueError
+
+# Ratios are multiplied as sums of logarithms; greater ones would overflow.
+_LARGEST_LOG_WEIGHT = 700.0
+_MAX_VALUES = 1 << 24  # numbers of a block of bootstrap samples
+
+# Number of times that each episode counts [B, N] -> estimates [B].
+Estimator = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """Episodes of the behaviour policy, padded at their ends.
+
+    Attributes:
+      rewards: [N, T]; 0 in the padding.
+      log_ratios: log rho_t [N, T]; 0 in the padding. -inf where the evaluated policy never takes the action.
+      gamma: the discount of the value, in [0, 1].
+    """
+
+    rewards: np.ndarray
+    log_ratios: np.ndarray
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
+        if self.rewards.shape != self.log_ratios.shape or self.rewards.ndim != 2 or not self.rewards.size:
+            raise UserValueError(
+                f'got rewards {self.rewards.shape} and ratios {self.log_ratios.shape}; need two arrays [N, T]'
+            )
+
+    @property
+    def discounts(self) -> np.ndarray:
+        """gamma^t, [T]."""
+        return self.gamma ** np.arange(self.rewards.shape[1])
+
+    @property
+    def returns(self) -> np.ndarray:
+        """G, [N]."""
+        return self.rewards @ self.discounts
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """log w_t, [N, T]."""
+        return np.minimum(np.cumsum(self.log_ratios, axis=1), _LARGEST_LOG_WEIGHT)
+
+
+def effective_sample_size(log_weights: np.ndarray) -> float:
+    """Returns (sum w)^2 / sum w^2: how many episodes of the evaluated policy the weights [N] are worth (Kong 1992)."""
+    greatest = log_weights.max()
+    if np.isneginf(greatest):
+        return 0.0
+    weights = np.exp(log_weights - greatest)
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def behaviour_value(episodes: Episodes) -> Estimator:
+    """Returns the estimator of the behaviour policy's own value: the mean return."""
+    return _mean(episodes.returns)
+
+
+def importance_sampling(episodes: Episodes) -> Estimator:
+    """Returns the estimator by ordinary importance sampling."""
+    return _mean(np.exp(episodes.log_weights[:, -1]) * episodes.returns)
+
+
+def weighted_importance_sampling(episodes: Episodes) -> Estimator:
+    """Returns the estimator by weighted importance sampling; NaN where all weights are 0."""
+    weights = _scaled(episodes.log_weights[:, -1:])[:, 0]
+    weighted = weights * episodes.returns
+    return lambda counts: _ratio(counts @ weighted, counts @ weights)
+
+
+def per_decision(episodes: Episodes) -> Estimator:
+    """Returns the estimator by per-decision importance sampling."""
+    return _mean((np.exp(episodes.log_weights) * episodes.rewards) @ episodes.discounts)
+
+
+def weighted_per_decision(episodes: Episodes) -> Estimator:
+    """Returns the estimator by weighted per-decision importance sampling; NaN where all weights of a step are 0."""
+    weights = _scaled(episodes.log_weights)
+    weighted = weights * episodes.rewards
+    return lambda counts: _ratio(counts @ weighted, counts @ weights) @ episodes.discounts
+
+
+def doubly_robust(episodes: Episodes, q_values: np.ndarray, values: np.ndarray) -> Estimator:
+    """Returns the doubly robust estimator.
+
+    Args:
+      episodes: the episodes.
+      q_values: q(s_t, a_t) for the steps that are left at t, [N, T]; 0 in the padding.
+      values: v(s_t), the same for the mean over the evaluated policy's actions, [N, T]; 0 in the padding.
+    """
+    ratios = np.exp(np.minimum(episodes.log_ratios, _LARGEST_LOG_WEIGHT))
+    total = np.zeros(len(ratios))
+    for t in reversed(range(ratios.shape[1])):
+        error = episodes.rewards[:, t] + episodes.gamma * total - q_values[:, t]
+        total = values[:, t] + ratios[:, t] * error
+    return _mean(total)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """An estimate and its confidence interval.
+
+    Attributes:
+      value: the estimate; NaN if it is not defined.
+      low: the interval's lower end.
+      high: its upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def bootstrap(
+    estimator: Estimator, num_episodes: int, num_samples: int, seed: int, num_steps: int = 1, level: float = 0.95
+) -> Estimate:
+    """Returns an estimate with the percentile bootstrap's interval (Efron and Tibshirani 1993, section 13.3).
+
+    Args:
+      estimator: one of this file.
+      num_episodes: N.
+      num_samples: how often N episodes are drawn with replacement.
+      seed: the seed of the draws.
+      num_steps: T, to limit the memory.
+      level: the interval's confidence level.
+    """
+    random = np.random.default_rng(seed)
+    value = estimator(np.ones((1, num_episodes)))[0]
+    block = max(1, _MAX_VALUES // (num_episodes + num_steps))
+    shares = np.full(num_episodes, 1 / num_episodes)
+    samples = [
+        estimator(random.multinomial(num_episodes, shares, min(block, num_samples - begin)).astype(np.float64))
+        for begin in range(0, num_samples, block)
+    ]
+    defined = np.concatenate(samples)
+    defined = defined[np.isfinite(defined)]
+    if not defined.size or not np.isfinite(value):
+        return Estimate(float('nan'), float('nan'), float('nan'))
+    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(float(value), float(low), float(high))
+
+
+def _mean(values: np.ndarray) -> Estimator:
+    return lambda counts: counts @ values / counts.sum(axis=1)
+
+
+def _scaled(log_weights: np.ndarray) -> np.ndarray:
+    """Returns the weights [N, T] divided by the greatest of each column, which no ratio of sums depends on."""
+    greatest = log_weights.max(axis=0)
+    return np.exp(log_weights - np.where(np.isneginf(greatest), 0.0, greatest))
+
+
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    with np.errstate(divide='ignore', invalid='ignore'):
+        return np.asarray(numerator / denominator)

@@ -1,1 +1,0 @@
-"""Where a learner trains: strategies, workers, the watchdog, precision."""

@@ -1,1 +1,0 @@
-"""The feed: batches and items for learners without Reverb, by tf.data service."""

@@ -1,0 +1,331 @@
+"""Lease: at most one learner, and one replay server, writes to a run directory.
+
+A lease is a small file, `<job>-<epoch>.json`. Who claims it creates the file of the next epoch, which only one process
+can do, and renews it every few seconds. It ends when it is released, when its process has died on this machine, or when
+it was not renewed for `LEASE_SECS` by the clock of the process that watches it: clocks are never compared between
+machines. An owner of an older epoch finds the newer file before it writes again, and stops (the epoch is a fencing
+token; Kleppmann 2016, "How to do distributed locking").
+
+What several jobs write at the same time (leases, manifests), and what must have arrived before the next step
+(checkpoints), goes through a `Store`; all other files are only read and written.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from absl import logging
+
+from tflearn.core import background
+from tflearn.core.errors import UserRuntimeError
+
+LEASE_SECS = 15.0
+RENEW_SECS = 3.0
+_POLL_SECS = 0.25
+_CHECK_SECS = 1.0  # an owner that was not stopped for longer than this cannot have lost its lease
+_KEPT_EPOCHS = 3
+_LEAST_BYTES = 1024  # of a lease's file, so that no renewal needs more room than the first
+_CARDS = pathlib.Path('/sys/class/net')
+_BOOT = pathlib.Path('/proc/sys/kernel/random/boot_id')
+
+
+class Store:
+    """The files of a run directory that all jobs share by their file system. `remote.mirror` has those of a URL.
+
+    Attributes:
+      answers: whether the newest attempt to read what others have written succeeded.
+      check_secs: an owner that looked at its lease within this time need not look again [s].
+    """
+
+    check_secs = 0.0
+    answers = True
+
+    def names(self, directory: pathlib.Path) -> list[str]:
+        """Returns the names of the files in a directory; none if there is no such directory."""
+        return os.listdir(directory) if directory.is_dir() else []
+
+    def read(self, path: pathlib.Path) -> bytes:
+        """Returns a file's content. Raises OSError if it cannot be read."""
+        return path.read_bytes()
+
+    def size(self, path: pathlib.Path) -> int:
+        """Returns a file's size [bytes]. Raises OSError if there is none."""
+        return path.stat().st_size
+
+    def write(self, path: pathlib.Path, content: bytes) -> None:
+        """Writes a file in its place, which needs no room on a full disk if it is not longer than before.
+
+        It is not renamed; a reader may see a part of it. Raises OSError.
+        """
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), 'wb', buffering=0) as file:
+            file.write(content)
+            file.truncate()
+
+    def create(self, path: pathlib.Path, content: bytes) -> bool:
+        """Creates a file, durably, for one of all that try at once; returns False if it exists. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_name(f'.{path.name}.{os.getpid()}-{threading.get_ident()}')
+        try:
+            with written.open('wb', buffering=0) as file:
+                file.write(content)
+                os.fsync(file.fileno())
+            return self._appear(written, path, content)
+        except FileExistsError:
+            return False
+        finally:
+            written.unlink(missing_ok=True)
+
+    def _appear(self, written: pathlib.Path, path: pathlib.Path, content: bytes) -> bool:
+        try:
+            os.link(written, path)  # with its content: no reader, and no kill, finds an empty file
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            with path.open('xb', buffering=0) as file:
+                file.write(content)
+        return True
+
+    def delete(self, path: pathlib.Path) -> None:
+        """Deletes a file, if it exists."""
+        path.unlink(missing_ok=True)
+
+    def begin(self, check: Callable[[], None]) -> None:
+        """Is called when this process owns a part of the run; `check` raises once it does no longer."""
+
+    def upload(self) -> None:
+        """Returns when all that this process has written can be read by the others. Raises OSError."""
+
+    def end(self) -> None:
+        """Is called when this process stops to own its part, before its lease ends. Raises OSError."""
+
+    def refresh(self) -> None:
+        """Returns when this process sees what the others have written."""
+
+
+LOCAL = Store()
+
+
+class Lease:
+    """A lease that this process owns.
+
+    Attributes:
+      epoch: the number of the owner, from 1; greater than those of all owners before.
+    """
+
+    def __init__(self, directory: pathlib.Path, job: str, epoch: int, store: Store):
+        """Use `hold`."""
+        self.epoch = epoch
+        self._directory, self._job, self._store = directory, job, store
+        self._path = _path(directory, job, epoch)
+        self._facts: dict[str, Any] = {'job': job, 'epoch': epoch, **_this_process(), 'since': time.time()}
+        self._renewals = 0
+        self._checked_at = _clocks()
+        self._released, self._writing = threading.Event(), threading.Lock()
+
+    def check(self) -> None:
+        """Checks that no other process has taken the lease. Cheap: it seldom reads the directory.
+
+        Raises:
+          RuntimeError: if one has; it names the new owner.
+        """
+        elapsed = max(now - then for now, then in zip(_clocks(), self._checked_at, strict=True))
+        if elapsed < max(_CHECK_SECS, self._store.check_secs):
+            return
+        try:
+            self._look()
+        except OSError as error:  # no answer; whoever saves something looks again
+            logging.warning('could not check the lease in %s: %s', self._directory, error)
+
+    def _look(self) -> None:
+        now = _clocks()
+        newest = _newest_epoch(self._store, self._directory, self._job)
+        if newest > self.epoch:
+            owner = _read(self._store, _path(self._directory, self._job, newest)) or {}
+            raise UserRuntimeError(
+                f'got another {self._job} job ({_described(owner)}), which took over {self._directory.parent} while '
+                'this one had stopped; need one at a time; this one ends and writes nothing more'
+            )
+        self._checked_at = now
+
+    def renew_until_released(self) -> None:
+        """Renews the lease; runs on a thread of its own."""
+        while not self._released.wait(RENEW_SECS):
+            with (
+                contextlib.suppress(RuntimeError, OSError),
+                self._writing,
+            ):  # the job finds out itself, before it writes
+                if not self._released.is_set():
+                    self._look()
+                    self.write()
+
+    def write(self, **more: Any) -> None:
+        """Writes the file of the lease, without a rename, which not every store has."""
+        self._store.write(self._path, self.content(**more))
+
+    def content(self, **more: Any) -> bytes:
+        """Returns the content of the next renewal."""
+        self._renewals += 1
+        text = json.dumps({**self._facts, 'renewals': self._renewals, 'time': time.time(), **more})
+        return text.ljust(_LEAST_BYTES).encode()
+
+    def release(self) -> None:
+        """Ends the lease. A renewal that has begun is waited for: it would undo the release."""
+        self._released.set()
+        if not self._writing.acquire(timeout=LEASE_SECS):
+            logging.warning('left the lease %s to end by its time: a renewal does not end', self._path)
+            return
+        with contextlib.suppress(RuntimeError, OSError):
+            self._look()
+            self.write(released=True)
+        self._writing.release()
+
+
+@contextlib.contextmanager
+def hold(directory: pathlib.Path, job: str, stop: threading.Event, store: Store = LOCAL) -> Iterator[Lease | None]:
+    """Claims the lease of `job`, renews it during the block, and releases it.
+
+    Args:
+      directory: the directory of the leases' files.
+      job: the job's name, such as 'train'.
+      stop: ends the wait for a lease that its owner no longer renews; the block then gets None.
+      store: where the files are.
+
+    Raises:
+      RuntimeError: if another process has it and renews it; names its machine, process and age.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lease = None
+    while lease is None:
+        epoch = _newest_epoch(store, directory, job)
+        if epoch and not _wait_for_end(store, _path(directory, job, epoch), job, stop):
+            yield None
+            return
+        lease = _claim(store, directory, job, epoch + 1)
+    renewing = background.Thread(target=lease.renew_until_released, name='lease')
+    renewing.start()
+    try:
+        yield lease
+    finally:
+        lease.release()
+        renewing.join(RENEW_SECS)
+
+
+def _claim(store: Store, directory: pathlib.Path, job: str, epoch: int) -> Lease | None:
+    """Returns the lease of this epoch; None if another process was faster."""
+    lease = Lease(directory, job, epoch, store)
+    if not store.create(_path(directory, job, epoch), lease.content()):
+        return None
+    there = set(store.names(directory))
+    for old in range(epoch - _KEPT_EPOCHS, 0, -1):
+        path = _path(directory, job, old)
+        if path.name not in there:
+            break
+        store.delete(path)
+    return lease
+
+
+def _wait_for_end(store: Store, path: pathlib.Path, job: str, stop: threading.Event) -> bool:
+    """Waits until a lease has ended; returns False if `stop` was set meanwhile.
+
+    Raises:
+      RuntimeError: as soon as its owner renews it.
+    """
+    first, deadline = _read(store, path), time.monotonic() + LEASE_SECS
+    if first is not None and (first.get('released') or _has_died(first)):
+        return True
+    logging.info('%s: waiting up to %g s whether it still runs', _described(first or {}), LEASE_SECS)
+    while time.monotonic() < deadline:
+        if stop.wait(_POLL_SECS):
+            return False
+        owner = _read(store, path)
+        if owner is not None and (owner.get('released') or _has_died(owner)):
+            return True
+        if owner is not None and owner != first:
+            raise UserRuntimeError(
+                f'got root_dir={str(path.parent.parent)!r}, in which another {job} job works ({_described(owner)}); '
+                'need one at a time, since each would overwrite what the other saves; stop it, or choose another '
+                '--root_dir'
+            )
+    if _read(store, path) is None and path.name in store.names(path.parent):
+        raise UserRuntimeError(
+            f'got the lease {path}, which cannot be read; need to know whether another {job} job works in '
+            f'{path.parent.parent}; if none does, remove the file'
+        )
+    logging.warning('%s did not renew its lease for %g s; taking over', _described(first or {}), LEASE_SECS)
+    return True
+
+
+def _path(directory: pathlib.Path, job: str, epoch: int) -> pathlib.Path:
+    return directory / f'{job}-{epoch:06}.json'
+
+
+def _newest_epoch(store: Store, directory: pathlib.Path, job: str) -> int:
+    """Returns the newest epoch; 0 if there was none."""
+    pattern = re.compile(rf'{re.escape(job)}-(\d+)\.json')
+    found = (pattern.fullmatch(name) for name in store.names(directory))
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def _read(store: Store, path: pathlib.Path) -> dict[str, Any] | None:
+    """Returns a lease's file; None while it is being written."""
+    try:
+        value = json.loads(store.read(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _this_process() -> dict[str, Any]:
+    return {'host': socket.gethostname(), 'machine': machine(), 'pid': os.getpid(), 'started': started(os.getpid())}
+
+
+def _clocks() -> tuple[float, float]:
+    """Returns the times that go on while this process does not run [s].
+
+    The monotonic clock stands still while a machine is suspended, so an owner would not look whether it has lost its
+    lease. A virtual machine that was paused sees that by its wall clock, once that is set.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
+
+
+def machine() -> str:
+    """Returns what differs between two machines, two starts of one, and two containers on it; '' if that is unknown.
+
+    Clones of a virtual machine's snapshot have the same boot id; their network cards and names differ, mostly.
+    """
+    try:
+        boot, processes = _BOOT.read_text(encoding='utf-8').strip(), os.readlink('/proc/self/ns/pid')
+        cards = [(path.parent / 'address').read_text().strip() for path in sorted(_CARDS.glob('*/device'))]
+        return ' '.join([boot, processes, socket.gethostname(), *cards])
+    except OSError:
+        return ''
+
+
+def started(pid: int) -> str:
+    """Returns when a process was started, in ticks since the machine's start; '' if it has ended."""
+    try:
+        fields = pathlib.Path(f'/proc/{pid}/stat').read_text(encoding='utf-8').rpartition(')')[2].split()
+    except OSError:
+        return ''
+    return '' if fields[0] == 'Z' else fields[19]
+
+
+def _has_died(owner: dict[str, Any]) -> bool:
+    """Returns whether the owner ran on this machine and has ended."""
+    here = machine()
+    same_machine = bool(here) and owner.get('machine') == here
+    return same_machine and isinstance(owner.get('pid'), int) and owner.get('started') != started(owner['pid'])
+
+
+def _described(owner: dict[str, Any]) -> str:
+    since = owner.get('since')
+    if 'pid' not in owner or not isinstance(since, int | float):
+        return 'one that has just begun'
+    return f'pid {owner["pid"]} on {owner.get("host")}, for {max(0.0, time.time() - since):.0f} s'

@@ -1,0 +1,161 @@
+"""Opens a run directory: a path as it is; a URL as a local copy of this process, see `Mirror`."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pathlib
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+
+from absl import logging
+
+from tflearn.core.errors import UserOSError, UserValueError
+from tflearn.files.lock import Store
+from tflearn.files.objects import Objects
+from tflearn.files.run_dir import RunDir, call_by_url
+from tflearn.files.store_copy import Mirror
+from tflearn.files.store_roles import role
+
+_LOCK = 'lock'
+
+
+class MirrorStore(Store):
+    """The store of a run directory that is a local copy."""
+
+    check_secs = 6.0  # longer than between two renewals of a lease, which look at it
+
+    def __init__(self, mirror: Mirror):
+        """The mirror's threads do what is not done by calls."""
+        self._mirror, self._objects = mirror, mirror.objects
+
+    @property
+    def answers(self) -> bool:  # type: ignore[override]
+        """See `Store`."""
+        return self._mirror.answers
+
+    def names(self, directory: pathlib.Path) -> list[str]:
+        """See `Store`."""
+        return [name.rpartition('/')[2] for name in self._objects.list(self._name(directory), recursive=False)]
+
+    def read(self, path: pathlib.Path) -> bytes:
+        """See `Store`."""
+        return self._objects.read(self._name(path))
+
+    def size(self, path: pathlib.Path) -> int:
+        """See `Store`."""
+        return self._objects.size(self._name(path))
+
+    def write(self, path: pathlib.Path, content: bytes) -> None:
+        """See `Store`; the object is whole."""
+        self._objects.write(self._name(path), content)
+
+    def create(self, path: pathlib.Path, content: bytes) -> bool:
+        """See `Store` and `Objects.create`."""
+        return self._objects.create(self._name(path), content)
+
+    def delete(self, path: pathlib.Path) -> None:
+        """See `Store`."""
+        self._objects.delete(self._name(path))
+
+    def begin(self, check: Callable[[], None]) -> None:
+        """See `Store`."""
+        self._mirror.begin(check)
+
+    def upload(self) -> None:
+        """See `Store`."""
+        self._mirror.write_sets()
+
+    def end(self) -> None:
+        """See `Store`."""
+        self._mirror.end()
+
+    def refresh(self) -> None:
+        """See `Store`."""
+        self._mirror.pass_large()
+        self._mirror.pass_small()
+
+    def _name(self, path: pathlib.Path) -> str:
+        return path.relative_to(self._mirror.root).as_posix()
+
+
+@contextlib.contextmanager
+def opened(url: str, job: str, name: str = '') -> Iterator[RunDir]:
+    """Gives the local copy of the run at a URL; in the end everything that was written is there.
+
+    Args:
+      url: such as 's3://bucket/run'.
+      job: the program, see `roles.role`.
+      name: the name of its status file, if that is another one.
+
+    Raises:
+      ValueError: if the store cannot be used, or not be written to.
+      OSError: if the last files could not be written; they are kept here then.
+    """
+    objects, its_role = Objects(url), role(job, name)
+    if its_role.writes:
+        objects.check_writable()
+    with _scratch(objects.url, job) as root:
+        call_by_url(root, objects.url)
+        mirror = Mirror(objects, root, its_role)
+        mirror.restore()
+        mirror.start()
+        try:
+            yield RunDir(root, MirrorStore(mirror), objects.url)
+        finally:
+            mirror.stop()
+            try:
+                mirror.write_all()
+            except OSError as error:
+                kept = _parent() / f'kept-{uuid.uuid4().hex[:8]}'
+                os.rename(root, kept)
+                raise UserOSError(
+                    f'{error}; the last files of this job were not written there: they are kept in {kept}'
+                ) from error
+
+
+@contextlib.contextmanager
+def _scratch(url: str, job: str) -> Iterator[pathlib.Path]:
+    """Gives an empty directory for a copy, and removes those of processes that were killed.
+
+    All launches of a run use the same one, so that a lock of its log works.
+    """
+    parent = _parent()
+    run = hashlib.sha256(url.encode()).hexdigest()[:12]
+    if job == 'launch':
+        root = parent / f'{run}-launch'
+        root.mkdir(exist_ok=True)
+        with (parent / f'{root.name}.{_LOCK}').open('ab') as lock:
+            with contextlib.suppress(BlockingIOError):  # of another launch, whose log refuses this one
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for path in root.iterdir():
+                    if path.name != 'logs':
+                        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            yield root
+        return
+    with contextlib.ExitStack() as held:
+        with (parent / _LOCK).open('ab') as making:  # a copy that is not locked yet looks like one that was left
+            fcntl.flock(making, fcntl.LOCK_EX)
+            for path in parent.glob('copy-*'):
+                with contextlib.suppress(OSError), (path / _LOCK).open('ab') as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            folder = pathlib.Path(tempfile.mkdtemp(prefix=f'copy-{run}-{job}-', dir=parent))
+            fcntl.flock(held.enter_context((folder / _LOCK).open('ab')), fcntl.LOCK_EX)
+        root = folder / 'run'
+        root.mkdir()
+        logging.info('works on a copy of %s in %s', url, root)
+        try:
+            yield root
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parent() -> pathlib.Path:
+    parent = pathlib.Path(tempfile.gettempdir(), f'tflearn-{os.getuid()}')
+    parent.mkdir(mode=0o700, exist_ok=True)
+    if parent.is_symlink() or parent.stat().st_uid != os.getuid():
+        raise UserValueError(f'got {parent}, which is not yours; need another directory; set TMPDIR')
+    return parent

@@ -1,0 +1,368 @@
+"""RunDir: every path under --root_dir, and small JSON files that are written atomically."""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from absl import logging
+
+from tflearn.core.errors import UserValueError
+from tflearn.files import lock
+from tflearn.files.lock import LOCAL, Store
+
+_MAX_NAME, _MAX_PART = 1024, 255  # S3's limit of a name, file systems' limit of a part [bytes]
+_NOT_JSON = (math.inf, -math.inf)
+
+# Modes of a new run directory: who can write to it controls the run, and what it learned is the user's.
+_PRIVATE, _GROUP_READS = 0o700, 0o750
+
+# The beginning of a URL. pathlib makes one slash of two.
+_URL_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:/')
+_URL = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
+
+
+# How a local copy of a run is called in messages: its directory -> its URL.
+_URLS: dict[str, str] = {}
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a run directory is in an object store, such as 's3://bucket/run'."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
+    """Returns the absolute path of a local file or directory; '~' is the home directory.
+
+    Args:
+      name: the flag's or argument's name, for the error.
+
+    Raises:
+      ValueError: if it is a URL, such as gs://bucket/run, which would become a local folder named 'gs:'; or '~name'
+        of an unknown user.
+    """
+    if _URL_SCHEME.match(os.fspath(path)):
+        raise UserValueError(
+            f'got {name}={os.fspath(path)!r}, which is a URL; need a path of a local or mounted file system; only '
+            '--root_dir of the jobs, launch, run_metrics and doctor can be in an object store'
+        )
+    if '\0' in os.fspath(path):
+        raise UserValueError(f'got {name}={os.fspath(path)!r} with a null byte; need the path of a file or directory')
+    try:
+        return pathlib.Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise UserValueError(
+            f'got {name}={os.fspath(path)!r}, whose home directory is unknown ({error}); need another path'
+        ) from error
+
+
+def is_inside(name: Any) -> bool:
+    """Whether a name that somebody else has written is that of a file below a directory, wherever that is.
+
+    Its parts, which slashes divide, are not '.', '..' or empty, and not longer than file systems allow; it has no
+    backslash, which divides names elsewhere, and no control character.
+    """
+    if not isinstance(name, str) or not name.isprintable() or '\\' in name or len(name) > _MAX_NAME:
+        return False
+    return all(part not in ('', '.', '..') and len(part.encode()) <= _MAX_PART for part in name.split('/'))
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Writes `text` to `path` so that a reader sees the old file or the new one, never a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.{threading.get_ident()}')
+    try:
+        with temporary.open('w', encoding='utf-8') as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    """Writes one JSON object to `path` atomically."""
+    write_atomically(path, json.dumps(value, indent=2) + '\n')
+
+
+def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
+    """Returns the JSON object in `path`, which has at least these keys; None if there is no such file.
+
+    Raises:
+      ValueError: if it cannot be read, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding='utf-8'))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserValueError(f'got a damaged file {path} ({error}); need a JSON object; remove the file') from error
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise UserValueError(f'got a damaged file {path}, with a {kind}; need a JSON object; remove the file')
+    if missing := [key for key in keys if key not in value]:
+        raise UserValueError(f'got a damaged file {path}, without {", ".join(missing)}; need these; remove the file')
+    return value
+
+
+def call_by_url(directory: pathlib.Path, url: str) -> None:
+    """Lets messages name `url` instead of the local copy of a run in `directory`."""
+    _URLS[str(directory)] = url
+
+
+def shown(text: str) -> str:
+    """Returns a message for the user, with the URLs of the run directories that have one."""
+    for directory, url in _URLS.items():
+        text = text.replace(directory, url)
+    return text
+
+
+class Status:
+    """A job's newest metrics in a small file, for programs that watch the run. Written at most once a second."""
+
+    def __init__(self, path: pathlib.Path, job: str, kept: Collection[str] = ()):
+        """`kept` are the names of the metrics that begin with the values that the last process wrote."""
+        self._path = path
+        self._metrics: dict[str, Any] = {'job': job, 'pid': os.getpid(), 'started': lock.started(os.getpid())}
+        if kept:
+            with contextlib.suppress(UserValueError, OSError):  # a damaged file
+                before = read_json(path) or {}
+                self._metrics |= {name: before[name] for name in kept if name in before}
+        self._written_at = -math.inf
+        self._failure: str | None = None
+
+    @property
+    def newest(self) -> Mapping[str, Any]:
+        """The metrics now."""
+        return self._metrics
+
+    def update(self, state: str, **metrics: Any) -> None:
+        """Updates `metrics`; a change of `state` is written immediately.
+
+        Args:
+          state: 'waiting', 'running', 'finished' or 'stopped', optionally followed by a few words.
+          **metrics: numbers and strings; others keep their values.
+        """
+        changed = state != self._metrics.get('state')
+        now = time.monotonic()
+        finite = {name: None if value in _NOT_JSON or value != value else value for name, value in metrics.items()}
+        self._metrics.update(finite, state=state, time=time.time())
+        if changed or now - self._written_at >= 1.0:
+            self._written_at = now
+            try:
+                write_json(self._path, self._metrics)
+            except OSError as error:  # a job must not fail because its status cannot be written
+                if str(error) != self._failure:
+                    logging.warning('could not write %s; going on without it: %s', self._path, error.strerror)
+                self._failure = str(error)
+
+
+def living_jobs(directory: pathlib.Path) -> dict[str, int]:
+    """Returns the process numbers of the jobs that run on this machine, by the names of their status files.
+
+    Args:
+      directory: of the status files.
+    """
+    found = {}
+    for path in sorted(directory.glob('[!.]*.json')):
+        with contextlib.suppress(UserValueError):  # a damaged file
+            status = read_json(path) or {}
+            pid = status.get('pid')
+            if isinstance(pid, int) and status.get('started') and lock.started(pid) == status['started']:
+                found[path.stem] = pid
+    return found
+
+
+class RunDir:
+    """The files of one run. Directories are created only when something is written.
+
+    Attributes:
+      root: the absolute path.
+      location: what --root_dir of other jobs of the run is: the path, or the URL that `root` is a local copy of.
+      store: how files reach the other jobs.
+      checkpoints: the learner's checkpoints (`tf.train.CheckpointManager`'s layout).
+      replay_checkpoints: the replay server's checkpoints: `<number>/`, each with Reverb's files; see also
+        `shard_checkpoints`.
+      policies: the directory that holds a directory for each exported policy.
+      greedy_policy: the directory of the exported versions of the policy that is evaluated.
+      serving_models: TensorFlow Serving's --model_config_file for this run.
+      serving_batching: TensorFlow Serving's --batching_parameters_file for this run.
+      cloning: the run directory of the behavioural cloning that a run may begin with.
+      commands: the commands that start the run's jobs by hand.
+      config: the run's gin configuration.
+      code_snapshot: git revisions and differences of the code that runs, if a program was asked for that.
+      evaluations: one JSON object per evaluation.
+      policy_evaluations: the results of evaluations of single policies, a JSON file each.
+      learning_curve: the learning curve as an image.
+      evaluation_image: another name of the learning curve's image.
+      videos: videos of evaluations.
+      logs: the directory of the jobs' logs.
+      done: written once, when the run has ended.
+      train_result: written by the train job when it has reached a stop condition and exported the last policy.
+      stop_request: written to ask the train job to finish; holds the reason.
+      reward_weights: written to change the weights of several rewards while a run goes on.
+      topology: the jobs of a run that a scheduler starts.
+      failure: written when a job of such a run failed for good; ends the others.
+      submitted: the scheduler's own numbers of the jobs.
+      ray_plan: the jobs as Ray's driver starts them.
+      manifests: which checkpoints of the learner and of the replay server belong together.
+      owners: the leases of the learner and of the replay server, see `lease`.
+      feed: the journal of the feed's dispatcher.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], store: Store | None = None, location: str | None = None):
+        """`root` is a path of a local or mounted file system. Raises ValueError if it is a URL."""
+        self.root = path = local_path(root, 'root_dir')
+        self.store, self.location = store or LOCAL, location or str(self.root)
+        self.checkpoints = path / 'train' / 'checkpoints'
+        self.replay_checkpoints = path / 'replay' / 'checkpoints'
+        self.policies = path / 'policies'
+        self.greedy_policy = self.policies / 'greedy_policy'
+        self.serving_models = path / 'serving' / 'models.config'
+        self.serving_batching = path / 'serving' / 'batching.config'
+        self.cloning = path / 'cloning'
+        self.commands = path / 'commands.txt'
+        self.config = path / 'config.gin'
+        self.code_snapshot = path / 'code_snapshot.md'
+        self.evaluations = path / 'evaluations.jsonl'
+        self.policy_evaluations = path / 'policy_evaluations'
+        self.learning_curve = path / 'learning_curve.png'
+        self.evaluation_image = path / 'evaluation.png'
+        self.videos = path / 'videos'
+        self.logs = path / 'logs'
+        self.done = path / 'DONE'
+        self.train_result = path / 'train' / 'result.json'
+        self.stop_request = path / 'train' / 'stop_request.json'
+        self.reward_weights = path / 'reward_weights.json'
+        self.topology = path / 'topology.json'
+        self.failure = path / 'failure.json'
+        self.submitted = path / 'submitted.json'
+        self.ray_plan = path / 'ray.json'
+        self.manifests = path / 'manifests'
+        self.owners = path / 'owners'
+        self.feed = path / 'feed'
+        self._lease: lock.Lease | None = None
+
+    def summaries(self, job: str) -> pathlib.Path:
+        """TensorBoard events of `job`."""
+        return self.root / 'summaries' / job
+
+    def shard_checkpoints(self, shard: int) -> pathlib.Path:
+        """The checkpoints of one of several replay servers; the first one has those of a single server."""
+        return self.root / 'replay' / str(shard) / 'checkpoints' if shard else self.replay_checkpoints
+
+    def saved_shards(self) -> list[pathlib.Path]:
+        """Returns the directories of the checkpoints of all replay servers that the run had."""
+        replay = self.root / 'replay'
+        names = [path.name for path in replay.iterdir()] if replay.is_dir() else []
+        last = max((int(name) for name in names if name.isdecimal()), default=0)
+        return [self.shard_checkpoints(shard) for shard in range(last + 1)]
+
+    def check_num_shards(self, num_shards: int) -> None:
+        """Checks that all of the run's replay is served. There may be more servers than before.
+
+        Raises:
+          ValueError: if there are checkpoints of more replay servers.
+        """
+        saved = self.saved_shards()
+        if len(saved) > num_shards:
+            raise UserValueError(
+                f'got {num_shards} replay server(s) for {self.root}, whose replay was saved by {len(saved)}; need as '
+                'many, since the rest would be left out; to do without it, move '
+                f'{", ".join(str(path.parent) for path in saved[num_shards:])} away'
+            )
+
+    def policy(self, name: str) -> pathlib.Path:
+        """The directory of policy `name`'s exported versions: `<train step>/saved_model.pb` below it."""
+        return self.policies / name
+
+    def product(self, name: str) -> pathlib.Path:
+        """The directory of the models for products of policy `name`: `<train step>/` below it."""
+        return self.root / 'products' / name
+
+    def tflite(self, name: str, train_step: int, precision: str) -> pathlib.Path:
+        """The TFLite model of a version of policy `name`."""
+        return self.root / 'tflite' / name / f'{train_step}_{precision}.tflite'
+
+    def log(self, job: str) -> pathlib.Path:
+        """The job's log."""
+        return self.logs / f'{job}.log'
+
+    def status(self, job: str) -> pathlib.Path:
+        """The file of the job's newest metrics, see `Status`."""
+        return self.root / 'status' / f'{job}.json'
+
+    def address(self, job: str) -> pathlib.Path:
+        """Where a job of a scheduler publishes its address for the others."""
+        return self.root / 'addresses' / f'{job}.json'
+
+    def done_line(self) -> str | None:
+        """Returns the content of DONE in one line; None while the run goes on."""
+        done = read_json(self.done, 'reason', 'train_step')
+        if done is None:
+            return None
+        return (
+            f'the run in {self.location} is finished ({done["reason"]}, train step {done["train_step"]}); nothing to '
+            'do, unless the stop condition that ended it is raised'
+        )
+
+    @contextlib.contextmanager
+    def own(self, job: str, stop: threading.Event) -> Iterator[None]:
+        """Makes this process the only one that works as `job` in this directory, for the time of the block.
+
+        Raises:
+          RuntimeError: if another process does; see `lease.hold`.
+        """
+        with lock.hold(self.owners, job, stop, self.store) as self._lease:
+            if self._lease is not None:
+                self.store.begin(self._lease.check)
+            try:
+                yield
+            finally:
+                self.store.end()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which this process owns the directory by `own`; 0 if it does not."""
+        return self._lease.epoch if self._lease else 0
+
+    def check_owner(self) -> None:
+        """Checks, before something is saved, published or exported, that no other process took the directory over.
+
+        Raises:
+          RuntimeError: if one did while this process had stopped. Nothing, if this process does not own it by `own`.
+        """
+        if self._lease is not None:
+            self._lease.check()
+
+    def make(self, share_with_group: bool = False) -> None:
+        """Creates the root, for this user alone, and checks that it can be written to. An existing one keeps its mode.
+
+        Args:
+          share_with_group: lets the users of its group read a new root.
+
+        Raises:
+          ValueError: if the root is not a directory or not writable.
+        """
+        try:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                self.root.mkdir(_PRIVATE)
+                if share_with_group:
+                    self.root.chmod(_GROUP_READS)
+            with tempfile.TemporaryFile(dir=self.root):
+                pass
+        except OSError as error:
+            raise UserValueError(
+                f'got root_dir={str(self.root)!r}, which cannot be written to ({error.strerror}); '
+                'need a directory of your own; choose another --root_dir'
+            ) from error

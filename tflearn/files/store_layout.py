@@ -1,0 +1,154 @@
+"""Which files of a run belong together, and which may be seen only after others.
+
+A *set* is files that are valid only together: a checkpoint, a version of a policy. In the store it is valid with its
+marker, `.<name>.whole`, which lists the sizes and digests of its files; the marker is written last and deleted first.
+All other files are valid by themselves. *Links* refer to sets, and *ends* say that something is over: they are
+transferred after everything that was written before them.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from tflearn.files.run_dir import is_inside
+
+_CHECKPOINT = re.compile(r'(.*/ckpt-\d+)\.(?:index|data-[\d-]+of-\d+)')
+_DIRECTORY = re.compile(
+    r'(replay/(?:\d+/)?checkpoints/\d+|(?:policies|products)/[^/]+/(?:updates/)?(?:\d+|model-\w+|\.moved_aside-[\d-]+))/.*'
+)
+_MARKER = re.compile(r'(.*/)\.([^/]+)\.whole')
+# What an evaluation changes in a version of a policy: valid by itself.
+_CHANGES = re.compile(r'policies/.*/\d+/(?:KEPT|IN_USE|metadata\.json)')
+_LINK = re.compile(r'policies/[^/]+/(?:best|latest)|.*/checkpoints/checkpoint')
+_END = re.compile(r'DONE|failure\.json|train/result\.json')
+# Files that grow, which are uploaded again as a whole: seldom.
+_GROWING = re.compile(r'(?:logs|summaries)/.*')
+
+Described = Mapping[str, tuple[int, str | None]]
+
+
+class BadObject(ValueError):
+    """An object that no program of ours writes. It is passed over: its file might be anywhere, or be unchecked."""
+
+
+def set_of(name: str) -> str | None:
+    """Returns the set that a file belongs to; None if it is valid by itself."""
+    match = _CHECKPOINT.fullmatch(name) or _DIRECTORY.fullmatch(name)
+    return match[1] if match else None
+
+
+def is_change(name: str) -> bool:
+    """Whether a file of a set may change later."""
+    return _CHANGES.fullmatch(name) is not None
+
+
+def is_complete(key: str, names: Iterable[str]) -> bool:
+    """Whether a set has the file that is written last and deleted first."""
+    if '/ckpt-' in key:
+        return f'{key}.index' in names
+    return not key.startswith('replay/') or f'{key}/DONE' in names
+
+
+def is_link(name: str) -> bool:
+    """Whether a file refers to a set, or is what may change in one."""
+    return _LINK.fullmatch(name) is not None or is_change(name)
+
+
+def is_end(name: str) -> bool:
+    """Whether a file says that something is over."""
+    return _END.fullmatch(name) is not None
+
+
+def is_lease(name: str) -> bool:
+    """Whether a file is a lease, or the folder of all leases, which must be read and written in time."""
+    return name.split('/')[0] == 'owners'
+
+
+def is_growing(name: str) -> bool:
+    """Whether a file is written on and on."""
+    return _GROWING.fullmatch(name) is not None
+
+
+def marker(key: str) -> str:
+    """Returns the name of a set's marker."""
+    folder, _, last = key.rpartition('/')
+    return f'{folder}/.{last}.whole'
+
+
+def marked(name: str) -> str | None:
+    """Returns the set whose marker has this name; None if it is no marker."""
+    match = _MARKER.fullmatch(name)
+    return match[1] + match[2] if match else None
+
+
+def in_order(names: list[str]) -> list[str]:
+    """Returns the files of a set in the order in which they are put into place: what shows that it is there, last."""
+    return sorted(names, key=lambda name: (name.endswith(('.index', '/DONE', '/saved_model.pb')), name))
+
+
+def local_files(root: pathlib.Path) -> dict[str, os.stat_result]:
+    """Returns the files below a run directory by name, without temporary ones."""
+    found = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith('.') or name.startswith('.moved_aside-')]
+        start = folder[len(str(root)) + 1 :]
+        # A link is a file here: its content is where it points to.
+        linked = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in [*names, *linked]:
+            if not name.startswith('.'):
+                try:
+                    found[f'{start}/{name}' if start else name] = os.lstat(os.path.join(folder, name))
+                except FileNotFoundError:  # deleted meanwhile
+                    continue
+    return found
+
+
+def describe(root: pathlib.Path, names: list[str]) -> Described:
+    """Returns size and SHA-256 of files; of those that may change later, no digest."""
+    described: dict[str, tuple[int, str | None]] = {}
+    for name in names:
+        content = root / name
+        digest = None if is_change(name) else file_digest(content)
+        described[name] = (0 if digest is None else content.stat().st_size, digest)
+    return described
+
+
+def encode(described: Described) -> bytes:
+    """Returns the content of a marker."""
+    return (json.dumps({'files': described}, indent=1, sort_keys=True) + '\n').encode()
+
+
+def decode(content: bytes, key: str) -> Described:
+    """Returns what the marker of a set lists. Raises BadObject if it is damaged, or lists what is not in the set."""
+    try:
+        described = {name: (int(size), digest) for name, (size, digest) in json.loads(content)['files'].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadObject(f'got a damaged marker ({type(error).__name__}: {error})') from error
+    for name, (size, digest) in described.items():
+        if not is_inside(name) or set_of(name) != key:
+            raise BadObject(f'got a marker that lists {name[:80]!r}; need files of {key}')
+        if size < 0 or not (isinstance(digest, str) or (digest is None and is_change(name))):
+            raise BadObject(f'got a marker that lists {name} without its size and SHA-256')
+    if not (members := [name for name in described if not is_change(name)]) or not is_complete(key, members):
+        raise BadObject('got a marker that does not list a whole set')
+    return described
+
+
+def file_digest(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open('rb') as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def whole_sets(names: Mapping[str, object]) -> Iterator[str]:
+    """Yields the sets whose markers are among the names of objects. Markers of anything else are passed over."""
+    for name in names:
+        key = marked(name)
+        if key is not None and key in (set_of(f'{key}/file'), set_of(f'{key}.index')):
+            yield key

@@ -1,0 +1,210 @@
+"""Dry run: the train step of one replica of a topology that is not here, compiled by XLA on this machine's CPU.
+
+It shows shapes, the bytes that a step sends over each kind of link, and what a TPU would refuse. Bytes are calculated
+from the shapes: nothing is sent. XLA for a CPU accepts some operations that XLA for a TPU does not.
+"""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.utils import nest_utils
+
+from tflearn.core.errors import UserValueError
+from tflearn.learner import tpu_rules
+
+_NOT_COMPILED = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Hosts with the same number of replicas each.
+
+    Attributes:
+      hosts: machines, each with an input pipeline.
+      replicas_per_host: devices of a machine that train.
+    """
+
+    hosts: int
+    replicas_per_host: int
+
+    @classmethod
+    def parse(cls, text: str) -> 'Topology':
+        """Returns the topology of 'HOSTSxREPLICAS', such as '2x4'; raises ValueError for other texts."""
+        match = re.fullmatch(r'([1-9]\d{0,5})x([1-9]\d{0,5})', text)
+        if not match:
+            raise UserValueError(
+                f'got the topology {text!r}; need HOSTSxREPLICAS, the number of hosts and of replicas of each; e.g. 2x4'
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    @property
+    def replicas(self) -> int:
+        """The replicas of all hosts."""
+        return self.hosts * self.replicas_per_host
+
+    def input_contexts(self) -> list[tf.distribute.InputContext]:
+        """Returns the context that a dataset function gets on each host."""
+        return [tf.distribute.InputContext(self.hosts, i, self.replicas) for i in range(self.hosts)]
+
+    def __str__(self) -> str:
+        return f'{self.hosts}x{self.replicas_per_host}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a dry run found.
+
+    Attributes:
+      topology: of the run.
+      batch: nest of tensor specs [B, ...]: the batch of one replica.
+      gradient_bytes: of all variables that are trained [bytes].
+      reads_on_one_host: whether one process makes the batches of all hosts.
+      compile_secs: how long tracing and XLA took; None if the step was not compiled.
+      refusals: what a TPU would refuse: got X; need Y; do Z.
+    """
+
+    topology: Topology
+    batch: Any
+    gradient_bytes: int
+    reads_on_one_host: bool = False
+    compile_secs: float | None = None
+    refusals: Sequence[str] = ()
+
+    @property
+    def batch_bytes(self) -> int:
+        """The batch of one replica; 0 if its size is not known [bytes]."""
+        leaves = tf.nest.flatten(self.batch, expand_composites=True)
+        return sum((leaf.shape.num_elements() or 0) * leaf.dtype.size for leaf in leaves)
+
+    def bytes_per_step(self) -> dict[str, int]:
+        """Returns the bytes of a train step by link; those that leave, which are as many as arrive.
+
+        Gradients are summed by a ring over all n replicas (Patarasuk and Yuan 2009): each sends 2 (n - 1) / n of them
+        to the next one, and on each host one replica has its next one on another host. Metrics are left out.
+        """
+        n, here = self.topology.replicas, self.topology.replicas_per_host
+        ring = math.ceil(2 * (n - 1) / n * self.gradient_bytes)
+        return {
+            'host to each of its devices': self.batch_bytes,
+            'host to all of its devices': self.batch_bytes * here,
+            'device to device, gradients': ring,
+            'host to host, gradients': ring if self.topology.hosts > 1 else 0,
+            'host to host, batches': self.batch_bytes * (n - here) if self.reads_on_one_host else 0,
+        }
+
+    def text(self) -> str:
+        """Returns the report, for people."""
+        lines = [f'topology {self.topology}: {self.topology.replicas} replica(s) on {self.topology.hosts} host(s)']
+        lines.append('batch of one replica:')
+        for name, leaf in nest_utils.flatten_with_joined_paths(self.batch, expand_composites=True):
+            lines.append(f'  {name}: {leaf.dtype.name} {leaf.shape}')
+        lines.append('bytes of a train step (calculated):')
+        lines += [f'  {link}: {count:,}' for link, count in self.bytes_per_step().items()]
+        if self.compile_secs is None:
+            lines.append('the train step of one replica was not compiled')
+        else:
+            lines.append(f'XLA compiled the train step of one replica for a CPU in {self.compile_secs:.1f} s')
+        return '\n'.join([*lines, *(f'a TPU would refuse: {line}' for line in self.refusals)])
+
+    def check(self) -> None:
+        """Raises a ValueError if there are refusals: the first one, and how many more there are."""
+        if self.refusals:
+            more = f' (and {len(self.refusals) - 1} more, see above)' if len(self.refusals) > 1 else ''
+            raise UserValueError(self.refusals[0] + more)
+
+
+def of_step(
+    step: Callable[[Any], Any], batch: Any, gradient_bytes: int, topology: Topology, reads_on_one_host: bool = False
+) -> Report:
+    """Traces the train step of one replica, and lets XLA compile it. No step is taken.
+
+    Args:
+      step: takes the batch of one replica.
+      batch: nest of tensor specs, the batch of one replica.
+      gradient_bytes: see `Report`.
+      topology: where it would run.
+      reads_on_one_host: see `Report`.
+    """
+    refusals, secs = tpu_rules.of_data(batch), None
+    if not refusals:
+        start = time.perf_counter()
+        with tf.summary.record_if(False):
+            # This makes the optimizer's slots, too.
+            refusals += tpu_rules.of_graph(tf.function(step, autograph=False).get_concrete_function(batch).graph)
+            unknown = _compile(step, batch)
+        if unknown is None:
+            secs = time.perf_counter() - start
+        elif not refusals:
+            refusals.append(unknown)
+    return Report(topology, batch, gradient_bytes, reads_on_one_host, secs, tuple(refusals))
+
+
+def of_dataset_fn(
+    dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], topology: Topology
+) -> tuple[Any, list[str]]:
+    """Calls a dataset function as each host of a topology would.
+
+    Args:
+      dataset_fn: returns a dataset of batches for one replica, see `Learner`.
+
+    Returns:
+      The spec of the first host's elements (None if there is none), and what a TPU would refuse of any host.
+    """
+    specs, lines = [], []
+    for context in topology.input_contexts():
+        try:
+            dataset = dataset_fn(context)
+        except ValueError as error:  # of `get_per_replica_batch_size`, for example
+            lines.append(
+                f'got no dataset for {topology.replicas} replicas: {" ".join(str(error).split())}; need a global batch '
+                f'that {topology.replicas} divides; change it, or use other replicas'
+            )
+            continue
+        if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
+            lines.append('got a dataset that may end; need an endless one for a TPU; end it with .repeat()')
+        lines += tpu_rules.of_data(dataset.element_spec)
+        specs.append(dataset.element_spec)
+        if specs[-1] != specs[0]:
+            lines.append(
+                f'got other elements on host {context.input_pipeline_id} than on host 0 ({specs[-1]}; {specs[0]}); '
+                'need the same shapes on all hosts; give each the same batch'
+            )
+    return specs[0] if specs else None, list(dict.fromkeys(lines))
+
+
+def gradient_bytes(agent: Any) -> int:
+    """Returns the bytes of the gradients of an agent's variables: those to train, without target networks.
+
+    Target networks are parts of the agent, or of its parts, in whose name there is 'target'.
+    """
+    view = tf.train.TrackableView(agent)
+    children = [child for part in view.descendants() for child in view.children(part).items()]
+    targets = {each.ref() for name, child in children if 'target' in name for each in _variables(child)}
+    trained = {each.ref(): each for each in _variables(agent) if each.trainable and each.dtype.is_floating}
+    return sum(each.shape.num_elements() * each.dtype.size for ref, each in trained.items() if ref not in targets)
+
+
+def _variables(part: Any) -> list[tf.Variable]:
+    return [each for each in tf.train.TrackableView(part).descendants() if isinstance(each, tf.Variable)]
+
+
+def _compile(step: Callable[[Any], Any], batch: Any) -> str | None:
+    """Lets XLA compile a step. Returns why it cannot, in one line; None if it can."""
+    # Not `step` itself, which may have other arguments with defaults.
+    function: Any = tf.function(lambda element: step(element), autograph=False, jit_compile=True)
+    zeros = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), batch)
+    try:
+        function.experimental_get_compiler_ir(zeros)(stage='optimized_hlo')
+    except (ValueError, tf.errors.OpError) as error:
+        kinds = sorted(set(_NOT_COMPILED.findall(str(error))))
+        reason = ', '.join(kinds) or str(error).strip().splitlines()[0]
+        return (
+            f'got a train step that XLA cannot compile ({reason}); need operations that XLA has; move them to the '
+            'data, or compute it in another way'
+        )
+    return None

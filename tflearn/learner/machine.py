@@ -1,0 +1,118 @@
+"""Checks of the machine before a job begins to work: memory, disk, file handles, clock. Each gives one line."""
+
+import os
+import pathlib
+import resource
+import shutil
+import time
+
+from absl import logging
+
+from tflearn.core.errors import UserOSError
+
+_FILE_HANDLES = 1024
+_OWN_FILE_HANDLES, _FILE_HANDLES_PER_COLLECTOR = 64, 2  # of a replay server
+_COLLECTORS, _MOST_FILE_HANDLES = 1000, 1 << 20
+_MAX_SKEW_SECS = 60.0
+_MEMINFO = pathlib.Path('/proc/meminfo')
+_CGROUP_LIMITS = tuple(map(pathlib.Path, ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')))
+
+
+def check(directory: pathlib.Path, what: str, memory_bytes: float, disk_bytes: float, lower: str) -> None:
+    """Checks memory, disk, file handles and clock; warns of what is short.
+
+    Args:
+      directory: the run directory.
+      what: what needs the memory and the disk, for the messages: 'the replay'.
+      memory_bytes: the memory that it needs at most.
+      disk_bytes: the disk space that its checkpoints need at most.
+      lower: the setting that makes both less.
+
+    Raises:
+      OSError: if there is hardly any room on the disk.
+    """
+    check_memory(what, memory_bytes, lower)
+    check_disk(directory, what, disk_bytes, lower)
+    check_file_handles()
+    check_clock(directory)
+
+
+def check_memory(what: str, needed: float, lower: str) -> None:
+    """Checks the memory of this machine, or of this container if it has a limit.
+
+    It only warns: a replay that is compressed, or never full, takes less.
+    """
+    available = _available_memory()
+    if needed > available:
+        text = 'got %s of up to %s of memory; need it within the %s that is free now; stop other programs, or lower %s'
+        logging.warning(text, what, _gb(needed), _gb(available), lower)
+
+
+def check_disk(directory: pathlib.Path, what: str, needed: float, lower: str) -> None:
+    """Checks the free space of the disk; `needed` is that of four checkpoints."""
+    free = shutil.disk_usage(_existing(directory)).free
+    if free < min(needed / 4, 1 << 20):
+        raise UserOSError(f'got {_gb(free)} free on the disk of {directory}; need room to save {what}; make room')
+    if free < needed:
+        text = 'got %s free on the disk of %s; need up to %s to save %s; make room, or lower %s'
+        logging.warning(text, _gb(free), directory, _gb(needed), what, lower)
+
+
+def check_file_handles(needed: int = _FILE_HANDLES) -> None:
+    """Raises the limit of open files as far as it may be, and warns if it is low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= needed or soft == resource.RLIM_INFINITY:
+        return
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < needed:
+        logging.warning('got at most %d open files (ulimit -Hn); need %d with many collectors; raise it', limit, needed)
+
+
+def raise_file_handles(collectors: int = _COLLECTORS) -> None:
+    """Raises a server's limit of open files as far as it may be, and warns if it is low for so many collectors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MOST_FILE_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILE_HANDLES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    limit = max(soft, limit) if soft != resource.RLIM_INFINITY else _MOST_FILE_HANDLES
+    needed = _OWN_FILE_HANDLES + _FILE_HANDLES_PER_COLLECTOR * collectors
+    if limit < needed:
+        room = max(0, limit - _OWN_FILE_HANDLES) // _FILE_HANDLES_PER_COLLECTOR
+        text = 'got at most %d open files (ulimit -Hn), enough for %d collectors; need %d for %d collectors; raise it'
+        logging.warning(text, limit, room, needed, collectors)
+
+
+def check_clock(directory: pathlib.Path) -> None:
+    """Warns if files of the run are newer than now, as after a step of the clock or with machines that differ."""
+    names = [directory, *directory.glob('*'), *directory.glob('status/*'), *directory.glob('manifests/*')]
+    ahead = max((path.stat().st_mtime for path in names if path.exists()), default=0.0) - time.time()
+    if ahead > _MAX_SKEW_SECS:
+        logging.warning(
+            'got a clock that is %.0f s behind the newest file of %s; need the machines of a run to agree, or times '
+            'in logs and in the view are wrong (nothing else depends on them); set the clock',
+            ahead,
+            directory,
+        )
+
+
+def _available_memory() -> float:
+    """Returns the memory that is free on this machine, within the limits of this container and process [bytes]."""
+    lines = (line.split() for line in _MEMINFO.read_text(encoding='utf-8').splitlines()) if _MEMINFO.exists() else ()
+    sizes = {line[0].rstrip(':'): 1024.0 * float(line[1]) for line in lines}
+    available = sizes.get('MemAvailable', float('inf'))
+    for path in _CGROUP_LIMITS:
+        if path.exists() and (text := path.read_text(encoding='utf-8').strip()).isdigit():
+            available = min(available, float(text))
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        available = min(available, float(address_space))
+    return available
+
+
+def _existing(path: pathlib.Path) -> pathlib.Path:
+    return next(parent for parent in (path, *path.parents) if os.path.exists(parent))
+
+
+def _gb(num_bytes: float) -> str:
+    return f'{num_bytes / 1e9:.3g} GB'

@@ -1,0 +1,68 @@
+"""Precision: bfloat16 where it is fast, float32 where it counts.
+
+Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740); Kalamkar et al. 2019 (bfloat16; 1905.12322).
+Layers made under 'bfloat16' compute in it and keep their variables in float32; so gradients, optimizer and checkpoints
+are float32, and readers of weights need no change. bfloat16 has float32's range, so losses are not scaled. Everything
+after the last layer (distributions, losses, sums over replicas) must be float32: a network ends in a float32 layer, as
+in `tflearn/networks/networks.py`. TF-Agents' encoders compute in float32 unless they get `dtype=global_policy()`.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tflearn.core.errors import UserValueError
+
+_KERAS_NAMES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
+
+
+@contextlib.contextmanager
+def use(precision: str) -> Iterator[None]:
+    """Lets the layers that are made in a `with` block compute in `precision`.
+
+    Args:
+      precision: 'float32' or 'bfloat16'.
+
+    Raises:
+      ValueError: if it is neither.
+    """
+    if precision not in _KERAS_NAMES:
+        raise UserValueError(f"got precision={precision!r}; need 'float32' or 'bfloat16'")
+    before = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy(_KERAS_NAMES[precision])
+    try:
+        yield
+    finally:
+        tf.keras.mixed_precision.set_global_policy(before)
+
+
+def check_agent(agent: Any, precision: str) -> None:
+    """Checks, once its networks are built, that an agent has the requested precision.
+
+    Raises:
+      ValueError: if a variable has less than float32, or bfloat16 is requested and no layer computes in it.
+    """
+    for variable in agent.variables:
+        if variable.dtype in (tf.bfloat16, tf.float16):
+            raise UserValueError(
+                f'got the variable {variable.name} in {variable.dtype.name}; need float32; make its layer with '
+                "dtype='mixed_bfloat16', not 'bfloat16'"
+            )
+    layers = [each for each in agent.submodules if isinstance(each, tf.keras.layers.Layer) and _variables(each)]
+    # A network is a layer too, but only its layers compute.
+    layers = [layer for layer in layers if not set(map(id, layer.submodules)) & set(map(id, layers))]
+    if precision == 'bfloat16' and not any(layer.compute_dtype == 'bfloat16' for layer in layers):
+        raise UserValueError(
+            'got no layer that computes in bfloat16; need at least one; give the encoding network '
+            'dtype=tf.keras.mixed_precision.global_policy(), or take float32'
+        )
+
+
+def _variables(layer: tf.keras.layers.Layer) -> Sequence[tf.Variable]:
+    """Returns the variables that a layer has by now.
+
+    TF-Agents' networks keep the layers that they copied, which are never built: Keras' `variables` raises for some.
+    """
+    return tf.Module.variables.fget(layer)

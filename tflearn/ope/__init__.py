@@ -1,1 +1,0 @@
-"""Off-policy evaluation: the value of a policy from episodes that another policy has recorded. Pure functions."""

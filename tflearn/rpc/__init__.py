@@ -1,1 +1,0 @@
-"""gRPC servers and channels of ours: addresses, TLS, limits, health."""

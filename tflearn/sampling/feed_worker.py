@@ -1,0 +1,150 @@
+"""A worker of tf.data service that feeds what a source in its own process draws.
+
+The graph that tf.data service distributes can only call Python where the function was registered, under the same name,
+in the worker's process. So each worker makes the same function first; the name is part of the dataset's id, by which
+a learner finds it, and a worker whose name differs is refused when it announces itself.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.core.types import BatchSource
+from tflearn.sampling.feed_blocks import Blocks, to_columns
+from tflearn.sampling.reader import TableReader, close_all, one_by_one
+
+_POLL_SECS = 0.002
+_HEARTBEAT_MS = 1_000
+_DISPATCHER_TIMEOUT_MS = 60 * 60 * 1_000  # it waits for a dispatcher that is started again
+_BUFFERED = 2  # elements that wait for the learner
+
+NextElement = Callable[[], list[np.ndarray]]
+
+
+class Ended(RuntimeError):
+    """The worker has no more elements, since it is stopped or its source failed."""
+
+
+class BatchElements:
+    """Elements of a source's batches. A function without arguments, for many threads."""
+
+    def __init__(self, source: BatchSource, blocks: Blocks):
+        """Draws nothing yet; the source's batches are those of one replica."""
+        self._source, self._num_steps = source, blocks.num_steps
+        self._lock = threading.Lock()
+        self._seed = 0
+        several = getattr(source, 'takes_indices', False)
+
+        def draw(count: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+            drawn, indices = source.draw(count, seed), tf.range(count)
+            if several:
+                return to_columns(blocks, *source.batch(drawn, indices))
+            spec = tf.nest.map_structure(tf.type_spec_from_value, source.batch(drawn, tf.constant(0, tf.int64)))
+            one = functools.partial(source.batch, drawn)
+            return to_columns(blocks, *tf.map_fn(one, indices, fn_output_signature=spec))
+
+        scalar = tf.TensorSpec((), tf.int64)
+        self._draw = tf.function(draw, autograph=False).get_concrete_function(scalar, scalar)
+
+    def __call__(self) -> list[np.ndarray]:
+        """Returns the columns of `num_steps` batches; waits for them. Raises Ended if there are none."""
+        with self._lock:
+            parts: list[list[tf.Tensor]] = []
+            missing = self._num_steps
+            while missing:
+                granted = self._source.grant(min(missing, self._source.max_draw_steps))
+                if not granted:
+                    raise Ended(str(self._source.error or 'the feed worker is stopped'))
+                self._seed += 1
+                parts.append(self._draw(tf.constant(granted, tf.int64), tf.constant(self._seed, tf.int64)))
+                missing -= granted
+            columns = zip(*parts, strict=True)
+            return [part[0].numpy() if len(part) == 1 else np.concatenate(part) for part in columns]
+
+
+class ItemElements:
+    """Elements of the items of queues, as many as there are. A function without arguments, for many threads."""
+
+    def __init__(self, readers: Sequence[TableReader], blocks: Blocks):
+        """Begins to read; the readers' queues hold at least one item each."""
+        self._readers, self._most = readers, blocks.num_steps
+        self._lock = threading.Lock()
+        for reader in readers:
+            reader.start(one_by_one, in_flight=1)
+
+    def __call__(self) -> list[np.ndarray]:
+        """Returns rows uint8 [n, T, bytes]; waits for the first item. Raises Ended if there are none."""
+        with self._lock:
+            while not any(reader.closed for reader in self._readers):
+                items: list[np.ndarray] = []
+                for reader in self._readers:
+                    count = min(reader.size(), self._most - sum(len(item) for item in items))
+                    if count:
+                        items.append(reader.take(count)[0].numpy())
+                        reader.resume()
+                if items:
+                    return [np.concatenate(items)]
+                self._readers[0].sleep(_POLL_SECS)
+            raise Ended(str(self.error or 'the feed worker is stopped'))
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more items; None if there are, or if they were closed."""
+        return next((reader.error for reader in self._readers if reader.error), None)
+
+    def close(self) -> None:
+        """Ends a wait, and the reading."""
+        close_all(self._readers)
+
+
+class FeedDataset:
+    """An endless dataset of elements that a function returns.
+
+    Attributes:
+      contract: what the worker announces.
+    """
+
+    def __init__(self, blocks: Blocks, next_element: NextElement):
+        """Makes the dataset, and reads nothing."""
+
+        def element(index: tf.Tensor) -> Any:
+            tensors = tf.numpy_function(lambda _: next_element(), [index], [spec.dtype for spec in blocks.specs])
+            return tuple(
+                tf.ensure_shape(tensor, spec.shape) for tensor, spec in zip(tensors, blocks.specs, strict=True)
+            )
+
+        self._function = tf.function(element, autograph=False).get_concrete_function(tf.TensorSpec((), tf.int64))
+        tokens = [op.get_attr('token') for op in self._function.graph.get_operations() if op.type == 'PyFunc']
+        self.contract = blocks.contract(b' '.join(tokens).decode())
+        options = tf.data.Options()
+        options.autotune.enabled = False  # it would add buffers
+        options.deterministic = True
+        self._dataset = tf.data.Dataset.counter().map(self._function).prefetch(_BUFFERED).with_options(options)
+
+    def register(self, dispatcher: str) -> None:
+        """Registers the dataset at a dispatcher, 'host:port'. Again is no error."""
+        tf.data.experimental.service.register_dataset(
+            f'grpc://{dispatcher}', self._dataset, compression=None, dataset_id=self.contract['dataset_id']
+        )
+
+
+def start_server(dispatcher: str, host: str, port: int) -> Any:
+    """Starts a worker of tf.data service in this process.
+
+    Args:
+      dispatcher: the dispatcher's address, 'host:port'.
+      host: the name by which learners reach this machine.
+      port: 0 takes a free one.
+    """
+    config = tf.data.experimental.service.WorkerConfig(
+        dispatcher_address=dispatcher,
+        worker_address=f'{host}:{port}' if port else f'{host}:%port%',
+        port=port,
+        heartbeat_interval_ms=_HEARTBEAT_MS,
+        dispatcher_timeout_ms=_DISPATCHER_TIMEOUT_MS,
+    )
+    return tf.data.experimental.service.WorkerServer(config)

@@ -1,1 +1,0 @@
-"""What protects a run: TLS files, tokens, digests of models."""

@@ -1,1 +1,0 @@
-"""Drop-ins for `tf_agents.train.learner` and `ppo_learner`: an existing program changes the imports' package."""
