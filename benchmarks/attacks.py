@@ -255,7 +255,8 @@ def simulators(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict
     """Attacks the server of external simulators, as a collector has it."""
     port = free_port()
     code = (
-        'import threading; from tflearn.environments.external_env import make; from tflearn.environments.external_server import *\n'
+        'import threading; from tflearn.environments.external_env import make; '
+        'from tflearn.environments.external_server import *\n'
         f"environment = make(1, None, {{'shape': (2,)}}, {{'choices': 5}}, ExternalOptions(ports=({port},)))\n"
         'environment.reset(); threading.Event().wait()'
     )

@@ -23,8 +23,7 @@ RULES = {
             'tables.py:2: got tflearn.jobs',
         ),
         ({'tflearn/replay/tables.py': 'from .. import agents'}, 'got tflearn.agents'),
-        ({'tflearn/core/train_step.py': 'from tflearn.core import types'}, 'got tflearn.core.types'),
-        ({'tflearn/core/experience.py': 'from tflearn.core.types import EnvironmentSpecs'}, 'got tflearn.core.types'),
+        ({'tflearn/core/types.py': 'from tflearn.files import run_dir'}, 'got tflearn.files.run_dir'),
         (
             {'tflearn/launch/local.py': 'from tflearn.core.waiting import wait_until'},
             'need one of: tflearn.core.errors',
@@ -42,10 +41,13 @@ RULES = {
         ({'tflearn/jobs/train.py': 'from tflearn.api import training'}, 'got tflearn.api'),
         ({'tflearn/launch/local.py': 'from tflearn.api import training'}, 'got tflearn.api'),
     ],
+    layers.rows: [({'tflearn/attic/old.py': ''}, 'tflearn/attic: got no row')],
+    layers.loose_files: [({'tflearn/types.py': ''}, 'tflearn/types.py: got a file in no package')],
     layers.libraries: [
-        ({'tflearn/core/train_step.py': 'import reverb'}, 'got an import of reverb in the vocabulary'),
-        ({'tflearn/core/types.py': 'from tf_agents.agents import dqn'}, 'tf_agents.agents.dqn in the vocabulary'),
+        ({'tflearn/core/train_step.py': 'import reverb'}, 'got an import of reverb in core/'),
+        ({'tflearn/core/types.py': 'from tf_agents.agents import dqn'}, 'tf_agents.agents.dqn in core/'),
         ({'tflearn/launch/local.py': 'import tensorflow as tf'}, 'got an import of tensorflow in launch/'),
+        ({'tflearn/files/run_dir.py': 'import reverb'}, 'got an import of reverb in files/'),
     ],
     layers.doors: [
         ({'tflearn/learner/learner.py': 'import reverb'}, 'learner.py:1: got reverb; only tflearn/replay/'),
@@ -60,7 +62,7 @@ RULES = {
         ({'tflearn/replay/rows.py': 'import tensorflow as tf\n@tf.function\ndef f(): pass'}, 'got tensorflow.function'),
         (
             {'tflearn/learner/learner.py': 'import tensorflow as tf\ntf.tpu.experimental'},
-            'only tflearn/distribute/strat',
+            'only tflearn/core/strat',
         ),
         (
             {'tflearn/learner/learner.py': 'from tensorflow.python.eager import context'},
@@ -76,7 +78,7 @@ RULES = {
     layers.run_dir_paths: [
         (
             {
-                'tflearn/files/run_dir.py': "class RunDir:\n  p = root / 'train' / 'checkpoints'\n  d = root / 'a.jsonl'",
+                'tflearn/files/run_dir.py': "class RunDir:\n  p = a / 'train' / 'checkpoints'\n  d = a / 'a.jsonl'",
                 'tflearn/jobs/train.py': "job = 'train'\nx = root / 'checkpoints'\ny = open('a.jsonl')",
             },
             "tflearn/jobs/train.py:2: got the path 'checkpoints'",
@@ -161,7 +163,7 @@ def test_a_good_tree_is_not_reported(tmp_path):
         tmp_path,
         {
             'tflearn/files/run_dir.py': "class RunDir:\n  p = root / 'train'",
-            'tflearn/replay/tables.py': 'import reverb\nfrom tflearn import types\nfrom tflearn.replay import rows',
+            'tflearn/replay/tables.py': 'import reverb\nfrom tflearn.core import a\nfrom tflearn.replay import rows',
             'tflearn/jobs/train.py': "from tflearn.replay import tables\nJOB = 'train'",
             'scripts/train.py': 'from absl import flags\nfrom tflearn.config import files\nfrom tflearn.jobs import x',
             'tflearn/config/files.py': 'import gin\nfrom tflearn.files.run_dir import RunDir',
@@ -195,8 +197,7 @@ def test_build_files_follow_the_imports(tmp_path):
         },
     )
     texts = build_files.expected(tmp_path)
-    assert list(texts) == ['tests/BUILD', 'tflearn/BUILD', 'BUILD']
+    assert list(texts) == ['tflearn/BUILD', 'BUILD']
     assert "deps = ['//tflearn:agents']" in texts['BUILD']
     assert "name = 'agents',\n    srcs = glob(['agents/*.py']),\n" in texts['tflearn/BUILD']
-    assert "srcs = [\n        '__init__.py',\n        'types.py',\n    ]," in texts['tflearn/BUILD']
-    assert "deps = [\n        ':fakes',\n        '//tflearn:agents',\n    ]," in texts['tests/BUILD']
+    assert "deps = [':core']" in texts['tflearn/BUILD']

@@ -1,4 +1,4 @@
-"""Which package may import which: docs/architecture.md as code. A rule takes the files and returns the violations."""
+"""Which package may import which. A rule takes the files and returns the violations."""
 
 import ast
 import re
@@ -7,57 +7,39 @@ from collections.abc import Sequence
 
 from tests.architecture.source_tree import SourceFile, dotted_name, is_within
 
-VOCABULARY = (
-    'errors',
-    'train_step',
-    'waiting',
-    'background',
-    'stderr',
-    'histograms',
-    'finite',
-    'record_files',
-    'lease',
-    'run_dir',
-    'extras',
-    'experience',
-    'types',
-    'wrapped_agent',
-    'joined_leaves',
-    'action_mask',
-    'control',
+# Package -> the packages that it may import, in reading order: imports point up this list, and only along its rows.
+_LIBRARY = (
+    *('core', 'files', 'net', 'environments', 'networks', 'optimization', 'transforms', 'agents', 'replay', 'data'),
+    *('coordinator', 'sampling', 'actors', 'learner', 'policies', 'serving'),
 )
-# Package -> the packages that it may import. An annex is a part of a large subject and knows the package it belongs to;
-# jobs/ knows all of them but config/, launch/, schedulers/ and tools/.
-PACKAGES = {
-    'security': (),
-    'environments': (),
-    'external': ('rpc', 'security'),
-    'transforms': (),
-    'networks': (),
-    'optimization': (),
-    'agents': ('networks', 'optimization'),
-    'actors': (),
-    'rpc': ('security',),
-    'replay': ('rpc',),
-    'sampling': ('replay',),
-    'feed': ('replay', 'sampling', 'rpc'),
-    'weights': ('replay', 'rpc', 'security'),
-    'data': ('rpc',),
-    'ope': (),
-    'tools': (),
-    'remote': (),
-    'policies': ('security',),
-    'serving': ('policies', 'rpc', 'security'),
-    'checkpoints': ('security',),
-    'distribute': (),
-    'learner': ('checkpoints', 'distribute'),
-    'tf_agents_compat': ('learner', 'checkpoints', 'distribute'),
+PACKAGES: dict[str, tuple[str, ...]] = {
+    'core': (),
+    'files': ('core',),
+    'net': ('core',),
+    'environments': ('core', 'net'),
+    'networks': ('core',),
+    'optimization': ('core',),
+    'transforms': ('core', 'files'),
+    'agents': ('core', 'networks', 'optimization'),
+    'replay': ('core', 'files', 'net'),
+    'data': ('core', 'files', 'replay'),
+    'coordinator': ('core', 'files', 'net', 'replay'),
+    'sampling': ('core', 'net', 'replay', 'data', 'coordinator'),
+    'actors': ('core', 'files'),
+    'learner': ('core', 'files', 'replay', 'sampling'),
+    'policies': ('core', 'files', 'net'),
+    'serving': ('core', 'files', 'net', 'policies'),
+    'tools': ('core', 'files'),
+    'jobs': (*_LIBRARY, 'tools'),
+    'config': ('core', 'files'),
+    'launch': ('core.errors', 'files', 'net'),
+    'api': (*_LIBRARY, 'jobs', 'config', 'launch'),
+    'scripts': ('api', 'jobs', 'launch', 'config', 'tools', 'files', 'core'),
 }
 # File -> what it may import besides, and why the rule does not fit.
 EXCEPTIONS = {
-    'scripts/job_flags.py': ('tflearn.core.tokens',),  # before a job is started, without TensorFlow
-    'scripts/weights.py': ('tflearn.weights',),  # no job, and without TensorFlow
-    'scripts/tunnel.py': ('tflearn.net.tunnel', 'tflearn.security'),  # no job, and without TensorFlow
+    'scripts/weights.py': ('tflearn.coordinator',),  # no job, and without TensorFlow
+    'scripts/tunnel.py': ('tflearn.net',),  # no job, and without TensorFlow
 }
 JOBS = (
     'replay_server',
@@ -72,18 +54,22 @@ JOBS = (
     'export',
     'feed',
 )
-VOCABULARY_LIBRARIES = (
+CORE_LIBRARIES = (
     *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),
+    'tf_agents.utils.nest_utils',
     *sys.stdlib_module_names,
 )
 USERS_KINDS = ('ValueError', 'TypeError', 'TimeoutError', 'ImportError', 'OSError', 'FileNotFoundError')
-# launch/ and its annex start jobs: they are to be there at once.
-LIGHT = ('launch', 'schedulers')
-LIGHT_NEVER = ('tensorflow', 'tf_agents', 'numpy', 'gin', 'reverb')
+# Package -> libraries that it never imports: launch starts jobs, and is to be there at once.
+NEVER = {
+    'files': ('tensorflow', 'tf_agents', 'reverb'),
+    'net': ('tensorflow', 'tf_agents', 'reverb'),
+    'launch': ('tensorflow', 'tf_agents', 'numpy', 'gin', 'reverb'),
+}
 
 # What may be used where. A name stands for all that is in it; what nobody may use has no place.
 DOORS = {
-    'reverb': ('tflearn/replay/', 'tflearn/sampling/', 'tflearn/weights/'),
+    'reverb': ('tflearn/replay/', 'tflearn/sampling/', 'tflearn/coordinator/'),
     'gymnasium': ('tflearn/environments/',),
     'envpool': ('tflearn/environments/',),
     'dm_env': ('tflearn/environments/',),
@@ -92,19 +78,19 @@ DOORS = {
     'absl.flags': ('scripts/',),
     'absl.app': ('scripts/',),
     'gin': ('tflearn/config/',),
-    'grpc': ('tflearn/rpc/', 'tflearn/serving/'),
-    'grpc_health': ('tflearn/rpc/', 'tflearn/serving/'),
-    'prometheus_client': ('tflearn/rpc/', 'tflearn/serving/'),
+    'grpc': ('tflearn/net/', 'tflearn/serving/'),
+    'grpc_health': ('tflearn/net/', 'tflearn/serving/'),
+    'prometheus_client': ('tflearn/net/', 'tflearn/serving/'),
     'tensorflow_serving': ('tflearn/serving/',),
-    'fsspec': ('tflearn/remote/',),
+    'fsspec': ('tflearn/files/',),
     'subprocess': ('tflearn/launch/', 'tflearn/launch/ray_driver.py'),  # a program that imports nothing of ours
     'ray': ('tflearn/launch/ray_driver.py',),
     'yaml': ('tflearn/launch/',),
     'kubernetes': ('tflearn/launch/',),
     'tf_agents.agents': ('tflearn/agents/', 'tflearn/networks/'),
     'tensorflow.function': (
-        *('tflearn/learner/', 'tflearn/checkpoints/', 'tflearn/distribute/', 'tflearn/tf_agents_compat/'),
-        *('tflearn/policies/', 'tflearn/serving/', 'tflearn/actors/', 'tflearn/feed/'),
+        *('tflearn/learner/', 'tflearn/core/strategies.py', 'tflearn/core/workers.py', 'tflearn/core/host_values.py'),
+        *('tflearn/policies/', 'tflearn/serving/', 'tflearn/actors/', 'tflearn/sampling/'),
     ),
     'tensorflow.tpu': ('tflearn/core/strategies.py',),
     'tensorflow.distribute.cluster_resolver': ('tflearn/core/strategies.py',),
@@ -138,54 +124,59 @@ def layers(files: Sequence[SourceFile]) -> list[str]:
                     continue
                 allowed = ', '.join(may_import) or 'nothing of the project'
                 problems.add(
-                    f'{file.at(line)}: got {name}; need one of: {allowed}; hand it over as an argument in '
-                    'tflearn/jobs/, or move it to the package that uses it'
+                    f'{file.at(line)}: got {name}; need one of: {allowed}; move it to the package that uses it, or '
+                    'pass it as an argument'
                 )
     return sorted(problems)
 
 
 def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the project that `file` may use; `job_parts` are the modules in jobs/ that are no jobs."""
-    vocabulary = tuple(f'tflearn.{name}' for name in VOCABULARY)
-    if file.parts[0] == 'scripts':
-        packages = (f'tflearn.{name}' for name in ('api', 'jobs', *LIGHT, 'config', 'tools', 'remote'))
-        return ('scripts', *packages, *vocabulary, *EXCEPTIONS.get(file.path, ()))
-    package = file.parts[1]
+    package = file.parts[1] if file.parts[0] == 'tflearn' else 'scripts'
     if package == '__init__':
         return ('tflearn',)
-    if package in VOCABULARY:
-        return vocabulary[: VOCABULARY.index(package)]
-    if package == 'config':
-        return (*vocabulary, 'tflearn.config')
-    if package in ('launch', 'schedulers'):
-        own = ('tflearn.launch', 'tflearn.schedulers') if package == 'schedulers' else ('tflearn.launch',)
-        return ('tflearn.core.errors', 'tflearn.files.run_dir', *own)
-    if package == 'jobs':
-        return (*vocabulary, *(f'tflearn.{name}' for name in PACKAGES), *job_parts)
-    if package == 'api':
-        return (*vocabulary, *(f'tflearn.{name}' for name in (*PACKAGES, 'api', 'config', 'jobs', *LIGHT)))
     if package not in PACKAGES:
         return ()
-    own = (package, *PACKAGES[package])
-    return (*vocabulary, *(f'tflearn.{name}' for name in own), *EXCEPTIONS.get(file.path, ()))
+    own = {'scripts': ('scripts',), 'jobs': tuple(job_parts)}.get(package, (f'tflearn.{package}',))
+    return (*(f'tflearn.{name}' for name in PACKAGES[package]), *own, *EXCEPTIONS.get(file.path, ()))
+
+
+def rows(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that each row of `PACKAGES` names packages above it only, and that there is a row for each package."""
+    above: set[str] = set()
+    problems = []
+    for package, row in PACKAGES.items():
+        below = [name for name in row if name.split('.')[0] not in above]
+        problems += [f'{package}: got {name} in its row; need a package above it' for name in below]
+        above.add(package)
+    found = {file.parts[1] for file in files if file.parts[0] == 'tflearn' and len(file.parts) > 2}
+    return problems + [f'tflearn/{name}: got no row in PACKAGES; add it' for name in sorted(found - above)]
+
+
+def loose_files(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that each file of tflearn/ but its `__init__.py` is in a package."""
+    return [
+        f'{file.path}: got a file in no package; move it to the one whose idea it has'
+        for file in files
+        if file.parts[0] == 'tflearn' and len(file.parts) == 2 and file.parts[1] != '__init__'
+    ]
 
 
 def libraries(files: Sequence[SourceFile]) -> list[str]:
-    """Checks the outside libraries of the layers that are to stay light: the vocabulary, launch/ and its annex."""
+    """Checks the outside libraries of core/, and of the packages that are to stay light."""
     problems = []
     for file in files:
-        if file.parts[0] != 'tflearn':
+        if file.parts[0] != 'tflearn' or len(file.parts) < 3:
             continue
+        package = file.parts[1]
         for name, line in file.imports:
-            if file.parts[1] in VOCABULARY and not is_within(name, ('tflearn', *VOCABULARY_LIBRARIES)):
+            if package == 'core' and not is_within(name, ('tflearn', *CORE_LIBRARIES)):
                 problems.append(
-                    f'{file.at(line)}: got an import of {name} in the vocabulary; need Python, numpy, TensorFlow or '
-                    'tf_agents.{specs,trajectories,typing}; move what needs it to a package'
+                    f'{file.at(line)}: got an import of {name} in core/; need Python, numpy, TensorFlow or '
+                    'tf_agents.{specs,trajectories,typing}; move what needs it to another package'
                 )
-            if file.parts[1] in LIGHT and is_within(name, LIGHT_NEVER):
-                problems.append(
-                    f'{file.at(line)}: got an import of {name} in {file.parts[1]}/, which starts jobs and is none'
-                )
+            if is_within(name, NEVER.get(package, ())):
+                problems.append(f'{file.at(line)}: got an import of {name} in {package}/, which has to do without')
     return problems
 
 
@@ -211,10 +202,10 @@ def gin_folder(files: Sequence[SourceFile]) -> list[str]:
 
 
 def run_dir_paths(files: Sequence[SourceFile]) -> list[str]:
-    """Checks that no file of tflearn/ but run_dir.py spells a path of the run directory.
+    """Checks that no file of tflearn/ but files/run_dir.py spells a path of the run directory.
 
-    The names are those that run_dir.py joins with `/`. One with a dot in it is a path wherever it stands; the others
-    are ordinary words, so they count only where they are joined to a path.
+    The names are those that files/run_dir.py joins with `/`. One with a dot in it is a path wherever it stands; the
+    others are ordinary words, so they count only where they are joined to a path.
     """
     names = {
         name

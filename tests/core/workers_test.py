@@ -1,4 +1,4 @@
-"""Agreement, states and run directory of one process; multi_worker_test and killed_offline_test have two."""
+"""Agreement and states of one process; multi_worker_test and killed_offline_test have two."""
 
 import json
 import threading
@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tflearn.core import strategies, workers
 from tflearn.core.waiting import PeerStopped
-from tflearn.files.run_dir import RunDir, read_json, write_json
 
 
 @pytest.mark.parametrize('name', ['default', 'mirrored:2'])
@@ -92,30 +91,6 @@ def test_each_worker_restores_its_own_state(monkeypatch, caplog):
     state.deserialize('{"drawn": 5}')
     assert mine.text == '{"drawn": 5}'
     assert 'the checkpoint has the positions of 1 workers, now there are 2' in caplog.text
-
-
-def test_chief_writes_to_the_run_directory(tmp_path):
-    with workers.writable_run_dir(strategies.make('default'), RunDir(tmp_path)) as run_dir:
-        assert run_dir.root == tmp_path
-
-
-def test_other_workers_write_elsewhere_and_see_the_checkpoints(tmp_path, monkeypatch):
-    of_two(monkeypatch, 1)
-    run_dir = RunDir(tmp_path)
-    run_dir.checkpoints.mkdir(parents=True)
-    (run_dir.checkpoints / 'ckpt-1.index').write_text('complete')
-    (run_dir.checkpoints / '.writing').mkdir()
-    with workers.writable_run_dir(strategies.make('default'), run_dir) as mine:
-        assert mine.root != tmp_path
-        assert [path.name for path in mine.checkpoints.iterdir()] == ['ckpt-1.index']
-        assert (mine.checkpoints / 'ckpt-1.index').read_text() == 'complete'
-        (mine.checkpoints / 'ckpt-1.index').unlink()
-        (mine.checkpoints / 'ckpt-2.index').write_text('new')
-        assert read_json(mine.stop_request) is None
-        write_json(run_dir.stop_request, {'reason': 'enough'})
-        assert read_json(mine.stop_request) == {'reason': 'enough'}
-    assert not mine.root.exists()
-    assert {path.name for path in run_dir.checkpoints.iterdir()} == {'ckpt-1.index', '.writing'}
 
 
 @pytest.mark.parametrize('num_workers', [1, 2])

@@ -63,6 +63,7 @@ def test_names_the_workers_that_do_not_come(tmp_path):
 
 def test_becomes_the_program():
     program = "import os; print(os.environ['TF_CONFIG'])"
-    code = f"from tflearn.launch import learner_worker as worker; worker.execute([{sys.executable!r}, '-c', {program!r}], 'this')"
+    command = [sys.executable, '-c', program]
+    code = f"from tflearn.launch import learner_worker; learner_worker.execute({command!r}, 'this')"
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=DEADLINE_SECS)
     assert done.stdout == 'this\n'

@@ -85,7 +85,7 @@ def test_a_launch_becomes_the_driver(tmp_path):
     python.chmod(0o755)
     run_dir.make()
     run_dir.failure.write_text('{}')
-    code = 'import sys; from tests.schedulers import ray_test as t; t.ray_cluster.submit(t.topology(), '
+    code = 'import sys; from tests.launch import ray_test as t; t.ray_cluster.submit(t.topology(), '
     code += 't.RunDir(sys.argv[1]), "p", t.ray_cluster.RayOptions(ray_python=sys.argv[2]))'
     command = [sys.executable, '-c', code, str(run_dir.root), str(python)]
     assert subprocess.run(command, timeout=DEADLINE_SECS, check=False).returncode == 0
@@ -134,7 +134,7 @@ def test_a_killed_supervisor_is_started_again(tmp_path):
 
 
 def test_a_job_ends_with_its_actor(tmp_path):
-    code = 'import sys, pathlib; from tests.schedulers import ray_test as t; '
+    code = 'import sys, pathlib; from tests.launch import ray_test as t; '
     code += 't.actor(pathlib.Path(sys.argv[1]), "echo $$; exec sleep 60").supervise("n", "h", moved=False)'
     process = subprocess.Popen([sys.executable, '-c', code, str(tmp_path)])
     pid = int(wait_for(lambda: re.findall(r'^\d+$', log(tmp_path), re.M), 'the job')[0])

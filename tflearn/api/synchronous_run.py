@@ -24,7 +24,7 @@ from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Hooks, Initial, grouped
 from tflearn.launch.code_revision import code_revision
 
-_PACKAGE = str(pathlib.Path(waiting.__file__).parent)
+_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _NO_TIMEOUT_SECS = float('inf')
 # Evaluations do not play episodes that were trained on.
 _EVALUATION_SEED = 1_000_000

@@ -16,7 +16,7 @@ from tflearn.config.reader import FLAG, Import, Reference, Statements, leaves
 from tflearn.core import extras
 from tflearn.core.errors import UserImportError, UserValueError
 
-_SOURCES = pathlib.Path(extras.__file__).parent
+_SOURCES = pathlib.Path(__file__).resolve().parents[1]
 # Imports a module by its name, or makes an outline of it.
 Load = Callable[[str], types.ModuleType]
 

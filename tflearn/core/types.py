@@ -68,7 +68,7 @@ class BatchedEnvironment(Protocol):
         Numeric arrays [B, ...], NaN or 0 where an environment gave no value. A key that has appeared once stays.
         'executed_action', of the action's dtype and shape, is the action that was executed if it differs from the one
         that `step` was given (apart from clipping). 'idle' marks environments that have no episode at the moment and
-        return FIRST: no failures, see `tflearn.external`.
+        return FIRST: no failures, see `tflearn.environments.external_env`.
         """
 
     @property

@@ -1,1 +1,1 @@
-"""Experience in files: written by any policy in any environment, read by a train job that needs no environment."""
+"""Experience in files, with or without an environment; off-policy evaluation of what they hold."""

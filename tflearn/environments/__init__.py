@@ -1,1 +1,1 @@
-"""Environments as `specs.BatchedEnvironment`: some copies of a task, stepped together."""
+"""Environments as `types.BatchedEnvironment`: some copies of a task, stepped together; external simulators."""

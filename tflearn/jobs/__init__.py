@@ -1,1 +1,1 @@
-"""The jobs of a run, one function each: the only place where packages meet."""
+"""The jobs of a run, one function each."""

@@ -26,7 +26,7 @@ from tflearn.jobs import agreed_settings, batch_source, initial_agent, run_outpu
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
-from tflearn.learner import agent_data, batches, dry_run, machine, preemption, tpu_rules, train_loop
+from tflearn.learner import agent_data, batches, dry_run, machine, preemption, tpu_rules, train_loop, worker_files
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
@@ -102,7 +102,7 @@ def train(
     with (
         preemption.watched(device.watches_maintenance, stop),
         workers.peer_failures(placement),
-        workers.writable_run_dir(placement, run_dir) as run_dir,
+        worker_files.writable_run_dir(placement, run_dir) as run_dir,
         _watchdog(data.timeout_secs, connect_timeout_secs) as watchdog,
         watchdog.guard('the work between two calls'),
         run_outputs.only_learner(run_dir, stop) as stopped,

@@ -21,7 +21,7 @@ from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous_session import SynchronousSession, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Reading, Settings, Validation
-from tflearn.learner import agent_data, preemption
+from tflearn.learner import agent_data, preemption, worker_files
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.validation import Validator
@@ -92,7 +92,7 @@ def train_offline(
     with (
         preemption.watched(device.watches_maintenance, stop),
         workers.peer_failures(placement),
-        workers.writable_run_dir(placement, run_dir) as run_dir,
+        worker_files.writable_run_dir(placement, run_dir) as run_dir,
         run_outputs.only_learner(run_dir, stop) as stopped,
     ):
         with waiting.may_exit(stop, stopped):

@@ -61,7 +61,7 @@ class TrainSession:
         """Restores the newest checkpoint; publishes and exports nothing yet.
 
         Args:
-          run_dir: the run's directory, or this worker's own one, see `workers.writable_run_dir`.
+          run_dir: the run's directory, or this worker's own one, see `worker_files.writable_run_dir`.
           address: the replay server's address, 'host:port'. It must be running.
           agent: the agent to train.
           storage: the replay tables' layout.

@@ -1,1 +1,1 @@
-"""Where jobs run: a topology is data, `local` runs it as processes of this machine."""
+"""Where jobs run: a topology is data; processes of this machine, Slurm, Ray and Kubernetes run it."""

@@ -1,1 +1,1 @@
-"""Training: compiled loops, reduction across replicas, triggers, summaries."""
+"""Training: compiled loops, reduction across replicas, triggers, summaries, checkpoints."""

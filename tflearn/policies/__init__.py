@@ -1,0 +1,1 @@
+"""Policies as SavedModels: exported, checked, loaded, converted to products."""

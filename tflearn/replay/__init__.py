@@ -1,1 +1,1 @@
-"""The replay server, and the collectors' writers."""
+"""The replay server, the collectors' writers, and the one rule of how steps become items."""

@@ -1,1 +1,1 @@
-"""The learner's side of the replay: batches from a mirror of the table, from the server's draws, or from queues."""
+"""The learner's side of the replay: batches from a mirror of the table, the server's draws, queues, files, the feed."""

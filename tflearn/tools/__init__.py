@@ -1,1 +1,1 @@
-"""Programs that only read runs: what a run's metrics say about its learning. Vocabulary only."""
+"""Programs that only read runs: what a run's metrics say about its learning."""

@@ -1,0 +1,57 @@
+"""docs/packages.md, made from the source: the packages in reading order, what each may import, and its modules.
+
+`python -m tests.architecture.packages_page` writes it.
+"""
+
+import ast
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from tests.architecture import layers, source_tree
+from tests.architecture.source_tree import SourceFile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = 'docs/packages.md'
+HEADER = """# Packages and modules
+
+In reading order. Imports point up this list only, and only to the packages in a package's row.
+`python -m tests.architecture.packages_page` writes this page, and a test checks that it is current.
+"""
+
+
+def _about(file: SourceFile) -> str:
+    """Returns the first paragraph of a module's docstring, as one line."""
+    return ' '.join((ast.get_docstring(file.syntax) or '').split('\n\n')[0].split()).replace('|', r'\|')
+
+
+def _lines(files: Sequence[SourceFile]) -> Iterator[str]:
+    own = {file.path: file for file in files if file.parts[0] == 'tflearn'}
+    packages = [name for name in layers.PACKAGES if name != 'scripts']
+    above: list[str] = []
+    yield from (HEADER, '| package | what it is | may import |', '|---|---|---|')
+    for name in packages:
+        row = layers.PACKAGES[name]
+        imports = (
+            'all above' if set(above) <= set(row) and above else ', '.join(f'`{each}`' for each in row) or 'nothing'
+        )
+        yield f'| [`{name}/`](#{name}) | {_about(own[f"tflearn/{name}/__init__.py"])} | {imports} |'
+        above.append(name)
+    for name in packages:
+        yield from ('', f'## {name}', '', '| module | what it is |', '|---|---|')
+        for _, file in sorted(own.items()):
+            if file.parts[1] == name and file.parts[-1] != '__init__':
+                yield f'| `{"/".join(file.parts[2:])}.py` | {_about(file)} |'
+
+
+def page(files: Sequence[SourceFile]) -> str:
+    """Returns the page."""
+    return '\n'.join(_lines(files)) + '\n'
+
+
+def main() -> None:
+    """Writes the page of this checkout."""
+    (ROOT / PAGE).write_text(page(source_tree.read(ROOT)), encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main()

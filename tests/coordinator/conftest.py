@@ -1,0 +1,3 @@
+"""The fixture of a real replay server."""
+
+from tests.testing.replay import serve  # noqa: F401
