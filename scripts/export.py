@@ -1,7 +1,8 @@
 """Makes a full model of one train step, a TFLite model (floats, or int8), or a model for products, of a run's exports.
 
 A full model of a step that has only weights needs train.exports with update_interval_steps. The ranges of int8 are
-fitted on observations of the replay's newest checkpoint, or of --observations.
+fitted on observations of the replay's newest checkpoint, or of --observations: a directory of tflearn-data, or an npz
+file with arrays [N, ...] by the names of the inputs.
 """
 
 import threading
@@ -30,7 +31,7 @@ def define() -> None:
     flags.DEFINE_list('product_names', [], 'Names of inputs and outputs: action=inlining_decision,...')
     flags.DEFINE_bool('product_time_step', False, 'Whether step_type, reward and discount are inputs too.')
     flags.DEFINE_bool('product_parameters', False, "Whether the distribution's parameters are outputs too.")
-    flags.DEFINE_string('observations', None, 'npz file with arrays [N, ...] by the names of the inputs.')
+    flags.DEFINE_string('observations', None, 'For TFLite: recorded episodes, or an npz file.')
     flags.DEFINE_integer('num_observations', 2000, 'The maximum number of observations for TFLite.', 1)
 
 

@@ -4,6 +4,7 @@ import os
 import threading
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,8 +12,10 @@ from tf_agents.policies import random_tf_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories.trajectory import Trajectory
 
+from tests.data import data_sets
 from tests.testing import example_policies, forks
 from tflearn.core.experience import BatchItems, Experience, Queue
+from tflearn.environments import vector_env
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import export as export_job
 from tflearn.jobs.collect import collect
@@ -102,6 +105,54 @@ def test_exports_a_quantized_actor(tmp_path):
     version = PolicyExporter(policy, other).export(3, {})
     with pytest.raises(RuntimeError, match='got action of the TFLite model with a greatest difference of'):
         tflite.compare(exact.read_bytes(), version, shuffled, 'int8')
+
+
+class Widening(gymnasium.Env):
+    """Its observations grow with the step: from +-0.25 to +-10."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def _observed(self):
+        return self.np_random.uniform(-1, 1, 4).astype(np.float32) * (self._step + 1) / 4, {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observed()
+
+    def step(self, action):
+        self._step += 1
+        observation, info = self._observed()
+        return observation, 1.0, self._step == 39, False, info
+
+
+def test_calibrates_int8_on_recorded_episodes(tmp_path):
+    policy = example_policies.greedy_actor()
+    example_policies.reweigh(policy, seed=1)
+    run_dir, recorded = RunDir(tmp_path), tmp_path / 'data'
+    version = PolicyExporter(policy, run_dir.greedy_policy).export(3, {})
+    environment = vector_env.in_process(Widening, 4, 0)
+    rows = data_sets.write(recorded, 400, environment)
+    environment.close()
+    seen = np.concatenate([row.observation[row.step_type != ts.StepType.LAST] for row in rows])
+    np.savez(tmp_path / 'few.npz', observation=seen[:8])
+    ended = forks.run(
+        'scripts.export', f'--root_dir={tmp_path}', '--tflite=int8', f'--observations={recorded}', timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert 'compared with the SavedModel on 1560 observations: action ' in ended.stderr
+    few = export(run_dir=run_dir, tflite='int8', observations=str(tmp_path / 'few.npz'), output=str(tmp_path / 'few'))
+    models = {'recorded': run_dir.tflite('greedy_policy', 3, 'int8').read_bytes(), 'few': few.read_bytes()}
+    expected = loader.load(version).action(ts.restart(seen, len(seen)), ())[0]
+    errors = {
+        name: np.abs(tflite.run(model, {'observation': seen})['action'] - expected).mean()
+        for name, model in models.items()
+    }
+    assert errors['recorded'] < errors['few'] / 10
+    half = export_job._observations(run_dir, version, str(recorded), 500)['observation']
+    assert len({*map(tuple, half.tolist())} & {*map(tuple, seen.tolist())}) == 500
+    np.testing.assert_allclose(np.abs(half).mean(), np.abs(seen).mean(), rtol=0.1)  # of all steps alike
 
 
 def test_rejects_invalid_arguments(tmp_path):

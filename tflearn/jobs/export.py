@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from absl import logging
+from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
+from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files import digests
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.policies import fixed_batch, products, updates, versions
@@ -45,8 +47,9 @@ def export(
         among the exported versions, exempt from pruning, and a TFLite model in `RunDir.tflite`.
       batch_size: writes 'serving_default' for this batch size only, to `output`; None for any size.
       tflite: 'float32' or 'int8' converts to TFLite; None writes a full model.
-      observations: npz file with arrays [N, ...] by the names of the inputs, to calibrate int8 and to compare with the
-        SavedModel; None draws them from the newest checkpoint of the replay.
+      observations: what calibrates int8 and is compared with the SavedModel: an npz file with arrays [N, ...] by the
+        names of the inputs, or a directory of recorded episodes (`tflearn-data`), of which steps are drawn at random;
+        None draws them from the newest checkpoint of the replay.
       num_observations: the maximum number of observations to use; a warning says if there are fewer than 100.
       product: writes a model for products, see `policies.products`, to `output`; None as `output` puts it in
         `RunDir.product`.
@@ -146,12 +149,14 @@ def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limi
     wanted = lite.inputs(version)
     if any(name.startswith('policy_state') for name in wanted):
         raise UserValueError(f'got the recurrent policy {version} for TFLite; need one without a policy state')
-    if file is not None:
-        found = _load(pathlib.Path(file), limit)
-    else:
+    if file is None:
         columns = stored_rows.read(run_dir.replay_checkpoints, limit)
         observed = columns[_BEFORE_OBSERVATION : _BEFORE_OBSERVATION + len(wanted)]
         found = {name: array for name, (_, array) in zip(_names(version), observed, strict=False)}
+    elif pathlib.Path(file).is_dir():
+        found = dict(zip(_names(version), _recorded(file, limit), strict=False))
+    else:
+        found = _load(pathlib.Path(file), limit)
     got = {name: f'{array.dtype.name}{list(array.shape[1:])}' for name, array in found.items()}
     need = {name: f'{spec.dtype.name}{list(spec.shape[1:])}' for name, spec in wanted.items()}
     if got != need or not _len(found):
@@ -165,6 +170,18 @@ def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limi
             _FEW_OBSERVATIONS,
         )
     return found
+
+
+def _recorded(directory: str, limit: int) -> list[np.ndarray]:
+    """Returns the observations [N, ...] of steps of recorded episodes, drawn from all of them alike."""
+    reader = EpisodeReader(Dataset([directory]))
+    chosen = np.random.default_rng(0).permutation(reader.num_steps) < limit
+    found: list[list[np.ndarray]] = []
+    for episodes in reader.joined():
+        steps = np.flatnonzero(episodes['step_type'] != ts.StepType.LAST)  # no policy acts in the last one
+        rows, chosen = steps[chosen[: len(steps)]], chosen[len(steps) :]
+        found.append([array[rows] for name, array in episodes.items() if name.partition('.')[0] == 'observation'])
+    return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
 
 def _load(file: pathlib.Path, limit: int) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.policies import loaded_model, rounding, signatures
 
 # The tolerances of a model: the least share of equal discrete actions, and the greatest difference of continuous ones,
@@ -87,7 +87,7 @@ def compare(model: bytes, version: pathlib.Path, given: Arrays, precision: str) 
         bound = (_LEAST_EQUAL if discrete else _MOST_DIFFERENCE)[precision]
         if (metrics[name] < bound) if discrete else not metrics[name] <= bound:
             what = 'a share of equal values of' if discrete else 'a greatest difference of'
-            raise RuntimeError(
+            raise UserRuntimeError(
                 f'got {name} of the TFLite model with {what} {metrics[name]:.3g}, compared with {version}; need '
                 f'{bound}; calibrate with more observations, or keep floats'
             )

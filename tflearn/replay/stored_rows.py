@@ -43,7 +43,7 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
     Raises:
       ValueError: if there is no checkpoint, or if it is empty or damaged.
     """
-    settings, newest = _newest(checkpoints, 'pass your own observations')
+    settings, newest = _newest(checkpoints, 'pass recorded observations (tflearn-data record)')
     chunks = _draw_once(newest, list(settings), num_rows)
     if not chunks:
         raise UserValueError(f'got an empty replay in {checkpoints}; need steps in it')
