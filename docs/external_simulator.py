@@ -2,8 +2,8 @@
 
 python external_simulator.py http://localhost:8600 100
 
-Copy tflearn/environments/external_client.py beside it. The physics are those of Barto, Sutton and Anderson 1983, as in
-CartPole-v1.
+Copy tflearn/environments/external_client.py beside it, as client.py. The physics are those of Barto, Sutton and
+Anderson 1983, as in CartPole-v1.
 """
 
 import math

@@ -17,6 +17,7 @@ LONGEST = (
     'learner/multi_worker_test.py',
     'jobs/train_test.py',
     'docs_code_test.py',
+    'docs_programs_test.py',
     'api/training_test.py',
     'learner/tf_agents_suites_test.py',
     'learner/learner_test.py',

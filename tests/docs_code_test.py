@@ -3,12 +3,15 @@
 docs_commands_test.py: commands.
 """
 
+import contextlib
 import pathlib
 import re
 import runpy
 import shutil
+import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 import tflearn
@@ -16,8 +19,9 @@ from tests.data import data_sets
 from tests.testing import docs_blocks, served_policies
 from tests.testing.docs_blocks import BLOCKS, DOCS, JOBS, PAGES, ROOT, SMALL
 from tflearn.config import preview
-from tflearn.environments import gymnasium_env
+from tflearn.environments import external_client, gymnasium_env
 from tflearn.files.run_dir import RunDir
+from tflearn.launch.local import free_port
 
 LANGUAGES = {'bash', 'gin', 'mermaid', 'python', 'text'}
 
@@ -257,6 +261,39 @@ def test_a_complete_gin_block_runs_to_its_end(block, tmp_path):
         mode = 'processes' if in_processes else 'synchronous'
         run = tflearn.train(_write_run(block, tmp_path), root_dir='run', mode=mode, gin_bindings=bindings)
     assert run.train_step >= 20 and run.evaluations[-1]['num_episodes'] == 1
+
+
+def _simulate(port: int, stop: threading.Event) -> None:
+    """Plays episodes of five steps with the observations that external-simulators.md describes, as a simulator."""
+    observation = {'camera': np.full((84, 84, 1), 7).tolist(), 'speed': [0.5, -0.5]}
+    while not stop.is_set():
+        client = external_client.Client(f'http://localhost:{port}', 30.0)
+        # Nobody listens yet, or any more.
+        with contextlib.closing(client), contextlib.suppress(OSError, RuntimeError, LookupError):
+            assert client.begin(observation) in range(5)
+            for step in range(5):
+                client.step(1.0, observation, terminated=step == 4)
+        stop.wait(0.01)
+
+
+@pytest.mark.slow  # tests/external has simulators that play with a collector
+def test_simulators_train_a_run_of_external_simulators(tmp_path):
+    block = next(block for block in docs_blocks.of('gin') if block.page.name == 'external-simulators.md')
+    ports, stop = (free_port(), free_port()), threading.Event()  # of the collector and of the evaluation
+    here = ("server.ExternalOptions.host = 'localhost'", f'server.ExternalOptions.ports = {ports}')
+    simulators = [threading.Thread(target=_simulate, args=(port, stop), daemon=True) for port in ports]
+    for simulator in simulators:
+        simulator.start()
+    try:
+        with docs_blocks.working_in(tmp_path):
+            bindings = [*FEW_STEPS, *here, 'experience.Uniform.min_size = 20', 'experience.Uniform.max_size = 500']
+            file = _write_run(block, tmp_path)
+            run = tflearn.train(file, root_dir='run', mode='synchronous', gin_bindings=bindings)
+    finally:
+        stop.set()
+        for simulator in simulators:
+            simulator.join(60)
+    assert run.train_step >= 20 and run.evaluations[-1]['mean_return'] == 5.0
 
 
 def test_exceptions_are_needed():

@@ -4,56 +4,24 @@ import importlib.util
 import json
 import pathlib
 import re
-import shlex
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import tensorflow as tf
 
-from tests.testing import docs_blocks, forks
-from tests.testing.docs_blocks import BLOCKS, JOBS, PAGES, ROOT, SMALL
+from tests.testing import docs_blocks
+from tests.testing.docs_blocks import BLOCKS, COMMANDS, JOBS, OURS, ROOT
 from tflearn.config import files, preview
-from tflearn.files.run_dir import RunDir, read_json
-from tflearn.launch.local import free_address
 
 # Programs whose command lines are not checked, and why.
 UNCHECKED = {
     'openssl': 'tests/net/tunnel_test.py runs the commands of security.md',
-    'curl': 'tests/environments/external_env_test.py runs the commands of the page',
+    'curl': 'tests/environments/external_server_test.py runs the commands of the page',
     'docker': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
     'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
 }
 
-
-def _commands() -> Iterator[tuple[str, list[str]]]:
-    """Yields (page and line, words) of each command: of blocks, and of lines of text that begin with a program."""
-    for block in docs_blocks.of('bash'):
-        for i, line in enumerate(block.text.replace('\\\n', '  ').splitlines()):
-            if words := shlex.split(line, comments=True):
-                yield f'{block.page.name}:{block.line + i}', words
-            for begin in (
-                i for i, word in enumerate(words) if i and re.fullmatch(r'tflearn-(serve|train|launch)', word)
-            ):
-                yield f'{block.page.name}:{block.line + i} in a container', words[begin:]
-    for page in PAGES:
-        for i, line in enumerate(docs_blocks.text_of(page).splitlines(), 1):
-            for command in re.findall(r'`((?:\./scripts/|\.venv/bin/|tflearn-)\S+ [^`]*--\w+=[^`]*)`', line):
-                yield f'{page.name}:{i}', shlex.split(command)
-
-
-COMMANDS = [(place, [word for word in words if not re.match(r'[A-Z_]+=', word)]) for place, words in _commands()]
-OURS = [
-    (
-        place,
-        pathlib.Path(words[0]).name.removeprefix('tflearn-').replace('-', '_').replace('quickstart', 'launch'),
-        words,
-    )
-    for place, words in COMMANDS
-    if re.fullmatch(r'(\./scripts/quickstart|(\.venv/bin/)?tflearn-[\w-]+)', words[0])
-]
 OTHERS = [(place, words) for place, words in COMMANDS if words not in [ours for _, _, ours in OURS]]
 
 
@@ -130,28 +98,3 @@ def test_commands_of_others(place, words):
 
 def test_exceptions_are_needed():
     assert set(UNCHECKED) <= {pathlib.Path(words[0]).name for _, words in OTHERS}
-
-
-@pytest.mark.slow  # tests/end_to_end_test.py starts the same jobs
-def test_jobs_by_hand(tmp_path):
-    by_hand = [
-        (program, words) for place, program, words in OURS if place.startswith('index.md') and 'by_hand' in str(words)
-    ]
-    assert [program for program, _ in by_hand] == ['replay_server', 'collect', 'train', 'evaluate']
-    address = free_address()
-    jobs = [_start(program, words, address, tmp_path) for program, words in by_hand]
-    try:
-        for job in jobs[1:]:
-            assert job.wait(180) == 0
-        jobs[0].send_signal(signal.SIGINT)
-        assert jobs[0].wait(60) == 128 + signal.SIGINT
-    finally:
-        for job in jobs:
-            job.kill()
-    assert read_json(RunDir(tmp_path).done)['train_step'] == 60
-
-
-def _start(program: str, words: list[str], address: str, folder: pathlib.Path) -> forks.Program:
-    given = [word for word in words[1:] if not word.startswith(('--root_dir', '--replay_address'))]
-    given += [f'--root_dir={folder}', f'--replay_address={address}', *(f'--gin_bindings={item}' for item in SMALL)]
-    return forks.start(f'scripts.{program}', *given, log=folder / f'{program}.log')

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import shlex
 from collections.abc import Iterator
 
 import pytest
@@ -61,6 +62,35 @@ BLOCKS = [block for page in PAGES for block in _blocks(page)]
 
 def of(language: str) -> list[Block]:
     return [block for block in BLOCKS if block.language == language]
+
+
+def _commands() -> Iterator[tuple[str, list[str]]]:
+    """Yields (page and line, words) of each command: of blocks, and of lines of text that begin with a program."""
+    for block in of('bash'):
+        for i, line in enumerate(block.text.replace('\\\n', '  ').splitlines()):
+            if words := shlex.split(line, comments=True):
+                yield f'{block.page.name}:{block.line + i}', words
+            for begin in (
+                i for i, word in enumerate(words) if i and re.fullmatch(r'tflearn-(serve|train|launch)', word)
+            ):
+                yield f'{block.page.name}:{block.line + i} in a container', words[begin:]
+    for page in PAGES:
+        for i, line in enumerate(text_of(page).splitlines(), 1):
+            for command in re.findall(r'`((?:\./scripts/|\.venv/bin/|tflearn-)\S+ [^`]*--\w+=[^`]*)`', line):
+                yield f'{page.name}:{i}', shlex.split(command)
+
+
+COMMANDS = [(place, [word for word in words if not re.match(r'[A-Z_]+=', word)]) for place, words in _commands()]
+# Those of our programs: (page and line, the program's module in scripts/, words).
+OURS = [
+    (
+        place,
+        pathlib.Path(words[0]).name.removeprefix('tflearn-').replace('-', '_').replace('quickstart', 'launch'),
+        words,
+    )
+    for place, words in COMMANDS
+    if re.fullmatch(r'(\./scripts/quickstart|(\.venv/bin/)?tflearn-[\w-]+)', words[0])
+]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,269 @@
+"""The commands of the documents, run to their ends by the programs that users have, with few steps and episodes.
+
+They run in one folder, as a user's. A command that needs a run or data comes after the command of the documents that
+makes them. docs_commands_test.py parses all commands, also those that are not run here.
+"""
+
+import contextlib
+import fnmatch
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.testing import docs_blocks
+from tests.testing.docs_blocks import BLOCKS, COMMANDS, DOCS, OURS, ROOT
+from tflearn.core.waiting import is_listening, wait_until
+from tflearn.environments import external_client
+from tflearn.files.run_dir import RunDir, read_json
+from tflearn.launch.local import free_address, free_port
+
+PROGRAMS = pathlib.Path(sys.executable).parent
+DEADLINE_SECS = 240.0
+NUM_STEPS = 40
+FEW_STEPS = [
+    f'train.StopConditions.num_train_steps={NUM_STEPS}',
+    f'train.Intervals.export_interval_steps={NUM_STEPS}',
+    f'train.Intervals.steps_per_call={NUM_STEPS // 2}',
+    f'train.ExportOptions.update_interval_steps={NUM_STEPS // 2}',
+    'evaluate.evaluate.target_return=None',
+    'evaluate.evaluate.num_episodes=1',
+]
+TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 'collect')
+
+# Commands that are parsed only, by a pattern of their page, line and words, and why.
+NOT_RUN = {
+    r'\.\.\.|^\S+ \S+( --(num_\w+|backend|side|tflite)=\S+)+$': 'flags for other commands',
+    r'^CONTRIBUTING.md': 'the tests themselves, and what tests/architecture_test.py runs',
+    r'^benchmarks.md|benchmarks/': 'takes minutes to hours; tests/learning_test.py and tests/suite_test.py run parts',
+    r'scripts/(test|lock|check_extras|sbom)|pip ': 'needs a package registry; see tests/packaging_test.py',
+    r'docker ': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
+    r'in a container': 'in a container, the command of the page about serving',
+    r'--backend=(slurm|ray)(?!.*--render)': 'needs the cluster; tests/launch has stand-ins',
+    r's3://': 'needs a store; tests/files has one on this machine',
+    r'--listen=|=replay:|=feed:|--weights_address': 'several machines; see tests/scripts/weights_test.py, tests/chaos',
+    r'curl ': 'tests/environments/external_server_test.py runs the commands of the page; a status by hand',
+    r'openssl |tflearn-tunnel|runs/cartpole --gin_file=dqn_cartpole --replay': 'tests/net/tunnel_test.py runs the page',
+    r'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
+    r'saved_model_cli': 'tests/policies/products_aot_test.py',
+    r'--format=(minari|rlds)|expert_rlds': 'needs the extras minari and rlds; tests/data/conversion_test.py',
+    r'--tls_certificate': 'needs certificates; tests/serving/server_tls_test.py',
+}
+# What is replaced in a command.
+SMALLER = [
+    (r'^--train_step=4300', f'--train_step={NUM_STEPS // 2}'),  # an update
+    (r'^--train_step=7000', f'--train_step={NUM_STEPS}'),
+    (r'^--episodes=\d+', '--episodes=60'),  # so that there are some for validation
+    (r'^--min_return=\d+', '--min_return=5'),
+    (r'num_train_steps=4_000', f'num_train_steps={2 * NUM_STEPS}'),
+    (r'=/data/other_run', '=runs/dqn_cartpole'),
+    (r'=/(runs|tmp)/', r'=\1/'),
+    (r'^--num_collectors=2$', '--num_collectors=1'),  # two cores suffice
+    (r'=train:cores=2', '=train:cores=1'),
+]
+SIMULATOR = f"""
+import sys
+sys.path[:0] = ['', {str(DOCS)!r}]
+import external_simulator
+external_simulator.main(sys.argv[1], 1_000_000)
+"""
+# Run by tests of their own.
+TOGETHER = r'runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
+FAST = r'quickstart$|tflearn-synchronous|--tflite=float32|data/(expert|random) --ep|data/good'  # all others are slow
+
+
+def _rest() -> Iterator[object]:
+    """Yields the commands that run alone."""
+    seen: list[Sequence[str]] = []
+    for place, program, words in OURS:
+        text = f'{place} {" ".join(words)}'
+        if words[1:] in seen or any(re.search(pattern, text) for pattern in [TOGETHER, *NOT_RUN]):
+            continue
+        seen.append(words[1:])
+        marks = [] if re.search(FAST, text) else [pytest.mark.slow]
+        yield pytest.param(place, program, words, id=f'{place}-{program}', marks=marks)
+
+
+def _flags(words: Sequence[str], name: str) -> list[str]:
+    return [word.split('=', 1)[1] for word in words if word.startswith(f'--{name}=')]
+
+
+def _made(program: str, words: Sequence[str]) -> list[str]:
+    """Returns the run or the data that a command makes."""
+    if program not in ('launch', 'train_offline', 'synchronous') or '--render' in words:
+        return _flags(words, 'output')
+    return _flags(words, 'root_dir') or [f'runs/{(_flags(words, "gin_file") or ["dqn_cartpole"])[0]}']
+
+
+def _is_before(one: str, other: str) -> bool:
+    """Returns whether one place is above the other one on a page."""
+    page, line = other.split(':')
+    return one.startswith(f'{page}:') and int(one.split(':')[1].split()[0]) < int(line.split()[0])
+
+
+def _needed(place: str, program: str, words: Sequence[str]) -> list[str]:
+    """Returns the runs and the data that a command reads."""
+    read = _flags(words, 'data') + re.findall(r'Initial\.policy="(.*?)"', ' '.join(words))
+    read += [] if program in TRAINING else _flags(words, 'root_dir')
+    before = [path for other, *command in OURS if _is_before(other, place) for path in _made(*command)]
+    return [path for each in read for path in (fnmatch.filter(before, each) if '*' in each else [each])]
+
+
+class User:
+    """Runs commands in a folder."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        for block in BLOCKS:
+            if block.file_name:
+                (folder / block.file_name).write_text(block.text, encoding='utf-8')
+
+    @contextlib.contextmanager
+    def running(self, program: str, words: Sequence[str], *more: str, **variables: str) -> Iterator[subprocess.Popen]:
+        """Starts a command, with few steps, as <program>.out; kills it if it has not ended."""
+        arguments = [*words[1:], *more]
+        for pattern, smaller in SMALLER:
+            arguments = [re.sub(pattern, smaller, word) for word in arguments]
+        if 'quickstart' in words[0]:  # tests/packaging_test.py runs the script itself
+            arguments += [] if _flags(words, 'gin_file') else ['--gin_file=dqn_cartpole']
+            arguments += [] if _flags(words, 'root_dir') else [f'--root_dir={_made(program, words)[0]}']
+        # Evaluations that are a job of the run have the run's end too.
+        if (program in TRAINING or (program == 'evaluate' and len(words) == 3)) and '--render' not in words:
+            arguments += [f'--gin_bindings={item}' for item in FEW_STEPS if item.split('=')[0] not in str(arguments)]
+        with self.out(program).open('w') as out:
+            process = subprocess.Popen(
+                [PROGRAMS / f'tflearn-{program.replace("_", "-")}', *arguments],
+                cwd=self.folder,
+                env={**os.environ, 'CUDA_VISIBLE_DEVICES': '-1', **variables},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(DEADLINE_SECS)
+
+    def out(self, program: str) -> pathlib.Path:
+        return self.folder / f'{program}.out'
+
+    def run(self, place: str, program: str, words: Sequence[str], *more: str) -> str:
+        """Runs a command to its end, and first of all those that make what it needs; returns what it printed."""
+        self.make(_needed(place, program, words))
+        with self.running(program, words, *more) as process:
+            code = process.wait(DEADLINE_SECS)
+        printed = self.out(program).read_text()
+        assert code == 0 and 'Traceback' not in printed, f'{place}: {code}: {printed}'
+        return printed
+
+    def make(self, paths: Sequence[str]) -> None:
+        """Runs the commands that make what is not there."""
+        for path in paths:
+            command = next((command for command in OURS if path in _made(*command[1:])), None)
+            if command and not (self.folder / path).exists():
+                self.run(*command)
+
+
+@pytest.fixture(scope='module')
+def user(tmp_path_factory) -> User:
+    return User(tmp_path_factory.mktemp('user'))
+
+
+@pytest.mark.parametrize(('place', 'program', 'words'), [*_rest()])
+def test_a_command_runs_to_its_end(user, place, program, words):
+    user.run(place, program, words)
+    for path in _made(program, words):
+        assert (user.folder / path.lstrip('/')).exists()
+
+
+def _one(pattern: str) -> tuple[str, str, list[str]]:
+    """Returns the command whose words match."""
+    (command,) = [command for command in OURS if re.search(pattern, ' '.join(command[2]))]
+    return command
+
+
+@pytest.mark.slow
+def test_a_run_that_has_ended_goes_on(user):
+    place, program, words = _one('num_train_steps=4_000')
+    user.run(place, program, words, f'--gin_bindings=train.StopConditions.num_train_steps={NUM_STEPS}')
+    user.run(place, program, words)
+    run_dir = RunDir(user.folder / 'runs' / 'cartpole')
+    assert [read_json(path)['train_step'] for path in (run_dir.done, run_dir.root / 'DONE-1')] == [80, 40]
+
+
+@pytest.mark.slow
+def test_a_server_serves_until_it_is_stopped(user):
+    command = next(command for command in OURS if command[1] == 'serve' and 'runs/dqn_cartpole' in str(command))
+    user.make(_needed(*command))
+    port = free_port()
+    with user.running(*command[1:], f'--port={port}') as server:
+        wait_until(lambda: is_listening(f'localhost:{port}', 1.0), 'the server', DEADLINE_SECS)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(DEADLINE_SECS) == 128 + signal.SIGINT
+
+
+@pytest.mark.slow  # tests/end_to_end_test.py starts the same jobs
+def test_jobs_by_hand(user):
+    by_hand = [(program, words) for place, program, words in OURS if 'runs/by_hand' in str(words)]
+    assert [program for program, _ in by_hand] == ['replay_server', 'collect', 'train', 'evaluate']
+    address = f'--replay_address={free_address()}'
+    with contextlib.ExitStack() as programs:
+        server, *jobs = [
+            programs.enter_context(user.running(*job, *([] if job[0] == 'evaluate' else [address]))) for job in by_hand
+        ]
+        for job in jobs:
+            assert job.wait(DEADLINE_SECS) == 0
+        server.send_signal(signal.SIGINT)
+        assert server.wait(DEADLINE_SECS) == 128 + signal.SIGINT
+    assert read_json(RunDir(user.folder / 'runs' / 'by_hand').done)['train_step'] == NUM_STEPS
+
+
+@pytest.mark.slow
+def test_workers_train_from_the_same_files(user):
+    place, program, words = _one('runs/of_two.*--strategy=multi_worker')
+    user.make(_needed(place, program, words))
+    (text,) = [line for block in docs_blocks.of('bash') for line in block.text.splitlines() if 'localhost:2222' in line]
+    variable = json.loads(re.search(r"TF_CONFIG='(.*)'", text)[1])
+    variable['cluster']['worker'] = [free_address(), free_address()]
+    with contextlib.ExitStack() as programs:
+        workers = []
+        for i in range(2):
+            variable['task']['index'] = i
+            workers.append(programs.enter_context(user.running(program, words, TF_CONFIG=json.dumps(variable))))
+        for worker in workers:
+            assert worker.wait(DEADLINE_SECS) == 0, user.out(program).read_text()
+    assert RunDir(user.folder / 'runs' / 'of_two').train_result.exists()
+
+
+@pytest.mark.slow
+def test_simulators_train_a_run(user):
+    port = free_port()
+    shutil.copy(external_client.__file__, user.folder / 'client.py')
+    _, program, words = _one('--gin_file=dqn_external_cartpole')
+    with user.running(program, words, f'--gin_bindings=server.ExternalOptions.ports=({port},)') as launch:
+        wait_until(lambda: is_listening(f'localhost:{port}', 1.0), 'the collector', DEADLINE_SECS)
+        simulator = [sys.executable, '-I', '-S', '-c', SIMULATOR, f'http://localhost:{port}']
+        with subprocess.Popen(simulator, cwd=user.folder) as process:
+            try:
+                assert launch.wait(DEADLINE_SECS) == 0, user.out(program).read_text()
+                assert process.wait(DEADLINE_SECS) == 0
+            finally:
+                process.kill()
+    assert read_json(RunDir(user.folder / 'runs' / 'external').done)['train_step'] >= NUM_STEPS
+
+
+def test_each_command_is_run_or_has_a_reason():
+    run = [str(case.values[2][1:]) for case in _rest()]
+    texts = [f'{place} {" ".join(words)}' for place, words in COMMANDS]
+    for pattern, reason in NOT_RUN.items():
+        assert any(re.search(pattern, text) for text in texts), pattern
+        assert all((ROOT / path).exists() for path in re.findall(r'tests/[\w/.]+\b', reason)), reason
+    for (_, words), text in zip(COMMANDS, texts, strict=True):
+        assert str(words[1:]) in run or any(re.search(pattern, text) for pattern in [TOGETHER, *NOT_RUN]), text
