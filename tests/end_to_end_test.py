@@ -334,3 +334,19 @@ def test_an_evaluation_longer_than_the_silent_timeout_reports_and_ends(tmp_path)
     reason = '20 s (max_secs) were over, 2 of 2 episodes did not end'
     assert f'over 2 episodes (incomplete: {reason}).' in launch.output
     assert read_json(RunDir(tmp_path / 'run').done)['evaluation']['incomplete'] == reason
+
+
+@pytest.mark.slow
+def test_a_run_with_environment_steps_alone_shows_the_time_left(start, tmp_path):
+    """After a minute within a factor of two of the time that training then takes, with compiling before it."""
+    bindings = ('train.StopConditions.num_train_steps=None', 'train.StopConditions.max_env_steps=500_000')
+    given = [f'--gin_bindings={binding}' for binding in (*bindings, 'evaluate.evaluate.target_return=None')]
+    launch = start('launch', '--root_dir=run', '--gin_file=dqn_cartpole', *given)
+    launch.wait_for(RunDir(tmp_path / 'run').done.exists, 'the end of the run', 280.0)
+    assert launch.end() == 0, launch.output
+    shown = re.search(r'^(\S+) \[1 min 0\d s\] .*\| time left (?:(\d+) min )?(\d+) s', launch.output, re.MULTILINE)
+    finished = re.search(r'^(\S+) train\b.*: finished', launch.output, re.MULTILINE)
+    assert shown and finished, launch.output
+    then, end = (sum(60**i * int(part) for i, part in enumerate(reversed(m[1].split(':')))) for m in (shown, finished))
+    left, took = 60 * int(shown[2] or 0) + int(shown[3]), (end - then) % 86_400
+    assert took / 2 <= left <= 2 * took, (left, took)
