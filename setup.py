@@ -12,7 +12,7 @@ import setuptools  # After the check: an unfit Python may have none.
 ROOT = pathlib.Path(__file__).resolve().parent
 VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'), re.M)
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
-PROGRAMS = (*JOBS, 'run_metrics', 'data', 'doctor', 'tunnel', 'weights', 'feed')
+PROGRAMS = (*JOBS, 'run_metrics', 'data', 'doctor', 'weights', 'feed')
 
 setuptools.setup(
     name='tflearn-agents',

@@ -39,7 +39,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 # File -> what it may import besides, and why the rule does not fit.
 EXCEPTIONS = {
     'scripts/weights.py': ('tflearn.coordinator',),  # no job, and without TensorFlow
-    'scripts/tunnel.py': ('tflearn.net',),  # no job, and without TensorFlow
 }
 JOBS = (
     'replay_server',

@@ -33,7 +33,6 @@ _ROOT = ('--root_dir=run',)
 _RUN = (*_ROOT, '--gin_file=dqn_cartpole')
 _MEMORY = '/dev/shm'  # a file system without a disk
 _NEW = ('--output=new',)
-_CERTIFICATES = ('--certificate=tls/a.pem', '--key=tls/a.key', '--ca=tls/a.pem')
 # By program: its module, and flags that it accepts.
 PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     'launch': ('launch', (*_RUN, '--nowarm_start')),
@@ -54,10 +53,9 @@ PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     'copy': ('data', ('copy', '--data=data', *_NEW)),
     'convert': ('data', ('convert', '--data=data', *_NEW)),
     'doctor': ('doctor', ('run',)),
-    'tunnel': ('tunnel', ('--side=server', '--listen=localhost:0', '--to=localhost:1', *_CERTIFICATES)),
 }
 CONFIGURED = ('replay_server', 'collect', 'train', 'evaluate', 'synchronous', 'train_offline', 'record', 'extract')
-PLAIN = ('launch', 'tunnel')  # these load no TensorFlow
+PLAIN = ('launch',)  # it loads no TensorFlow
 # Jobs that would begin to work: they end as soon as gin has made their arguments.
 _JOBS = (
     *('replay_server', 'collect', 'train', 'evaluate', 'synchronous', 'train_offline', 'serve'),
@@ -93,23 +91,12 @@ def _until_work(program: str) -> Any:
     with contextlib.ExitStack() as stack:
         if program == 'launch':
             stack.enter_context(mock.patch('tflearn.launch.local._work', _reports))
-        elif program == 'tunnel':
-            tunnel = importlib.import_module('scripts.tunnel')
-            stack.enter_context(mock.patch.object(tunnel, 'opened', functools.partial(_opened, tunnel.opened)))
         elif program not in PLAIN:
             for name in _JOBS:
                 module, _, function = name.partition('.')
                 job = importlib.import_module(f'tflearn.jobs.{module}')
                 stack.enter_context(mock.patch.object(job, function or module, _accepting(job, function or module)))
         yield
-
-
-@contextlib.contextmanager
-def _opened(really: Any, options: Any) -> Any:
-    """Opens a tunnel, and ends."""
-    with really(options):
-        os._exit(0)
-    yield
 
 
 def _reports(supervisor: Any, *_: object) -> None:
@@ -221,7 +208,6 @@ class Maker:
                 ('train', 'run/DONE', ()),
                 ('train', 'run/config.gin', ()),
                 ('doctor', 'run/summaries/train/*', ()),
-                ('tunnel', 'tls/*', ()),
                 ('serve', 'tls/*', ('--tls_certificate=tls/a.pem', '--tls_key=tls/a.key', '--tls_client_ca=tls/a.pem')),
                 *[('describe', 'data/*', (f'--max_damaged={n}',)) for n in (0, 0, 3, 1000)],
                 *[(name, 'data/*', ()) for name in ('merge', 'copy', 'convert', 'filter')],
@@ -327,7 +313,7 @@ def main() -> int:
     parser.add_argument('--first', type=int, default=0, help='the number of the first case')
     parser.add_argument('--only', type=int, default=None)
     parser.add_argument('--families', default='flags,flags,bindings,bindings,addresses,files,functions')
-    parser.add_argument('--programs', default=','.join(PROGRAMS), help='launch,tunnel load no TensorFlow')
+    parser.add_argument('--programs', default=','.join(PROGRAMS), help='launch loads no TensorFlow')
     options = parser.parse_args()
     programs = options.programs.split(',')
     with_tensorflow = bool(set(programs) - set(PLAIN))

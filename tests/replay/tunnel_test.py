@@ -1,65 +1,95 @@
-"""A replay server behind a tunnel: writers and samplers work, strangers do not reach it."""
+"""A replay server behind stunnel as docs/security.md sets it up: writers and samplers work, strangers are refused."""
 
+import contextlib
 import dataclasses
+import pathlib
+import shutil
+import subprocess
 
 import pytest
 
-from tests.testing import certificates
+from tests.testing import certificates, docs_blocks
 from tests.testing.replay import BATCH, draw, experience, fill
 from tflearn.coordinator import reports
 from tflearn.core.waiting import wait_until
-from tflearn.net import tls
-from tflearn.net.tunnel import Address, Side, TunnelOptions, opened
+from tflearn.launch.local import free_port
 from tflearn.replay import connection
 
 DEADLINE_SECS = 30.0
+STUNNEL = shutil.which('stunnel') or '/usr/bin/stunnel'
 
 
 @pytest.fixture(scope='module')
-def files(tmp_path_factory):
-    """The files of the server, of a collector and of two strangers."""
+def folder(tmp_path_factory):
+    """A folder with the certificates that the page's commands make, and one of a stranger's authority."""
     folder = tmp_path_factory.mktemp('certificates')
-    own, other = (certificates.make_authority(folder, name) for name in ('own_ca', 'other_ca'))
-    found = {}
-    for name, authority in (('server', own), ('collector', own), ('stranger', other)):
-        key, certificate = certificates.signed(folder, name, authority)
-        found[name] = tls.TlsFiles(certificate, key, own[1])
-    return found
+    (block,) = [each.text for each in docs_blocks.of('bash') if 'run-authority' in each.text]
+    subprocess.run(['bash', '-e'], input=block, cwd=folder, text=True, capture_output=True, timeout=60, check=True)
+    key, certificate = certificates.signed(folder, 'stranger', certificates.make_authority(folder, 'other_ca'))
+    assert (key.name, certificate.name) == ('stranger.key', 'stranger.pem')
+    return folder
 
 
-def client(server, files):
-    to = Address('localhost', server.port)
-    return opened(TunnelOptions(Side.CLIENT, Address('localhost', 0), to, files))
+def configuration(name, **values):
+    """Returns a configuration of the page, with other values; None removes the line."""
+    (block,) = [each.text for each in docs_blocks.of('text') if each.text.startswith(f'; {name}.conf\n')]
+    lines = []
+    for line in block.splitlines():
+        key = line.partition(' = ')[0]
+        value = values.pop(key, line.partition(' = ')[2])
+        lines += [f'{key} = {value}' if ' = ' in line else line] if value is not None else []
+    assert not values, 'the page has these lines'
+    return '\n'.join(lines) + '\n'
 
 
+@contextlib.contextmanager
+def stunnel(folder, name, **values):
+    """Runs stunnel with a configuration of the page and other ports. Yields the port that it listens at."""
+    port = free_port()
+    file = folder / f'{port}.conf'
+    file.write_text(configuration(name, accept=f'localhost:{port}', **values))
+    with file.with_suffix('.log').open('wb') as log:
+        process = subprocess.Popen([STUNNEL, file.name], cwd=folder, stdout=log, stderr=log)
+    try:
+        text = lambda: file.with_suffix('.log').read_text(errors='replace')  # noqa: E731
+        wait_until(lambda: 'Configuration successful' in text() or process.poll(), 'stunnel', DEADLINE_SECS)
+        assert process.poll() is None, text()
+        yield port
+    finally:
+        process.terminate()
+        process.wait(DEADLINE_SECS)
+
+
+def test_the_commands_of_the_page_make_certificates_of_one_authority(folder):
+    verify = ['openssl', 'verify', '-CAfile', 'ca.pem']
+    for name, valid in (('replay', True), ('collector', True), ('stranger', False)):
+        ended = subprocess.run([*verify, f'{name}.pem'], cwd=folder, capture_output=True, timeout=DEADLINE_SECS)
+        assert (ended.returncode == 0) == valid
+
+
+@pytest.mark.skipif(not pathlib.Path(STUNNEL).exists(), reason='needs stunnel')
 @pytest.mark.parametrize('sampling', ['learner', 'server'])
-def test_a_writer_and_a_sampler_work_and_strangers_do_not_reach_the_server(serve, open_source, files, sampling):
+def test_a_writer_and_a_sampler_work_and_strangers_do_not_reach_the_server(serve, open_source, folder, sampling):
     served = serve(experience(sampling, sequence_length=3))
-    options = TunnelOptions(
-        Side.SERVER, Address('localhost', 0), Address('localhost', served.server.port), files['server']
-    )
-    with opened(options) as server, client(server, files['collector']) as here:
-        through = dataclasses.replace(served, address=f'localhost:{here.port}')
-        writer = fill(through)
-        trajectory, info = draw(open_source(through), 3)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(stunnel(folder, 'replay', connect=f'localhost:{served.server.port}'))
+        to = f'localhost:{server}'
+        through = stack.enter_context(stunnel(folder, 'collector', connect=to))
+        strangers = [
+            server,  # without TLS
+            stack.enter_context(stunnel(folder, 'collector', connect=to, cert=None, key=None)),
+            stack.enter_context(stunnel(folder, 'collector', connect=to, cert='stranger.pem', key='stranger.key')),
+            stack.enter_context(stunnel(folder, 'collector', connect=to, checkHost='elsewhere')),
+        ]
+        here = dataclasses.replace(served, address=f'localhost:{through}')
+        writer = fill(here)
+        trajectory, info = draw(open_source(here), 3)
         writer.join(DEADLINE_SECS)
         assert trajectory.observation.shape == (3, BATCH, 3, 2)
         assert (info['policy_version'].numpy() == 7).all(), 'the version that was written'
-        assert connection.send(through.address, reports.REPORTS, 'report', 'a report')
+        assert connection.send(here.address, reports.REPORTS, 'report', 'a report')
         assert connection.receive(served.address, reports.REPORTS, 1) == [b'a report']
-        inserted = served.table(reports.REPORTS).rate_limiter_info.insert_stats.completed
-        with client(server, files['stranger']) as strange:
-            for port in (strange.port, server.port):  # with another authority's certificate, and without one
-                assert connection.server_info(f'localhost:{port}') is None
-                assert not connection.send(f'localhost:{port}', reports.REPORTS, 'report', 'a lie')
-        assert served.table(reports.REPORTS).rate_limiter_info.insert_stats.completed == inserted == 1
-
-
-def test_jobs_find_out_that_the_server_behind_a_tunnel_is_down(files):
-    nobody = Address('localhost', 1)
-    options = TunnelOptions(Side.SERVER, Address('localhost', 0), nobody, files['server'])
-    with opened(options) as server, client(server, files['collector']) as here:
-        address = f'localhost:{here.port}'
-        assert connection.server_info(address) is None
-        assert not connection.send(address, reports.REPORTS, 'report', 'a report')
-        wait_until(lambda: not server.num_connections, 'the end of the connections', DEADLINE_SECS)
+        for port in strangers:
+            assert connection.server_info(f'localhost:{port}') is None
+            assert not connection.send(f'localhost:{port}', reports.REPORTS, 'report', 'a lie')
+        assert served.table(reports.REPORTS).rate_limiter_info.insert_stats.completed == 1

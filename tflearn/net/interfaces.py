@@ -33,7 +33,7 @@ def log_shield(ports: Sequence[object], shield: str | None, why: str, setting: s
     elif networks := reachable():
         logging.warning(
             '%s open to everybody who reaches %s: %s; shield it as docs/security.md says (a firewall rule, '
-            'tflearn-tunnel, a network namespace), and set %s = "firewall"',
+            'stunnel, a network namespace), and set %s = "firewall"',
             text, ', '.join(networks), why, setting,
         )  # fmt: skip
 

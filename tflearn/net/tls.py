@@ -32,17 +32,7 @@ class TlsFiles:
         Raises:
           ValueError: if a file cannot be read or is not what it should be.
         """
-        return self._filled(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-
-    def client_context(self) -> ssl.SSLContext:
-        """Returns the settings of a client that shows the certificate, and believes servers that `client_ca` signed.
-
-        Raises:
-          ValueError: if a file cannot be read or is not what it should be.
-        """
-        return self._filled(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-
-    def _filled(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key, _no_password)
             if self.client_ca:
