@@ -5,26 +5,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tf_agents.trajectories import time_step as ts
+
+from tflearn.replay.sequence_rule import FIRST, LAST, boundary_row
 
 
 def with_boundary(sequence: Any) -> Any:
     """Returns a sequence that has a row after the last step of its episode, as collectors write it."""
-    if sequence.next_step_type[-1] != ts.StepType.LAST:
+    if sequence.next_step_type[-1] != LAST:
         return sequence
-    return concatenated([sequence, _boundary(sequence)])
-
-
-def _boundary(sequence: Any) -> Any:
-    """Returns the last row [1, ...] as the one between two episodes: no action was taken there."""
-    row = select(sequence, slice(-1, None))
-    full = lambda column, value: np.full_like(column, value)  # noqa: E731
-    return row._replace(
-        step_type=full(row.step_type, ts.StepType.LAST),
-        next_step_type=full(row.next_step_type, ts.StepType.FIRST),
-        reward=tf.nest.map_structure(lambda column: full(column, 0), row.reward),
-        discount=full(row.discount, 1),
-    )
+    return concatenated([sequence, boundary_row(sequence)])
 
 
 def padded(sequences: Sequence[Any], multiple: int) -> Any:
@@ -39,15 +28,15 @@ def padded(sequences: Sequence[Any], multiple: int) -> Any:
         missing = length - len(sequence.step_type)
         if not missing:
             return sequence
-        boundary = _boundary(sequence)
-        if sequence.next_step_type[-1] != ts.StepType.FIRST:  # it is not ended: only the last observation counts
+        boundary = boundary_row(sequence)
+        if sequence.next_step_type[-1] != FIRST:  # it is not ended: only the last observation counts
             last = boundary._replace(step_type=sequence.step_type[-1:])
             sequence = concatenated([select(sequence, slice(-1)), last])
         return concatenated([sequence, *[boundary] * missing])
 
     filled = [fill(sequence) for sequence in sequences]
     if number > len(filled):
-        nothing = concatenated([_boundary(sequences[0])] * length)
+        nothing = concatenated([boundary_row(sequences[0])] * length)
         filled += [nothing] * (number - len(filled))
     return tf.nest.map_structure(lambda *columns: np.stack(columns), *filled)
 

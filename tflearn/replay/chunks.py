@@ -11,17 +11,12 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from absl import logging
 
-from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Slicing
+from tflearn.core.experience import Experience
+from tflearn.replay.sequence_rule import FIRST, LAST, SequenceRule, UnusedSteps, ends_episode, terminates
 
 ID_BYTES = 8
 NEW, REPEATED = 1, 2  # flags
-
-_FIRST, _LAST, _TERMINATED = 0, 2, 0.0
-_EPISODES_TO_WARN, _EPISODES_TO_JUDGE = 10, 100  # before it is known how long episodes are
-_UNUSED_SHARE = 0.01
 
 
 def chunk_id(chunk: np.ndarray) -> int:
@@ -35,71 +30,13 @@ def chunk_rows(chunks: np.ndarray, row_bytes: int) -> np.ndarray:
     return rows.reshape(*rows.shape[:-1], -1, row_bytes)
 
 
-class UnusedSteps:
-    """Counts the steps of episodes that give no sequence, on which nothing trains; warns of them.
-
-    Attributes:
-      num_steps: the number of these steps.
-    """
-
-    def __init__(self, slicing: Slicing):
-        """Counts nothing yet."""
-        self._slicing = slicing
-        self.num_steps = 0
-        self._all_steps = self._num_episodes = self._longest = self._warned_above = 0
-
-    def add(self, lengths: np.ndarray, unused: np.ndarray) -> None:
-        """Adds episodes that ended.
-
-        Args:
-          lengths: int [E], their steps.
-          unused: bool [E], whether they gave no sequence.
-
-        Raises:
-          ValueError: if many episodes have ended, and none gave a sequence.
-        """
-        if not lengths.size:
-            return
-        self._num_episodes += len(lengths)
-        self._all_steps += int(lengths.sum())
-        if not unused.any():
-            return
-        self.num_steps += int(lengths[unused].sum())
-        self._longest = max(self._longest, int(lengths[unused].max()))
-        if self._num_episodes >= _EPISODES_TO_JUDGE and self.num_steps == self._all_steps:
-            raise UserValueError(f'got {self._seen(self._num_episodes)}; {self._advice()}')
-        share = self.num_steps / max(self._all_steps, 1)
-        if self._num_episodes >= _EPISODES_TO_WARN and share > _UNUSED_SHARE and self.num_steps > self._warned_above:
-            self._warned_above = 10 * self.num_steps
-            logging.warning('%.2g of the steps are never trained on: %s; %s', share, self._seen(), self._advice())
-
-    def _seen(self, num_episodes: int | None = None) -> str:
-        which = 'episodes' if num_episodes is None else f'{num_episodes} episodes, all'
-        return f'{which} of at most {self._longest} steps without a sequence of {self._slicing.sequence_length} rows'
-
-    def _advice(self) -> str:
-        return (
-            f'need Slicing.sequence_length of at most {self._longest + 1}, or Slicing.pad_episodes=True for agents '
-            'that leave boundary rows out (TD3, DDPG, TQC, DroQ, PPO, IMPALA, REINFORCE)'
-        )
-
-
 class ChunkBuilder:
     """Gathers rows [B, num_bytes] until chunks of C + L - 1 rows are full.
 
     L is the rows of the experience's items, C the number of rows of a chunk that may begin a sequence. Byte 0 of a row
     is its flag: NEW if a sequence begins here, REPEATED if an earlier part of the chunk had the flag already, else 0. A
-    sequence never crosses the end of an episode; the episode's last observation is in the boundary row (LAST -> FIRST)
-    that ends its last sequence. A truncated episode with fewer rows than a sequence gives no sequence, unless it is
-    padded (`Slicing.pad_episodes`); see `unused`.
-
-    In a row of an environment that was rebuilt (not LAST, but -> FIRST) only the observation counts, since its step
-    never happened: it ends its episode like the boundary row of a truncated one, and begins no sequence.
-
-    The first row of an episode is repeated as the history of its first sequences, if these need one, and the boundary
-    row as what comes after the last ones (`Slicing.history_steps`, `future_steps`).
-
-    Where the experience lets sequences cross episodes, the ends of episodes are ignored.
+    sequence never crosses the end of an episode, unless the experience lets it (see `SequenceRule`). A row of a rebuilt
+    environment ends its episode like the boundary row of a truncated one, and begins no sequence.
 
     Attributes:
       unused: the steps on which nothing trains.
@@ -122,9 +59,8 @@ class ChunkBuilder:
         """
         slicing = experience.slicing
         self.unused = UnusedSteps(slicing)
-        self._length, self._stride, self._pad = slicing.num_rows, slicing.stride, slicing.pad_episodes
-        self._cross = slicing.cross_episodes
-        self._history, self._future = 0 if slicing.cross_episodes else slicing.history_steps, slicing.future_steps
+        self._rule, self._cross = SequenceRule(slicing), slicing.cross_episodes
+        self._length, self._history = self._rule.length, self._rule.history
         self._chunk_rows = num_starts + self._length - 1
         self._row_bytes = num_bytes
         # Twice a chunk's size, so that rows are moved to the front once per chunk, not once per row.
@@ -166,14 +102,14 @@ class ChunkBuilder:
         if self._cross:
             self._age += 1
             return self._append(self._environments, rows)
-        chunks = self._begin_episodes(np.flatnonzero(step_type == _FIRST), rows) if self._history else []
-        self._age = np.where(step_type == _FIRST, 1 + self._history, self._age + (self._age > 0))
+        chunks = self._begin_episodes(np.flatnonzero(step_type == FIRST), rows) if self._history else []
+        self._age = np.where(step_type == FIRST, 1 + self._history, self._age + (self._age > 0))
         chunks += self._append(self._environments, rows)
-        last = step_type == _LAST
-        ended = np.flatnonzero(last | (next_step_type == _FIRST))
+        last = step_type == LAST
+        ended = np.flatnonzero(ends_episode(step_type, next_step_type))
         if ended.size:
             chunks += self._end_episodes(ended, rows, last)
-        self._terminated = ~last & (discount == _TERMINATED)
+        self._terminated = terminates(step_type, discount)
         return chunks
 
     def begin_with_next(self) -> None:
@@ -220,26 +156,16 @@ class ChunkBuilder:
     def _end_episodes(self, environments: np.ndarray, rows: np.ndarray, last: np.ndarray) -> list[np.ndarray]:
         """Repeats the boundary rows `rows` of these environments as needed, so that each step is in a sequence."""
         age = self._age[environments]
-        missing = self._length - self._future - age
-        if self._pad and self._stride == 1:
-            missing = np.full(len(environments), self._length - self._history - 2)  # each step begins a sequence
-        elif self._pad:
-            missing = np.where(missing > 0, missing, missing % self._stride) + self._future
-        else:
-            # After termination nothing is bootstrapped, so the boundary row is repeated until each of the last steps
-            # begins a sequence. After truncation that would change how far the bootstrapped value is discounted.
-            missing = np.where(self._terminated[environments], self._length - self._history - 2, self._future)
-        missing[(age == 0) | ~last[environments]] = 0
+        begun = age > 0
+        missing = self._rule.repeats(age, begun & last[environments], self._terminated[environments])
         chunks: list[np.ndarray] = []
         for i in range(missing.max()):
             repeated = environments[missing > i]
             self._age[repeated] += 1
             chunks += self._append(repeated, rows[repeated])
-        excess = self._age[environments] - self._length
-        begun = age > 0
-        self.unused.add((age - 1 - self._history)[begun], (excess < 0)[begun])
-        if not self._pad and self._stride > 1:  # the stride may have passed over the end
-            self._flag(environments[(excess > 0) & (excess % self._stride > 0)])
+        age_at_end = self._age[environments]
+        self.unused.add((age - 1 - self._history)[begun], (age_at_end < self._length)[begun])
+        self._flag(environments[self._rule.ends_one_more(age_at_end)])
         self._age[environments] = 0
         return chunks
 
@@ -253,9 +179,7 @@ class ChunkBuilder:
             end = self._end[environments]
         self._rows[environments, end] = rows
         self._end[environments] = end + 1
-        excess = self._age[environments] - self._length
-        begins = excess >= 0 if self._stride == 1 else (excess >= 0) & (excess % self._stride == 0)
-        self._flag(environments[begins])
+        self._flag(environments[self._rule.ends_sequence(self._age[environments])])
         return chunks
 
     def _flag(self, environments: np.ndarray) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
-from tf_agents.trajectories import time_step as ts
 
 from tflearn.replay.chunks import chunk_id, chunk_rows
+from tflearn.replay.sequence_rule import FIRST, LAST, ends_episode
 from tflearn.replay.storage import Storage
 
 
@@ -127,17 +127,17 @@ def _chains(parts: list[np.ndarray], shared: np.ndarray, joined: dict[int, int])
 
 def _split(step_type: np.ndarray, next_step_type: np.ndarray) -> Iterator[tuple[int, int, bool]]:
     """Yields the parts of consecutive rows that are of one episode: begin, end, and whether it is complete."""
-    begin, started = 0, False
+    begin, started, is_end = 0, False, ends_episode(step_type, next_step_type)
     t = 0
     while t < len(step_type):
-        if step_type[t] == ts.StepType.FIRST:
-            if t > begin and not (started and (step_type[begin:t] == ts.StepType.FIRST).all()):
+        if step_type[t] == FIRST:
+            if t > begin and not (started and (step_type[begin:t] == FIRST).all()):
                 yield begin, t, False
             begin, started = t, True  # the first row may be there several times, as history
-        if step_type[t] == ts.StepType.LAST or next_step_type[t] == ts.StepType.FIRST:
+        if is_end[t]:
             yield begin, t + 1, started
             begin, started = t + 1, False
-            while begin < len(step_type) and step_type[begin] == ts.StepType.LAST:
+            while begin < len(step_type) and step_type[begin] == LAST:
                 begin += 1  # the boundary row may be repeated
             t = begin
         else:
