@@ -76,7 +76,7 @@ def poll(address: str, names: list[str], begin: float, secs: float, results: mul
     from tflearn.replay import connection
 
     asked: list[float] = []
-    ask = connection.server_info
+    ask = connection.counts
 
     def counted(*arguments: Any) -> dict[str, Any] | None:
         asked.append(time.monotonic())
@@ -84,7 +84,7 @@ def poll(address: str, names: list[str], begin: float, secs: float, results: mul
 
     opened = [weights_channels.connect(address, [], weights_channels.Plane(), name) for name in names]
     threading.Event().wait(max(0.0, begin - time.monotonic()))
-    counting = mock.patch.object(connection, 'server_info', counted)
+    counting = mock.patch.object(connection, 'counts', counted)
     counting.start()
     end = begin + secs
 
@@ -145,8 +145,8 @@ def read(address: str, port: int, server_pid: int, is_over: Callable[[], bool]) 
     longest_secs = cpu = 0.0
     while size or not is_over():
         cpu_before = time.process_time()
-        info = connection.server_info(address)
-        size = info[reports.REPORTS].current_size if info else 0
+        info = connection.counts(address)
+        size = info[reports.REPORTS].size if info else 0
         start = time.monotonic()
         reader.read(size)
         spent = time.monotonic() - start
@@ -246,7 +246,7 @@ def main() -> None:
         from tflearn.core.waiting import wait_until
         from tflearn.replay import connection
 
-        wait_until(lambda: connection.server_info(address), 'the server', 120)
+        wait_until(lambda: connection.counts(address), 'the server', 120)
         measure = measure_polls if options.polls else measure_reports
         found = measure(options, address, server, time.monotonic() + _START_SECS)
         server.kill()

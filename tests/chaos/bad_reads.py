@@ -127,7 +127,7 @@ def read_address(rng: random.Random) -> None:
     host, _, port = address.rpartition(':')
     if host and port.isascii() and port.isdigit():
         assert not waiting.is_listening(address, _WAIT_SECS)
-        assert connection.server_info(address) is None
+        assert connection.counts(address) is None
 
 
 def read_cluster(rng: random.Random) -> None:

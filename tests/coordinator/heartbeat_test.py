@@ -12,7 +12,7 @@ def test_the_server_hears_a_learner_and_knows_since_when_it_does_not(tmp_path, m
 
     def silent_secs():
         now[0] += 1.0
-        watch.update(server.info())
+        watch.update(server.counts())
         return watch.silent_secs
 
     with contextlib.closing(server):

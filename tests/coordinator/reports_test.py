@@ -5,7 +5,7 @@ from tflearn.core.experience import Experience
 
 
 def _read(served, reader):
-    reader.read(served.server.info()[reports.REPORTS].current_size)
+    reader.read(served.server.counts()[reports.REPORTS].size)
 
 
 def _steps(count):

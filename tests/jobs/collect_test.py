@@ -41,7 +41,7 @@ class Learner:
         self.publisher.publish(self.version, self.version, env_steps, finished)
 
     def metrics(self):
-        self.reader.read(connection.server_info(self.address)[reports.REPORTS].current_size)
+        self.reader.read(connection.counts(self.address)[reports.REPORTS].size)
         return self.reader.metrics()
 
 

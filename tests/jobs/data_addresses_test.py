@@ -34,8 +34,8 @@ def test_each_collector_writes_to_one_server_and_the_learner_reads_all(small_run
     job = small_run.start(train, num_train_steps=10**6, addresses=addresses, **given)
 
     def is_taken_from(address):
-        info = connection.server_info(address)
-        return info is not None and info[REPLAY].rate_limiter_info.sample_stats.completed > 0
+        info = connection.counts(address)
+        return info is not None and info[REPLAY].samples > 0
 
     wait_until(lambda: all(map(is_taken_from, addresses)) or job.ended, 'items of both servers', 60)
     write_json(small_run.dir.stop_request, {'reason': 'enough'})

@@ -99,7 +99,7 @@ class Run:
         """Starts the replay server; gives a client, the types of a row's columns, and the bytes of an item."""
         name = f'{self._name}_replay'
         with Program('replay_server', *self._flags, folder=self._folder, name=name) as program:
-            info = program.wait_for(lambda: connection.server_info(self._address), 'its start')
+            info = program.wait_for(lambda: connection.counts(self._address), 'its start')
             spec = info[REPLAY].signature['chunk']
             yield reverb.Client(self._address), row_type(spec.name), int(np.prod(spec.shape))
 

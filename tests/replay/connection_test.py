@@ -12,14 +12,14 @@ from tflearn.replay.table_history import TableHistory
 def test_warns_while_a_server_does_not_answer_and_when_it_does_again(monkeypatch, caplog):
     now, answers = [0.0], []
     monkeypatch.setattr(connection.time, 'monotonic', lambda: now[0])
-    monkeypatch.setattr(connection, 'server_info', lambda address: answers.pop(0))
+    monkeypatch.setattr(connection, 'counts', lambda address: answers.pop(0))
     poll = connection.ServerPoll('there:1', 'training goes on', storage=None)
 
     def warnings(secs, answer):
         caplog.clear()
         now[0] = secs
         answers.append(answer)
-        assert poll.info() == answer
+        assert poll.counts() == answer
         return [record.getMessage() for record in caplog.records]
 
     assert warnings(1.0, {}) == []
@@ -32,19 +32,19 @@ def test_warns_while_a_server_does_not_answer_and_when_it_does_again(monkeypatch
 
 
 def test_no_server_answers_at_a_name_that_is_no_text():
-    assert connection.server_info('\udcff:80') is None
+    assert connection.counts('\udcff:80') is None
 
 
 def test_gives_up_when_nothing_answers_but_not_while_the_machine_refuses(monkeypatch):
     now, refused = [0.0], [False]
     monkeypatch.setattr(connection.time, 'monotonic', lambda: now[0])
-    monkeypatch.setattr(connection, 'server_info', lambda address: None)
+    monkeypatch.setattr(connection, 'counts', lambda address: None)
     monkeypatch.setattr(connection, 'is_refused', lambda address: refused[0])
     poll = connection.ServerPoll('there:1', 'training goes on', storage=None, silent_timeout_secs=100.0)
 
     def at(secs, refuses=False):
         now[0], refused[0] = secs, refuses
-        poll.info()
+        poll.counts()
         poll.check()
 
     for secs in (500.0, 550.0, 599.0):  # the time before the first question does not count
@@ -62,7 +62,7 @@ def test_the_last_state_of_the_tables_is_described(serve):
     served, now = serve(experience), [0.0]
     history = TableHistory(served.storage, clock=lambda: now[0])
     assert str(history) == 'it has not answered before'
-    history.update(served.server.info())
+    history.update(served.server.counts())
     assert 'table replay: 0 of 100000 sequences, 0 inserts, 0 samples' in str(history)
     assert 'last insert not seen, last sample not seen; last report of a collector not seen' in str(history)
     client = connection.reverb.Client(served.address)
@@ -73,7 +73,7 @@ def test_the_last_state_of_the_tables_is_described(serve):
         writer.flush()
     list(client.sample('replay', 2))
     now[0] = 10.0
-    history.update(served.server.info())
+    history.update(served.server.counts())
     now[0] = 12.0
     assert 'table replay: 3 of 100000 sequences, 3 inserts, 2 samples (2.00 samples per insert)' in str(history)
     assert 'limiter at 10 within [' in str(history)

@@ -76,7 +76,7 @@ def test_a_collector_has_one_connection_whatever_it_does(start):
     port = free_port()
     address = f'localhost:{port}'
     start(port)
-    wait_until(lambda: connection.server_info(address), 'an answer', 60)
+    wait_until(lambda: connection.counts(address), 'an answer', 60)
     learner = control.Credits(control.new_lease('train'), 0, 5, 8)
     reporter, reader = reports.Reporter(address, 'collect_0'), credits.CreditReader(address, interval_secs=0.01)
     before, _ = connections(port)
@@ -88,7 +88,7 @@ def test_a_collector_has_one_connection_whatever_it_does(start):
         assert fetched['policy_version'] == version and np.all(fetched[weights_contract.column(0)] == version)
         assert credits.send(address, learner)
         reporter.report({'env_steps': version}, [{'return': 1.0}] * 8)
-        assert connection.server_info(address)[reports.REPORTS].current_size == 1, 'one message for all environments'
+        assert connection.counts(address)[reports.REPORTS].size == 1, 'one message for all environments'
         assert len(connection.receive(address, reports.REPORTS, 1)) == 1
         now, is_open = connections(port)
         seen |= is_open
@@ -103,13 +103,13 @@ def test_a_restarted_server_is_found_again_at_once(start):
     address = f'localhost:{port}'
     for _ in range(2):
         process = start(port)
-        wait_until(lambda: connection.server_info(address), 'an answer', 20)
+        wait_until(lambda: connection.counts(address), 'an answer', 20)
         assert connection.send(address, reports.REPORTS, 'report', 'text')
         assert connection.receive(address, reports.REPORTS, 1) == [b'text']
         process.kill()
         process.wait(10)
         began = time.monotonic()
-        assert connection.server_info(address) is None
+        assert connection.counts(address) is None
         assert not connection.send(address, reports.REPORTS, 'report', 'text')
         assert connection.receive(address, reports.REPORTS, 1) == []
         assert time.monotonic() - began < 5, 'only the first call waits'
@@ -120,12 +120,12 @@ def test_a_read_of_items_that_are_gone_gives_up_and_delays_nothing(start, monkey
     port = free_port()
     address = f'localhost:{port}'
     process = start(port)
-    wait_until(lambda: connection.server_info(address), 'an answer', 20)
+    wait_until(lambda: connection.counts(address), 'an answer', 20)
     assert connection.receive(address, reports.REPORTS, 3) == []
     process.kill()
     process.wait(10)
     threading.Event().wait(3.0)  # gRPC's delay of the read that waits on grows meanwhile
     start(port)
     began = time.monotonic()
-    wait_until(lambda: connection.server_info(address), 'an answer', 20)
+    wait_until(lambda: connection.counts(address), 'an answer', 20)
     assert time.monotonic() - began < 2

@@ -91,13 +91,13 @@ def test_time_zone_change_loses_no_checkpoint(serve, monkeypatch):
     for zone in ('Pacific/Kiritimati', 'Pacific/Pago_Pago', 'Pacific/Kiritimati'):  # 25 hours apart
         monkeypatch.setenv('TZ', zone)
         _fill(served, UNLIMITED)
-        sizes.append(served.table().current_size)
+        sizes.append(served.table().size)
         path = pathlib.Path(served.server.checkpoint())
         assert (path / 'DONE').exists()
         assert list(path.parent.iterdir()) == [path]
         served.server.close()
         served = serve(UNLIMITED)
-        assert served.table().current_size == sizes[-1]
+        assert served.table().size == sizes[-1]
     assert sizes[0] < sizes[1] < sizes[2]
 
 
@@ -107,7 +107,7 @@ def _save(serve, checkpoints, num_fills):
     for _ in range(num_fills):
         _fill(served, UNLIMITED)
     path = pathlib.Path(served.server.checkpoint())
-    size = served.table().current_size
+    size = served.table().size
     served.server.close()
     return path, size
 
@@ -120,7 +120,7 @@ def test_checkpoint_survives_if_its_server_dies_right_after_it(serve, tmp_path):
     unfinished = checkpoints / '.unfinished'
     (unfinished / '2099-01-01T00:00:00+00:00').mkdir(parents=True)
     newer.rename(unfinished / '2026-01-01T00:00:00+00:00')
-    assert serve(UNLIMITED).table().current_size == size
+    assert serve(UNLIMITED).table().size == size
     assert [path.name for path in checkpoints.iterdir()] == ['00000002']
     assert not older.exists()
 
@@ -164,7 +164,7 @@ def test_checkpoint_may_lack_a_table_that_starts_empty(tmp_path):
         ReplayServer(more, 0, checkpoints)
     server = ReplayServer(more, 0, checkpoints, fresh=[credits.CREDITS])
     try:
-        assert server.info().keys() == {REPLAY, credits.CREDITS}
+        assert server.counts().keys() == {REPLAY, credits.CREDITS}
         server.checkpoint()
     finally:
         server.close()

@@ -91,7 +91,7 @@ def test_one_mirror_of_two_servers_holds_the_ratio_over_both(two, open_mirror):
         threads[-1].start()
     source = open_mirror(two)
     wait_until(lambda: draw(source) and not any(each.is_alive() for each in threads), 'all steps', 60, poll_secs=0.001)
-    stored = [served.table(REPLAY).current_size for served in two]
+    stored = [served.table(REPLAY).size for served in two]
     assert stored[0] > 2 * stored[1] > 0
     samples, inserts = source._samples, source._inserts - 32
     assert samples <= inserts + source._error_buffer + BATCH, 'samples of both are not more than inserts of both'
@@ -100,10 +100,10 @@ def test_one_mirror_of_two_servers_holds_the_ratio_over_both(two, open_mirror):
     sizes = []
     for worker in range(2):
         mirror = open_mirror(two, shards.of_pipeline(worker, 2))
-        draws = [served.table(REPLAY).rate_limiter_info.sample_stats.completed for served in two]
+        draws = [served.table(REPLAY).samples for served in two]
         mirror._rebuild()
         sizes.append(len(mirror._ring._known))
-        now = [served.table(REPLAY).rate_limiter_info.sample_stats.completed for served in two]
+        now = [served.table(REPLAY).samples for served in two]
         assert [a == b for a, b in zip(draws, now, strict=True)] == [worker == 1, worker == 0], 'only its own share'
     assert sizes == stored
 
@@ -125,17 +125,17 @@ def test_only_the_unsaved_tail_of_a_lost_shard_is_lost(monkeypatch, two, serve, 
     write(1)
     first.server.checkpoint()
     write(2)
-    assert second.table(REPLAY).current_size == 0
+    assert second.table(REPLAY).size == 0
     first.server.close()
     write(3)
-    moved = second.table(REPLAY).current_size
+    moved = second.table(REPLAY).size
     assert moved >= 4
     options = first.storage.experience
     again = serve(options, first.server.port, tmp_path / 'a' / 'checkpoints')
     wait_until(writer._first_is_back.is_set, 'the first server', 30)
-    saved = again.table(REPLAY).current_size
+    saved = again.table(REPLAY).size
     write(4)
-    assert again.table(REPLAY).current_size > saved and second.table(REPLAY).current_size == moved
+    assert again.table(REPLAY).size > saved and second.table(REPLAY).size == moved
     assert writer.lost_steps == 0
     reading.close()
     restarted = open_mirror([again, second])

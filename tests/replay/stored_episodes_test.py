@@ -101,7 +101,7 @@ def test_all_episodes_of_a_checkpoint(serve, tmp_path, name):
     before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
     chunks = stored_rows.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
     assert {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()} == before
-    assert len(chunks) == served.table().current_size
+    assert len(chunks) == served.table().size
     found = stored_episodes.join(chunks, served.storage)
     assert by_content(found.episodes) == by_content(written)
     assert found.num_incomplete <= 3

@@ -96,9 +96,9 @@ def test_flush_to_learner_keeps_chunks_of_a_mirrored_table_unfinished(serve, sam
     writer = _writer(served, 2)
     write_steps(NoFlush(writer), fakes.CheckedEnvironment((1000, 1000)), 6)
     writer.flush_to_learner()
-    assert served.table().current_size == stored
+    assert served.table().size == stored
     if sampling == 'learner':
-        assert served.table('stream').current_size == 2
+        assert served.table('stream').size == 2
 
 
 def test_single_sequence_item_is_sent_with_its_last_step(serve):

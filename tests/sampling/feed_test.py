@@ -110,14 +110,14 @@ def test_learners_reach_the_replay_server_through_the_relay(fed):
     found, address = fed
     client = FeedClient(address)
     with connection.relayed(address, client):
-        info = connection.server_info(address)
-        real = connection.server_info(found.address)
+        info = connection.counts(address)
+        real = connection.counts(found.address)
         assert info.keys() == real.keys()
-        assert info[REPLAY].current_size == real[REPLAY].current_size > 0
-        assert info[REPLAY].rate_limiter_info.insert_stats.completed >= info[REPLAY].current_size
+        assert info[REPLAY].size == real[REPLAY].size > 0
+        assert info[REPLAY].inserts >= info[REPLAY].size
         reporter, reader = reports.Reporter(found.address, 'collect_0'), reports.ReportReader(address)
         reporter.report({'env_steps': 30}, [{'return': 5.0}])
-        reader.read(connection.server_info(address)[reports.REPORTS].current_size)
+        reader.read(connection.counts(address)[reports.REPORTS].size)
         assert (reader.env_steps, reader.mean_return) == (30, 5.0)
         assert connection.send(address, reports.REPORTS, 'report', 'a text')
         assert connection.receive(found.address, reports.REPORTS, 1) == [b'a text']
@@ -182,7 +182,7 @@ def test_items_of_a_queue_arrive_once(served, dispatch):
         firsts = trajectory.observation[:, :, 0].numpy().astype(int).reshape(-1, 2)
         # Several requests are on the way, so that one element may overtake another.
         assert sorted(firsts.tolist()) == [[episode, step] for episode in range(4) for step in range(5)]
-        assert found.table().current_size == 0
+        assert found.table().size == 0
         source.close()
         fill(found, 6, (5,)).join(30)  # streams wait for an item without a deadline, and only then end
         streams.wait_until_ended()

@@ -36,11 +36,11 @@ def test_training_continues_without_partial_items(serve, tmp_path, num_kills):
 
     try:
         for _ in range(num_kills):
-            items = served.table().current_size
+            items = served.table().size
             log = tmp_path / 'collector.log'
             collector = forks.start('tests.replay.collector_program', served.address, log=log)
             try:
-                grown = lambda items=items: served.table().current_size > items + 20  # noqa: E731
+                grown = lambda items=items: served.table().size > items + 20  # noqa: E731
                 wait_until(grown, 'items of the new collector', 120)
                 train_steps(20)
                 threading.Event().wait(0.05)

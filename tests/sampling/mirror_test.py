@@ -70,11 +70,11 @@ def test_restart_fills_the_mirror_from_the_server(serve, open_source):
     first = open_source(served)
     draw(first)
     thread.join(30)
-    stored = served.table(REPLAY).current_size
+    stored = served.table(REPLAY).size
     first.close()
     # While there is no learner, steps keep arriving until the stream is full.
     fill(served, 60).join(30)
-    assert served.table(REPLAY).current_size == 2 * stored
+    assert served.table(REPLAY).size == 2 * stored
     second = open_source(served)
     draw(second)
     assert second.metrics()['replay_size'] >= 2 * 30
@@ -84,7 +84,7 @@ def test_restart_fills_the_mirror_from_the_server(serve, open_source):
     threading.Event().wait(0.5)
     draw(second)
     assert second.metrics()['replay_size'] == sequences
-    assert served.table(STREAM).current_size == 0
+    assert served.table(STREAM).size == 0
 
 
 def test_keeps_equal_sequences(serve, open_source):
@@ -114,7 +114,7 @@ def test_slow_steps_are_drawn_immediately_and_stored_in_complete_chunks(monkeypa
         assert source._inserts == source.metrics()['replay_size'] == inserts
     numbers = ring_content(source._ring, served.storage, 'observation')
     slow.writer.flush()
-    assert served.table(REPLAY).current_size == 4 * 4
+    assert served.table(REPLAY).size == 4 * 4
     source.close()
     restarted = open_source(served)
     draw(restarted)
@@ -145,7 +145,7 @@ def test_restart_reads_and_keeps_each_chunk_once(serve, open_source):
         tracemalloc.stop()
         source.close()
         assert source.metrics()['replay_size'] == 64 * num_chunks
-        draws = served.table(REPLAY).rate_limiter_info.sample_stats.completed
+        draws = served.table(REPLAY).samples
         assert num_reads * num_chunks <= draws < num_reads * 2 * num_chunks  # uniform draws would take 7 times as many
     assert num_bytes < peak_bytes < 1.5 * num_bytes  # the second time: the first one traces functions
     assert ring_content(source._ring, served.storage) == list(range(64 * num_chunks)), 'oldest first'
@@ -164,7 +164,7 @@ def test_reads_several_streams_ahead_but_no_more_than_the_ratio_allows(serve, op
     source = open_source(served)
     source._wanted_chunks = lambda: 0
     threading.Thread(target=source.grant, args=(1,), daemon=True).start()
-    read = lambda: served.table(STREAM).rate_limiter_info.sample_stats.completed  # noqa: E731
+    read = lambda: served.table(STREAM).samples  # noqa: E731
     wait_until(lambda: source._num_streams <= read(), 'a chunk of each stream', 60)
     threading.Event().wait(0.3)
     assert source._num_streams == 8 and read() <= ahead + 2
@@ -190,9 +190,9 @@ def test_waits_for_a_server_that_answers_late(monkeypatch, serve, open_source):
     _insert(served, chunks_of(served.storage, 0, 50))
     served.server.checkpoint()
     served.server.close()
-    server_info = connection.server_info
-    monkeypatch.setattr(connection, '_INFO_TIMEOUT_SECS', 1)
-    monkeypatch.setattr(connection, 'server_info', lambda address: (server_info(address), asked.append(0))[0])
+    counts = connection.counts
+    monkeypatch.setattr(connection, '_COUNTS_TIMEOUT_SECS', 1)
+    monkeypatch.setattr(connection, 'counts', lambda address: (counts(address), asked.append(0))[0])
     source = open_source(served)
     thread = threading.Thread(target=source.grant, args=(1,), daemon=True)
     thread.start()
@@ -203,7 +203,7 @@ def test_waits_for_a_server_that_answers_late(monkeypatch, serve, open_source):
 
 
 def test_server_that_does_not_answer_is_an_error(monkeypatch, serve, open_source):
-    monkeypatch.setattr(connection, '_INFO_TIMEOUT_SECS', 1)
+    monkeypatch.setattr(connection, '_COUNTS_TIMEOUT_SECS', 1)
     served = serve(experience('learner'))
     served.server.close()
     source = open_source(served, timeout_secs=1.0)

@@ -54,7 +54,7 @@ def fill(served, num_steps=24):
 
 def read_items(served):
     """Returns key -> (priority, episode, step) of all items."""
-    client, size, found = reverb.Client(served.address), served.table().current_size, {}
+    client, size, found = reverb.Client(served.address), served.table().size, {}
     for _ in range(200):
         for sample in client.sample(REPLAY, 2 * size, emit_timesteps=False):
             if sample.info.key not in found:
@@ -68,7 +68,7 @@ def read_items(served):
 def set_priorities(served, seed=0):
     """Gives all items different priorities; returns them by key."""
     keys = sorted(read_items(served))
-    assert len(keys) == served.table().current_size
+    assert len(keys) == served.table().size
     values = np.random.default_rng(seed).uniform(0.05, 1.0, len(keys)).tolist()
     updates = dict(zip(keys, values, strict=True))
     reverb.Client(served.address).mutate_priorities(REPLAY, updates)

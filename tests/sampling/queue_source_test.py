@@ -49,7 +49,7 @@ def test_returns_each_item_once_and_in_order(start):
     assert isinstance(source, BatchSource)
     trajectory, info = draw(source, 4)
     assert firsts(trajectory) == EPISODES
-    assert served.table().current_size == 0
+    assert served.table().size == 0
     assert (info['policy_version'].numpy() == 7).all()
     assert trajectory.observation.shape == (4, 5, 2, 2)
     assert source.metrics() == {'stale_sequences': 0, 'greatest_policy_lag': 0}
@@ -170,7 +170,7 @@ def test_takes_items_evenly_from_full_servers(serve, tmp_path):
         fill(one, 6, (5,)).join(30)
 
 
-@pytest.mark.parametrize('broken', ['reverb.TrajectoryDataset', 'tflearn.replay.connection.server_info'])
+@pytest.mark.parametrize('broken', ['reverb.TrajectoryDataset', 'tflearn.replay.connection.counts'])
 def test_reports_errors_of_reader_threads_immediately(start, monkeypatch, broken):
     def fail(*_, **__):
         raise TypeError('broken')

@@ -46,7 +46,7 @@ class Served:
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def table(self, name=REPLAY):
-        return self.server.info()[name]
+        return self.server.counts()[name]
 
 
 @contextlib.contextmanager
@@ -156,7 +156,7 @@ def read_items(served):
     dataset = reverb.TrajectoryDataset.from_table_signature(
         served.address, REPLAY, max_in_flight_samples_per_worker=1, rate_limiter_timeout_ms=200
     )
-    size = served.table().current_size
+    size = served.table().size
     found = {}
     for sample in dataset.take(200 * size):
         found.setdefault(int(sample.info.key), sample.data['chunk'].numpy())

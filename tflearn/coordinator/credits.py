@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 from absl import logging
 
 from tflearn.coordinator import control
 from tflearn.core import background, extras
 from tflearn.core.errors import UserValueError
+from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import Jitter
 from tflearn.replay import connection
 
@@ -38,15 +38,15 @@ def newest(address: str) -> control.Credits | None:
     Raises:
       ValueError: if the server has no table for credits.
     """
-    info = connection.server_info(address)
-    _check(address, info)
-    return _fetch(address) if info and info[CREDITS].current_size else None
+    tables = connection.counts(address)
+    _check(address, tables)
+    return _fetch(address) if tables and tables[CREDITS].size else None
 
 
-def _check(address: str, info: Mapping[str, Any] | None) -> None:
-    if info is not None and CREDITS not in info:
+def _check(address: str, tables: Mapping[str, TableCounts] | None) -> None:
+    if tables is not None and CREDITS not in tables:
         raise UserValueError(
-            f'got a replay server at {address} with tables {sorted(info)}; need {CREDITS!r} for '
+            f'got a replay server at {address} with tables {sorted(tables)}; need {CREDITS!r} for '
             'Queue.versions_ahead; start all jobs with the same gin file'
         )
 
@@ -73,7 +73,7 @@ class CreditReader:
         Raises:
           ValueError: if the server has no table for credits.
         """
-        _check(address, connection.server_info(address))
+        _check(address, connection.counts(address))
         self.newest: control.Credits | None = None
         self._address, self._interval_secs = address, interval_secs
         self._leases, self._jitter = control.Leases(), Jitter(f'{name}/credits')
@@ -97,10 +97,10 @@ class CreditReader:
         while not self._closed.wait(pause_secs):
             pause_secs = self._jitter.next(self.interval_secs)
             try:
-                info = connection.server_info(self._address)
-                if info is None:
+                tables = connection.counts(self._address)
+                if tables is None:
                     continue
-                counts = info[CREDITS].current_size, info[CREDITS].rate_limiter_info.insert_stats.completed
+                counts = tables[CREDITS].size, tables[CREDITS].inserts
                 if counts == seen or not counts[0]:
                     continue
                 message = _fetch(self._address)

@@ -8,9 +8,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from tflearn.core import background, extras
+from tflearn.core.table_counts import TableCounts
 from tflearn.replay import connection
 
 try:
@@ -66,9 +66,9 @@ class HeartbeatWatch:
         self._updated_at = clock()
         self.silent_secs = 0.0  # since the newest heartbeat; 0 before the first one
 
-    def update(self, info: dict[str, Any]) -> None:
-        """Takes the server's `reverb.TableInfo` by table name."""
-        count, now = info[HEARTBEATS].rate_limiter_info.insert_stats.completed, self._clock()
+    def update(self, tables: dict[str, TableCounts]) -> None:
+        """Takes the counts of the server's tables, by name."""
+        count, now = tables[HEARTBEATS].inserts, self._clock()
         if self._count is not None and count > self._count:
             self._heard, self.silent_secs = True, 0.0
         elif self._heard:  # a server that stood still, or saved, could not hear anything

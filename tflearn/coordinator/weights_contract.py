@@ -87,15 +87,15 @@ def check_server(address: str, ours: dict[str, tf.TensorSpec]) -> None:
     Raises:
       ValueError: if variables differ; it names the first ones.
     """
-    info = connection.server_info(address, _CHECK_SECS)
-    if info is None:
+    tables = connection.counts(address, _CHECK_SECS)
+    if tables is None:
         raise UserTimeoutError(f'timed out after {_CHECK_SECS} s waiting for the replay server at {address}')
-    if VARIABLES not in info:
-        raise UserValueError(f'got a replay server at {address} with tables {sorted(info)}; need {VARIABLES!r}')
-    check(f'a replay server at {address}', info[VARIABLES].signature, ours)
+    if VARIABLES not in tables:
+        raise UserValueError(f'got a replay server at {address} with tables {sorted(tables)}; need {VARIABLES!r}')
+    check(f'a replay server at {address}', tables[VARIABLES].signature, ours)
 
 
-def check(what: str, theirs: dict[str, tf.TensorSpec], ours: dict[str, tf.TensorSpec]) -> None:
+def check(what: str, theirs: Mapping[str, tf.TensorSpec], ours: Mapping[str, tf.TensorSpec]) -> None:
     """Checks that a server's columns are those of this job.
 
     Args:
@@ -126,10 +126,10 @@ def _text(spec: tf.TensorSpec | None) -> str:
 
 def counts(address: str) -> tuple[int, int] | None:
     """Returns how many publications the server holds (0 or 1) and ever had; None if it does not answer."""
-    info = connection.server_info(address)
-    if info is None or VARIABLES not in info:
+    tables = connection.counts(address)
+    if tables is None or VARIABLES not in tables:
         return None
-    return info[VARIABLES].current_size, info[VARIABLES].rate_limiter_info.insert_stats.completed
+    return tables[VARIABLES].size, tables[VARIABLES].inserts
 
 
 def num_bytes(columns: Mapping[str, tf.TensorSpec]) -> int:

@@ -64,12 +64,12 @@ def check(address: str, settings: dict[str, str], stop: threading.Event) -> None
     Raises:
       ValueError: that names the first settings that differ, with both values.
     """
-    info = (connection.server_info(address) or {}) if address else {}
-    if SETTINGS not in info:  # another program started the server
+    tables = (connection.counts(address) or {}) if address else {}
+    if SETTINGS not in tables:  # another program started the server
         return
 
     def size() -> int:
-        return (connection.server_info(address) or {SETTINGS: info[SETTINGS]})[SETTINGS].current_size
+        return (connection.counts(address) or tables)[SETTINGS].size
 
     wait_until(size, f'the settings of the replay server at {address}', _MADE_SECS, stop)
     found = connection.sample(address, SETTINGS, 1)

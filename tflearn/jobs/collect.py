@@ -254,7 +254,7 @@ class _Reporter:
             self._report(state)
             self._report_at = time.monotonic() + self._jitter.next(REPORT_SECS)
         if now >= self._poll_at:
-            self._server.info()
+            self._server.counts()
             self._server.check()
             self._poll_at = time.monotonic() + self._jitter.next(_POLL_SERVER_SECS)
         if now - self._logged_at >= LOG_EVERY_SECS:

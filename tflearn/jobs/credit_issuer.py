@@ -132,9 +132,9 @@ class CreditIssuer:
         return polled_at
 
     def _poll(self) -> None:
-        info = connection.server_info(self._address)
-        if info is not None:
-            self._reports.read(info[reports.REPORTS].current_size)
+        tables = connection.counts(self._address)
+        if tables is not None:
+            self._reports.read(tables[reports.REPORTS].size)
         arrived = self._arrivals.count()  # after the reports
         if arrived is None:
             return
@@ -169,13 +169,13 @@ class _Arrivals:
         """Returns the number of items; None while a server does not answer, perhaps because it is busy."""
         waiting = 0
         for address in self._addresses:
-            info, now = connection.server_info(address), time.monotonic()
-            if info is not None:
-                draws = info[REPLAY].rate_limiter_info.sample_stats.completed
+            tables, now = connection.counts(address), time.monotonic()
+            if tables is not None:
+                draws = tables[REPLAY].samples
                 before = self._draws.get(address, draws)
                 self._total += draws - before if draws >= before else draws
                 self._draws[address], self._answered_at[address] = draws, now
-                waiting += info[REPLAY].current_size
+                waiting += tables[REPLAY].size
             elif now - self._answered_at[address] < control.LEASE_SECS:
                 return None  # (items of a server that is gone have to be made again)
         return self._total + waiting

@@ -277,7 +277,7 @@ class _Saver:
             logging.error('could not save the replay: %s', error)
 
     def _num_bytes(self) -> int:
-        return self.server.info()[REPLAY].current_size * math.prod(self.storage.item_shape)
+        return self.server.counts()[REPLAY].size * math.prod(self.storage.item_shape)
 
 
 def _serve(
@@ -294,10 +294,10 @@ def _serve(
         saver.not_stopped_at = time.monotonic()
         run_dir.check_owner()
         try:
-            info = saver.server.info()
-            history.update(info)
-            watch.update(info)
-            metrics = _metrics(ReplayStatistics.of(info[REPLAY], saver.storage), saver.storage)
+            tables = saver.server.counts()
+            history.update(tables)
+            watch.update(tables)
+            metrics = _metrics(ReplayStatistics.of(tables[REPLAY], saver.storage), saver.storage)
             status.update('running', failed_saves=failed_saves, **metrics)
         except _FAILURES as error:  # too busy to answer
             logging.warning('the replay server did not answer: %s', error)

@@ -353,13 +353,13 @@ class TrainSession:
             self._log(result)
 
     def _poll_replay(self) -> None:
-        info = self._server.info()
-        if info is None:
+        tables = self._server.counts()
+        if tables is None:
             self._server.check()
             return
         if self._chief:  # each report can be read once
-            self._reports.read(info[reports.REPORTS].current_size)
-        replay = ReplayStatistics.of(info[REPLAY], self._storage)
+            self._reports.read(tables[reports.REPORTS].size)
+        replay = ReplayStatistics.of(tables[REPLAY], self._storage)
         self._metrics = {
             **self._metrics,
             **self._reports.metrics(),

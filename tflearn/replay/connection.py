@@ -19,6 +19,7 @@ from absl import logging
 
 from tflearn.core import background, extras
 from tflearn.core.errors import UserValueError
+from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, is_listening, is_refused, wait_until
 from tflearn.replay.storage import Storage
 from tflearn.replay.table_history import TableHistory
@@ -28,7 +29,7 @@ try:
 except ImportError:  # a learner that a feed job feeds
     reverb = extras.Absent('reverb')
 
-_INFO_TIMEOUT_SECS = 2
+_COUNTS_TIMEOUT_SECS = 2
 _MESSAGE_SECS, _TRANSFER_SECS, _MIN_BYTES_PER_SEC = 2.0, 5.0, 1e6
 _SPELLINGS = 8  # of an address; each has a connection of its own
 SERVER_TIMEOUT_SECS = 90.0  # both sides of a partition end within two minutes, on a busy machine too
@@ -37,8 +38,8 @@ SERVER_TIMEOUT_SECS = 90.0  # both sides of a partition end within two minutes, 
 class Relay(Protocol):
     """Reaches the replay servers on behalf of a process that cannot use Reverb."""
 
-    def info(self) -> dict[str, Any] | None:
-        """See `server_info`."""
+    def counts(self) -> dict[str, TableCounts] | None:
+        """See `counts`."""
 
     def send(self, table: str, name: str, text: str) -> bool:
         """See `send`."""
@@ -109,32 +110,46 @@ _clients = _Clients()
 atexit.register(_clients.clear)  # while gRPC is still there
 
 
-def server_info(address: str, timeout_secs: int = _INFO_TIMEOUT_SECS) -> dict[str, Any] | None:
-    """Returns `reverb.TableInfo` by table name; None if no server answers at `address` in time."""
-    return _info(address, timeout_secs)
-
-
-def answers(address: str) -> bool:
-    """Returns whether the server answers within a second."""
-    return _info(address, 1) is not None
-
-
-def _info(address: str, timeout_secs: int) -> dict[str, Any] | None:
+def counts(address: str, timeout_secs: int = _COUNTS_TIMEOUT_SECS) -> dict[str, TableCounts] | None:
+    """Returns the counts by table name; None if no server answers at `address` in time."""
     if relay := _relays.get(address):
-        return relay.info()
+        return relay.counts()
     client = _clients.get(address)
     if client is None:
         return None
     try:
-        return client.server_info(timeout=timeout_secs)
+        return counts_of(client.server_info(timeout=timeout_secs))
     except (reverb.errors.DeadlineExceededError, RuntimeError, TypeError):  # TypeError: a name that is not UTF-8
         _clients.replace(address, client)
         return None
 
 
+def counts_of(infos: Mapping[str, Any]) -> dict[str, TableCounts]:
+    """Returns the counts in `reverb.TableInfo`s, by table name."""
+    found = {}
+    for name, info in infos.items():
+        limiter = info.rate_limiter_info
+        found[name] = TableCounts(
+            size=info.current_size,
+            max_size=info.max_size,
+            inserts=limiter.insert_stats.completed,
+            samples=limiter.sample_stats.completed,
+            samples_per_insert=limiter.samples_per_insert,
+            min_diff=limiter.min_diff,
+            max_diff=limiter.max_diff,
+            signature=info.signature,
+        )
+    return found
+
+
+def answers(address: str) -> bool:
+    """Returns whether the server answers within a second."""
+    return counts(address, 1) is not None
+
+
 def first_answering(addresses: Sequence[str]) -> str | None:
     """Returns the first address at which a server answers; None if there is none."""
-    return next((each for each in addresses if is_listening(each) and server_info(each)), None)
+    return next((each for each in addresses if is_listening(each) and counts(each)), None)
 
 
 class ServerPoll:
@@ -171,19 +186,19 @@ class ServerPoll:
                 f'when it last answered: {self._history}'
             )
 
-    def info(self) -> dict[str, Any] | None:
-        """Returns `server_info`."""
-        start, info = time.monotonic(), server_info(self._address)
+    def counts(self) -> dict[str, TableCounts] | None:
+        """Returns `counts` of the server."""
+        start, found = time.monotonic(), counts(self._address)
         now = time.monotonic()
-        if info is not None:
-            self._history.update(info)
+        if found is not None:
+            self._history.update(found)
             self._silent_since = None
         elif is_refused(self._address):
             self._silent_since = None
         elif self._silent_since is None:
             self._silent_since = start
         silent_secs = now - self._answered_at
-        if info is not None:
+        if found is not None:
             if self._warned_at > self._answered_at:
                 logging.warning('the replay server at %s answers again, after %.0f s', self._address, silent_secs)
             self._answered_at = now
@@ -191,7 +206,7 @@ class ServerPoll:
             self._warned_at = now
             text = 'the replay server at %s has not answered for %.0f s; %s'
             logging.warning(text, self._address, silent_secs, self._meanwhile)
-        return info
+        return found
 
 
 def wait_for_table(
@@ -210,10 +225,10 @@ def wait_for_table(
       TimeoutError: if no server answers in time.
       ValueError: if the server has no such table, or its signature differs: the two jobs use different configurations.
     """
-    info = wait_until(lambda: server_info(address), f'the replay server at {address}', timeout_secs, stop)
-    if table not in info:
-        raise UserValueError(f'got a replay server at {address} with tables {sorted(info)}; need the table {table!r}')
-    theirs = {key: signature_text(spec) for key, spec in info[table].signature.items()}
+    found = wait_until(lambda: counts(address), f'the replay server at {address}', timeout_secs, stop)
+    if table not in found:
+        raise UserValueError(f'got a replay server at {address} with tables {sorted(found)}; need the table {table!r}')
+    theirs = {key: signature_text(spec) for key, spec in found[table].signature.items()}
     ours = {key: signature_text(spec) for key, spec in signature.items()}
     if theirs != ours:
         raise UserValueError(

@@ -17,8 +17,10 @@ from absl import logging
 
 from tflearn.core import extras, stderr
 from tflearn.core.errors import UserTimeoutError, UserValueError
+from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import is_listening
 from tflearn.files.run_dir import read_json, write_json
+from tflearn.replay import connection
 
 try:
     import reverb
@@ -221,7 +223,7 @@ class ReplayServer:
         for name in fresh:
             self._client().reset(name)
         if restored:
-            sizes = {name: info.current_size for name, info in self.info().items()}
+            sizes = {name: table.size for name, table in self.counts().items()}
             secs = time.monotonic() - start
             logging.info('restored the replay from %s in %.1f s: items %s', restored, secs, sizes)
 
@@ -254,10 +256,10 @@ class ReplayServer:
         # A new one each time: a client of an earlier server on the same port would have a dead connection.
         return reverb.Client(f'localhost:{self.port}')
 
-    def info(self) -> dict[str, Any]:
-        """Returns `reverb.TableInfo` by table name; raises TimeoutError if the server is too busy to answer."""
+    def counts(self) -> dict[str, TableCounts]:
+        """Returns the counts by table name; raises TimeoutError if the server is too busy to answer."""
         try:
-            return self._client().server_info(timeout=10)
+            return connection.counts_of(self._client().server_info(timeout=10))
         except reverb.DeadlineExceededError as error:
             raise UserTimeoutError('timed out after 10 s waiting for the replay server to report its tables') from error
 

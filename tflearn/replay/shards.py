@@ -9,8 +9,9 @@ import hashlib
 import threading
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.table_counts import TableCounts, summed
 from tflearn.replay import connection
-from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay.storage import REPLAY, STREAM, Storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,17 @@ class Shards:
                 "draw; need Prioritized, a Queue, or Uniform that the learner draws from (sampling='learner', and "
                 'enough max_mirror_gb), or one server'
             )
+
+    def counts(self) -> dict[str, TableCounts] | None:
+        """Returns the counts of the first server's tables, those of the experience summed over all servers that answer.
+
+        None while the first one does not answer.
+        """
+        answers = [connection.counts(address) for address in self.addresses]
+        if answers[0] is None:
+            return None
+        parts = {name: [tables[name] for tables in answers if tables and name in tables] for name in (REPLAY, STREAM)}
+        return answers[0] | {name: summed(found) for name, found in parts.items() if found}
 
     def wait(self, storage: Storage, timeout_secs: float, stop: threading.Event | None = None) -> None:
         """Waits for all shards, see `connection.wait_for_table`."""

@@ -6,13 +6,13 @@ Rate limiters: when collectors and learner wait for each other, without a deadlo
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import tensorflow as tf
 from tf_agents.typing import types
 
 from tflearn.core import extras
 from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
+from tflearn.core.table_counts import TableCounts
 from tflearn.replay import rows
 from tflearn.replay.chunks import ID_BYTES
 
@@ -245,15 +245,14 @@ class ReplayStatistics:
     min_size: int
 
     @classmethod
-    def of(cls, info: Any, storage: Storage) -> 'ReplayStatistics':
-        """Returns the statistics of the replay table's `reverb.TableInfo`."""
-        limiter = info.rate_limiter_info
+    def of(cls, table: TableCounts, storage: Storage) -> 'ReplayStatistics':
+        """Returns the statistics of the replay table."""
         per_item = storage.sequences_per_chunk
         return cls(
-            round(info.current_size * per_item),
-            round(info.max_size * per_item),
-            round(limiter.insert_stats.completed * per_item),
-            round(limiter.sample_stats.completed * storage.sequences_per_draw),
+            round(table.size * per_item),
+            round(table.max_size * per_item),
+            round(table.inserts * per_item),
+            round(table.samples * storage.sequences_per_draw),
             storage.experience.replay.min_size,
         )
 

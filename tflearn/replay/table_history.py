@@ -4,8 +4,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
+from tflearn.core.table_counts import TableCounts
 from tflearn.replay.storage import ReplayStatistics, Storage
 
 _UNLIMITED = 1e300  # Reverb's greatest float stands for no limit
@@ -27,26 +27,24 @@ class TableHistory:
 
     def __init__(self, storage: Storage, clock: Callable[[], float] = time.monotonic):
         self._storage, self._clock = storage, clock
-        self._info: dict[str, Any] = {}
+        self._tables: dict[str, TableCounts] = {}
         self._seen: dict[str, _Seen] = {}
 
-    def update(self, info: dict[str, Any]) -> None:
-        """Takes the server's `reverb.TableInfo` by table name."""
+    def update(self, tables: dict[str, TableCounts]) -> None:
+        """Takes the counts of the server's tables, by name."""
         now = self._clock()
-        for name, table in info.items():
-            limiter = table.rate_limiter_info
-            inserts, samples = limiter.insert_stats.completed, limiter.sample_stats.completed
-            seen = self._seen.setdefault(name, _Seen(inserts, samples))
-            if inserts != seen.inserts:  # less after a restart
-                seen.inserts, seen.inserted_at = inserts, now
-            if samples != seen.samples:
-                seen.samples, seen.sampled_at = samples, now
-        self._info = info
+        for name, table in tables.items():
+            seen = self._seen.setdefault(name, _Seen(table.inserts, table.samples))
+            if table.inserts != seen.inserts:  # less after a restart
+                seen.inserts, seen.inserted_at = table.inserts, now
+            if table.samples != seen.samples:
+                seen.samples, seen.sampled_at = table.samples, now
+        self._tables = tables
 
     def __str__(self) -> str:
-        if not self._info:
+        if not self._tables:
             return 'it has not answered before'
-        lines = [self._table(name) for name in self._storage.table_names if name in self._info]
+        lines = [self._table(name) for name in self._storage.table_names if name in self._tables]
         lines += [
             f'last {title} {self._age(self._seen[name].inserted_at)}'
             for name, title in _TITLES.items()
@@ -55,11 +53,10 @@ class TableHistory:
         return '; '.join(lines)
 
     def _table(self, name: str) -> str:
-        table, seen = self._info[name], self._seen[name]
-        limiter = table.rate_limiter_info
+        table, seen = self._tables[name], self._seen[name]
         statistics = ReplayStatistics.of(table, self._storage)
-        position = limiter.samples_per_insert * seen.inserts - seen.samples
-        limits = [limiter.min_diff, limiter.max_diff]
+        position = table.samples_per_insert * seen.inserts - seen.samples
+        limits = [table.min_diff, table.max_diff]
         texts = ['-' if abs(limit) > _UNLIMITED or math.isinf(limit) else f'{limit:g}' for limit in limits]
         return (
             f'table {name}: {statistics}, limiter at {position:g} within [{", ".join(texts)}], last insert '

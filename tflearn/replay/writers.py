@@ -266,7 +266,7 @@ class ReplayWriter:
 
         def watch() -> None:
             while not self._stop.wait(_RETURN_POLL_SECS):
-                if connection.server_info(first) is not None:
+                if connection.counts(first) is not None:
                     self._first_is_back.set()
                     return
 

@@ -9,7 +9,7 @@ from typing import Any
 from absl import logging
 
 from tflearn.core.errors import UserValueError
-from tflearn.sampling import table_counts
+from tflearn.core.table_counts import TableCounts
 from tflearn.sampling.feed_server import FEED, TABLES
 
 _TIMEOUT_SECS = 10.0  # the feed itself waits two seconds for each replay server
@@ -38,13 +38,13 @@ class FeedClient:
         if status == HTTPStatus.CONFLICT:
             raise UserValueError(f'{answer.get("error")}; start all jobs with the same gin file')
 
-    def info(self) -> dict[str, Any] | None:
+    def counts(self) -> dict[str, TableCounts] | None:
         """See `connection.Relay`."""
         status, answer = self._ask('GET', TABLES)
         if status != HTTPStatus.OK:
             return None
         try:
-            return {name: table_counts.as_table_info(counts) for name, counts in answer.items()}
+            return {name: TableCounts.parse(counts) for name, counts in answer.items()}
         except (KeyError, TypeError, ValueError) as error:
             logging.warning('got an answer of the feed at %s that is none: %r', self.address, error)
             return None

@@ -25,7 +25,6 @@ from tflearn.core.errors import UserValueError
 from tflearn.net import http_server
 from tflearn.replay import connection
 from tflearn.replay.shards import Shards
-from tflearn.sampling import table_counts
 
 FEED, TABLES = '/v1/feed', '/v1/tables'
 _MAX_BODY = 2 << 20
@@ -113,8 +112,8 @@ class RelayServer:
 
     def tables(self) -> dict[str, Any] | None:
         """Returns the counts of the first server's tables, those of the experience summed over all servers."""
-        infos = [connection.server_info(address) for address in self.shards.addresses]
-        return table_counts.summed([info for info in infos if info]) if infos[0] else None
+        tables = self.shards.counts()
+        return None if tables is None else {name: table.as_json() for name, table in tables.items()}
 
     def send(self, table: str, name: str, text: str) -> bool:
         """Sends a message to the first server; heartbeats to all."""
@@ -124,8 +123,8 @@ class RelayServer:
 
     def take(self, table: str, most: int) -> list[str]:
         """Takes at most so many messages from the first server, of those that it has."""
-        info = connection.server_info(self.shards.control)
-        most = min(most, info[table].current_size, _MAX_TEXTS) if info and table in info else 0
+        tables = connection.counts(self.shards.control)
+        most = min(most, tables[table].size, _MAX_TEXTS) if tables and table in tables else 0
         return [text.decode() for text in connection.receive(self.shards.control, table, most)] if most > 0 else []
 
 

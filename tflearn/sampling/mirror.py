@@ -172,7 +172,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
     def _open_streams(self) -> None:
         for address in self._addresses:
             what = f'the replay server at {address}'
-            wait_until(functools.partial(connection.server_info, address), what, self._timeout_secs, self._closing)
+            wait_until(functools.partial(connection.counts, address), what, self._timeout_secs, self._closing)
         for reader in self._readers:
             reader.start(one_by_one, 1, self._num_streams)
 

@@ -203,8 +203,8 @@ class TableReader:
                 logging.info('waiting for data (%.0f s) from %s', waited_secs, self._server_state())
 
     def _server_state(self) -> str:
-        info = connection.server_info(self._address)
-        table = f'with {ReplayStatistics.of(info[REPLAY], self._storage)}' if info else 'which does not answer'
+        tables = connection.counts(self._address)
+        table = f'with {ReplayStatistics.of(tables[REPLAY], self._storage)}' if tables else 'which does not answer'
         return f'the replay server at {self._address}, {table}'
 
 

@@ -53,7 +53,7 @@ def read_chunks(
 
 def _num_items(address: str, table: str, timeout_secs: float, stop: threading.Event) -> int:
     what = f'the replay server at {address}'
-    return wait_until(lambda: connection.server_info(address), what, timeout_secs, stop)[table].current_size
+    return wait_until(lambda: connection.counts(address), what, timeout_secs, stop)[table].size
 
 
 class _Scan:
