@@ -8,7 +8,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from absl import flags, logging
 
@@ -247,7 +247,7 @@ def check() -> None:
     weights()
 
 
-def weights() -> tuple[tuple[str, ...], str | None, str]:
+def weights() -> tuple[tuple[str, ...], str | None, Literal['float32', 'bfloat16']]:
     """Returns the addresses of the weights servers, where their token is, and the type that weights are sent as.
 
     Raises:

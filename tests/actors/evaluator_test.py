@@ -210,12 +210,6 @@ def test_stop_event_ends_the_evaluation():
     assert len(policy.states) == 4
 
 
-@pytest.mark.parametrize('name', ['num_episodes', 'max_steps_per_episode', 'max_secs'])
-def test_rejects_numbers_below_1(name):
-    with pytest.raises(ValueError, match=f'got {name}=0; need at least 1'):
-        Evaluator(fakes.CheckedEnvironment(), **{name: 0})
-
-
 @pytest.mark.parametrize(('num_episodes', 't'), [(2, 12.706), (3, 4.303), (4, 3.182), (10, 2.262), (20, 2.093)])
 def test_confidence_interval_is_students_t(num_episodes, t):
     returns = tuple(float(value) for value in range(num_episodes))

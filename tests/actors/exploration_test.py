@@ -37,19 +37,6 @@ def test_collectors_share_the_ladder():
         ladder.epsilons(3, 4)
 
 
-@pytest.mark.parametrize(
-    ('argument', 'message'),
-    [
-        ({'base': 1.0}, r'base=1\.0; need a number between 0 and 1'),
-        ({'alpha': -1.0}, r'alpha=-1\.0; need a number of at least 0'),
-        ({'num_collectors': 0}, 'num_collectors=0; need a positive integer'),
-    ],
-)
-def test_rejects_invalid_ladders(argument, message):
-    with pytest.raises(ValueError, match=message):
-        EpsilonLadder(**argument)
-
-
 def test_each_environment_has_its_epsilon():
     policy = _epsilon_greedy()
     epsilons = np.array([1.0, 1e-9] * 32, np.float32)

@@ -144,7 +144,7 @@ def test_a_target_return_ends_it(tmp_path):
         ),
         ({'experience': {}}, TypeError, r'got experience=\{\}; need a tflearn.Experience'),
         ({'num_episodes': 0}, ValueError, 'got num_episodes=0'),
-        ({'num_train_steps': 0}, ValueError, 'got num_train_steps=0'),
+        ({'num_train_steps': 0}, ValueError, 'got StopConditions.num_train_steps=0'),
         ({'max_sec': 3}, TypeError, r'got max_sec=...; did you mean max_secs\? need one of make_environment, '),
         ({'on_restored': print}, TypeError, 'got on_restored=...; '),
         ({'exports': ExportOptions(('raw_policy',))}, ValueError, "need 'greedy_policy' among its policies"),

@@ -32,7 +32,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     'tools': ('core', 'files'),
     'jobs': (*_LIBRARY, 'tools'),
     'config': ('core', 'files'),
-    'launch': ('core.errors', 'files', 'net'),
+    'launch': ('core.errors', 'core.settings', 'files', 'net'),
     'api': (*_LIBRARY, 'jobs', 'config', 'launch'),
     'scripts': ('api', 'jobs', 'launch', 'config', 'tools', 'files', 'core'),
 }

@@ -6,12 +6,15 @@ that gin hands to them, and the fields of the dataclasses among these.
 
 import ast
 import dataclasses
+import inspect
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
 from tests.architecture import source_tree
 from tests.architecture.source_tree import SourceFile
+from tflearn.config.outline import Outlines
+from tflearn.core.settings import Rule, rules
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = 'docs/settings.md'
@@ -55,12 +58,14 @@ UNITS = {'secs': 's', 'seconds': 's', 'gb': 'GB', 'bytes': 'bytes', 'items': 'it
 HEADER = """# Settings
 
 All settings that a gin file or `--gin_bindings` can bind, as `name = value`; import the module as shown. Bind what has
-no default. The groups of the train job have its name too: `train.Intervals` is `train_settings.Intervals`.
+no default. Other values than the declared ones are refused, with the line that binds them, before a job begins. The
+groups of the train job have its name too: `train.Intervals` is `train_settings.Intervals`.
 `python -m tests.architecture.settings_page` writes this page, and a test checks that it is current. `--help` shows the
 flags of a program.
 """
 
 Owner = ast.FunctionDef | ast.ClassDef
+OUTLINES = Outlines()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,18 +207,26 @@ def _unit(name: str, text: str) -> str:
     return f'{steps[1]} steps' if steps else 'steps' if last == 'steps' else ''
 
 
-def _lines(definition: Definition, given: set[str], values: dict[str, str]) -> Iterator[str]:
+def _rules(definition: Definition) -> dict[str, Rule]:
+    """Returns the declared ranges and choices of the settings that have them."""
+    parameters = inspect.signature(getattr(OUTLINES.load(definition.module), definition.node.name)).parameters
+    return rules({name: parameter.annotation for name, parameter in parameters.items()})
+
+
+def _lines(definition: Definition, given: set[str], constants: dict[str, str]) -> Iterator[str]:
     package, _, module = definition.module.rpartition('.')
     about = sentence((ast.get_docstring(definition.node) or '').split('\n\n')[0].replace('\n', ' '))
     end = '' if about.endswith(')') else '.'
     yield from ('', f'### {definition.short}', '', f'`from {package} import {module}`. {about}{end}', '')
-    yield from ('| setting | default | unit | what it is |', '|---|---|---|---|')
+    yield from ('| setting | default | values | unit | what it is |', '|---|---|---|---|---|')
     texts = descriptions(_constructor(definition.node) or definition.node)
+    found = _rules(definition)
     for name, _, default in definition.arguments():
         if name not in given:
-            text, shown = texts.get(name, ''), _default(definition, default, values)
+            text, shown = texts.get(name, ''), _default(definition, default, constants)
             unit = '' if shown in ('`True`', '`False`') else _unit(name, text)
-            yield f'| `{name}` | {shown} | {unit} | {sentence(text)} |'
+            values = found[name].needs('') if name in found else ''
+            yield f'| `{name}` | {shown} | {values} | {unit} | {sentence(text)} |'
 
 
 def settings(files: Sequence[SourceFile]) -> Iterator[tuple[str, list[Definition], set[str]]]:
@@ -236,12 +249,12 @@ def anchors(files: Sequence[SourceFile]) -> dict[str, str]:
 
 def page(files: Sequence[SourceFile]) -> str:
     """Returns what docs/settings.md has to hold."""
-    values = _values(files)
+    constants = _values(files)
     lines = [HEADER.rstrip()]
     for title, owners, given in settings(files):
         lines += ['', f'## {title}']
         for owner in owners:
-            lines += _lines(owner, given, values)
+            lines += _lines(owner, given, constants)
     return '\n'.join([*lines, ''])
 
 

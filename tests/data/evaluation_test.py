@@ -112,8 +112,6 @@ def test_the_estimated_behaviour_policy_is_the_share_in_each_state():
         np.testing.assert_allclose(found[(state == s) & (choice == 1)], share, atol=2e-3)
 
 
-def test_rejects_one_episode_and_wrong_options():
+def test_rejects_one_episode():
     with pytest.raises(ValueError, match='got 1 episodes; need at least two with steps'):
         evaluate(small_mdp.recorded(small_mdp.draw(1, seed=0)), OPTIONS)
-    with pytest.raises(ValueError, match='num_refits=1; need at least 2'):
-        OpeOptions(num_refits=1)

@@ -181,10 +181,6 @@ def test_missing_package_error_names_the_install_command(name, module, remedy, v
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        ({'num_environments': 0}, 'got num_environments=0; need at least 1'),
-        ({'seed': -1}, 'got seed=-1; need 0 or more'),
-        ({'max_episode_steps': 0}, 'got max_episode_steps=0; need at least 1'),
-        ({'step_timeout_secs': 0}, 'got step_timeout_secs=0; need more than 0'),
         ({'kwargs': {'gravitas': 9.81}}, "unexpected keyword argument 'gravitas'"),
         ({'kwargs': {'max_episode_steps': 9}}, "multiple values for keyword argument 'max_episode_steps'"),
     ],
@@ -263,7 +259,6 @@ def test_an_episode_ends_in_between():
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        ({'action_repeat': 0}, 'got action_repeat=0; need at least 1'),
         ({'action_repeat': 2, 'vectorization': 'native'}, "'native' with action_repeat; choose"),
     ],
 )

@@ -2,7 +2,6 @@ import functools
 import time
 
 import numpy as np
-import pytest
 
 from tests import fakes
 from tests.environments import conformance
@@ -49,8 +48,3 @@ def test_passes_everything_else_through():
     assert environment.num_rebuilt == 3
     environment.close()
     assert made.closed
-
-
-def test_requires_a_positive_interval():
-    with pytest.raises(ValueError, match='got unroll_step_interval_secs=0; need more than 0'):
-        pacing.make(2, 0, fakes.make_environment, unroll_step_interval_secs=0)

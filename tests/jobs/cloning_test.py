@@ -109,8 +109,6 @@ def test_a_cloning_that_was_stopped_goes_on(small_run, data):
 def test_rejects_what_cannot_be_cloned(small_run, data):
     with pytest.raises(ValueError, match=r"got Initial.cloning and the values of 'before'; need one of them"):
         Initial(cloning=cloning_of(data), policy='before')
-    with pytest.raises(ValueError, match='got Cloning.num_train_steps=0; need at least 1'):
-        cloning_of(data, 0)
     with pytest.raises(ValueError, match=r'got Cloning.experience with replay=Queue\(.*; need Uniform'):
         Cloning(data, bc.make_agent, 1, Experience(replay=Queue()))
     given = {**small_run.factories(), 'cloning': cloning_of(data), 'num_train_steps': 1}

@@ -323,18 +323,12 @@ def test_finished_run_is_left_alone(run):
 
 def test_rejects_invalid_arguments(run, tmp_path):
     arguments = {'run_dir': run.dir, 'stop': run.stop, 'make_environment': make_cart_pole, 'connect_timeout_secs': 0.2}
-    with pytest.raises(ValueError, match='num_episodes=0'):
-        evaluate(**arguments, num_episodes=0)
     with pytest.raises(ValueError, match='without all of replay_address, make_agent and experience'):
         evaluate(**arguments, options=EvaluateOptions(follow='weights'))
     with pytest.raises(ValueError, match="need follow='served' and served_at='host:port' together"):
         EvaluateOptions(follow='served')
-    with pytest.raises(ValueError, match="got EvaluateOptions.follow='all'; need one of newest, each, weights, served"):
-        EvaluateOptions(follow='all')
     with pytest.raises(ValueError, match="target_metric='sucess'; need return, length, reward, return_<i>, info/<key>"):
         EvaluateOptions(target_metric='sucess')
-    with pytest.raises(ValueError, match='got EvaluateOptions.max_secs=0; need at least 1'):
-        EvaluateOptions(max_secs=0)
     with pytest.raises(TimeoutError, match=str(run.dir.greedy_policy)):
         evaluate(**arguments)
     write_json(run.dir.train_result, RESULT)

@@ -108,7 +108,6 @@ def test_what_cannot_be_evaluated_is_refused(exported, tmp_path):
         ({'sampled': True, 'policy': balance}, 'got sampled actions of .*balance.*; need a policy that a run has'),
         ({'output': str(output)}, 'taken.json, which exists; need a new file'),
         ({'num_processes': 4}, 'got num_processes=4 for num_episodes=3; need at most as many'),
-        ({'num_episodes': 0}, 'got num_episodes=0; need at least 1'),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             run(exported, **given)

@@ -259,8 +259,6 @@ def test_mistakes_are_refused(run_dir, tmp_path):
         run_record(run_dir, tmp_path / 'refused', policy=str(tmp_path / 'module'))
     with pytest.raises(ValueError, match='got num_episodes=6 and num_steps=3; need one of them'):
         run_record(run_dir, tmp_path / 'data', num_steps=3)
-    with pytest.raises(ValueError, match='got num_episodes=0; need at least 1'):
-        run_record(run_dir, tmp_path / 'data', num_episodes=0)
     with pytest.raises(ValueError, match=r"got no policy in .*; need one .*, or policy='random'"):
         run_record(run_dir, tmp_path / 'data', policy='no_policy')
     with pytest.raises(FileNotFoundError, match='got no policy at .*7'):

@@ -239,7 +239,7 @@ def test_a_wrong_export_is_not_published_and_ends_a_run_only_as_its_last(tmp_pat
     [
         ({'strategy': 'mirrored:2'}, "got strategy='mirrored:2'; need 'default'"),
         ({'num_environments': 0}, 'got num_environments=0'),
-        ({'num_train_steps': 0}, 'got num_train_steps=0'),
+        ({'num_train_steps': 0}, 'got StopConditions.num_train_steps=0'),
         ({'num_train_steps': None}, 'got no stop condition; need one of StopConditions.num_train_steps'),
         (
             {'collect_options': CollectOptions(episode_limit=EpisodeLimit(1))},

@@ -316,7 +316,7 @@ def test_a_job_is_alive_while_it_reports(tmp_path, state, age_secs, alive):
         (['tpu_topology=8'], 'need a layout such as 2x4'),
         (['storage_gb=big'], 'need a number, such as storage_gb=50'),
         ([], 'got no image; need --backend_option=image='),
-        (['part=all', IMAGE], 'got part=all; need run or claims'),
+        (['part=all', IMAGE], "got KubernetesOptions.part='all'; need one of run, claims"),
         (['part=claims', 'claim=mine'], 'which is there; need one of them'),
     ],
 )

@@ -70,7 +70,7 @@ def test_shards_and_relays_have_actors_too(run_dir):
 
 
 def test_what_ray_does_not_know_is_refused(run_dir, tmp_path):
-    with pytest.raises(ValueError, match='got strategy=WIDE; need one of PACK, SPREAD'):
+    with pytest.raises(ValueError, match="got RayOptions.strategy='WIDE'; need one of PACK, SPREAD"):
         place_options.read(ray_cluster.RayOptions, ['strategy=WIDE'])
     python = tmp_path / 'python'
     python.write_text('#!/bin/sh\necho no module named ray >&2\nexit 1\n')

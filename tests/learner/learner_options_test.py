@@ -167,15 +167,12 @@ def test_max_secs_does_not_count_compiling(tmp_path, make_agent, make_dataset_fn
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'on_nonfinite': 'panic'}, "on_nonfinite='panic'; need one of stop, skip, ignore"),
         ({'extra_reductions': {'td_loss': 'median'}}, "'median'; need one of mean, sum, max, min"),
     ],
 )
 def test_rejects_invalid_options(options, message):
     with pytest.raises(ValueError, match=message):
         LoopOptions(**options)
-    with pytest.raises(ValueError, match='checkpoint_interval_steps=0; need at least 1'):
-        LearnerOptions(checkpoint_interval_steps=0)
 
 
 def test_training_ends_when_checkpoints_cannot_be_saved_again_and_again(tmp_path, make_agent, make_dataset_fn):
@@ -204,11 +201,6 @@ def test_training_ends_when_checkpoints_cannot_be_saved_again_and_again(tmp_path
         learner.run(2)
         learner.checkpoints.wait()
         assert learner.checkpoints.num_failed == 0
-
-
-def test_a_number_of_failed_saves_below_one_is_refused():
-    with pytest.raises(ValueError, match='got max_failed_saves=0; need at least 1'):
-        LearnerOptions(max_failed_saves=0)
 
 
 def test_a_learner_that_another_one_replaced_saves_nothing(tmp_path, make_agent, make_dataset_fn, monkeypatch):

@@ -333,12 +333,6 @@ def test_summaries_reach_tensorboard(tmp_path, make_agent, make_dataset_fn):
     assert {'train/steps_per_sec', 'train/data_wait_share', 'train/extra/td_loss'} <= scalars.keys()
 
 
-def test_rejects_invalid_number_of_steps(tmp_path, make_agent, make_dataset_fn):
-    learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path))
-    with pytest.raises(ValueError, match='num_steps=0; need at least 1'):
-        learner.run(0)
-
-
 def test_with_statement_closes_the_learner(tmp_path, make_agent, make_dataset_fn):
     ends = []
     trigger = IntervalTrigger(100, ends.append, at_end=True)

@@ -62,11 +62,6 @@ def test_writes_histograms_of_the_distributions_parameters(tmp_path, name, param
     assert 'actions/policy' in found
 
 
-def test_rejects_another_kind_of_actions():
-    with pytest.raises(ValueError, match=r"got actions='all'; need True, False or 'distributions'"):
-        SummaryOptions(actions='all')
-
-
 def test_writes_histograms_of_data_without_a_time_dimension(tmp_path):
     agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), dqn.EXPERIENCE)
     data = tf.nest.map_structure(lambda column: column[:, 0], example_data.sequences(agent, 6, 2))

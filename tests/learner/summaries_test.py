@@ -93,10 +93,6 @@ def test_recording_ends_with_its_block(tmp_path):
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        ({'interval_steps': 0}, 'got interval_steps=0; need at least 1 train step'),
-        ({'interval_secs': 0.0}, 'got interval_secs=0.0; need a number above 0'),
-        ({'flush_secs': -1.0}, 'got flush_secs=-1.0; need a number above 0'),
-        ({'max_queue': 0}, 'got max_queue=0; need a number above 0'),
         ({'total': 5}, 'got total=5, num_train_steps=None; need 1 <= total <= num_train_steps'),
         ({'total': 5, 'num_train_steps': 4}, 'got total=5, num_train_steps=4; need'),
         ({'interval_steps': None, 'first_interval': True}, 'got first_interval=True without an interval'),

@@ -173,13 +173,10 @@ def test_failed_action_is_tried_again_at_the_end():
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
-        (lambda: IntervalTrigger(0, print), 'interval=0; need at least 1'),
         (lambda: StepsTrigger([], print), r'steps=\[\]; need'),
         (lambda: StepsTrigger([5, 0], print), r'steps=\[5, 0\]; need'),
         (lambda: TotalTrigger(0, 10, print), 'total=0'),
         (lambda: TotalTrigger(11, 10, print), 'total=11, num_train_steps=10; need'),
-        (lambda: TimeTrigger(0.0, print), r'interval_secs=0.0; need seconds above 0'),
-        (lambda: TimeTrigger(float('nan'), print), 'interval_secs=nan'),
     ],
 )
 def test_rejects_invalid_arguments(make, message):

@@ -268,5 +268,5 @@ def test_rule_refuses_convolutions():
 
 
 def test_rejects_other_values():
-    with pytest.raises(ValueError, match="got jit_compile='yes'; need False, True or 'auto'"):
+    with pytest.raises(ValueError, match="got LoopOptions.jit_compile='yes'; need True or False, or 'auto'"):
         LoopOptions(jit_compile='yes')

@@ -100,11 +100,6 @@ def test_rejects_a_port_in_use(serve):
         Server({}, ServerOptions(port=serve({}).port))
 
 
-def test_rejects_invalid_limits():
-    with pytest.raises(ValueError, match='got max_request_bytes=0; need at least 1'):
-        ServerOptions(max_request_bytes=0)
-
-
 def test_rejects_invalid_pem_files(tmp_path):
     own, strange = certificates.make(tmp_path, 'own'), certificates.make(tmp_path, 'strange')
     (tmp_path / 'noise').write_bytes(b'noise')

@@ -183,8 +183,6 @@ def test_rejects_what_does_not_fit(exported, tmp_path):
         save(parameters=True)
     with pytest.raises(ValueError, match="got the names '1st', 'a.b'; need letters"):
         ProductOptions(names={'action': '1st', 'node_count': 'a.b'})
-    with pytest.raises(ValueError, match='got ProductOptions.batch_size=0; need at least 1'):
-        ProductOptions(0)
     with pytest.raises(RuntimeError, match='as action from the model of .*; need'):
         other = PolicyExporter(stochastic_policy_of_seed(), tmp_path / 'other').export(7, {})
         save(other, parameters=True)

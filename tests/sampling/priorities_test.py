@@ -123,20 +123,6 @@ def test_follows_schedules():
     np.testing.assert_allclose(importance_weights(prioritization, expected, tf.constant(100)), [0.5, 2.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ('settings', 'message'),
-    [
-        ({'alpha': -0.1}, r'got Prioritization.alpha=-0.1; need a number of at least 0, or a schedule'),
-        ({'beta': float('nan')}, r'got Prioritization.beta=nan'),
-        ({'max_error': 0.0}, r'got Prioritization.max_error=0.0; need a number above 0'),
-        ({'initial_priority': 1.5}, r'got Prioritization.initial_priority=1.5; need a number above 0, at most 1'),
-    ],
-)
-def test_rejects_invalid_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Prioritization(**settings)
-
-
 def test_failing_schedule_fails_at_construction(serve):
     def broken(step):
         raise ZeroDivisionError

@@ -61,7 +61,6 @@ def test_does_not_use_dropped_batches_again():
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'times': 0}, 'got Reuse.times=0, recent_batches=1; need at least 1'),
         ({'recent_batches': 4}, 'got Reuse.recent_batches=4 with times=1'),
         ({'replay_proportion': 1.0}, 'replay_batches=0; need both above 0, or neither'),
         ({'replay_batches': 8}, 'replay_proportion=0.0, replay_batches=8; need both above 0, or neither'),

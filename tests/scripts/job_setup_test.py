@@ -75,8 +75,16 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
             "got strategy='mirrored:99'; this machine has ",
         ),
         ('train', ['--strategy=gpus'], "got strategy='gpus'; need 'default', 'cpu', "),
-        ('evaluate', ['--gin_bindings=evaluate.num_episodes=0'], 'got num_episodes=0; need'),
-        ('replay_server', ['--gin_bindings=Uniform.max_size=0'], 'got Uniform.max_size=0; need at least 1'),
+        (
+            'evaluate',
+            ['--gin_bindings=evaluate.num_episodes=0'],
+            'got evaluate.num_episodes = 0 in --gin_bindings; need an integer of at least 1 [episodes]',
+        ),
+        (
+            'replay_server',
+            ['--gin_bindings=Uniform.max_size=0'],
+            'got Uniform.max_size = 0 in --gin_bindings; need an integer of at least 1',
+        ),
         ('collect', ['--gin_bindings=sequence_length=3'], 'got sequence_length in --gin_bindings, but nothing uses'),
     ],
 )

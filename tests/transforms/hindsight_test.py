@@ -151,9 +151,6 @@ OTHER = {**OBSERVATION, 'achieved_goal': tf.TensorSpec((2,), tf.float32, 'achiev
 @pytest.mark.parametrize(
     ('transforms', 'observation', 'message'),
     [
-        (lambda: [make('past')], OBSERVATION, 'need one of future, final, episode, and a number in'),
-        (lambda: [make(proportion=1.5)], OBSERVATION, 'proportion=1.5'),
-        (lambda: [make(horizon=0)], OBSERVATION, 'got horizon=0; need at least 1'),
         (lambda: [make(horizon=7)], OBSERVATION, 'got Slicing.future_steps=4; need 7, as Hindsight does'),
         (lambda: [make('episode')], OBSERVATION, 'got Slicing.history_steps=0; need 4, as Hindsight does'),
         (lambda: [rewards.Clip(), make()], OBSERVATION, 'got Hindsight after Clip in transforms'),

@@ -170,8 +170,6 @@ def test_agents_train_the_predictor(module):
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
-        (functools.partial(rnd.Rnd, coefficient=-1.0), r'got Rnd\(coefficient=-1.0, .* at least 0'),
-        (functools.partial(rnd.Rnd, num_steps=0), 'num_steps=0.*at least 1'),
         (
             functools.partial(_agent, EnvironmentSpecs(tensor_spec.BoundedTensorSpec((3,), tf.int64, 0, 4), ())),
             'need floats in it',

@@ -86,7 +86,6 @@ def test_images_of_a_nest_by_default():
 @pytest.mark.parametrize(
     ('make', 'slicing', 'message'),
     [
-        (lambda: [stack.FrameStack(1)], SLICING, 'got num_frames=1; need at least 2'),
         (lambda: [stack.FrameStack(4)], SLICING, 'history_steps=2; need 3, as FrameStack does; set Slicing.history_st'),
         (lambda: [stack.FrameStack(4)], Slicing(), 'got Slicing.history_steps=0; need 3'),
         (

@@ -12,7 +12,7 @@ from absl import logging
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.episode_metrics import Episode, EpisodeMetrics
-from tflearn.core.errors import check_at_least
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment, EvaluationPolicy
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped
 
@@ -131,12 +131,13 @@ class Evaluator:
     environment plays no other one. After `max_secs` the complete episodes count; if there is none, those that run do.
     """
 
+    @checked
     def __init__(
         self,
         environment: BatchedEnvironment,
-        num_episodes: int = 20,
-        max_steps_per_episode: int = MAX_STEPS_PER_EPISODE,
-        max_secs: float = MAX_SECS,
+        num_episodes: PositiveInt = 20,
+        max_steps_per_episode: PositiveInt = MAX_STEPS_PER_EPISODE,
+        max_secs: PositiveFloat = MAX_SECS,
         report: Callable[[Progress], None] = lambda progress: None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -152,7 +153,6 @@ class Evaluator:
         Raises:
           ValueError: if a number is below 1.
         """
-        check_at_least(1, num_episodes=num_episodes, max_steps_per_episode=max_steps_per_episode, max_secs=max_secs)
         self._environment = environment
         self._max_steps, self._max_secs = max_steps_per_episode, max_secs
         self._report, self._clock = report, clock

@@ -1,8 +1,7 @@
 """Exploration by the collector, not by the agent: initial random actions, and an epsilon for each environment."""
 
-import dataclasses
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,10 +13,11 @@ from tf_agents.typing import types
 
 from tflearn.core.action_mask import ActionMask
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, Range, checked, checked_dataclass
 from tflearn.core.types import EvaluationPolicy
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class EpsilonLadder:
     """A different epsilon for each environment instead of the agent's, so that some explore and some hardly do.
 
@@ -31,17 +31,9 @@ class EpsilonLadder:
         epsilons from index k * B, so the last one is the greediest.
     """
 
-    base: float = 0.4
-    alpha: float = 7.0
-    num_collectors: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 < self.base < 1:
-            raise UserValueError(f'got EpsilonLadder.base={self.base!r}; need a number between 0 and 1')
-        if not self.alpha >= 0:
-            raise UserValueError(f'got EpsilonLadder.alpha={self.alpha!r}; need a number of at least 0')
-        if not isinstance(self.num_collectors, int) or self.num_collectors < 1:
-            raise UserValueError(f'got EpsilonLadder.num_collectors={self.num_collectors!r}; need a positive integer')
+    base: Annotated[float, Range(above=0, below=1)] = 0.4
+    alpha: NonNegativeFloat = 7.0
+    num_collectors: PositiveInt = 1
 
     def epsilons(self, collector: int, num_environments: int) -> np.ndarray:
         """Returns the epsilons of one collector's environments, float32 [B].
@@ -136,10 +128,11 @@ class EpsilonPolicy:
     With a mask of legal actions, it draws only these, and refuses a step in which nothing is legal.
     """
 
+    @checked
     def __init__(
         self,
         policy: EvaluationPolicy,
-        epsilon: float,
+        epsilon: Fraction,
         action_spec: types.NestedTensorSpec,
         seed: int | None = None,
         action_mask: ActionMask | None = None,
@@ -152,8 +145,6 @@ class EpsilonPolicy:
         Raises:
           ValueError: if epsilon is not in [0, 1], or an action has no bounds.
         """
-        if not 0 <= epsilon <= 1:
-            raise UserValueError(f'got epsilon={epsilon!r}; need a number in [0, 1]')
         for spec in tf.nest.flatten(action_spec):
             bounds = [getattr(spec, 'minimum', -np.inf), getattr(spec, 'maximum', np.inf)]
             if not all(np.isfinite(bound).all() for bound in bounds):

@@ -1,18 +1,17 @@
 """Checks of gin files: every name exists, every binding is used, every required value is bound."""
 
 import cmath
-import collections.abc
 import dataclasses
 import inspect
 import pathlib
 import types
-import typing
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from tflearn.config import names, reader
 from tflearn.config.names import Configurable, nearest
 from tflearn.config.reader import FLAG, Binding, Macro, Reference, join_scope, leaves
+from tflearn.core import settings
 from tflearn.core.errors import UserValueError
 
 # Arguments of the jobs that their programs set; a binding of one would have no effect.
@@ -194,26 +193,22 @@ def _wrong_type(parameter: inspect.Parameter | None, value: object) -> str | Non
     """
     if parameter is None or isinstance(value, Macro):
         return None
-    annotation = parameter.annotation
-    is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
-    kinds = typing.get_args(annotation) if is_union else (annotation,)
+    rule = settings.Rule(parameter.annotation)
+    if rule and not isinstance(value, Reference):
+        return rule.needs(parameter.name) if rule.error(parameter.name, value) else None
+    kinds = [kind for kind, _ in settings.parts(parameter.annotation)]
     others = [kind for kind in kinds if kind not in _PLAIN]
-    if any(not (_is_function(kind) or dataclasses.is_dataclass(kind)) for kind in others):
+    if any(not (settings.is_function(kind) or dataclasses.is_dataclass(kind)) for kind in others):
         return None
     if isinstance(value, Reference):
-        is_wrong = not value.evaluate and others and not any(map(_is_function, others))
+        is_wrong = not value.evaluate and others and not any(map(settings.is_function, others))
     else:
         is_wrong = type(value) not in {*kinds, *([int] if float in kinds else [])}
     return ' or '.join(map(_needed, kinds)) if is_wrong else None
 
 
-def _is_function(kind: Any) -> bool:
-    is_protocol = getattr(kind, '_is_protocol', False) and '__call__' in vars(kind)
-    return typing.get_origin(kind) is collections.abc.Callable or is_protocol
-
-
 def _needed(kind: Any) -> str:
-    if _is_function(kind):
+    if settings.is_function(kind):
         return 'a function, such as @module.function'
     return f'@{kind.__name__}()' if dataclasses.is_dataclass(kind) else kind.__name__.removesuffix('Type')
 

@@ -6,6 +6,7 @@ What the source does not show raises `UnclearNameError`; functions that are deco
 
 import ast
 import collections
+import contextlib
 import functools
 import importlib.machinery
 import inspect
@@ -18,9 +19,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tflearn.config.names import UnclearNameError
+from tflearn.core import settings
 
 _ANYTHING = inspect.Signature([inspect.Parameter('anything', inspect.Parameter.VAR_KEYWORD)])
-_PLAIN_TYPES = re.compile(r'(int|float|str|bool|None)( \| (int|float|str|bool|None))*')
+_PLAIN_TYPES = (int, float, str, bool)
+_TYPING = ('typing', 'collections.abc', settings.__name__)  # what types and ranges are written with
 # Code that may give a module names that are not in its source.
 _DYNAMIC = re.compile(
     r'\b(globals|locals|setattr|exec)\(|\bvars\(\)|\b(sys\.modules|__dict__|__getattr__|__path__)\b|\bimport \*'
@@ -68,11 +71,12 @@ class _Outline(types.ModuleType):
         for package in {module.partition('.')[0] for module, _ in imported.values()} - sys.modules.keys():
             _spec(package)
         has_types = imported.get('annotations') != ('__future__', 'annotations')
+        self.__types__ = _Types(self, body if has_types else [])
         times = self.__bound__ = collections.Counter(_bound_names(body))
         for node in body:
             # A `__getattr__` of the module would be called for its names.
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith('__'):
-                signature = _signature(node, has_types) if times[node.name] == 1 else _ANYTHING
+                signature = _signature(node, self.__types__) if times[node.name] == 1 else _ANYTHING
                 setattr(self, node.name, _Stub(name, node.name, signature))
 
     def __getattr__(self, name: str) -> Any:
@@ -92,10 +96,53 @@ class _Outline(types.ModuleType):
         raise AttributeError(f'module {self.__name__!r} has no attribute {name!r}')
 
 
+class _Types(dict[str, Any]):
+    """The types and ranges that a module's names stand for, as far as they are known without an import of it."""
+
+    def __init__(self, outline: _Outline, body: list[ast.stmt]):
+        super().__init__({kind.__name__: kind for kind in _PLAIN_TYPES if body})
+        self._outline = outline
+        self._own = {
+            node.targets[0].id: node.value
+            for node in body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+
+    def __missing__(self, name: str) -> Any:
+        module, symbol = self._outline.__imported__.get(name, ('', ''))
+        if module in _TYPING and symbol:
+            return getattr(importlib.import_module(module), symbol)
+        if symbol and _is_own(module):
+            return self._outline.__outlines__.load(module).__types__[symbol]
+        if (found := self.value(self._own.pop(name))) is None:  # KeyError for a name of something else
+            raise KeyError(name)
+        self[name] = found
+        return found
+
+    def value(self, annotation: ast.expr) -> Any:
+        """Returns what an annotation stands for, or None."""
+        if isinstance(annotation, ast.Name | ast.Subscript | ast.BinOp | ast.Constant):
+            with contextlib.suppress(NameError, TypeError, AttributeError, ModuleNotFoundError):
+                return eval(ast.unparse(_WithoutArguments().visit(annotation)), {'__builtins__': {}}, self)
+        return None
+
+
+class _WithoutArguments(ast.NodeTransformer):
+    """Leaves out what functions take and return, whose types are often those of libraries."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Called by the base class."""
+        return node.value if ast.unparse(node.value) == 'Callable' else self.generic_visit(node)
+
+
+def _is_own(module: str) -> bool:
+    return module.partition('.')[0] == __name__.partition('.')[0]
+
+
 def _may_make(outline: _Outline, name: str) -> bool:
     """Returns whether code of the module may give it such a name. Our own code makes only names that it writes."""
-    is_own = outline.__name__.partition('.')[0] == __name__.partition('.')[0]
-    return _DYNAMIC.search(outline.__source__) is not None and (not is_own or repr(name) in outline.__source__)
+    is_dynamic = _DYNAMIC.search(outline.__source__) is not None
+    return is_dynamic and (not _is_own(outline.__name__) or repr(name) in outline.__source__)
 
 
 class _Stub:
@@ -152,34 +199,37 @@ def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
                 yield node.asname or node.name.partition('.')[0]
 
 
-def _signature(node: ast.FunctionDef | ast.ClassDef, has_types: bool) -> inspect.Signature:
+def _signature(node: ast.FunctionDef | ast.ClassDef, known: _Types) -> inspect.Signature:
     """Returns the signature of a function, a class with an `__init__`, or a dataclass; else one that takes anything."""
     decorators = {ast.unparse(decorator).partition('(')[0].rpartition('.')[2] for decorator in node.decorator_list}
     if isinstance(node, ast.FunctionDef):
-        return _ANYTHING if decorators else _of_arguments(node.args, has_types)
-    if node.bases or node.keywords or decorators - {'dataclass'}:
+        return _ANYTHING if decorators - {'checked'} else _of_arguments(node.args, known)
+    if node.bases or node.keywords or decorators - {'dataclass', 'checked_dataclass'}:
         return _ANYTHING
     for statement in node.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == '__init__':
             del statement.args.args[:1]  # self
-            return _of_arguments(statement.args, has_types)
+            return _of_arguments(statement.args, known)
     if not decorators:
         return _ANYTHING
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and 'ClassVar' not in ast.unparse(item)]
     names = [ast.arg(ast.unparse(field.target), field.annotation) for field in fields]
     defaults = [field.value for field in fields]
     arguments = ast.arguments(posonlyargs=[], args=[], kwonlyargs=names, kw_defaults=defaults, defaults=[])
-    return _of_arguments(arguments, has_types)
+    return _of_arguments(arguments, known)
 
 
-def _of_arguments(arguments: ast.arguments, has_types: bool) -> inspect.Signature:
-    """Returns the signature of a function with these arguments: defaults are `...`, only plain types are annotated."""
+def _of_arguments(arguments: ast.arguments, known: _Types) -> inspect.Signature:
+    """Returns the signature of a function with these arguments: defaults are `...`, other types are left out."""
+    kinds = {}
     for node in ast.walk(arguments):
         if isinstance(node, ast.arg) and node.annotation:
-            is_plain = has_types and _PLAIN_TYPES.fullmatch(ast.unparse(node.annotation))
-            node.annotation = node.annotation if is_plain else None
+            kinds[node.arg], node.annotation = known.value(node.annotation), None
     arguments.defaults = [ast.Constant(...) for _ in arguments.defaults]
     arguments.kw_defaults = [default and ast.Constant(...) for default in arguments.kw_defaults]
     namespace: dict[str, Any] = {}
     exec(f'def function({ast.unparse(arguments)}): pass', namespace)  # only names of the module
-    return inspect.signature(namespace['function'])
+    plain = inspect.signature(namespace['function'])
+    return plain.replace(
+        parameters=[each.replace(annotation=kinds.get(each.name) or each.empty) for each in plain.parameters.values()]
+    )

@@ -1,9 +1,8 @@
 """How publications travel from the learner to those who act: through the replay server's table, or a weights server."""
 
-import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -13,13 +12,14 @@ from tflearn.coordinator.weights_client import Client, Lost, Refused
 from tflearn.coordinator.weights_messages import Message
 from tflearn.core import tokens
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import checked_dataclass
 from tflearn.core.waiting import Jitter
 from tflearn.replay import connection
 
 _NO_WAIT_SECS = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Plane:
     """Where weights travel.
 
@@ -33,11 +33,7 @@ class Plane:
 
     addresses: tuple[str, ...] = ()
     token: str | None = None
-    dtype: str = 'float32'
-
-    def __post_init__(self) -> None:
-        if self.dtype not in ('float32', 'bfloat16'):
-            raise UserValueError(f'got --weights_dtype={self.dtype}; need float32 or bfloat16')
+    dtype: Literal['float32', 'bfloat16'] = 'float32'
 
 
 class Channel(Protocol):

@@ -26,7 +26,8 @@ from absl import logging
 from tflearn.coordinator import weights_messages
 from tflearn.coordinator.weights_messages import Message
 from tflearn.core import background, tokens
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.net import http_server
 
 PATH, STATUS_PATH = '/v1/weights', '/v1/status'
@@ -39,7 +40,7 @@ _MAX_EPOCHS_AHEAD = 1000
 _WAIT = re.compile(r'\bwait=(\d{1,6})')
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ServerOptions:
     """Where a weights server listens, and its limits.
 
@@ -54,11 +55,8 @@ class ServerOptions:
     host: str = 'localhost'
     port: int = 0
     token: str | None = None
-    max_connections: int = 512
-    max_bytes: int = 4 << 30
-
-    def __post_init__(self) -> None:
-        check_at_least(1, max_connections=self.max_connections, max_bytes=self.max_bytes)
+    max_connections: PositiveInt = 512
+    max_bytes: PositiveInt = 4 << 30
 
 
 class Newest:

@@ -51,10 +51,3 @@ def as_user_error(error: BaseException) -> BaseException:
     if type(error).__name__ == 'PermissionDeniedError':  # TensorFlow's, of its own files
         return UserOSError(f'got a file without permission ({error}); need it; change its mode, or choose another path')
     return error
-
-
-def check_at_least(least: int, **values: float | None) -> None:
-    """Raises ValueError if one of the arguments with these names is below `least`; None is no value."""
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise UserValueError(f'got {name}={value}; need at least {least}')

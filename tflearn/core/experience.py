@@ -1,55 +1,36 @@
 """Experience: the data that a learner consumes. Tables, writers, rate limiters and batches are derived from it."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import tensorflow as tf
 
 from tflearn.core.errors import UserTypeError, UserValueError
+from tflearn.core.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked_dataclass
 
 Sampling = Literal['auto', 'learner', 'server']
-Scheduled = (
-    float | Callable[[tf.Tensor], tf.Tensor]
-)  # a number, or a function of the train step (optimization/schedules)
-
-
-def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:
-    for name, bound in least.items():
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise UserTypeError(f'got {kind}.{name}={value!r}; need an integer')
-        if value < bound:
-            raise UserValueError(f'got {kind}.{name}={value}; need at least {bound}')
+Schedule = Callable[[tf.Tensor], tf.Tensor]  # a function of the train step (optimization/schedules)
+Scheduled = NonNegativeFloat | Schedule
 
 
 def _check_table(kind: str, settings: Any) -> None:
-    _check_integers(kind, settings, {'max_size': 1, 'min_size': 1, 'max_times_sampled': 0})
     if settings.min_size > settings.max_size:
         raise UserValueError(
             f'got {kind}.min_size={settings.min_size} > max_size={settings.max_size}, so that nothing would ever be '
             'drawn; need min_size <= max_size'
         )
-    if settings.samples_per_insert is not None and settings.samples_per_insert <= 0:
-        raise UserValueError(f'got {kind}.samples_per_insert={settings.samples_per_insert}; need a number above 0')
     if settings.max_times_sampled and (settings.samples_per_insert or 0) > settings.max_times_sampled:
         raise UserValueError(
             f'got {kind}.samples_per_insert={settings.samples_per_insert} with max_times_sampled='
             f'{settings.max_times_sampled}, so that collectors and learner would wait for each other forever: items '
             'are removed before they were drawn that often; need max_times_sampled of at least that, or 0'
         )
-    _check_sampling(kind, settings)
-
-
-def _check_sampling(kind: str, settings: Any) -> None:
-    if settings.sampling not in get_args(Sampling):
-        raise UserValueError(f'got {kind}.sampling={settings.sampling!r}; need one of {", ".join(get_args(Sampling))}')
     if settings.sampling == 'learner' and settings.max_times_sampled:
         text = f"got {kind}.sampling='learner' with max_times_sampled={settings.max_times_sampled}; "
         raise UserValueError(text + "the learner's mirror draws without a limit; need 'server' or 'auto'")
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Prioritization:
     """How draws prefer items with large errors, and how weights correct for that (Schaul et al. 2016, 1511.05952).
 
@@ -71,26 +52,13 @@ class Prioritization:
     alpha: Scheduled = 0.6
     beta: Scheduled = 0.4
     epsilon: Scheduled = 1e-6
-    max_error: float = 1.0
-    initial_priority: float = 1.0
+    max_error: PositiveFloat = 1.0
+    initial_priority: Annotated[float, Range(above=0, most=1)] = 1.0
     normalize_by_max: bool = True
     error: str = 'td_error'
 
-    def __post_init__(self) -> None:
-        for name in ('alpha', 'beta', 'epsilon'):
-            value = getattr(self, name)
-            if not callable(value) and not value >= 0:
-                raise UserValueError(f'got Prioritization.{name}={value!r}; need a number of at least 0, or a schedule')
-        if not self.max_error > 0:
-            raise UserValueError(f'got Prioritization.max_error={self.max_error!r}; need a number above 0')
-        if not 0 < self.initial_priority <= 1:
-            raise UserValueError(
-                f'got Prioritization.initial_priority={self.initial_priority!r}; need a number above 0, at most 1, '
-                'which is the maximum priority'
-            )
 
-
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Iteration:
     """How a learner trains in iterations: on a batch of new items for several epochs, then never again on them.
 
@@ -103,14 +71,11 @@ class Iteration:
       minibatch_steps: the maximum number of environment steps in a train step, over all replicas.
     """
 
-    num_epochs: int = 10
-    minibatch_steps: int = 64
-
-    def __post_init__(self) -> None:
-        _check_integers('Iteration', self, {'num_epochs': 1, 'minibatch_steps': 1})
+    num_epochs: PositiveInt = 10
+    minibatch_steps: PositiveInt = 64
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Reuse:
     """How a learner trains more than once on the batches of a queue.
 
@@ -123,29 +88,25 @@ class Reuse:
       replay_batches: earlier batches that are kept for this.
     """
 
-    times: int = 1
-    recent_batches: int = 1
-    replay_proportion: float = 0.0
-    replay_batches: int = 0
+    times: PositiveInt = 1
+    recent_batches: PositiveInt = 1
+    replay_proportion: NonNegativeFloat = 0.0
+    replay_batches: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        if self.times < 1 or self.recent_batches < 1:
-            raise UserValueError(
-                f'got Reuse.times={self.times}, recent_batches={self.recent_batches}; need at least 1 for both'
-            )
         if self.recent_batches > 1 and self.times == 1:
             raise UserValueError(
                 f'got Reuse.recent_batches={self.recent_batches} with times=1, so that each batch is used only once; '
                 'need times > 1, or recent_batches=1'
             )
-        if not self.replay_proportion >= 0 or bool(self.replay_proportion) != (self.replay_batches > 0):
+        if bool(self.replay_proportion) != bool(self.replay_batches):
             raise UserValueError(
                 f'got Reuse.replay_proportion={self.replay_proportion}, replay_batches={self.replay_batches}; need '
                 'both above 0, or neither'
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Slicing:
     """How steps become items: a row is one environment step with all its columns, an item is consecutive rows.
 
@@ -166,17 +127,15 @@ class Slicing:
         episode's boundary row is repeated, so that its last steps are in items as often as the others.
     """
 
-    sequence_length: int = 2
-    stride: int = 1
+    sequence_length: Annotated[int, Range(least=2)] = 2
+    stride: PositiveInt = 1
     pad_episodes: bool = False
     cross_episodes: bool = False
     store_policy_state: bool = False
-    history_steps: int = 0
-    future_steps: int = 0
+    history_steps: NonNegativeInt = 0
+    future_steps: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        least = {'sequence_length': 2, 'stride': 1, 'history_steps': 0, 'future_steps': 0}
-        _check_integers('Slicing', self, least)
         if self.stride >= self.sequence_length:
             raise UserValueError(
                 f'got Slicing.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
@@ -195,7 +154,7 @@ class Slicing:
         return self.history_steps + self.sequence_length + self.future_steps
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Uniform:
     """All stored items are equally likely to be drawn.
 
@@ -210,18 +169,18 @@ class Uniform:
       max_mirror_gb: the maximum memory of a mirror that 'auto' chooses [GB].
     """
 
-    max_size: int = 100_000
-    min_size: int = 1_000
-    samples_per_insert: float | None = None
-    max_times_sampled: int = 0
+    max_size: PositiveInt = 100_000
+    min_size: PositiveInt = 1_000
+    samples_per_insert: PositiveFloat | None = None
+    max_times_sampled: NonNegativeInt = 0
     sampling: Sampling = 'auto'
-    max_mirror_gb: float = 4.0
+    max_mirror_gb: NonNegativeFloat = 4.0
 
     def __post_init__(self) -> None:
         _check_table('Uniform', self)
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Prioritized:
     """Stored items are drawn by their priorities, which the learner updates.
 
@@ -235,19 +194,19 @@ class Prioritized:
       max_mirror_gb: see `Uniform`.
     """
 
-    max_size: int = 100_000
-    min_size: int = 1_000
-    samples_per_insert: float | None = None
-    max_times_sampled: int = 0
+    max_size: PositiveInt = 100_000
+    min_size: PositiveInt = 1_000
+    samples_per_insert: PositiveFloat | None = None
+    max_times_sampled: NonNegativeInt = 0
     prioritization: Prioritization = Prioritization()
     sampling: Sampling = 'server'
-    max_mirror_gb: float = 4.0
+    max_mirror_gb: NonNegativeFloat = 4.0
 
     def __post_init__(self) -> None:
         _check_table('Prioritized', self)
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Queue:
     """The learner gets each item once, oldest first.
 
@@ -272,20 +231,14 @@ class Queue:
     min_size: ClassVar[int] = 1
     samples_per_insert: ClassVar[None] = None
 
-    max_size: int = 100_000
-    max_policy_lag: int | None = None
-    versions_ahead: int | None = None
+    max_size: PositiveInt = 100_000
+    max_policy_lag: NonNegativeInt | None = None
+    versions_ahead: NonNegativeInt | None = None
     training: Iteration | Reuse | None = None
-    episode_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.episode_steps is not None:
-            _check_integers('Queue', self, {'episode_steps': 1})
-        optional = {name: 0 for name in ('max_policy_lag', 'versions_ahead') if getattr(self, name) is not None}
-        _check_integers('Queue', self, {'max_size': 1, **optional})
+    episode_steps: PositiveInt | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class BatchItems:
     """The size of a batch in items.
 
@@ -293,13 +246,10 @@ class BatchItems:
       per_replica: items of a train step on each replica.
     """
 
-    per_replica: int = 64
-
-    def __post_init__(self) -> None:
-        _check_integers('BatchItems', self, {'per_replica': 1})
+    per_replica: PositiveInt = 64
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class BatchSteps:
     """The size of a batch in steps, of which an item has as many as the stride; a new stride changes the items.
 
@@ -307,13 +257,10 @@ class BatchSteps:
       per_replica: steps of a train step's items on each replica [steps]; a multiple of the stride.
     """
 
-    per_replica: int
-
-    def __post_init__(self) -> None:
-        _check_integers('BatchSteps', self, {'per_replica': 1})
+    per_replica: PositiveInt
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Experience:
     """How steps become items, how items are kept and drawn, and how many of them make a batch.
 
@@ -329,10 +276,9 @@ class Experience:
     slicing: Slicing = Slicing()
     replay: Uniform | Prioritized | Queue = Uniform()
     batch: BatchItems | BatchSteps = BatchItems()
-    chunk_steps: int = 16
+    chunk_steps: PositiveInt = 16
 
     def __post_init__(self) -> None:
-        _check_integers('Experience', self, {'chunk_steps': 1})
         parts: dict[str, tuple[type, ...]] = {
             'slicing': (Slicing,),
             'replay': (Uniform, Prioritized, Queue),

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -105,7 +106,8 @@ def set_env_steps(value: int) -> None:
         each.variable.assign(value)
 
 
-def crossed(interval: int, before: int, after: int) -> bool:
+@checked
+def crossed(interval: PositiveInt, before: int, after: int) -> bool:
     """Returns whether a multiple of `interval` lies in (before, after].
 
     It keeps no state, so it neither drifts off the multiples nor depends on where a restarted run began.
@@ -119,7 +121,6 @@ def crossed(interval: int, before: int, after: int) -> bool:
     Raises:
       ValueError: if `interval` is not positive or the steps decrease.
     """
-    check_at_least(1, interval=interval)
     if after < before:
         raise UserValueError(f'got before={before}, after={after}; need steps that do not decrease')
     return after // interval > before // interval

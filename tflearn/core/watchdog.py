@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from absl import logging
 
 from tflearn.core import background
-from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserValueError
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.core.settings import PositiveFloat, checked
 
 
 def end_process(message: str) -> None:
@@ -46,9 +47,10 @@ def ending_after(timeout_secs: float, what: str) -> Iterator[None]:
 class Watchdog:
     """Gives pieces of work a deadline."""
 
+    @checked
     def __init__(
         self,
-        timeout_secs: float,
+        timeout_secs: PositiveFloat,
         end: Callable[[str], None] = end_process,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -60,8 +62,6 @@ class Watchdog:
         Raises:
           ValueError: if `timeout_secs` is not above 0.
         """
-        if timeout_secs <= 0:
-            raise UserValueError(f'got timeout_secs={timeout_secs}; need seconds above 0')
         self._timeout_secs, self._end, self._clock = timeout_secs, end, clock
         self._work: str | None = None
         self._count: Callable[[], object] | None = None

@@ -1,14 +1,17 @@
 """What a run does with recorded episodes besides the steps that it collects itself: settings, and what they need."""
 
-import dataclasses
+from typing import Annotated
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import BatchItems, Experience, Scheduled, Uniform
+from tflearn.core.experience import BatchItems, Experience, Schedule, Uniform
+from tflearn.core.settings import NonNegativeInt, PositiveInt, Range, checked_dataclass
 from tflearn.core.types import AgentFactory
 from tflearn.data.reader import Dataset
 
+_ALONE = 'train on demonstrations alone with num_pretrain_steps, or with the job train_offline'
 
-@dataclasses.dataclass(frozen=True)
+
+@checked_dataclass(frozen=True)
 class Demonstrations:
     """Recorded episodes that a run trains on besides the steps that it collects itself; for uniform replay.
 
@@ -25,18 +28,11 @@ class Demonstrations:
     """
 
     dataset: Dataset
-    share: Scheduled = 0.25
-    num_pretrain_steps: int = 0
+    share: Annotated[float, Range(least=0, below=1, advice=_ALONE)] | Schedule = 0.25
+    num_pretrain_steps: NonNegativeInt = 0
     fill_replay: bool = False
 
     def __post_init__(self) -> None:
-        if not callable(self.share) and not 0 <= self.share < 1:
-            raise UserValueError(
-                f'got Demonstrations.share={self.share!r}; need a number from 0 to below 1, or a schedule; train on '
-                'demonstrations alone with num_pretrain_steps, or with the job train_offline'
-            )
-        if self.num_pretrain_steps < 0:
-            raise UserValueError(f'got Demonstrations.num_pretrain_steps={self.num_pretrain_steps}; need 0 or more')
         if not (self.are_drawn or self.fill_replay):
             raise UserValueError(
                 f'got Demonstrations.share={self.share} with num_pretrain_steps=0 and fill_replay=False, so that no '
@@ -77,7 +73,7 @@ class Demonstrations:
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Cloning:
     """Behavioural cloning of recorded episodes, with whose policy a run of another agent begins, such as PPO.
 
@@ -93,11 +89,9 @@ class Cloning:
 
     dataset: Dataset
     make_agent: AgentFactory
-    num_train_steps: int = 5_000
-    experience: Experience = Experience(batch=BatchItems(256))  # noqa: RUF009 - it is frozen
+    num_train_steps: PositiveInt = 5_000
+    experience: Experience = Experience(batch=BatchItems(256))
 
     def __post_init__(self) -> None:
-        if self.num_train_steps < 1:
-            raise UserValueError(f'got Cloning.num_train_steps={self.num_train_steps}; need at least 1')
         if not isinstance(self.experience.replay, Uniform):
             raise UserValueError(f'got Cloning.experience with replay={self.experience.replay!r}; need Uniform(...)')

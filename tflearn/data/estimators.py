@@ -25,6 +25,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, checked_dataclass
 
 # Ratios are multiplied as sums of logarithms; greater ones would overflow.
 _LARGEST_LOG_WEIGHT = 700.0
@@ -34,7 +35,7 @@ _MAX_VALUES = 1 << 24  # numbers of a block of bootstrap samples
 Estimator = Callable[[np.ndarray], np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Episodes:
     """Episodes of the behaviour policy, padded at their ends.
 
@@ -46,11 +47,9 @@ class Episodes:
 
     rewards: np.ndarray
     log_ratios: np.ndarray
-    gamma: float
+    gamma: Fraction
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
         if self.rewards.shape != self.log_ratios.shape or self.rewards.ndim != 2 or not self.rewards.size:
             raise UserValueError(
                 f'got rewards {self.rewards.shape} and ratios {self.log_ratios.shape}; need two arrays [N, T]'

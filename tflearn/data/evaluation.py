@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, PositiveInt, Range, checked_dataclass
 from tflearn.data import behaviour, estimators, fitted_q
 from tflearn.data.estimators import Episodes, Estimate
 from tflearn.data.features import MAX_INPUTS, Features, by_choice
@@ -14,7 +15,7 @@ from tflearn.data.features import MAX_INPUTS, Features, by_choice
 _FEW_EPISODES = 10.0  # of an effective sample size below which importance sampling is not to be trusted
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class OpeOptions:
     """How a policy is evaluated on data.
 
@@ -28,19 +29,13 @@ class OpeOptions:
       seed: the seed of the samples and the features.
     """
 
-    gamma: float = 1.0
-    horizon: int | None = None
-    num_features: int = 256
-    num_bootstrap: int = 1000
-    num_refits: int = 20
+    gamma: Fraction = 1.0
+    horizon: PositiveInt | None = None
+    num_features: PositiveInt = 256
+    num_bootstrap: PositiveInt = 1000
+    num_refits: Annotated[int, Range(least=2)] = 20
     estimate_behaviour: bool = False
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
-        check_at_least(1, num_features=self.num_features, num_bootstrap=self.num_bootstrap, horizon=self.horizon or 1)
-        check_at_least(2, num_refits=self.num_refits)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import itertools
 import pathlib
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,7 @@ from tf_agents.typing import types
 
 from tflearn.core import record_files
 from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError
+from tflearn.core.settings import NonNegativeInt, PositiveInt, Range, checked_dataclass
 from tflearn.core.types import differ_in_start, integer_bounds, leaf_paths
 from tflearn.data import columns, derived, writer
 from tflearn.data.columns import Column
@@ -29,7 +30,7 @@ _DAMAGES = (ValueError, IndexError, message.DecodeError)
 _OTHER_FORMATS = {'Minari': 'main_data.hdf5', 'RLDS': 'features.json', 'Parquet': '*.parquet', 'HDF5': '*.hdf5'}
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Dataset:
     """Which episodes are read.
 
@@ -46,17 +47,13 @@ class Dataset:
     paths: Sequence[str]
     min_return: float | None = None
     max_return: float | None = None
-    max_episodes: int | None = None
-    max_damaged: int = 0
+    max_episodes: PositiveInt | None = None
+    max_damaged: NonNegativeInt = 0
     weights: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.paths, str) or not self.paths:
             raise UserValueError(f'got Dataset.paths={self.paths!r}; need a list of directories')
-        if self.max_episodes is not None and self.max_episodes < 1:
-            raise UserValueError(f'got Dataset.max_episodes={self.max_episodes}; need at least 1, or None')
-        if self.max_damaged < 0:
-            raise UserValueError(f'got Dataset.max_damaged={self.max_damaged}; need 0 or more')
         if self.weights and len(self.weights) != len(self.paths):
             raise UserValueError(
                 f'got Dataset.weights={tuple(self.weights)} for Dataset.paths={list(self.paths)}; need one for each'
@@ -69,7 +66,7 @@ class Dataset:
         return [dataclasses.replace(self, paths=[path], weights=()) for path in self.paths]
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Part:
     """The part of a data set's episodes that a reader reads.
 
@@ -81,14 +78,12 @@ class Part:
       num_pipelines: input pipelines that divide the data: by files, or by episodes if there are fewer files.
     """
 
-    validation_share: float = 0.0
+    validation_share: Annotated[float, Range(least=0, below=1)] = 0.0
     validation: bool = False
     pipeline: int = 0
     num_pipelines: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.validation_share < 1:
-            raise UserValueError(f'got validation_share={self.validation_share}; need a number from 0, below 1')
         if not 0 <= self.pipeline < self.num_pipelines:
             raise UserValueError(f'got pipeline {self.pipeline} of {self.num_pipelines}; need an index below that')
 

@@ -7,28 +7,29 @@ thread per game.
 """
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.settings import NonNegativeInt, PositiveInt, Range, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, vector_env, wrappers
 
 FRAMES_PER_STEP = 4
 
 
+@checked
 def make(
     game: str,
-    num_environments: int,
+    num_environments: PositiveInt,
     seed: int | None,
-    repeat_action_probability: float = 0.25,
-    max_noops: int = 0,
+    repeat_action_probability: Annotated[float, Range(least=0, below=1)] = 0.25,
+    max_noops: NonNegativeInt = 0,
     clip_rewards: bool = True,
     end_with_life: bool = False,
-    max_episode_steps: int = 27_000,
+    max_episode_steps: PositiveInt = 27_000,
 ) -> BatchedEnvironment:
     """Makes a batch of an Atari game.
 
@@ -60,9 +61,6 @@ def make(
         from ale_py.vector_env import AtariVectorEnv
     except ImportError as error:
         raise registry.missing(game, error) from error
-    check_at_least(1, num_environments=num_environments, max_episode_steps=max_episode_steps)
-    if not 0 <= repeat_action_probability < 1:
-        raise UserValueError(f'got repeat_action_probability={repeat_action_probability}; need 0 or more and below 1')
     if game not in (known := roms.get_all_rom_ids()):
         raise registry.unknown('game', game, known, "one of ALE's")
     make_games = functools.partial(

@@ -1,11 +1,13 @@
 """The DeepMind control suite, and any other dm_env environment (extra `dm-control`)."""
 
 import functools
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, vector_env
+from tflearn.environments.vector_env import OnNonfinite
 
 if TYPE_CHECKING:
     from tflearn.environments.dm_env_adapter import MakeDmEnvironment
@@ -13,15 +15,16 @@ if TYPE_CHECKING:
 Vectorization = Literal['in_process', 'worker_processes']
 
 
+@checked
 def make(
     domain: str,
     task: str,
-    num_environments: int,
+    num_environments: PositiveInt,
     seed: int | None,
     vectorization: Vectorization = 'in_process',
     flatten_observations: bool = True,
-    step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
-    on_nonfinite: vector_env.OnNonfinite = 'rebuild',
+    step_timeout_secs: PositiveFloat = vector_env.STEP_TIMEOUT_SECS,
+    on_nonfinite: OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
     """Makes a batch of a task of the control suite.
 
@@ -58,23 +61,21 @@ def make(
     return from_dm_env(make_one, num_environments, seed, *options)
 
 
+@checked
 def from_dm_env(
     make_one: 'MakeDmEnvironment',
-    num_environments: int,
+    num_environments: PositiveInt,
     seed: int | None,
     vectorization: Vectorization = 'in_process',
     flatten_observations: bool = True,
-    step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
-    on_nonfinite: vector_env.OnNonfinite = 'rebuild',
+    step_timeout_secs: PositiveFloat = vector_env.STEP_TIMEOUT_SECS,
+    on_nonfinite: OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
     """Makes a batch of a dm_env environment; `make_one` makes one from a seed (None draws it). See `make`."""
     try:
         from tflearn.environments.dm_env_adapter import adapt
     except ImportError as error:
         raise registry.missing(str(make_one), error) from error
-    check_at_least(1, num_environments=num_environments)
-    if vectorization not in get_args(Vectorization):
-        raise UserValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
     make_env = functools.partial(adapt, make_one, flatten_observations)
     if vectorization == 'in_process':
         return vector_env.in_process(make_env, num_environments, seed, on_nonfinite)

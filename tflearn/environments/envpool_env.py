@@ -8,19 +8,21 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from tflearn.core.errors import check_at_least
+from tflearn.core.settings import NonNegativeInt, PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, vector_env
+from tflearn.environments.vector_env import OnNonfinite
 
 
+@checked
 def make(
     name: str,
-    num_environments: int,
+    num_environments: PositiveInt,
     seed: int | None,
-    max_episode_steps: int | None = None,
-    num_threads: int = 0,
+    max_episode_steps: PositiveInt | None = None,
+    num_threads: NonNegativeInt = 0,
     kwargs: dict[str, Any] | None = None,
-    on_nonfinite: vector_env.OnNonfinite = 'rebuild',
+    on_nonfinite: OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
     """Makes a batch of an EnvPool environment. Unlike gymnasium, EnvPool truncates an episode that terminates at the
     time limit.
@@ -44,7 +46,6 @@ def make(
         import envpool
     except ImportError as error:
         raise registry.missing(name, error) from error
-    check_at_least(1, num_environments=num_environments)
     if name not in (known := envpool.list_all_envs()):
         raise registry.unknown('name', name, known, 'an environment of EnvPool')
     arguments = {'num_envs': num_environments, 'num_threads': num_threads, **(kwargs or {})}

@@ -10,7 +10,6 @@ path, 401 without the token, 409 out of turn, 410 for an episode that is gone, 4
 again.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -21,10 +20,11 @@ import numpy as np
 from absl import logging
 
 from tflearn.core import background, tokens
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import external_descriptions
-from tflearn.environments.external_slots import Busy, Gone, OutOfTurn, Result, Slots, check_secs
+from tflearn.environments.external_slots import Busy, Gone, OutOfTurn, Result, Slots
 from tflearn.net import http_server
 from tflearn.net.renewed import Renewed
 from tflearn.net.tls import TlsFiles
@@ -41,7 +41,7 @@ _LARGEST_REWARD = float(np.finfo(np.float32).max)
 _MAX_QUOTED = 300  # characters of an error that a client gets
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ExternalOptions:
     """Where external simulators connect to, and how long they may take.
 
@@ -61,18 +61,15 @@ class ExternalOptions:
 
     host: str = 'localhost'
     ports: Sequence[int] = (8600, 8601, 8602, 8603, 8604, 8605, 8606, 8607)
-    step_timeout_secs: float = 10.0
-    begin_wait_secs: float = 1.0
-    slot_timeout_secs: float = 60.0
-    max_connections: int = 256
-    max_request_bytes: int = 4 << 20
+    step_timeout_secs: PositiveFloat = 10.0
+    begin_wait_secs: PositiveFloat = 1.0
+    slot_timeout_secs: PositiveFloat = 60.0
+    max_connections: PositiveInt = 256
+    max_request_bytes: PositiveInt = 4 << 20
     tls: TlsFiles | None = None
     token: str | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(1, max_connections=self.max_connections, max_request_bytes=self.max_request_bytes)
-        names = ('step_timeout_secs', 'begin_wait_secs', 'slot_timeout_secs')
-        check_secs(**{f'ExternalOptions.{name}': getattr(self, name) for name in names})
         ports = self.ports if isinstance(self.ports, list | tuple) else ()
         if not ports or not all(type(port) is int and 0 <= port <= 65535 for port in ports):
             raise UserValueError(f'got ExternalOptions.ports={self.ports!r}; need a list of ports from 0 to 65535')

@@ -20,8 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tflearn.core.errors import UserValueError
-
 _FREE, _OBSERVED, _ASKED, _TOLD = 'free', 'observed', 'asked', 'told'
 _MAX_GONE = 10_000  # episodes that have ended, whose names are remembered
 
@@ -302,10 +300,3 @@ class Slots:
     def _check_open(self) -> None:
         if self._closed:
             raise Busy('the collector has ended; try again later')
-
-
-def check_secs(**values: float) -> None:
-    """Raises ValueError unless all values are numbers of seconds above 0."""
-    for name, value in values.items():
-        if not 0 < value < float('inf'):
-            raise UserValueError(f'got {name}={value!r}; need seconds above 0')

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -11,26 +11,29 @@ import tensorflow as tf
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import RecordVideo
 
-from tflearn.core.errors import UserError, UserValueError, check_at_least
+from tflearn.core.errors import UserError, UserValueError
+from tflearn.core.settings import NonNegativeInt, PositiveFloat, PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, sync_vector_env, vector_env
+from tflearn.environments.vector_env import OnNonfinite
 
 Vectorization = Literal['auto', 'native', 'in_process', 'worker_processes']
 
 
+@checked
 def make(
     name: str,
-    num_environments: int,
-    seed: int | None,
+    num_environments: PositiveInt,
+    seed: NonNegativeInt | None,
     vectorization: Vectorization = 'auto',
-    max_episode_steps: int | None = None,
+    max_episode_steps: PositiveInt | None = None,
     kwargs: dict[str, Any] | None = None,
-    step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
+    step_timeout_secs: PositiveFloat = vector_env.STEP_TIMEOUT_SECS,
     register: Callable[[], object] | None = None,
     mask_in_info: str | None = None,
-    action_repeat: int = 1,
+    action_repeat: PositiveInt = 1,
     reset_options: Mapping[str, Any] | None = None,
-    on_nonfinite: vector_env.OnNonfinite = 'rebuild',
+    on_nonfinite: OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
     """Makes a batch of a gymnasium environment.
 
@@ -66,8 +69,6 @@ def make(
       ValueError: for an unknown name, a missing package, or invalid arguments.
       RuntimeError: if an environment cannot be made in its worker process.
     """
-    _check(num_environments, seed, vectorization, max_episode_steps, step_timeout_secs)
-    check_at_least(1, action_repeat=action_repeat)
     spec = registry.find(name, register)
     wrapped = {'action_repeat': action_repeat > 1, 'mask_in_info': mask_in_info, 'reset_options': reset_options}
     if vectorization == 'native' and (changed := [name for name, value in wrapped.items() if value]):
@@ -107,10 +108,11 @@ def make(
         ) from error
 
 
+@checked
 def record(
     name: str,
     folder: str,
-    max_episode_steps: int | None = None,
+    max_episode_steps: PositiveInt | None = None,
     kwargs: dict[str, Any] | None = None,
     register: Callable[[], object] | None = None,
 ) -> BatchedEnvironment:
@@ -127,7 +129,6 @@ def record(
     Raises:
       ValueError: as for `make`, and if the environment cannot be rendered, or the extra is not installed.
     """
-    _check(1, None, 'in_process', max_episode_steps, vector_env.STEP_TIMEOUT_SECS)
     spec = registry.find(name, register)
 
     def make_one() -> gymnasium.Env:
@@ -203,22 +204,6 @@ def goal_reward(
         return tf.reshape(tf.numpy_function(compute, goals, tf.float32), tf.shape(achieved)[:-1])
 
     return reward
-
-
-def _check(
-    num_environments: int,
-    seed: int | None,
-    vectorization: str,
-    max_episode_steps: int | None,
-    step_timeout_secs: float,
-) -> None:
-    check_at_least(1, num_environments=num_environments, max_episode_steps=max_episode_steps)
-    if seed is not None and seed < 0:
-        raise UserValueError(f'got seed={seed}; need 0 or more, or None')
-    if vectorization not in get_args(Vectorization):
-        raise UserValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
-    if step_timeout_secs <= 0:
-        raise UserValueError(f'got step_timeout_secs={step_timeout_secs}; need more than 0')
 
 
 def _are_same_task(make_one: Callable[[], gymnasium.Env], make_all: Callable[..., VectorEnv]) -> bool:

@@ -7,20 +7,19 @@ from typing import Any
 from absl import logging
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveFloat, checked
 from tflearn.core.types import BatchedEnvironment, EnvironmentFactory
 from tflearn.environments.wrappers import Wrapper
 
 
+@checked
 def make(
     num_environments: int,
     seed: int | None,
     make_environment: EnvironmentFactory,
-    unroll_step_interval_secs: float,
+    unroll_step_interval_secs: PositiveFloat,
 ) -> 'PacedEnvironment':
     """Makes the environments of `make_environment`, stepped in real time; see `PacedEnvironment`."""
-    if unroll_step_interval_secs <= 0:
-        raise UserValueError(f'got unroll_step_interval_secs={unroll_step_interval_secs}; need more than 0')
     return PacedEnvironment(make_environment(num_environments=num_environments, seed=seed), unroll_step_interval_secs)
 
 

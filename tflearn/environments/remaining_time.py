@@ -11,18 +11,20 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs
 from tflearn.environments.wrappers import Wrapper
 
 REMAINING_TIME = 'remaining_time'
 
 
+@checked
 def make(
     num_environments: int,
     seed: int | None,
     make_environment: EnvironmentFactory,
-    time_limit: int,
+    time_limit: PositiveInt,
     terminates: bool = True,
 ) -> 'RemainingTime':
     """Makes the environments of `make_environment` with the time that is left as a part of their observation.
@@ -51,7 +53,6 @@ class RemainingTime(Wrapper):
           ValueError: if the limit is below 1, or the observation has such a part already.
         """
         try:
-            check_at_least(1, time_limit=time_limit)
             spec = environment.specs.observation
             if isinstance(spec, dict) and REMAINING_TIME in spec:
                 raise UserValueError(f'got an observation with the part {REMAINING_TIME!r}; need another name for it')

@@ -10,7 +10,8 @@ import re
 import shutil
 from collections.abc import Callable, Collection
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.files.run_dir import write_atomically
 
 _INDEX = re.compile(r'ckpt-(\d+)\.index')
@@ -24,11 +25,12 @@ class CheckpointFiles:
       damaged: train steps of the checkpoints that could not be read; the next write deletes them.
     """
 
+    @checked
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        max_to_keep: int,
-        keep_every_steps: int | None,
+        max_to_keep: PositiveInt,
+        keep_every_steps: PositiveInt | None,
         needed: Callable[[], Collection[int]] = tuple,
     ):
         """
@@ -36,9 +38,6 @@ class CheckpointFiles:
           keep_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
           needed: returns the train steps of more checkpoints that are kept.
         """
-        check_at_least(1, max_to_keep=max_to_keep)
-        if keep_every_steps is not None and keep_every_steps < 1:
-            raise UserValueError(f'got keep_every_steps={keep_every_steps}; need at least 1 train step, or None')
         self.directory = pathlib.Path(directory)
         self.damaged: set[int] = set()
         self._max_to_keep, self._keep_every_steps, self._needed = max_to_keep, keep_every_steps, needed

@@ -14,14 +14,14 @@ from tflearn.coordinator import credits, reports, weights_contract
 from tflearn.coordinator.control import HeldLease
 from tflearn.coordinator.subscriber import Subscriber
 from tflearn.coordinator.weights_channels import Plane
-from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked
 from tflearn.core.train_step import create_train_step, set_env_steps
 from tflearn.core.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
 from tflearn.core.waiting import LOG_EVERY_SECS, Jitter, Stopped
 from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, initial_agent
-from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, check_counts, own_address
+from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
 from tflearn.replay import connection
 from tflearn.replay.shards import Shards
@@ -33,6 +33,7 @@ _POLL_SERVER_SECS = 5.0
 _STOP_POLL_SECS = 0.02
 
 
+@checked
 def collect(
     *,
     run_dir: RunDir,
@@ -43,8 +44,8 @@ def collect(
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
     experience: Experience,
-    num_environments: int = 8,
-    refresh_interval_secs: float = 0.5,
+    num_environments: PositiveInt = 8,
+    refresh_interval_secs: PositiveFloat = 0.5,
     seed: int | None = None,
     data_addresses: Sequence[str] = (),
     options: CollectOptions = CollectOptions(),
@@ -75,9 +76,6 @@ def collect(
       ValueError: if an argument is out of range, the agent cannot explore as the options say, or the server's tables
         are made for other data or networks.
     """
-    check_counts('', {'num_environments': (num_environments, 1)})
-    if not 0 < refresh_interval_secs < math.inf:
-        raise UserValueError(f'got refresh_interval_secs={refresh_interval_secs!r}; need seconds above 0')
     if line := run_dir.done_line():
         logging.info(line)
         return

@@ -1,9 +1,8 @@
 """How a collector explores, how much it collects, and what it reports about its episodes."""
 
-import dataclasses
-import math
 import re
 from collections.abc import Collection, Sequence
+from typing import Annotated
 
 from tf_agents.policies import tf_policy
 
@@ -11,23 +10,13 @@ from tflearn.actors import exploration
 from tflearn.actors.episode_recorder import OnEpisode
 from tflearn.coordinator.control import LEASE_SECS
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked_dataclass
 from tflearn.replay.connection import SERVER_TIMEOUT_SECS
 
 REPORT_SECS = 1.0
 
 
-def check_counts(prefix: str, counts: dict[str, tuple[int | None, int]]) -> None:
-    """Checks that values are None or integers of at least a minimum.
-
-    Raises:
-      ValueError: if one is not; it names the first one.
-    """
-    for name, (value, least) in counts.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise UserValueError(f'got {prefix}{name}={value!r}; need an integer of at least {least}')
-
-
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class EpisodeLimit:
     """How many episodes a collector finishes with the weights of one publication, before it waits for newer ones.
 
@@ -40,26 +29,12 @@ class EpisodeLimit:
         that a learner that lacks data gets some. None waits without a limit.
     """
 
-    max_episodes_per_version: int
-    versions_ahead: int = 0
-    collect_at_least_every_secs: float | None = None
-
-    def __post_init__(self) -> None:
-        check_counts(
-            'EpisodeLimit.',
-            {
-                'max_episodes_per_version': (self.max_episodes_per_version, 1),
-                'versions_ahead': (self.versions_ahead, 0),
-            },
-        )
-        secs = self.collect_at_least_every_secs
-        if secs is not None and not 0 < secs < math.inf:
-            raise UserValueError(
-                f'got EpisodeLimit.collect_at_least_every_secs={secs!r}; need seconds above 0, or None'
-            )
+    max_episodes_per_version: PositiveInt
+    versions_ahead: NonNegativeInt = 0
+    collect_at_least_every_secs: PositiveFloat | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class EpisodeMetricsOptions:
     """What a collector measures of its episodes.
 
@@ -70,21 +45,18 @@ class EpisodeMetricsOptions:
         numbers by name, which become metrics 'custom/<name>', or None. A collector waits for it.
     """
 
-    buffer_size: int = 10
-    gamma: float = 0.99
+    buffer_size: PositiveInt = 10
+    gamma: Fraction = 0.99
     on_episode: OnEpisode | None = None
 
     def __post_init__(self) -> None:
-        check_counts('EpisodeMetricsOptions.', {'buffer_size': (self.buffer_size, 1)})
-        if not 0 <= self.gamma <= 1:
-            raise UserValueError(f'got EpisodeMetricsOptions.gamma={self.gamma!r}; need a number in [0, 1]')
         if self.on_episode is not None and not callable(self.on_episode):
             raise UserValueError(
                 f'got EpisodeMetricsOptions.on_episode={self.on_episode!r}; need a function of an episode'
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class CollectOptions:
     """Additional settings of the collect job. All collectors of a run can have the same ones.
 
@@ -108,33 +80,17 @@ class CollectOptions:
       episode_metrics: what is measured of episodes, and what is called at their end.
     """
 
-    initial_random_steps: int = 0
+    initial_random_steps: NonNegativeInt = 0
     epsilon_ladder: exploration.EpsilonLadder | None = None
     episode_limit: EpisodeLimit | None = None
-    max_env_steps: int | None = None
-    lease_secs: float = LEASE_SECS
+    max_env_steps: PositiveInt | None = None
+    lease_secs: Annotated[float, Range(least=2 * REPORT_SECS, advice='collectors report each second')] = LEASE_SECS
     served_at: str | None = None
-    server_timeout_secs: float = SERVER_TIMEOUT_SECS
+    server_timeout_secs: PositiveFloat = SERVER_TIMEOUT_SECS
     report_metrics: bool | Collection[str] = True
     episode_metrics: EpisodeMetricsOptions = EpisodeMetricsOptions()
 
     def __post_init__(self) -> None:
-        check_counts(
-            'CollectOptions.',
-            {
-                'initial_random_steps': (self.initial_random_steps, 0),
-                'max_env_steps': (self.max_env_steps, 1),
-            },
-        )
-        if not 2 * REPORT_SECS <= self.lease_secs < math.inf:
-            raise UserValueError(
-                f'got CollectOptions.lease_secs={self.lease_secs!r}; need at least {2 * REPORT_SECS} seconds, since a '
-                f'collector reports every {REPORT_SECS}'
-            )
-        if not self.server_timeout_secs > 0:
-            raise UserValueError(
-                f'got CollectOptions.server_timeout_secs={self.server_timeout_secs!r}; need seconds above 0'
-            )
         if self.served_at is not None and self.epsilon_ladder is not None:
             raise UserValueError(
                 f'got CollectOptions.served_at={self.served_at!r} with an epsilon ladder; need one of them: a served '

@@ -14,8 +14,9 @@ from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
 from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.coordinator.weights_channels import Plane
 from tflearn.core.action_mask import ActionMask
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked
 from tflearn.core.types import (
     AgentFactory,
     BatchedEnvironment,
@@ -47,16 +48,17 @@ _IN_METADATA = (
 )
 
 
+@checked
 def evaluate(
     *,
     run_dir: RunDir,
     connect_timeout_secs: float,
     stop: threading.Event,
     make_environment: EnvironmentFactory,
-    num_episodes: int = 20,
-    num_environments: int = 10,
+    num_episodes: PositiveInt = 20,
+    num_environments: PositiveInt = 10,
     target_return: float | None = None,
-    idle_timeout_secs: float = 3600.0,
+    idle_timeout_secs: PositiveFloat = 3600.0,
     seed: int | None = None,
     options: EvaluateOptions = EvaluateOptions(),
     record_video: VideoFactory | None = None,
@@ -97,7 +99,6 @@ def evaluate(
     if line := run_dir.done_line():
         logging.info('%s; --policy=best evaluates a policy of it again', line)
         return
-    check_at_least(1, num_episodes=num_episodes, num_environments=num_environments)
     control = None if replay_address is None else Shards.parse(replay_address).control
     weights = (control, make_agent, experience, plane)
     _check_weights(options, *weights)

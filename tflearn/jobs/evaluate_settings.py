@@ -1,11 +1,11 @@
 """Which policies the evaluate job evaluates, and how they act."""
 
-import dataclasses
 import re
-from typing import Literal, get_args
+from typing import Literal
 
 from tflearn.actors.evaluator import MAX_SECS, MAX_STEPS_PER_EPISODE
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
 
 # The names of `EpisodeMetrics` but for discounted returns.
 _METRIC = re.compile(r'return(_\d+)?|length|reward|info(_end)?/.+')
@@ -13,7 +13,7 @@ _METRIC = re.compile(r'return(_\d+)?|length|reward|info(_end)?/.+')
 Follow = Literal['newest', 'each', 'weights', 'served']
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class EvaluateOptions:
     """Additional settings of the evaluate job.
 
@@ -39,28 +39,20 @@ class EvaluateOptions:
     follow: Follow = 'newest'
     policy: str = 'greedy_policy'
     served_at: str | None = None
-    epsilon: float = 0.0
-    max_steps_per_episode: int = MAX_STEPS_PER_EPISODE
-    max_secs: float = MAX_SECS
+    epsilon: Fraction = 0.0
+    max_steps_per_episode: PositiveInt = MAX_STEPS_PER_EPISODE
+    max_secs: PositiveFloat = MAX_SECS
     target_metric: str = 'return'
     lower_is_better: bool = False
-    video_interval: int = 10
-    video_episodes: int = 1
+    video_interval: PositiveInt = 10
+    video_episodes: PositiveInt = 1
 
     def __post_init__(self) -> None:
-        if self.follow not in get_args(Follow):
-            raise UserValueError(
-                f'got EvaluateOptions.follow={self.follow!r}; need one of {", ".join(get_args(Follow))}'
-            )
         if (self.follow == 'served') != (self.served_at is not None):
             raise UserValueError(
                 f'got EvaluateOptions.follow={self.follow!r} with served_at={self.served_at!r}; need '
                 "follow='served' and served_at='host:port' together, or neither"
             )
-        if not 0 <= self.epsilon <= 1:
-            raise UserValueError(f'got EvaluateOptions.epsilon={self.epsilon!r}; need a number in [0, 1]')
-        names = ('max_steps_per_episode', 'max_secs', 'video_interval', 'video_episodes')
-        check_at_least(1, **{f'EvaluateOptions.{name}': getattr(self, name) for name in names})
         if not _METRIC.fullmatch(self.target_metric):
             raise UserValueError(
                 f'got EvaluateOptions.target_metric={self.target_metric!r}; need return, length, reward, return_<i>, '

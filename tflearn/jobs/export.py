@@ -4,12 +4,14 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from absl import logging
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files import digests
 from tflearn.files.run_dir import RunDir, read_json
@@ -24,16 +26,17 @@ _BEFORE_OBSERVATION = 3
 _FEW_OBSERVATIONS = 100
 
 
+@checked
 def export(
     *,
     run_dir: RunDir,
     policy: str = 'greedy_policy',
     train_step: int | None = None,
     output: str | None = None,
-    batch_size: int | None = None,
-    tflite: str | None = None,
+    batch_size: PositiveInt | None = None,
+    tflite: Literal['float32', 'int8'] | None = None,
     observations: str | None = None,
-    num_observations: int = 2000,
+    num_observations: PositiveInt = 2000,
     product: ProductOptions | None = None,
 ) -> pathlib.Path:
     """Writes a model of one train step; for an update (see `policies.updates`) it makes the full model first.
@@ -62,12 +65,8 @@ def export(
         does not have what `product` names.
       RuntimeError: if the TFLite or the product's model does not act as the SavedModel does; nothing is written then.
     """
-    if tflite not in (None, 'float32', 'int8'):
-        raise UserValueError(f"got tflite={tflite!r}; need 'float32' or 'int8', or None")
-    if batch_size is not None and (batch_size < 1 or output is None or tflite is not None):
-        raise UserValueError(
-            f'got batch_size={batch_size}, output={output}, tflite={tflite}; need at least 1, a path, None'
-        )
+    if batch_size is not None and (output is None or tflite is not None):
+        raise UserValueError(f'got batch_size={batch_size}, output={output}, tflite={tflite}; need a path, None')
     if product is not None and not (batch_size is tflite is observations is None):
         raise UserValueError(
             f'got product={product} with batch_size={batch_size}, tflite={tflite}, observations={observations}; need '

@@ -17,7 +17,8 @@ from typing import Any
 from absl import logging
 
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
-from tflearn.core.errors import UserError, UserValueError, check_at_least
+from tflearn.core.errors import UserError, UserValueError
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import EnvironmentFactory
 from tflearn.core.waiting import Stopped
 from tflearn.data import metadata
@@ -32,6 +33,7 @@ _POLL_SECS = 0.5
 _JOIN_SECS = 30.0
 
 
+@checked
 def evaluate_policy(
     *,
     run_dir: RunDir,
@@ -40,9 +42,9 @@ def evaluate_policy(
     policy: str | external.ActFunction = 'greedy_policy',
     train_step: int | None = None,
     sampled: bool = False,
-    num_episodes: int = 20,
-    num_environments: int = 10,
-    num_processes: int = 1,
+    num_episodes: PositiveInt = 20,
+    num_environments: PositiveInt = 10,
+    num_processes: PositiveInt = 1,
     seed: int = 0,
     options: EvaluateOptions = EvaluateOptions(),
     output: str | None = None,
@@ -73,7 +75,6 @@ def evaluate_policy(
       RuntimeError: if another process died.
       Stopped: if `stop` was set.
     """
-    check_at_least(1, num_episodes=num_episodes, num_environments=num_environments, num_processes=num_processes)
     if num_processes > num_episodes:
         raise UserValueError(f'got num_processes={num_processes} for num_episodes={num_episodes}; need at most as many')
     written = None if output is None else local_path(output, 'output')

@@ -1,7 +1,6 @@
 """The policies of an agent that a run exports, and their metadata; for the jobs train and synchronous."""
 
 import collections
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from tf_agents.policies import greedy_policy, tf_policy
 
 from tflearn.core.background import Background
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.files.run_dir import RunDir
 from tflearn.policies import products, versions
@@ -29,7 +29,7 @@ _RAW = 'raw_policy'
 _TEXTS = ('run/config_hash', 'run/code_revision')
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ExportOptions:
     """Which policies are exported, and which versions are kept.
 
@@ -44,9 +44,9 @@ class ExportOptions:
     """
 
     policies: tuple[str, ...] = ('greedy_policy', 'collect_policy', 'raw_policy')
-    keep_last: int = 5
-    update_interval_steps: int | None = None
-    keep_updates: int = 100
+    keep_last: PositiveInt = 5
+    update_interval_steps: PositiveInt | None = None
+    keep_updates: PositiveInt = 100
     products: ProductOptions | None = None
 
     def __post_init__(self) -> None:
@@ -54,10 +54,6 @@ class ExportOptions:
             raise UserValueError(
                 f'got ExportOptions.policies={self.policies!r}; need a list of one or more of {", ".join(_POLICIES)}'
             )
-        for name in ('keep_last', 'keep_updates', 'update_interval_steps'):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserValueError(f'got ExportOptions.{name}={value}; need at least 1')
         if self.products and self.products.parameters and _RAW not in self.policies:
             raise UserValueError(
                 f'got ProductOptions.parameters=True and ExportOptions.policies={self.policies!r}; need {_RAW} there'

@@ -16,8 +16,9 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import MAX_STEPS_PER_EPISODE, WARN_STEPS
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
+from tflearn.core.settings import Fraction, PositiveInt, checked
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.core.waiting import LOG_EVERY_SECS
@@ -39,23 +40,24 @@ from tflearn.sampling import table_scan
 _DEFAULT_EPISODES = 100
 
 
+@checked
 def record(
     *,
     run_dir: RunDir,
     stop: threading.Event,
     make_environment: EnvironmentFactory,
     output: str,
-    num_episodes: int | None = None,
-    num_steps: int | None = None,
-    num_environments: int = 8,
+    num_episodes: PositiveInt | None = None,
+    num_steps: PositiveInt | None = None,
+    num_environments: PositiveInt = 8,
     policy: str | external.ActFunction = 'greedy_policy',
     train_step: int | None = None,
-    epsilon: float = 0.0,
+    epsilon: Fraction = 0.0,
     seed: int = 0,
     compress: bool = False,
     hooks: Hooks = Hooks(),
     log_probabilities: bool = False,
-    max_steps_per_episode: int = MAX_STEPS_PER_EPISODE,
+    max_steps_per_episode: PositiveInt = MAX_STEPS_PER_EPISODE,
 ) -> None:
     """Writes complete episodes until there are enough; those of an earlier call with this output count.
 
@@ -82,7 +84,6 @@ def record(
       ValueError: if an episode does not end, there is no such policy, or it is of another environment, or the data set
         has other columns, or the policy's actions have no probabilities that are known.
     """
-    check_at_least(1, num_episodes=num_episodes, num_steps=num_steps, num_environments=num_environments)
     if num_episodes and num_steps:
         raise UserValueError(f'got num_episodes={num_episodes} and num_steps={num_steps}; need one of them')
     quota = _Quota(None if num_steps else num_episodes or _DEFAULT_EPISODES, num_steps)

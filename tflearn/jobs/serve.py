@@ -1,16 +1,15 @@
 """The serve job: serves a run's exported policies over gRPC, as TensorFlow Serving does."""
 
 import contextlib
-import dataclasses
 import functools
-import math
 import pathlib
 import threading
 import time
 
 from absl import logging
 
-from tflearn.core.errors import UserTimeoutError, UserValueError
+from tflearn.core.errors import UserTimeoutError
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.files.run_dir import RunDir, Status, write_atomically
 from tflearn.net.grpc_server import TlsFiles
@@ -28,7 +27,7 @@ __all__ = ['BatchOptions', 'ServeOptions', 'ServerOptions', 'TlsFiles', 'serve']
 _LOCAL = ('localhost', '127.0.0.1', '[::1]')
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ServeOptions:
     """Which policies are served, and how.
 
@@ -45,15 +44,10 @@ class ServeOptions:
     policies: tuple[str, ...] = ()
     versions: tuple[int, ...] = ()
     batching: BatchOptions | None = None
-    max_rows: int = 1024
-    poll_secs: float = 1.0
+    max_rows: PositiveInt = 1024
+    poll_secs: PositiveFloat = 1.0
     metrics_port: int | None = None
     clients: pathlib.Path | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (('max_rows', self.max_rows), ('poll_secs', self.poll_secs)):
-            if not 0 < value < math.inf:
-                raise UserValueError(f'got {name}={value}; need a number above 0')
 
 
 def serve(

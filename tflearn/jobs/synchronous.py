@@ -9,11 +9,12 @@ from absl import logging
 from tflearn.core import strategies, waiting
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory
 from tflearn.data.reader import EpisodeReader
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import batch_source, collection, initial_agent, run_outputs
-from tflearn.jobs.collect_settings import CollectOptions, check_counts
+from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous_session import SynchronousSession, check_strategy, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings
@@ -26,6 +27,7 @@ from tflearn.sampling.hybrid import HybridSource
 from tflearn.tools.watch import Watch
 
 
+@checked
 def synchronous(
     *,
     run_dir: RunDir,
@@ -34,7 +36,7 @@ def synchronous(
     make_agent: AgentFactory,
     experience: Experience,
     stop_conditions: StopConditions,
-    num_environments: int = 8,
+    num_environments: PositiveInt = 8,
     intervals: Intervals = Intervals(),
     device: Device = Device(),
     initial: Initial = Initial(),
@@ -79,7 +81,6 @@ def synchronous(
       ValueError: if an argument is out of range or not supported by this job, or the checkpoint is made for other
         networks.
     """
-    check_counts('', {'num_environments': (num_environments, 1)})
     check_strategy(device.strategy)
     device.check_no_dry_run('the synchronous job')
     initial.check_no_cloning('the synchronous job')

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from tflearn.coordinator.weights_channels import Plane
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
+from tflearn.core.settings import PositiveFloat, PositiveInt, Range, checked_dataclass
 from tflearn.core.watchdog import Watchdog
 from tflearn.data.demonstrations import Cloning, Demonstrations
 from tflearn.jobs.policy_exports import ExportOptions
@@ -18,7 +19,7 @@ from tflearn.sampling import feed_blocks
 from tflearn.sampling.loaded_episodes import Order
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Intervals:
     """How often a job does what the learner alone does not do. (`LearnerOptions` has checkpoints and summaries.)
 
@@ -35,19 +36,13 @@ class Intervals:
       num_summaries: train steps that are summarized, instead of `SummaryOptions.interval_steps`.
     """
 
-    publish_interval_steps: int = 200
-    export_interval_steps: int = 2_000
-    replica_check_interval_steps: int | None = None
-    steps_per_call: int = 200
-    num_checkpoints: int | None = None
-    num_exports: int | None = None
-    num_summaries: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if value is not None and value < 1:
-                what = '' if name.startswith('num_') else ' train step'
-                raise UserValueError(f'got {name}={value}; need at least 1{what}')
+    publish_interval_steps: PositiveInt = 200
+    export_interval_steps: PositiveInt = 2_000
+    replica_check_interval_steps: PositiveInt | None = None
+    steps_per_call: PositiveInt = 200
+    num_checkpoints: PositiveInt | None = None
+    num_exports: PositiveInt | None = None
+    num_summaries: PositiveInt | None = None
 
     @property
     def most_per_call(self) -> int:
@@ -152,7 +147,7 @@ class Initial:
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Data:
     """Where the train job's batches come from.
 
@@ -170,15 +165,13 @@ class Data:
         of the replay come: this process needs no Reverb, but a weights server. '' reads the replay servers directly.
     """
 
-    timeout_secs: float = 600.0
+    timeout_secs: PositiveFloat = 600.0
     addresses: Sequence[str] = ()
     weights: Sequence[float] = ()
-    server_timeout_secs: float = SERVER_TIMEOUT_SECS
+    server_timeout_secs: PositiveFloat = SERVER_TIMEOUT_SECS
     feed_address: str = ''
 
     def __post_init__(self) -> None:
-        if not self.server_timeout_secs > 0:
-            raise UserValueError(f'got Data.server_timeout_secs={self.server_timeout_secs!r}; need seconds above 0')
         if self.weights and len(self.weights) != len(self.addresses):
             raise UserValueError(
                 f'got Data.weights={tuple(self.weights)} for Data.addresses={tuple(self.addresses)}; need one for each'
@@ -216,7 +209,7 @@ class Data:
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Reading:
     """How a data set is read.
 
@@ -232,18 +225,10 @@ class Reading:
 
     storage: Literal['auto', 'memory', 'stream'] = 'auto'
     order: Order = 'uniform'
-    window_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.storage not in ('auto', 'memory', 'stream'):
-            raise UserValueError(f'got Reading.storage={self.storage!r}; need one of auto, memory, stream')
-        if self.order not in get_args(Order):
-            raise UserValueError(f'got Reading.order={self.order!r}; need one of {", ".join(get_args(Order))}')
-        if self.window_steps is not None and self.window_steps < 1:
-            raise UserValueError(f'got Reading.window_steps={self.window_steps}; need at least 1, or None')
+    window_steps: PositiveInt | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Validation:
     """What is validated on, and how often; the metrics are `validation/loss` and those of the agent.
 
@@ -253,14 +238,8 @@ class Validation:
         multiple of it.
     """
 
-    share: float = 0.0
-    interval_steps: int = 1_000
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise UserValueError(f'got Validation.share={self.share}; need a number from 0, below 1')
-        if self.interval_steps < 1:
-            raise UserValueError(f'got Validation.interval_steps={self.interval_steps}; need at least 1 train step')
+    share: Annotated[float, Range(least=0, below=1)] = 0.0
+    interval_steps: PositiveInt = 1_000
 
 
 @dataclasses.dataclass(frozen=True)

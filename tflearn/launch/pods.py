@@ -9,9 +9,10 @@ import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import NonNegativeInt, checked_dataclass
 from tflearn.files.run_dir import RunDir
 from tflearn.launch.topology import OWN_PORT, WITH_ADDRESS, Job, Resources, Topology, address_of
 
@@ -100,7 +101,7 @@ class QueueOptions:
             raise UserValueError('got cluster_queue without queue; need the name of the queue to make; set queue=NAME')
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class KubernetesOptions:
     """What the manifests say besides the jobs' resources.
 
@@ -115,15 +116,13 @@ class KubernetesOptions:
     pods: PodOptions = PodOptions()
     volume: VolumeOptions = VolumeOptions()
     queueing: QueueOptions = QueueOptions()
-    part: str = 'run'
+    part: Literal['run', 'claims'] = 'run'
     namespace: str = 'default'
-    max_collectors: int = 0
+    max_collectors: NonNegativeInt = 0
     metric: str = 'tflearn_train_data_wait_share'
-    serve_replicas: int = 1
+    serve_replicas: NonNegativeInt = 1
 
     def __post_init__(self) -> None:
-        if self.part not in ('run', 'claims'):
-            raise UserValueError(f'got part={self.part}; need run or claims')
         if self.part == 'claims' and self.volume.claim:
             raise UserValueError(f'got part=claims and claim={self.volume.claim}, which is there; need one of them')
         if self.part == 'run' and not self.pods.image:

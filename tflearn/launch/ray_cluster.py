@@ -12,9 +12,10 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
+from tflearn.core.settings import checked_dataclass
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.launch import command, orphan_reaper
 from tflearn.launch.run_summary import write_commands
@@ -25,7 +26,7 @@ _SUPERVISOR_SECS = 10.0  # what the supervisor needs besides the job
 _Strategy = Literal['PACK', 'SPREAD', 'STRICT_PACK', 'STRICT_SPREAD']
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class RayOptions:
     """What Ray is told besides the jobs' resources.
 
@@ -40,11 +41,7 @@ class RayOptions:
     address: str = 'auto'
     python: str = ''
     ray_python: str = ''
-    strategy: str = 'PACK'
-
-    def __post_init__(self) -> None:
-        if self.strategy not in get_args(_Strategy):
-            raise UserValueError(f'got strategy={self.strategy}; need one of {", ".join(get_args(_Strategy))}')
+    strategy: _Strategy = 'PACK'
 
 
 def plan(topology: Topology, run_dir: RunDir, package: str, options: RayOptions) -> dict[str, Any]:

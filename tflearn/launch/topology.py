@@ -6,9 +6,10 @@ import re
 import sys
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Range, checked
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.launch.restarts import RULES, RestartRule
 
@@ -18,6 +19,7 @@ OWN_PORT = '{own_port}'  # in the command of a job that has an address
 WITH_ADDRESS = ('replay_server', 'weights', 'relay')  # kinds of jobs that others connect to
 KINDS = tuple(RULES)
 MAX_JOBS = 10_000  # of a kind; more are a slip of the pen
+_Count = Annotated[int, Range(least=1, most=MAX_JOBS)]
 _RESOURCES_EXAMPLE = 'train:cores=4,memory_gb=8,accelerators=1,accelerator=a100'
 
 
@@ -211,18 +213,19 @@ def load(run_dir: RunDir) -> Topology:
         ) from error
 
 
+@checked
 def run_topology(
     *,
     package: str,
     flags: Sequence[str],
-    num_collectors: int,
-    num_replay_servers: int = 1,
+    num_collectors: _Count,
+    num_replay_servers: _Count = 1,
     warm_start: bool = True,
     resources: Mapping[str, Resources] = types.MappingProxyType({}),
-    num_workers: int = 1,
+    num_workers: _Count = 1,
     weights: Weights | None = None,
     feed_address: str = '',
-    num_feed_workers: int = 0,
+    num_feed_workers: Annotated[int, Range(least=0, most=MAX_JOBS)] = 0,
 ) -> Topology:
     """Returns the topology of a run: replay_server, train, evaluate and collect_0, collect_1, ...
 
@@ -245,11 +248,6 @@ def run_topology(
     Raises:
       ValueError: if there is no collector, replay server or worker, or more than `MAX_JOBS`.
     """
-    counts = {'num_collectors': num_collectors, 'num_replay_servers': num_replay_servers, 'num_workers': num_workers}
-    check_at_least(1, **counts)
-    counts['num_feed_workers'] = num_feed_workers
-    if too_many := [f'{name}={value!s:.40}' for name, value in counts.items() if value > MAX_JOBS]:
-        raise UserValueError(f'got {", ".join(too_many)}; need at most {MAX_JOBS} of a kind')
 
     def command(program: str, *more: str) -> tuple[str, ...]:
         asked = [weights.flag(program)] if weights else []

@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError, check_at_least
+from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError
+from tflearn.core.settings import PositiveInt, checked, checked_dataclass
 from tflearn.core.types import Agent, BatchSource
 from tflearn.core.workers import Agreement
 from tflearn.files.manifests import Manifests
@@ -29,7 +30,7 @@ from tflearn.learner.triggers import IntervalTrigger
 Trigger = Callable[[int, int], bool]
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class LearnerOptions:
     """When a learner saves and summarizes, and how it takes train steps.
 
@@ -48,28 +49,15 @@ class LearnerOptions:
         'ask', at the terminal; without one it is saved.
     """
 
-    checkpoint_interval_steps: int | None = 5_000
+    checkpoint_interval_steps: PositiveInt | None = 5_000
     summaries: SummaryOptions | None = dataclasses.field(default_factory=SummaryOptions)
-    max_checkpoints_to_keep: int = 3
-    max_failed_saves: int | None = 3
-    keep_checkpoint_every_steps: int | None = None
+    max_checkpoints_to_keep: PositiveInt = 3
+    max_failed_saves: PositiveInt | None = 3
+    keep_checkpoint_every_steps: PositiveInt | None = None
     loop: LoopOptions = dataclasses.field(default_factory=LoopOptions)
     after_run: Callable[[TrainResult], object] | None = None
     make_triggers: Callable[['Learner'], Sequence[Trigger]] | None = None
     checkpoint_on_error: Literal['always', 'never', 'ask'] = 'always'
-
-    def __post_init__(self) -> None:
-        if self.checkpoint_on_error not in ('always', 'never', 'ask'):
-            raise UserValueError(
-                f'got checkpoint_on_error={self.checkpoint_on_error!r}; need one of always, never, ask'
-            )
-        value = self.checkpoint_interval_steps
-        if value is not None and value < 1:
-            raise UserValueError(
-                f'got checkpoint_interval_steps={value}; need at least 1 train step, or None for never'
-            )
-        if self.max_failed_saves is not None:
-            check_at_least(1, max_failed_saves=self.max_failed_saves)
 
 
 class Learner:
@@ -204,7 +192,8 @@ class Learner:
         """
         self._loop.prepare(self.step, num_train_steps)
 
-    def run(self, num_steps: int) -> TrainResult:
+    @checked
+    def run(self, num_steps: PositiveInt) -> TrainResult:
         """Takes train steps, then calls the triggers.
 
         Args:
@@ -225,7 +214,6 @@ class Learner:
             self._healthy = False  # `close` need not try again
             raise self.checkpoints.refusal
         self._check_saves()
-        check_at_least(1, num_steps=num_steps)
         if self._data_ended and not self._batches.has_rounds:
             raise self._no_more_data()
         before, start = self.step, time.perf_counter()
@@ -266,8 +254,12 @@ class Learner:
             metrics = self._loop.loss(element)
         return dataclasses.replace(TrainResult.of(metrics, time.perf_counter() - start), num_steps=0)
 
+    @checked
     def train(
-        self, stop_conditions: StopConditions, steps_per_call: int = 200, env_steps: Callable[[], int] = lambda: 0
+        self,
+        stop_conditions: StopConditions,
+        steps_per_call: PositiveInt = 200,
+        env_steps: Callable[[], int] = lambda: 0,
     ) -> str:
         """Trains until a stop condition holds or the data end; then closes the learner.
 
@@ -279,7 +271,6 @@ class Learner:
         Returns:
           Why training ended.
         """
-        check_at_least(1, steps_per_call=steps_per_call)
         start: float | None = None
         stop_conditions.check()
         try:

@@ -18,8 +18,9 @@ from absl import logging
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core import host_values, strategies
-from tflearn.core.errors import UserRuntimeError, UserValueError, check_at_least
+from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.experience import Experience, Iteration, Queue, Reuse
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import WEIGHTS, Agent, zeros
 from tflearn.learner import agent_data
 from tflearn.learner import row_sequences as rows
@@ -92,13 +93,14 @@ def _train(
     return done
 
 
+@checked
 def train_rounds(
     learner: Learner,
     source: 'RoundSource',
     collect: Callable[[int], Iterable[Any]],
-    num_rounds: int,
+    num_rounds: PositiveInt,
     hooks: Sequence[Callable[[Round], object]] = (),
-    max_train_steps: int | None = None,
+    max_train_steps: PositiveInt | None = None,
 ) -> list[Round]:
     """Collects and trains in rounds; a resumed run goes on with the round after its checkpoint's.
 
@@ -114,7 +116,6 @@ def train_rounds(
     Returns:
       The rounds of this session.
     """
-    check_at_least(1, num_rounds=num_rounds)
     done: list[Round] = []
     while source.num_rounds < num_rounds:
         start = time.perf_counter()

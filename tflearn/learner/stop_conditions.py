@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import NonNegativeFloat, PositiveFloat, PositiveInt, checked_dataclass
 
 _WINDOW_SECS = 30.0
 _SAMPLE_SECS = 0.5
@@ -15,7 +16,7 @@ _FEW = 3
 _STALL_FACTOR = 5  # times the usual time between two updates
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class StopConditions:
     """When training ends: as soon as one of these is reached; None is no condition. A job needs one of them.
 
@@ -28,14 +29,9 @@ class StopConditions:
         count; waits for data do.
     """
 
-    num_train_steps: int | None = None
-    max_env_steps: int | None = None
-    max_secs: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if value is not None and value <= 0:
-                raise UserValueError(f'got {name}={value}; need a number above 0')
+    num_train_steps: PositiveInt | None = None
+    max_env_steps: PositiveInt | None = None
+    max_secs: PositiveFloat | None = None
 
     def reached(self, train_step: int, env_steps: int, secs: float) -> str | None:
         """Returns the condition that is reached, for the log; None if there is none."""
@@ -112,7 +108,7 @@ class Forecast:
         return {'nearest': nearest, 'nearest_share': shares[nearest], 'secs_left': left.get(nearest)}
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class DataStopConditions:
     """When training on a data set ends, besides `StopConditions`; None is no condition.
 
@@ -122,14 +118,6 @@ class DataStopConditions:
       min_improvement: by how much a loss has to be less than that to count as less.
     """
 
-    max_epochs: int | None = None
-    patience: int | None = None
-    min_improvement: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ('max_epochs', 'patience'):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserValueError(f'got DataStopConditions.{name}={value}; need at least 1, or None')
-        if not self.min_improvement >= 0:
-            raise UserValueError(f'got DataStopConditions.min_improvement={self.min_improvement}; need 0 or more')
+    max_epochs: PositiveInt | None = None
+    patience: PositiveInt | None = None
+    min_improvement: NonNegativeFloat = 0.0

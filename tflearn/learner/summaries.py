@@ -17,6 +17,7 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.core import histograms
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.learner.batch_structure import flatten_with_names
 
@@ -40,7 +41,7 @@ class SummarySources:
     watch: Callable[[int, Mapping[str, float | None]], None] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class SummaryOptions:
     """When summaries are written, and what they contain in addition to the learner's own metrics.
 
@@ -62,34 +63,24 @@ class SummaryOptions:
       profile_steps: (first, last) train step of a trace for TensorBoard's profiler; None: no trace.
     """
 
-    interval_steps: int | None = 1_000
-    interval_secs: float | None = None
+    interval_steps: PositiveInt | None = 1_000
+    interval_secs: PositiveFloat | None = None
     total: int | None = None
     num_train_steps: int | None = None
     first_interval: bool = False
-    flush_secs: float = 10.0
-    max_queue: int = 100
+    flush_secs: PositiveFloat = 10.0
+    max_queue: PositiveInt = 100
     actions: bool | Literal['distributions'] = True
     sources: SummarySources = SummarySources()
     profile_steps: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.interval_steps is not None and self.interval_steps < 1:
-            raise UserValueError(
-                f'got interval_steps={self.interval_steps}; need at least 1 train step, or None for never'
-            )
-        for name in ('interval_secs', 'flush_secs', 'max_queue'):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserValueError(f'got {name}={value}; need a number above 0')
         if self.total is not None and not 1 <= self.total <= (self.num_train_steps or 0):
             raise UserValueError(
                 f'got total={self.total}, num_train_steps={self.num_train_steps}; need 1 <= total <= num_train_steps'
             )
         if self.first_interval and not (self.interval_steps or self.total):
             raise UserValueError('got first_interval=True without an interval; need interval_steps or total')
-        if self.actions not in (True, False, 'distributions'):
-            raise UserValueError(f"got actions={self.actions!r}; need True, False or 'distributions'")
         if self.profile_steps and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
             raise UserValueError(f'got profile_steps={self.profile_steps}; need (first, last) with 1 <= first <= last')
 

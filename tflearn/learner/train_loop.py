@@ -15,6 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.learner import batch_structure
 from tflearn.learner.batch_structure import split
@@ -33,7 +34,7 @@ _MAX_MULTIPLICATIONS = 8e6  # in the matrix products of a train step, for 'auto'
 _PRODUCTS = ('MatMul', 'BatchMatMul', 'BatchMatMulV2')
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class LoopOptions:
     """How train steps are taken, and how their metrics are reduced.
 
@@ -63,12 +64,6 @@ class LoopOptions:
     preprocess: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.jit_compile not in (False, True, 'auto'):
-            raise UserValueError(f"got jit_compile={self.jit_compile!r}; need False, True or 'auto'")
-        if self.on_nonfinite not in get_args(OnNonfinite):
-            raise UserValueError(
-                f'got on_nonfinite={self.on_nonfinite!r}; need one of {", ".join(get_args(OnNonfinite))}'
-            )
         for name, rule in self.extra_reductions.items():
             if rule not in get_args(Reduction):
                 raise UserValueError(

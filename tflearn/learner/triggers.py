@@ -10,10 +10,12 @@ import abc
 import json
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Range, checked
 from tflearn.core.train_step import crossed
 
 Action = Callable[[int], object]
@@ -60,17 +62,19 @@ class IntervalTrigger(StepTrigger):
     It does not drift from the multiples, and a run that is resumed from a checkpoint fires at the same steps.
     """
 
-    def __init__(self, interval: int, action: Action, at_end: bool = False):
+    @checked
+    def __init__(
+        self,
+        interval: Annotated[int, Range(least=1, advice='leave the trigger out if it is not wanted')],
+        action: Action,
+        at_end: bool = False,
+    ):
         """
         Args:
           interval: train steps between two calls; at least 1.
           action: called with the train step.
           at_end: also fires at the end, unless it has fired at that same step.
         """
-        if interval < 1:
-            raise UserValueError(
-                f'got interval={interval}; need at least 1 train step; leave the trigger out if it is not wanted'
-            )
         super().__init__(action, at_end)
         self.interval = interval
 
@@ -140,9 +144,10 @@ class TimeTrigger(tf.train.experimental.PythonState):
     actions that all workers must take at the same step.
     """
 
+    @checked
     def __init__(
         self,
-        interval_secs: float,
+        interval_secs: Annotated[float, Range(above=0, advice='leave the trigger out if it is not wanted')],
         action: Action,
         at_end: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -154,10 +159,6 @@ class TimeTrigger(tf.train.experimental.PythonState):
           at_end: also fires at the end, unless it has fired at that same step.
           clock: returns seconds that never decrease.
         """
-        if not interval_secs > 0:
-            raise UserValueError(
-                f'got interval_secs={interval_secs}; need seconds above 0; leave the trigger out if it is not wanted'
-            )
         self.interval_secs, self.action, self.at_end = interval_secs, action, at_end
         self._clock = clock
         self._phase_secs = 0.0

@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core.errors import UserRuntimeError, check_at_least
+from tflearn.core.errors import UserRuntimeError
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.train_step import crossed
 from tflearn.learner.learner import Learner
 from tflearn.learner.stop_conditions import DataStopConditions
@@ -26,10 +27,11 @@ class Validator(tf.train.experimental.PythonState):
       num_batches: batches that the loss was computed on since the beginning.
     """
 
+    @checked
     def __init__(
         self,
         batches: Callable[[], Iterable[tuple[int, Any]]],
-        interval_steps: int,
+        interval_steps: PositiveInt,
         stop_conditions: DataStopConditions = DataStopConditions(),
     ):
         """
@@ -39,7 +41,6 @@ class Validator(tf.train.experimental.PythonState):
           interval_steps: train steps between two validations.
           stop_conditions: of these `patience` and `min_improvement`.
         """
-        check_at_least(1, interval_steps=interval_steps)
         self._batches, self._interval_steps, self._stop_conditions = batches, interval_steps, stop_conditions
         self._learner: Learner | None = None
         self._step = self._num_worse = 0  # the train step of the newest validation; validations since the best one

@@ -12,7 +12,8 @@ from typing import Any
 from absl import logging
 
 from tflearn.core import background, extras
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.net import tls
 from tflearn.net.connection_limit import ConnectionLimit
 from tflearn.net.partial_requests import NoMessage, Overloaded, PartialRequests
@@ -120,7 +121,7 @@ class Caller:
 Admit = Callable[[Caller], contextlib.AbstractContextManager[None]]
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ServerOptions:
     """Where a server listens, and its limits.
 
@@ -136,14 +137,10 @@ class ServerOptions:
 
     host: str = 'localhost'
     port: int = 8500
-    max_concurrent_requests: int = 1024
-    max_request_bytes: int = 4 * 1024 * 1024
-    max_connections: int = 512
+    max_concurrent_requests: PositiveInt = 1024
+    max_request_bytes: PositiveInt = 4 * 1024 * 1024
+    max_connections: PositiveInt = 512
     tls: TlsFiles | None = None
-
-    def __post_init__(self) -> None:
-        names = ('max_concurrent_requests', 'max_request_bytes', 'max_connections')
-        check_at_least(1, **{name: getattr(self, name) for name in names})
 
 
 class Server:

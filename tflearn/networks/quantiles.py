@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.core.errors import UserFileNotFoundError, UserValueError, check_at_least
+from tflearn.core.errors import UserFileNotFoundError, UserValueError
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import EnvironmentFactory, leaf_paths
 
 _SUFFIX = '.buckets'
@@ -89,10 +90,11 @@ def from_environment(
     return {path: QuantileFeatures(numbers) for path, numbers in found.items()}
 
 
+@checked
 def boundaries(
     make_environment: EnvironmentFactory,
-    num_steps: int = 1_000,
-    num_boundaries: int = 100,
+    num_steps: PositiveInt = 1_000,
+    num_boundaries: PositiveInt = 100,
     paths: Sequence[str] | None = None,
     seed: int = 0,
 ) -> dict[str, list[float]]:
@@ -108,7 +110,6 @@ def boundaries(
     Raises:
       ValueError: if a number is below 1, or for a path that no leaf has.
     """
-    check_at_least(1, num_steps=num_steps, num_boundaries=num_boundaries)
     environment = make_environment(num_environments=1, seed=seed)
     try:
         leaves = dict(

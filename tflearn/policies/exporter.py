@@ -26,8 +26,9 @@ from tf_agents.specs import tensor_spec
 import tflearn
 from tflearn.core.action_mask import mask_of
 from tflearn.core.background import Background
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
 from tflearn.core.finite import FiniteCheck
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.files.run_dir import write_json
 from tflearn.policies import plain_nests, signatures, updates, versions
 from tflearn.policies.export_check import ExportCheck, Live
@@ -51,7 +52,10 @@ class PolicyExporter:
     A directory has one exporter and any number of readers.
     """
 
-    def __init__(self, policy: Any, directory: pathlib.Path, keep_last: int = 5, keep_updates: int = 100):
+    @checked
+    def __init__(
+        self, policy: Any, directory: pathlib.Path, keep_last: PositiveInt = 5, keep_updates: PositiveInt = 100
+    ):
         """Traces the policy, and removes the temporary files of a killed exporter from `directory`.
 
         Args:
@@ -63,7 +67,6 @@ class PolicyExporter:
           ValueError: if a number is below 1, the specs give two tensors the same name, or this is called in the scope
             of a distribution strategy (which would distribute loaded variables; the policy's own may be distributed).
         """
-        check_at_least(1, keep_last=keep_last, keep_updates=keep_updates)
         _check_outside_scope()
         self._directory = directory
         self._keep_last, self._keep_updates = keep_last, keep_updates

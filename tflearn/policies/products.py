@@ -8,7 +8,6 @@
 A greedy policy acts by the mode; any other draws its actions by operations that TFLite and XLA have.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -25,7 +24,8 @@ from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.files.run_dir import read_json
 from tflearn.policies import loaded_model, plain_nests, rounding, tflite, versions
 from tflearn.policies.export_check import check_results, draw, is_stochastic
@@ -44,7 +44,7 @@ _TYPES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ProductOptions:
     """What the model of a policy for a product takes and returns.
 
@@ -59,7 +59,7 @@ class ProductOptions:
       tflite: whether to write a TFLite model too, unless the policy computes in bfloat16 or float16.
     """
 
-    batch_size: int = 1
+    batch_size: PositiveInt = 1
     signature: str = 'action'
     time_step: bool = False
     parameters: bool = False
@@ -67,7 +67,6 @@ class ProductOptions:
     tflite: bool = True
 
     def __post_init__(self) -> None:
-        check_at_least(1, **{'ProductOptions.batch_size': self.batch_size})
         chosen = [self.signature, *(self.names or {}).values()]
         if wrong := [name for name in chosen if not _NAME.fullmatch(name)]:
             raise UserValueError(

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tflearn.core.experience import Scheduled
+from tflearn.core.settings import checked
 from tflearn.sampling.loaded_episodes import LoadedEpisodes
 
 _STEPS_PER_CALL = 200  # of training before collection, in a process that acts and trains alternately
@@ -49,6 +50,7 @@ class HybridSource:
       max_draw_steps: the least of both.
     """
 
+    @checked
     def __init__(
         self,
         online: OnlineSource,

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tflearn.core.errors import check_at_least
+from tflearn.core.settings import NonNegativeInt, PositiveInt, checked_dataclass
 from tflearn.policies.loaded_model import ModelFunction
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class BatchOptions:
     """How requests become batches. The names are those of TensorFlow Serving.
 
@@ -24,15 +24,10 @@ class BatchOptions:
       max_enqueued_batches: the number of batches that may wait; further requests get RESOURCE_EXHAUSTED.
     """
 
-    max_batch_size: int = 64
-    batch_timeout_micros: int = 0
-    num_batch_threads: int = 1
-    max_enqueued_batches: int = 100
-
-    def __post_init__(self) -> None:
-        others = dataclasses.asdict(self)
-        check_at_least(0, batch_timeout_micros=others.pop('batch_timeout_micros'))
-        check_at_least(1, **others)
+    max_batch_size: PositiveInt = 64
+    batch_timeout_micros: NonNegativeInt = 0
+    num_batch_threads: PositiveInt = 1
+    max_enqueued_batches: PositiveInt = 100
 
     def serving_config(self) -> str:
         """Returns these settings as TensorFlow Serving's --batching_parameters_file."""

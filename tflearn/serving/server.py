@@ -1,12 +1,11 @@
 """PolicyServer: a gRPC server of policies that TensorFlow Serving's clients can talk to."""
 
-import dataclasses
 from typing import Any
 
 import grpc
 import tensorflow as tf
 
-from tflearn.core.errors import check_at_least
+from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.net import grpc_server as rpc_server
 from tflearn.serving.clients import Clients
 from tflearn.serving.metrics import ServingMetrics
@@ -18,7 +17,7 @@ from tflearn.serving.served_version import InvalidRequest
 _PREDICTION = 'tensorflow.serving.PredictionService'
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ServerOptions(rpc_server.ServerOptions):
     """Where a server of policies listens, and its limits.
 
@@ -26,11 +25,7 @@ class ServerOptions(rpc_server.ServerOptions):
       num_threads: TensorFlow calls at the same time, each with one request or more.
     """
 
-    num_threads: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, num_threads=self.num_threads)
+    num_threads: PositiveInt = 1
 
 
 class PolicyServer:

@@ -7,12 +7,13 @@ rows around the sequence, which items have to have: `Slicing.future_steps`.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, checked
 from tflearn.core.types import EnvironmentSpecs, leaf_paths
 from tflearn.transforms.transform import Stage, Transform, or_zero
 
@@ -20,14 +21,13 @@ Strategy = Literal['future', 'final', 'episode']
 OfGoals = Callable[[Any, Any], tf.Tensor]
 
 
-def reached(threshold: float = 0.0) -> OfGoals:
+@checked
+def reached(threshold: NonNegativeFloat = 0.0) -> OfGoals:
     """Returns a function of achieved and desired goals [..., n]: whether their distance is at most `threshold`.
 
     Args:
       threshold: the largest Euclidean distance; 0 for goals that have to be equal.
     """
-    if not threshold >= 0:
-        raise UserValueError(f'got threshold={threshold!r}; need a number of at least 0')
 
     def is_reached(achieved: tf.Tensor, desired: tf.Tensor) -> tf.Tensor:
         difference = tf.cast(achieved, tf.float32) - tf.cast(desired, tf.float32)
@@ -54,12 +54,13 @@ class Hindsight(Transform):
 
     stage = Stage.RELABEL
 
+    @checked
     def __init__(
         self,
-        horizon: int,
+        horizon: PositiveInt,
         reward: OfGoals,
         terminated: OfGoals | None = None,
-        proportion: float = 0.8,
+        proportion: Fraction = 0.8,
         strategy: Strategy = 'future',
         desired_goal: str = 'desired_goal',
         achieved_goal: str = 'achieved_goal',
@@ -79,12 +80,6 @@ class Hindsight(Transform):
           desired_goal: the path of the goal in the observation.
           achieved_goal: the path of what is achieved, of the same spec.
         """
-        check_at_least(1, horizon=horizon)
-        if strategy not in get_args(Strategy) or not 0 <= proportion <= 1:
-            raise UserValueError(
-                f'got Hindsight(strategy={strategy!r}, proportion={proportion!r}); need one of '
-                f'{", ".join(get_args(Strategy))}, and a number in [0, 1]'
-            )
         self.future_steps = horizon
         self.history_steps = horizon if strategy == 'episode' else 0
         self._reward, self._terminated = reward, terminated

@@ -1,13 +1,14 @@
 """Transforms of images: scale, crop, grayscale, resize."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import NonNegativeInt, PositiveInt, checked
 from tflearn.transforms.transform import ObservationTransform
 
 Method = Literal['area', 'bilinear', 'nearest']
@@ -57,12 +58,13 @@ class Scale(_ImageTransform):
 class Crop(_ImageTransform):
     """Cuts images of the same height and width out of images."""
 
+    @checked
     def __init__(
         self,
-        height: int,
-        width: int,
-        top: int | None = None,
-        left: int | None = None,
+        height: PositiveInt,
+        width: PositiveInt,
+        top: NonNegativeInt | None = None,
+        left: NonNegativeInt | None = None,
         paths: Sequence[str] | None = None,
     ):
         """
@@ -84,12 +86,7 @@ class Crop(_ImageTransform):
         """
         top, left = self._corner(spec)
         height, width, channels = spec.shape
-        if min(top, left) < 0 or min(self._height, self._width) < 1:
-            raise UserValueError(
-                f'got Crop(height={self._height}, width={self._width}, top={self._top}, left={self._left}) of the '
-                f'image {spec}; need a part of it'
-            )
-        if top + self._height > height or left + self._width > width:
+        if min(top, left) < 0 or top + self._height > height or left + self._width > width:
             raise UserValueError(
                 f'got Crop(height={self._height}, width={self._width}) from row {top} and column {left} of the image '
                 f'{spec}; need a part of it'
@@ -140,7 +137,10 @@ class Grayscale(_ImageTransform):
 class Resize(_ImageTransform):
     """Resizes images; bytes are rounded to bytes."""
 
-    def __init__(self, height: int, width: int, method: Method = 'area', paths: Sequence[str] | None = None):
+    @checked
+    def __init__(
+        self, height: PositiveInt, width: PositiveInt, method: Method = 'area', paths: Sequence[str] | None = None
+    ):
         """
         Args:
           height: the new height [pixels].
@@ -149,11 +149,6 @@ class Resize(_ImageTransform):
           paths: the images' paths; None resizes all images.
         """
         super().__init__(paths)
-        if height < 1 or width < 1 or method not in get_args(Method):
-            raise UserValueError(
-                f'got Resize(height={height}, width={width}, method={method!r}); need sizes of at least 1 and one of '
-                f'{", ".join(get_args(Method))}'
-            )
         self._size, self._method = (height, width), method
 
     def transform_leaf_spec(self, spec: tf.TensorSpec) -> tf.TensorSpec:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveFloat, checked
 from tflearn.core.train_step import max_over_replicas
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms.statistics import Moments, Running, Statistics, variable
@@ -25,9 +25,10 @@ class Observations(ObservationTransform):
     need = 'floats'
     statistics: Moments
 
+    @checked
     def __init__(
         self,
-        clipping: float = 5.0,
+        clipping: PositiveFloat = 5.0,
         statistics: Statistics = Running(),  # noqa: B008 - it is frozen
         paths: Sequence[str] | None = None,
     ):
@@ -38,7 +39,6 @@ class Observations(ObservationTransform):
           paths: the paths of the parts to normalize; None normalizes all floats.
         """
         super().__init__(paths)
-        _check(clipping)
         self._clipping, self._how = clipping, statistics
 
     def fits(self, spec: tf.TensorSpec) -> bool:
@@ -78,9 +78,10 @@ class Rewards(RewardTransform):
 
     statistics: Moments
 
+    @checked
     def __init__(
         self,
-        clipping: float = 10.0,
+        clipping: PositiveFloat = 10.0,
         statistics: Statistics = Running(),  # noqa: B008 - it is frozen
     ):
         """
@@ -88,7 +89,6 @@ class Rewards(RewardTransform):
           clipping: the bound of the result's absolute value.
           statistics: of which rewards the root mean square is.
         """
-        _check(clipping)
         self._clipping, self._how = clipping, statistics
 
     def transform_reward_spec(self, spec: tf.TensorSpec) -> tf.TensorSpec:
@@ -113,8 +113,3 @@ class Rewards(RewardTransform):
         sizes = tf.where(counted & tf.math.is_finite(reward), tf.abs(reward), 0.0)
         largest = max_over_replicas(tf.reduce_max(sizes, axis=[0, 1]))
         self.statistics.largest.assign(tf.maximum(self.statistics.largest, largest))
-
-
-def _check(clipping: float) -> None:
-    if not clipping > 0:
-        raise UserValueError(f'got clipping={clipping!r}; need a number above 0')

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, checked
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms.statistics import Running
 from tflearn.transforms.transform import ObservationTransform, or_zero
@@ -36,14 +37,15 @@ class Rnd(ObservationTransform):
 
     need = 'floats'
 
+    @checked
     def __init__(
         self,
-        coefficient: float = 1.0,
-        gamma: float = 0.99,
-        learning_rate: float = 1e-4,
+        coefficient: NonNegativeFloat = 1.0,
+        gamma: Fraction = 0.99,
+        learning_rate: PositiveFloat = 1e-4,
         fc_layer_params: Sequence[int] = (64, 64),
-        num_outputs: int = 64,
-        num_steps: int = 1,
+        num_outputs: PositiveInt = 64,
+        num_steps: PositiveInt = 1,
         paths: Sequence[str] | None = None,
     ):
         """
@@ -57,16 +59,8 @@ class Rnd(ObservationTransform):
           paths: the paths of the parts of the observation that are predicted; None predicts all floats.
         """
         super().__init__(paths)
-        if not coefficient >= 0 or not 0 <= gamma <= 1 or not learning_rate > 0:
-            raise UserValueError(
-                f'got Rnd(coefficient={coefficient}, gamma={gamma}, learning_rate={learning_rate}); need numbers of at '
-                'least 0, a learning rate above 0, and gamma in [0, 1]'
-            )
-        if num_outputs < 1 or num_steps < 1 or not fc_layer_params:
-            raise UserValueError(
-                f'got Rnd(fc_layer_params={fc_layer_params}, num_outputs={num_outputs}, num_steps={num_steps}); need a '
-                'layer, and at least 1'
-            )
+        if not fc_layer_params:
+            raise UserValueError(f'got Rnd.fc_layer_params={fc_layer_params}; need at least one layer')
         self._coefficient, self._gamma, self._learning_rate = coefficient, gamma, learning_rate
         self._units, self._num_outputs, self._num_steps = tuple(fc_layer_params), num_outputs, num_steps
 

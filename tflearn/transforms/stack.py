@@ -1,7 +1,7 @@
 """FrameStack: the newest observations of an episode as one."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +9,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Range, checked
 from tflearn.core.types import EnvironmentSpecs, leaf_paths
 from tflearn.transforms.transform import ObservationTransform
 
@@ -24,14 +25,14 @@ class FrameStack(ObservationTransform):
 
     need = 'an image, or another tensor with at least one dimension'
 
-    def __init__(self, num_frames: int = 4, paths: Sequence[str] | None = None):
+    @checked
+    def __init__(self, num_frames: Annotated[int, Range(least=2)] = 4, paths: Sequence[str] | None = None):
         """
         Args:
           num_frames: the number of joined observations, at least 2.
           paths: the paths of the parts to stack; None stacks a single observation, or the images of a nest.
         """
         super().__init__(paths)
-        check_at_least(2, num_frames=num_frames)
         self.history_steps = num_frames - 1
 
     def fits(self, spec: tf.TensorSpec) -> bool:

@@ -6,10 +6,11 @@ batch. Chan et al. 1979, "Updating formulae and a pairwise algorithm for computi
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
 import tensorflow as tf
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 
 
 class _Moments(tf.Module):
@@ -121,7 +122,7 @@ class Running:
         return _RunningMoments(specs, name)
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Ema:
     """Mean and variance with weights that fall exponentially: a batch counts `rate`, all before it 1 - `rate`.
 
@@ -129,18 +130,14 @@ class Ema:
       rate: the newest batch's weight, in (0, 1].
     """
 
-    rate: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise UserValueError(f'got Ema.rate={self.rate!r}; need a number above 0, at most 1')
+    rate: Annotated[float, Range(above=0, most=1)] = 0.01
 
     def make(self, specs: Sequence[tf.TensorSpec], name: str) -> Moments:
         """Makes the variables for tensors of these specs, in the strategy's scope."""
         return _EmaMoments(specs, name, self.rate)
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Window:
     """Mean and variance of the values in the newest batches.
 
@@ -148,10 +145,7 @@ class Window:
       num_batches: the number of these batches.
     """
 
-    num_batches: int = 100
-
-    def __post_init__(self) -> None:
-        check_at_least(1, num_batches=self.num_batches)
+    num_batches: PositiveInt = 100
 
     def make(self, specs: Sequence[tf.TensorSpec], name: str) -> Moments:
         """Makes the variables for tensors of these specs, in the strategy's scope."""

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from tests.environments import conformance
 from tflearn.environments.tasks import bit_flip
@@ -33,11 +32,6 @@ def test_is_truncated_after_as_many_steps_as_bits():
     steps = [environments.step(np.array([wrong])) for _ in range(4)]
     assert [int(step.step_type[0]) for step in steps] == [1, 1, 1, 2]
     assert steps[-1].discount[0] == 1 and sum(step.reward[0] for step in steps) == -4
-
-
-def test_refuses_no_bits():
-    with pytest.raises(ValueError, match='got num_bits=0; need at least 1'):
-        bit_flip.make(1, 0, 0)
 
 
 def test_conforms():

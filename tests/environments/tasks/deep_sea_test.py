@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from tests.environments import conformance
 from tflearn.environments.tasks import deep_sea
@@ -38,11 +37,6 @@ def test_actions_differ_by_cell_but_not_by_seed():
     right = deep_sea.DeepSea(15).right
     assert 0.4 < right.mean() < 0.6
     np.testing.assert_array_equal(right, deep_sea.DeepSea(15).right)
-
-
-def test_refuses_no_cells():
-    with pytest.raises(ValueError, match='got size=0; need at least 1'):
-        deep_sea.make(1, 0, 0)
 
 
 def test_conforms():

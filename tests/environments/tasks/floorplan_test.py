@@ -93,5 +93,3 @@ def test_netlists_are_the_same_in_all_batches_and_bad_numbers_are_refused():
         batch.close()
     with pytest.raises(ValueError, match='got max_blocks=8, grid_size=3; need 12 positions or more'):
         floorplan.make(1, 0, grid_size=3)
-    with pytest.raises(ValueError, match='got num_netlists=0; need at least 1'):
-        floorplan.make(1, 0, num_netlists=0)

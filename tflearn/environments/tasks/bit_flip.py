@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from tflearn.core.errors import check_at_least
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
 
@@ -21,12 +21,12 @@ class BitFlip(gymnasium.Env):
     An episode is truncated after as many steps as there are bits, with which every goal can be reached.
     """
 
-    def __init__(self, num_bits: int):
+    @checked
+    def __init__(self, num_bits: PositiveInt):
         """
         Args:
           num_bits: the number of bits, at least 1.
         """
-        check_at_least(1, num_bits=num_bits)
         self._num_bits, self._num_steps = num_bits, 0
         self.action_space = spaces.Discrete(num_bits)
         bits = spaces.MultiBinary(num_bits)
@@ -58,7 +58,8 @@ class BitFlip(gymnasium.Env):
         return {'observation': self._bits, 'achieved_goal': self._bits, 'desired_goal': self._goal}
 
 
-def make(num_environments: int, seed: int | None, num_bits: int = 15) -> BatchedEnvironment:
+@checked
+def make(num_environments: PositiveInt, seed: int | None, num_bits: PositiveInt = 15) -> BatchedEnvironment:
     """Makes a batch of bit flipping tasks, stepped one after the other.
 
     Args:
@@ -66,5 +67,4 @@ def make(num_environments: int, seed: int | None, num_bits: int = 15) -> Batched
       seed: environment i is seeded with seed + i; None draws the seeds.
       num_bits: the number of bits, and of steps after which an episode is truncated.
     """
-    check_at_least(1, num_environments=num_environments, num_bits=num_bits)
     return vector_env.in_process(lambda: BitFlip(num_bits), num_environments, seed)

@@ -4,17 +4,20 @@ Mnih et al. 2014, "Recurrent Models of Visual Attention" (arXiv 1406.6247, secti
 rewards of bsuite's (Osband et al. 2020, "Behaviour Suite for Reinforcement Learning", arXiv 1908.03568).
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium
 import numpy as np
 
-from tflearn.core.errors import check_at_least
+from tflearn.core.settings import PositiveInt, Range, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
 
 
-def make(num_environments: int, seed: int | None, rows: int = 10, columns: int = 5) -> BatchedEnvironment:
+@checked
+def make(
+    num_environments: PositiveInt, seed: int | None, rows: Annotated[int, Range(least=2)] = 10, columns: PositiveInt = 5
+) -> BatchedEnvironment:
     """Makes a batch of games. An episode has rows - 1 steps.
 
     Args:
@@ -26,8 +29,6 @@ def make(num_environments: int, seed: int | None, rows: int = 10, columns: int =
     Raises:
       ValueError: if a number is too small.
     """
-    check_at_least(1, num_environments=num_environments, columns=columns)
-    check_at_least(2, rows=rows)
     return vector_env.in_process(lambda: Catch(rows, columns), num_environments, seed)
 
 

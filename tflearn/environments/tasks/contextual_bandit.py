@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.settings import NonNegativeFloat, PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
 
@@ -46,8 +46,13 @@ class ContextualBandit(gymnasium.Env):
         return self._context.astype(np.float32), reward, True, False, {'regret': regret, 'is_best': float(regret == 0)}
 
 
+@checked
 def make(
-    num_environments: int, seed: int | None, num_arms: int = 10, num_features: int = 8, noise: float = 0.1
+    num_environments: PositiveInt,
+    seed: int | None,
+    num_arms: PositiveInt = 10,
+    num_features: PositiveInt = 8,
+    noise: NonNegativeFloat = 0.1,
 ) -> BatchedEnvironment:
     """Makes a batch of bandits with the same arms.
 
@@ -61,7 +66,4 @@ def make(
     Raises:
       ValueError: if there is no environment, arm or feature, or the noise is negative.
     """
-    check_at_least(1, num_environments=num_environments, num_arms=num_arms, num_features=num_features)
-    if not noise >= 0:
-        raise UserValueError(f'got noise={noise!r}; need a number of at least 0')
     return vector_env.in_process(lambda: ContextualBandit(num_arms, num_features, noise), num_environments, seed)

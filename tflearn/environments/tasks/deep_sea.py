@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from tflearn.core.errors import check_at_least
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
 
@@ -23,7 +23,8 @@ MAPPING_SEED = 42
 _COST = 0.01  # of n steps to the right
 
 
-def make(num_environments: int, seed: int | None, size: int = 15) -> BatchedEnvironment:
+@checked
+def make(num_environments: PositiveInt, seed: int | None, size: PositiveInt = 15) -> BatchedEnvironment:
     """Makes a batch of deep seas, stepped one after the other.
 
     Args:
@@ -34,7 +35,6 @@ def make(num_environments: int, seed: int | None, size: int = 15) -> BatchedEnvi
     Raises:
       ValueError: if a number is below 1.
     """
-    check_at_least(1, num_environments=num_environments, size=size)
     return vector_env.in_process(lambda: DeepSea(size), num_environments, seed)
 
 

@@ -5,14 +5,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from tflearn.core.errors import check_at_least
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
 
 _PARTS = (('cart', 'position'), ('cart', 'velocity'), ('pole', 'angle'), ('pole', 'velocity'))
 
 
-def make(num_environments: int, seed: int | None) -> BatchedEnvironment:
+@checked
+def make(num_environments: PositiveInt, seed: int | None) -> BatchedEnvironment:
     """Makes a batch of CartPole-v1.
 
     Args:
@@ -22,7 +23,6 @@ def make(num_environments: int, seed: int | None) -> BatchedEnvironment:
     Raises:
       ValueError: if there is no environment.
     """
-    check_at_least(1, num_environments=num_environments)
     return vector_env.in_process(
         lambda: Parts(gymnasium.make('CartPole-v1', disable_env_checker=True)), num_environments, seed
     )

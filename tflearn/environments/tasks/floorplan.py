@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
 
@@ -32,12 +33,13 @@ class _Netlist(NamedTuple):
     weights: np.ndarray  # [E]
 
 
+@checked
 def make(
-    num_environments: int,
+    num_environments: PositiveInt,
     seed: int | None,
-    num_netlists: int = 4,
-    max_blocks: int = 8,
-    grid_size: int = 5,
+    num_netlists: PositiveInt = 4,
+    max_blocks: PositiveInt = 8,
+    grid_size: PositiveInt = 5,
     netlists_seed: int = 0,
 ) -> BatchedEnvironment:
     """Makes a batch of floorplans.
@@ -53,9 +55,6 @@ def make(
     Raises:
       ValueError: if a number is below 1, or the blocks do not fit the grid.
     """
-    check_at_least(
-        1, num_environments=num_environments, num_netlists=num_netlists, max_blocks=max_blocks, grid_size=grid_size
-    )
     if max_blocks + NUM_PORTS > grid_size**2:
         raise UserValueError(
             f'got max_blocks={max_blocks}, grid_size={grid_size}; need {max_blocks + NUM_PORTS} positions or more for '

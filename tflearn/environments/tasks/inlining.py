@@ -9,12 +9,12 @@ So what a decision saves is known (`reference_action`), but the reward comes at 
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
-from tflearn.core.errors import check_at_least
+from tflearn.core.settings import PositiveInt, Range, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
 
@@ -46,7 +46,13 @@ class _Call(NamedTuple):
     num_constants: int
 
 
-def make(num_environments: int, seed: int | None, num_functions: int = 8, num_calls: int = 12) -> BatchedEnvironment:
+@checked
+def make(
+    num_environments: PositiveInt,
+    seed: int | None,
+    num_functions: Annotated[int, Range(least=2)] = 8,
+    num_calls: PositiveInt = 12,
+) -> BatchedEnvironment:
     """Makes a batch of inlining tasks.
 
     Args:
@@ -58,8 +64,6 @@ def make(num_environments: int, seed: int | None, num_functions: int = 8, num_ca
     Raises:
       ValueError: if a number is below 1, or there are fewer than two functions.
     """
-    check_at_least(1, num_environments=num_environments, num_calls=num_calls)
-    check_at_least(2, num_functions=num_functions)
     return vector_env.in_process(lambda: Inlining(num_functions, num_calls), num_environments, seed)
 
 

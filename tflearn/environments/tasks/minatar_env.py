@@ -5,12 +5,12 @@ Experiments", arXiv:1903.03176.
 """
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium
 import numpy as np
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.settings import PositiveInt, Range, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, vector_env
 
@@ -18,11 +18,12 @@ GAMES = ('asterix', 'breakout', 'freeway', 'seaquest', 'space_invaders')
 SIZE = 10
 
 
+@checked
 def make(
     game: str,
-    num_environments: int,
+    num_environments: PositiveInt,
     seed: int | None,
-    repeat_action_probability: float = 0.1,
+    repeat_action_probability: Annotated[float, Range(least=0, below=1)] = 0.1,
     difficulty_ramping: bool = True,
 ) -> BatchedEnvironment:
     """Makes a batch of a MinAtar game, with the game's own action set. The defaults are the paper's.
@@ -45,9 +46,6 @@ def make(
         import minatar
     except ImportError as error:
         raise registry.missing(game, error) from error
-    check_at_least(1, num_environments=num_environments)
-    if not 0 <= repeat_action_probability < 1:
-        raise UserValueError(f'got repeat_action_probability={repeat_action_probability}; need 0 or more and below 1')
     if game not in GAMES:
         raise registry.unknown('game', game, GAMES, "one of MinAtar's")
     make_game = functools.partial(

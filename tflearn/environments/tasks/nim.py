@@ -12,13 +12,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
 
 
+@checked
 def make(
-    num_environments: int, seed: int | None, heaps: Sequence[int] = (3, 4, 5), skill: float = 0.5
+    num_environments: PositiveInt, seed: int | None, heaps: Sequence[int] = (3, 4, 5), skill: Fraction = 0.5
 ) -> BatchedEnvironment:
     """Makes a batch of games.
 
@@ -31,9 +33,8 @@ def make(
     Raises:
       ValueError: if there is no environment, no heap, an empty one, or a skill out of its range.
     """
-    check_at_least(1, num_environments=num_environments, heaps=len(heaps))
-    if min(heaps) < 1 or not 0 <= skill <= 1:
-        raise UserValueError(f'got heaps={tuple(heaps)}, skill={skill}; need heaps of 1 or more, and a skill in [0, 1]')
+    if not heaps or min(heaps) < 1:
+        raise UserValueError(f'got heaps={tuple(heaps)}; need one or more, each of 1 or more')
     return vector_env.in_process(lambda: Nim(tuple(heaps), skill), num_environments, seed)
 
 

@@ -10,7 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from tflearn.core.errors import UserValueError, check_at_least
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
 
@@ -82,13 +83,14 @@ class Recommender(gymnasium.Env):
         return {'user': self._taste.astype(np.float32), 'left': left, 'candidates': self._candidates}
 
 
+@checked
 def make(
-    num_environments: int,
+    num_environments: PositiveInt,
     seed: int | None,
     num_items: int = 2_000,
-    num_factors: int = 16,
+    num_factors: PositiveInt = 16,
     num_candidates: int = 500,
-    session_steps: int = 5,
+    session_steps: PositiveInt = 5,
 ) -> BatchedEnvironment:
     """Makes a batch of recommenders of the same items.
 
@@ -103,7 +105,6 @@ def make(
     Raises:
       ValueError: if a number is below 1, or there are fewer items than candidates, or fewer of these than steps.
     """
-    check_at_least(1, num_environments=num_environments, num_factors=num_factors, session_steps=session_steps)
     if not session_steps <= num_candidates <= num_items:
         raise UserValueError(
             f'got session_steps={session_steps}, num_candidates={num_candidates}, num_items={num_items}; need at least '

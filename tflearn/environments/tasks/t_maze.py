@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from tflearn.core.errors import check_at_least
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import vector_env
 
@@ -24,8 +24,12 @@ _CORRIDOR, _JUNCTION = (1.0, 0.0, 1.0), (0.0, 1.0, 0.0)
 _PENALTY = -0.1
 
 
+@checked
 def make(
-    num_environments: int, seed: int | None, length: int = 8, max_episode_steps: int | None = None
+    num_environments: PositiveInt,
+    seed: int | None,
+    length: PositiveInt = 8,
+    max_episode_steps: PositiveInt | None = None,
 ) -> BatchedEnvironment:
     """Makes a batch of T-mazes.
 
@@ -38,7 +42,6 @@ def make(
     Raises:
       ValueError: if a number is below 1.
     """
-    check_at_least(1, num_environments=num_environments, length=length, max_episode_steps=max_episode_steps)
     limit = 5 * (length + 1) if max_episode_steps is None else max_episode_steps
     return vector_env.in_process(
         lambda: gymnasium.wrappers.TimeLimit(TMaze(length), max_episode_steps=limit), num_environments, seed
