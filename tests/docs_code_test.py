@@ -280,7 +280,7 @@ def _simulate(port: int, stop: threading.Event) -> None:
 def test_simulators_train_a_run_of_external_simulators(tmp_path):
     block = next(block for block in docs_blocks.of('gin') if block.page.name == 'external-simulators.md')
     ports, stop = (free_port(), free_port()), threading.Event()  # of the collector and of the evaluation
-    here = ("server.ExternalOptions.host = 'localhost'", f'server.ExternalOptions.ports = {ports}')
+    here = ("external_server.ExternalOptions.host = 'localhost'", f'external_server.ExternalOptions.ports = {ports}')
     simulators = [threading.Thread(target=_simulate, args=(port, stop), daemon=True) for port in ports]
     for simulator in simulators:
         simulator.start()

@@ -247,8 +247,10 @@ def test_simulators_train_a_run(user):
     port = free_port()
     shutil.copy(external_client.__file__, user.folder / 'client.py')
     _, program, words = _one('--gin_file=dqn_external_cartpole')
-    with user.running(program, words, f'--gin_bindings=server.ExternalOptions.ports=({port},)') as launch:
-        wait_until(lambda: is_listening(f'localhost:{port}', 1.0), 'the collector', DEADLINE_SECS)
+    with user.running(program, words, f'--gin_bindings=external_server.ExternalOptions.ports=({port},)') as launch:
+        found = lambda: is_listening(f'localhost:{port}', 1.0) or launch.poll() is not None  # noqa: E731
+        wait_until(found, 'the collector', DEADLINE_SECS)
+        assert launch.poll() is None, user.out(program).read_text()
         simulator = [sys.executable, '-I', '-S', '-c', SIMULATOR, f'http://localhost:{port}']
         with subprocess.Popen(simulator, cwd=user.folder) as process:
             try:
