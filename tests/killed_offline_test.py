@@ -74,7 +74,7 @@ def test_the_batches_go_on_exactly(tmp_path, monkeypatch, storage):
     run_dir = RunDir(tmp_path / 'b')
     begins, draws = [], random.Random(storage)
     for session in range(3):
-        begins.append(max(CheckpointFiles(run_dir.checkpoints, 1, None).steps(), default=0))
+        begins.append(max(CheckpointFiles(run_dir.checkpoints).numbers(), default=0))
         name = f'session_{session}'
         with start(name, 'b', seed=5 + session) as program:  # the checkpoint's seed counts
             until = begins[-1] + draws.randrange(1_100, 2_500)

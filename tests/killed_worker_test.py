@@ -33,11 +33,11 @@ BINDINGS = (
 @pytest.mark.parametrize('victim', [0, 1])
 def test_a_killed_worker_ends_both_and_the_launcher_starts_them_again(tmp_path, victim):
     run_dir = RunDir(tmp_path / 'run')
-    files = CheckpointFiles(run_dir.checkpoints, 1, None)
+    files = CheckpointFiles(run_dir.checkpoints)
     flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_workers=2', '--num_collectors=1']
     flags += [f'--gin_bindings={binding}' for binding in BINDINGS]
     with Program('launch', *flags, folder=tmp_path) as launch:
-        launch.wait_for(lambda: files.steps() and max(files.steps()) >= 200, 'two checkpoints')
+        launch.wait_for(lambda: files.numbers() and max(files.numbers()) >= 200, 'two checkpoints')
         chief = pid(run_dir, 'train')
         workers = siblings(chief)
         assert len(workers) == 2 and chief in workers
@@ -55,7 +55,7 @@ def test_a_killed_worker_ends_both_and_the_launcher_starts_them_again(tmp_path, 
         launch.send(signal.SIGTERM)
         assert launch.end() == 128 + signal.SIGTERM, launch.output
         assert metric(run_dir, 'train', 'state') == 'stopped'
-        assert max(files.steps()) == metric(run_dir, 'train', 'train_step')
+        assert max(files.numbers()) == metric(run_dir, 'train', 'train_step')
     sys.stdout.write(f'\nworker {victim} of 2 killed: both ended within {ended_secs:.1f} s\n')
     assert 'train ended with exit code 75' in launch.output
 

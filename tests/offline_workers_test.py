@@ -114,7 +114,7 @@ class Runs:
         return [line.split() for line in lines]
 
     def checkpoint(self, root):
-        return max(CheckpointFiles(RunDir(self.folder / root).checkpoints, 1, None).steps(), default=0)
+        return max(CheckpointFiles(RunDir(self.folder / root).checkpoints).numbers(), default=0)
 
 
 def write_cartpole(folder):
@@ -197,7 +197,7 @@ def test_two_workers_equal_one_with_twice_the_batch(tmp_path, monkeypatch):
 
 def agent_values(run_dir, step):
     """The agent's variables in the first checkpoint from a train step on."""
-    steps = CheckpointFiles(run_dir.checkpoints, 1, None).steps()
+    steps = CheckpointFiles(run_dir.checkpoints).numbers()
     reader = tf.train.load_checkpoint(str(run_dir.checkpoints / f'ckpt-{min(each for each in steps if each >= step)}'))
     return {
         name: reader.get_tensor(name)

@@ -1,7 +1,27 @@
 import pytest
 import tensorflow as tf
 
-from tflearn.files.numbered import CheckpointFiles, newest_checkpoint
+from tflearn.files.numbered import CheckpointFiles, Numbered, newest_checkpoint
+
+
+def test_names_of_one_form_are_numbered(tmp_path):
+    kept = Numbered(tmp_path, 'config-{}.gin')
+    assert kept.next_path() == tmp_path / 'config-1.gin'
+    for middle in ('config-1', 'config-10', 'config-011', 'config-best', '.config-20', 'config-12.gin'):
+        (tmp_path / f'{middle}.gin').touch()
+    assert kept.numbers() == [1, 10]
+    assert kept.next_path() == tmp_path / 'config-11.gin'
+
+
+def test_a_directory_is_complete_with_all_that_it_needs(tmp_path):
+    saved = Numbered(tmp_path, '{:08}', needs=['DONE'])
+    for number in (1, 2, 3):
+        saved.path(number).mkdir()
+    for number in (1, 2):
+        (saved.path(number) / 'DONE').touch()
+    assert (saved.numbers(), saved.listed(), saved.newest) == ([1, 2], [1, 2, 3], 2)
+    saved.prune([2])
+    assert [path.name for path in tmp_path.iterdir()] == ['00000002']
 
 
 def _write(directory, *steps, max_to_keep=2, keep_every_steps=None, damaged=()):
@@ -9,7 +29,7 @@ def _write(directory, *steps, max_to_keep=2, keep_every_steps=None, damaged=()):
     files.damaged.update(damaged)
     for step in steps:
         files.write(step, tf.train.Checkpoint(step=tf.Variable(step)).write)
-    return files.steps()
+    return files.numbers()
 
 
 def test_keeps_the_newest(tmp_path):
@@ -65,11 +85,12 @@ def test_failed_write_changes_nothing(tmp_path):
 
 
 def test_removes_files_of_a_killed_process(tmp_path):
-    (tmp_path / '.writing').mkdir(parents=True)
-    (tmp_path / '.writing' / 'ckpt-1.data-00000-of-00001').write_bytes(b'half')
+    left = tmp_path / '.writing-ckpt-1.index-0123456789ab-1'  # of another machine, just now
+    left.mkdir()
+    (left / 'ckpt-1.data-00000-of-00001').write_bytes(b'half')
     (tmp_path / 'ckpt-best.index').write_bytes(b'of somebody else')
     assert _write(tmp_path, 2) == [2]
-    assert not (tmp_path / '.writing').exists()
+    assert not left.exists()
     assert (tmp_path / 'ckpt-best.index').exists()
 
 
@@ -86,7 +107,7 @@ def test_keeps_what_is_needed_elsewhere(tmp_path):
     files = CheckpointFiles(tmp_path, 1, None, needed=lambda: [1, 7])
     for step in (1, 2, 3):
         files.write(step, tf.train.Checkpoint(step=tf.Variable(step)).write)
-    assert files.steps() == [1, 3]
+    assert files.numbers() == [1, 3]
 
 
 def test_sets_a_checkpoint_aside(tmp_path):
@@ -94,5 +115,5 @@ def test_sets_a_checkpoint_aside(tmp_path):
     files = CheckpointFiles(tmp_path, 2, None)
     names = {path.name for path in files.files(2)}
     files.set_aside(2)
-    assert files.steps() == [1]
+    assert files.numbers() == [1]
     assert {path.name for path in (tmp_path / 'unused').iterdir()} == names

@@ -10,7 +10,7 @@ pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
 from tests.testing import s3_server
 from tflearn.core.errors import UserOSError, UserRuntimeError
 from tflearn.core.waiting import wait_until
-from tflearn.files import lock, opening, store_layout
+from tflearn.files import lock, numbered, opening, store_layout
 from tflearn.files.manifests import Manifests
 from tflearn.files.objects import Objects
 from tflearn.files.run_dir import RunDir, read_json, write_json
@@ -42,12 +42,12 @@ def _save(run_dir, step, content='weights'):
 
 
 def _export(run_dir, step, content='model'):
-    written = versions.temporary(run_dir.greedy_policy, str(step))
-    (written / 'variables').mkdir()
-    (written / 'variables' / 'variables.index').write_text(f'{content} {step}')
-    (written / 'saved_model.pb').write_text(content)
-    write_json(written / versions.METADATA, {'train_step': step})
-    versions.publish(written, run_dir.greedy_policy / str(step))
+    with numbered.writing(run_dir.greedy_policy / str(step)) as written:
+        (written / 'variables').mkdir()
+        (written / 'variables' / 'variables.index').write_text(f'{content} {step}')
+        (written / 'saved_model.pb').write_text(content)
+        write_json(written / versions.METADATA, {'train_step': step})
+        versions.publish(written, run_dir.greedy_policy / str(step))
 
 
 def _check_whole(objects):

@@ -181,7 +181,7 @@ def test_readers_see_only_complete_versions_when_the_exporter_is_killed(tmp_path
             policy = loader.load_newest(directory)
             policy.action(time_step)
             seen.append(policy.train_step)
-        wait_until(lambda: any(directory.glob('.exporting-*/saved_model.pb')), 'an export', 30, poll_secs=0.0001)
+        wait_until(lambda: any(directory.glob('.writing-*/saved_model.pb')), 'an export', 30, poll_secs=0.0001)
     finally:
         process.kill()
         process.wait(timeout=30)

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tflearn.files import numbered
 from tflearn.files.run_dir import read_json
 from tflearn.policies import versions
 
@@ -27,7 +28,7 @@ def test_only_complete_versions_are_listed(tmp_path):
     assert versions.newest_version(tmp_path / 'file') is None
     (tmp_path / 'file').unlink()
     assert versions.newest_version(tmp_path) is None
-    for name in (0, 9, 80, '007', 'new', '.exporting-90-1', '-5', '²'):
+    for name in (0, 9, 80, '007', 'new', '.writing-90-1', '-5', '²'):
         make_version(tmp_path, name)
     (make_version(tmp_path, 100) / 'metadata.json').unlink()
     (make_version(tmp_path, 101) / 'saved_model.pb').unlink()
@@ -37,11 +38,11 @@ def test_only_complete_versions_are_listed(tmp_path):
 
 
 def test_publishing_renames_the_written_version(tmp_path):
-    written = versions.temporary(tmp_path / 'policy', '5')
-    (written / 'saved_model.pb').write_text('')
-    (written / 'metadata.json').write_text('{}')
-    assert versions.newest_version(tmp_path / 'policy') is None
-    versions.publish(written, tmp_path / 'policy' / '5')
+    with numbered.writing(tmp_path / 'policy' / '5') as written:
+        (written / 'saved_model.pb').write_text('')
+        (written / 'metadata.json').write_text('{}')
+        assert versions.newest_version(tmp_path / 'policy') is None
+        versions.publish(written, tmp_path / 'policy' / '5')
     assert versions.newest_version(tmp_path / 'policy') == 5
     assert names(tmp_path / 'policy') == ['5', 'latest']
     assert (tmp_path / 'policy' / 'latest' / 'metadata.json').exists()
@@ -50,10 +51,10 @@ def test_publishing_renames_the_written_version(tmp_path):
 def test_publishing_never_overwrites(tmp_path):
     old = make_version(tmp_path, 5)
     (old / 'saved_model.pb').write_text('old')
-    written = versions.temporary(tmp_path, '5')
-    (written / 'saved_model.pb').write_text('new')
-    with pytest.raises(OSError):
+    with pytest.raises(OSError), numbered.writing(old) as written:
+        (written / 'saved_model.pb').write_text('new')
         versions.publish(written, old)
+    assert names(tmp_path) == ['5']
     assert (old / 'saved_model.pb').read_text() == 'old'
 
 
@@ -127,25 +128,24 @@ def test_version_is_kept_until_both_markers_are_removed(tmp_path):
 
 
 def test_unpublished_version_is_removed_even_if_marked(tmp_path):
-    written = versions.temporary(tmp_path, '5')
-    versions.keep(written)
-    versions.remove(written)
+    with numbered.writing(tmp_path / '5') as written:
+        versions.keep(written)
     assert names(tmp_path) == []
 
 
 def test_only_leftovers_are_removed(tmp_path):
     ended = subprocess.Popen(['true'])
     ended.wait(30)
-    machine = versions.temporary(tmp_path, 'own').name.split('-')[-2]
-    left = (f'.exporting-6-{machine}-{ended.pid}', f'.removing-4-{machine}-{ended.pid}')
+    machine = numbered.temporary(tmp_path / 'own').name.split('-')[-2]
+    left = (f'.writing-6-{machine}-{ended.pid}', f'.removing-4-{machine}-{ended.pid}')
     for name in (5, *left, '.moved_aside-9-1', 'mine', '.mine'):
         make_version(tmp_path, name)
-    (tmp_path / f'.exporting-latest-{machine}-{ended.pid}').symlink_to('5')
-    make_version(tmp_path, f'.exporting-7-{machine}-{os.getpid()}')
-    alive = make_version(tmp_path, f'.exporting-8-{machine}-{os.getppid()}')
-    versions.remove_leftovers(tmp_path)
+    (tmp_path / f'.writing-latest-{machine}-{ended.pid}').symlink_to('5')
+    make_version(tmp_path, f'.writing-7-{machine}-{os.getpid()}')
+    alive = make_version(tmp_path, f'.writing-8-{machine}-{os.getppid()}')
+    numbered.remove_leftovers(tmp_path)
     assert names(tmp_path) == sorted([alive.name, '.mine', '.moved_aside-9-1', '5', 'mine'])
-    versions.remove_leftovers(tmp_path / 'missing')
+    numbered.remove_leftovers(tmp_path / 'missing')
 
 
 def test_leftovers_of_another_machine_are_kept_for_a_day(tmp_path):
@@ -154,14 +154,14 @@ def test_leftovers_of_another_machine_are_kept_for_a_day(tmp_path):
     make_version(tmp_path, 5)
     for machine in ('0123456789ab', 'ba9876543210'):
         for pid in (ended.pid, os.getpid()):
-            path = make_version(tmp_path, f'.exporting-6-{machine}-{pid}')
-            (tmp_path / f'.exporting-best-{machine}-{pid}').symlink_to('5')
-            for old in (path, path / 'saved_model.pb', tmp_path / f'.exporting-best-{machine}-{pid}'):
+            path = make_version(tmp_path, f'.writing-6-{machine}-{pid}')
+            (tmp_path / f'.writing-best-{machine}-{pid}').symlink_to('5')
+            for old in (path, path / 'saved_model.pb', tmp_path / f'.writing-best-{machine}-{pid}'):
                 os.utime(old, (0, 0), follow_symlinks=False)
             if machine.startswith('ba'):
                 os.utime(path / 'metadata.json', (0, 0))
-    versions.remove_leftovers(tmp_path)
-    assert names(tmp_path) == sorted(['5', *(f'.exporting-6-0123456789ab-{pid}' for pid in (ended.pid, os.getpid()))])
+    numbered.remove_leftovers(tmp_path)
+    assert names(tmp_path) == sorted(['5', *(f'.writing-6-0123456789ab-{pid}' for pid in (ended.pid, os.getpid()))])
 
 
 def test_versions_of_lost_training_are_moved_aside_and_never_deleted(tmp_path):

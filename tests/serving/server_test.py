@@ -23,10 +23,11 @@ from tf_agents.trajectories import time_step as ts
 from benchmarks import attacks
 from tests.testing import example_policies, served_policies
 from tflearn.core.waiting import wait_until
+from tflearn.files import numbered
 from tflearn.launch.local import free_port
 from tflearn.net import grpc_server as rpc_server
 from tflearn.net.grpc_server import connect
-from tflearn.policies import loader, versions
+from tflearn.policies import loader
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
@@ -251,7 +252,7 @@ def test_no_version_yet_is_unavailable_and_a_failing_directory_is_looked_at_agai
             assert raised.value.code().name == 'UNAVAILABLE'
         publisher.publish(1)
         with monkeypatch.context() as patched:
-            patched.setattr(versions.os, 'listdir', _no_handles)
+            patched.setattr(numbered.os, 'listdir', _no_handles)
             assert not models.refresh()
         with monkeypatch.context() as patched:
             patched.setattr(loader, 'read_json', _no_handles)  # of the load

@@ -1,13 +1,15 @@
 """The learning curve: a plot of evaluations."""
 
 import functools
-import os
+import io
 import pathlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from tflearn.files.run_dir import write_atomically
 
 Evaluation = Mapping[str, Any]
 
@@ -33,17 +35,12 @@ def draw(
     curves = {label: current(evaluations) for label, evaluations in curves.items() if evaluations}
     if not curves:
         return
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with _drawing:
-            canvas = _canvas()
-            canvas.figure.clear()
-            _plot_all(canvas.figure.add_subplot(), curves, title, target_return)
-            canvas.print_png(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _drawing, io.BytesIO() as image:
+        canvas = _canvas()
+        canvas.figure.clear()
+        _plot_all(canvas.figure.add_subplot(), curves, title, target_return)
+        canvas.print_png(image)
+        write_atomically(path, image.getvalue())
 
 
 @functools.cache

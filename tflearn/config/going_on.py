@@ -5,7 +5,6 @@ files without TensorFlow, so that launch and all jobs, which may start in any or
 """
 
 import contextlib
-import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from tflearn.config import preview
 from tflearn.config.names import Configurable, UnclearNameError
 from tflearn.config.reader import Binding, Macro, Reference, join_scope
 from tflearn.core.errors import UserValueError
+from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, read_json
 
 # By the condition's name, which begins the reason in DONE: the functions whose parameter it is.
@@ -71,9 +71,8 @@ def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
     # DONE last: a process that is killed in between decides in the same way when it is started again.
     run_dir.stop_request.unlink(missing_ok=True)
     run_dir.train_result.unlink(missing_ok=True)
-    kept = next(path for n in itertools.count(1) if not (path := run_dir.done.with_name(f'DONE-{n}')).exists())
     with contextlib.suppress(FileNotFoundError):  # another job was faster, or training alone had ended
-        run_dir.done.rename(kept)
+        run_dir.done.rename(Numbered(run_dir.root, f'{run_dir.done.name}-{{}}').next_path())
     logging.info('the run goes on: it had ended with %s', done['reason'])
     return True
 

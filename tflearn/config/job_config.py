@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import difflib
 import importlib
-import itertools
 import pathlib
 import re
 import traceback
@@ -22,6 +21,7 @@ from tflearn.config import checks, names, reader
 from tflearn.config.names import Configurable
 from tflearn.config.reader import Binding, Reference, join_scope
 from tflearn.core.errors import UserValueError
+from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, write_atomically
 
 # Calls of gin within each other: settings of settings take some dozens.
@@ -194,9 +194,7 @@ def save(run_dir: RunDir, text: str) -> None:
     if old == text or run_dir.done.exists():
         return
     if old is not None:
-        kept = next(
-            older for n in itertools.count(1) if not (older := path.with_name(f'{path.stem}-{n}{path.suffix}')).exists()
-        )
+        kept = Numbered(path.parent, f'{path.stem}-{{}}{path.suffix}').next_path()
         write_atomically(kept, old)
         lines = difflib.unified_diff(old.splitlines(), text.splitlines(), kept.name, path.name, lineterm='', n=0)
         logging.info('continues with another configuration than before:\n%s', '\n'.join(lines))

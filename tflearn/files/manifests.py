@@ -25,12 +25,13 @@ from absl import logging
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.files.lock import LOCAL, Store
+from tflearn.files.numbered import numbers_of
 from tflearn.files.run_dir import is_inside
 
 LEARNER = 'train'
 _TORN_SECS, _POLL_SECS = 2.0, 0.05
 _MAX_DIGESTED_BYTES = 1 << 20  # an index file, in which TensorFlow lists the checksum of every variable
-_NAME = re.compile(r'(\d+)\.json')
+_NAME = '{:08}.json'
 _CHECKPOINT = re.compile(r'(?:ckpt-)?\d+')
 
 
@@ -261,10 +262,10 @@ class Manifests:
                 self._store.delete(self._path(number))
 
     def _numbers(self) -> list[int]:
-        return sorted(int(match[1]) for match in map(_NAME.fullmatch, self._store.names(self._directory)) if match)
+        return numbers_of(_NAME, self._store.names(self._directory))
 
     def _path(self, number: int) -> pathlib.Path:
-        return self._directory / f'{number:08}.json'
+        return self._directory / _NAME.format(number)
 
 
 def _identity(store: Store, path: pathlib.Path) -> tuple[int, str | None] | None:

@@ -1,27 +1,230 @@
-"""The files of a directory of checkpoints: written atomically; which of them are kept.
+"""Numbered entries of a directory: checkpoints, versions of a policy, old files. Each is complete, or not there.
 
-TensorFlow's own layout: `ckpt-<step>.index`, `ckpt-<step>.data-*`, and the file `checkpoint` that names them. The index
-files show which checkpoints there are: they are written last and deleted first. There is no other state.
+What is being written or removed has a name that starts with a dot. It is renamed to its number when it is complete, on
+a file system with atomic renames, for one writer and any number of readers.
 """
 
+import contextlib
+import functools
+import hashlib
+import itertools
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Collection
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked
+from tflearn.files import lock
 from tflearn.files.run_dir import write_atomically
 
-_INDEX = re.compile(r'ckpt-(\d+)\.index')
+_WRITTEN, _REMOVED = '.writing', '.removing'
+# Temporary files of another machine are leftovers if they have not changed for this long.
+_ABANDONED_SECS = 24 * 3600.0
 
 
-class CheckpointFiles:
-    """The checkpoints in one directory, written by one process.
+class Numbered:
+    """The numbered entries of a directory.
 
     Attributes:
       directory: created with the first write.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], name: str = '{}', needs: Sequence[str] = (), others: str = ''
+    ):
+        """
+        Args:
+          name: an entry's name, with its number at '{}'; of several files that of the one that is written last and
+            deleted first.
+          needs: the files that a complete directory has.
+          others: the pattern of the names of an entry's other files; '' if it has none.
+        """
+        self.directory = pathlib.Path(directory)
+        self._name, self._needs, self._others = name, needs, others
+
+    def path(self, number: int) -> pathlib.Path:
+        """Returns the path of an entry, whether it exists or not."""
+        return self.directory / self._name.format(number)
+
+    def files(self, number: int) -> list[pathlib.Path]:
+        """Returns the paths of an entry, in the order in which they are written."""
+        others = self.directory.glob(self._others.format(number)) if self._others else ()
+        return [*others, self.path(number)]
+
+    def is_complete(self, number: int) -> bool:
+        """Returns whether there is an entry, with all that it needs."""
+        path = self.path(number)
+        return all((path / need).is_file() for need in self._needs) if self._needs else path.exists()
+
+    def listed(self) -> list[int]:
+        """Returns the numbers of all entries, complete or not, in ascending order."""
+        try:
+            return numbers_of(self._name, os.listdir(self.directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def numbers(self) -> list[int]:
+        """Returns the numbers of the complete entries in ascending order."""
+        while True:
+            listed = self.listed()
+            found = [number for number in listed if self.is_complete(number)]
+            # The writer may have replaced all that were listed by a newer one.
+            if found or all(self.path(number).exists() for number in listed):
+                return found
+
+    @property
+    def newest(self) -> int | None:
+        """The greatest number of the complete entries; None if there is none."""
+        return max(self.numbers(), default=None)
+
+    def next_path(self) -> pathlib.Path:
+        """Returns the path of the next entry."""
+        return self.path(max(self.listed(), default=0) + 1)
+
+    def remove(self, number: int) -> None:
+        """Removes an entry, for readers atomically."""
+        for path in reversed(self.files(number)):
+            remove(path)
+
+    def prune(self, kept: Collection[int]) -> None:
+        """Removes all entries but those that are kept."""
+        for number in self.listed():
+            if number not in kept:
+                self.remove(number)
+
+
+def numbers_of(name: str, names: Iterable[str]) -> list[int]:
+    """Returns the numbers of those names that are `name` with a number at '{}', in ascending order."""
+    start, _, end = re.sub(r'\{.*\}', '\0', name).partition('\0')
+    pattern = re.compile(f'{re.escape(start)}([0-9]+){re.escape(end)}')
+    matches = [match for match in map(pattern.fullmatch, names) if match]
+    return sorted(int(match[1]) for match in matches if name.format(int(match[1])) == match[0])
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives an empty directory beside `path`, in which to write what is then renamed to it; removes what is left."""
+    written = temporary(path)
+    shutil.rmtree(written, ignore_errors=True)
+    written.mkdir(parents=True)
+    try:
+        yield written
+    finally:
+        shutil.rmtree(written, ignore_errors=True)
+
+
+def put(written: pathlib.Path, path: pathlib.Path) -> None:
+    """Renames a written directory to `path`, durably: it survives a power failure."""
+    sync(*written.rglob('*'), written)
+    os.rename(written, path)
+    sync(path.parent)
+
+
+def put_link(path: pathlib.Path, target: str) -> None:
+    """Makes a link, or replaces it, atomically. Raises OSError where file systems have none."""
+    written = temporary(path)
+    written.unlink(missing_ok=True)
+    os.symlink(target, written)
+    os.replace(written, path)
+
+
+def sync(*paths: pathlib.Path) -> None:
+    """Waits until files and directories are on the disk: a crash of the machine leaves no name without content."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove(path: pathlib.Path, is_kept: Callable[[pathlib.Path], bool] = lambda away: False) -> None:
+    """Removes a file or a directory, for readers atomically.
+
+    Args:
+      is_kept: whether somebody has marked the directory, of which it gets the new path, meanwhile; then it comes back.
+    """
+    away = temporary(path, _REMOVED)
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    try:
+        os.rename(path, away)
+    except FileNotFoundError:
+        return
+    if is_kept(away):
+        os.rename(away, path)
+    else:
+        shutil.rmtree(away, ignore_errors=True)
+
+
+def remove_leftovers(directory: pathlib.Path, shared: bool = True) -> None:
+    """Removes temporary files of a killed writer and of this process.
+
+    Args:
+      shared: whether others may write there too. Then the files of processes that run are kept, and those of other
+        machines, whose processes are not known here, until a day after their last change.
+    """
+    for path in itertools.chain.from_iterable(directory.glob(f'{prefix}*') for prefix in (_WRITTEN, _REMOVED)):
+        if shared and _is_in_use(path):
+            continue
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def temporary(path: pathlib.Path, prefix: str = _WRITTEN) -> pathlib.Path:
+    """Returns a path beside another one that only this process uses, on whichever machine."""
+    return path.with_name(f'{prefix}-{path.name}-{_machine()}-{os.getpid()}')
+
+
+def _is_in_use(path: pathlib.Path) -> bool:
+    """Returns whether another process, named at the end of the path, may still use it."""
+    *_, machine, pid = ['', *path.name.split('-')]
+    if machine != _machine():
+        return time.time() - _last_change(path) < _ABANDONED_SECS
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:  # it is another user's
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _last_change(path: pathlib.Path) -> float:
+    """Returns when anything in `path` was last changed [unix s]; 0 if it does not exist any more."""
+    files = [path]
+    if not path.is_symlink():
+        files += [pathlib.Path(folder, name) for folder, *names in os.walk(path) for name in itertools.chain(*names)]
+    newest = 0.0
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            newest = max(newest, file.lstat().st_mtime)
+    return newest
+
+
+@functools.cache
+def _machine() -> str:
+    """Returns a name for the namespace of the process's number: a machine since its start, or a container."""
+    name = lock.machine() or socket.gethostname()
+    return hashlib.sha256(name.encode()).hexdigest()[:12]
+
+
+class CheckpointFiles(Numbered):
+    """The learner's checkpoints in one directory, written by one process.
+
+    They have TensorFlow's own layout: `ckpt-<step>.index`, `ckpt-<step>.data-*`, and the file `checkpoint` that names
+    them. The index files show which checkpoints there are. There is no other state.
+
+    Attributes:
       damaged: train steps of the checkpoints that could not be read; the next write deletes them.
     """
 
@@ -29,8 +232,8 @@ class CheckpointFiles:
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        max_to_keep: PositiveInt,
-        keep_every_steps: PositiveInt | None,
+        max_to_keep: PositiveInt = 1,
+        keep_every_steps: PositiveInt | None = None,
         needed: Callable[[], Collection[int]] = tuple,
     ):
         """
@@ -38,53 +241,40 @@ class CheckpointFiles:
           keep_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
           needed: returns the train steps of more checkpoints that are kept.
         """
-        self.directory = pathlib.Path(directory)
+        super().__init__(directory, 'ckpt-{}.index', others='ckpt-{}.data-*')
         self.damaged: set[int] = set()
         self._max_to_keep, self._keep_every_steps, self._needed = max_to_keep, keep_every_steps, needed
 
-    def steps(self) -> list[int]:
-        """Returns the train steps of all checkpoints, in ascending order."""
-        return _steps(self.directory)
-
-    def path(self, step: int) -> str:
-        """Returns the path prefix of the checkpoint of a train step."""
-        return str(self.directory / f'ckpt-{step}')
-
-    def files(self, step: int) -> list[pathlib.Path]:
-        """Returns the files of the checkpoint of a train step."""
-        return [*self.directory.glob(f'ckpt-{step}.data-*'), self._index(step)]
+    def prefix(self, step: int) -> str:
+        """Returns the beginning of the paths of a checkpoint's files, as TensorFlow names the checkpoint."""
+        return str(self.path(step).with_suffix(''))
 
     def set_aside(self, step: int) -> None:
         """Moves a checkpoint that is not used into the directory `unused`."""
         unused = self.directory / 'unused'
         unused.mkdir(exist_ok=True)
-        for file in self.files(step)[::-1]:
+        for file in reversed(self.files(step)):
             os.replace(file, unused / file.name)
 
     def write(self, step: int, write: Callable[[str], object]) -> None:
-        """Writes a checkpoint by `write(path prefix)`, then deletes those that are no longer kept."""
-        temporary = self.directory / '.writing'
-        shutil.rmtree(temporary, ignore_errors=True)  # from a process that was killed
-        temporary.mkdir(parents=True)
-        try:
-            write(str(temporary / f'ckpt-{step}'))
-            files = sorted(temporary.iterdir(), key=lambda file: file.suffix == '.index')
-            for file in files:
-                _flush(file)
-            self._index(step).unlink(missing_ok=True)  # never an old index with new data
+        """Writes a checkpoint by `write(prefix)`, then deletes those that are no longer kept."""
+        remove_leftovers(self.directory, shared=False)
+        index = self.path(step)
+        with writing(index) as folder:
+            write(str(folder / index.stem))
+            files = sorted(folder.iterdir(), key=lambda file: file.name == index.name)
+            sync(*files)
+            index.unlink(missing_ok=True)  # never an old index with new data
             for file in files:
                 os.replace(file, self.directory / file.name)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         self.damaged.discard(step)
         kept = self._kept(step)
         self._write_state(sorted(kept))
-        for other in set(self.steps()) - kept:
-            self._delete(other)
+        self.prune(kept)
 
     def _kept(self, written: int) -> set[int]:
         """Returns the train steps of the checkpoints to keep once the one of step `written` is there."""
-        readable = [step for step in self.steps() if step not in self.damaged]
+        readable = [step for step in self.numbers() if step not in self.damaged]
         kept = {*readable[-self._max_to_keep :], written, *(set(self._needed()) & set(readable))}
         if self._keep_every_steps is not None:
             # The first after each multiple stays the first, whichever later ones are deleted.
@@ -95,33 +285,15 @@ class CheckpointFiles:
     def _write_state(self, steps: list[int]) -> None:
         lines = [f'model_checkpoint_path: "ckpt-{steps[-1]}"']
         lines += [f'all_model_checkpoint_paths: "ckpt-{step}"' for step in steps]
-        lines += [f'all_model_checkpoint_timestamps: {self._index(step).stat().st_mtime}' for step in steps]
+        lines += [f'all_model_checkpoint_timestamps: {self.path(step).stat().st_mtime}' for step in steps]
         write_atomically(self.directory / 'checkpoint', '\n'.join(lines) + '\n')
-
-    def _delete(self, step: int) -> None:
-        for file in self.files(step)[::-1]:
-            file.unlink(missing_ok=True)
-
-    def _index(self, step: int) -> pathlib.Path:
-        return self.directory / f'ckpt-{step}.index'
 
 
 def newest_checkpoint(directory: str | os.PathLike[str]) -> str:
-    """Returns the path prefix of the newest checkpoint in a directory. Raises ValueError if there is none."""
-    steps = _steps(pathlib.Path(directory))
-    if not steps:
+    """Returns the prefix of the newest checkpoint in a directory. Raises ValueError if there is none."""
+    files = CheckpointFiles(directory)
+    if files.newest is None:
         raise UserValueError(
             f'got directory {directory} without any ckpt-<step>.index; need a checkpoint; check the path'
         )
-    return str(pathlib.Path(directory) / f'ckpt-{steps[-1]}')
-
-
-def _steps(directory: pathlib.Path) -> list[int]:
-    matches = map(_INDEX.fullmatch, os.listdir(directory) if directory.is_dir() else ())
-    return sorted(int(match[1]) for match in matches if match)
-
-
-def _flush(file: pathlib.Path) -> None:
-    """Waits until a file is on the disk, so that a crash of the machine does not leave a name without content."""
-    with file.open('rb') as opened:
-        os.fsync(opened.fileno())
+    return files.prefix(files.newest)

@@ -74,13 +74,13 @@ def is_inside(name: Any) -> bool:
     return all(part not in ('', '.', '..') and len(part.encode()) <= _MAX_PART for part in name.split('/'))
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Writes `text` to `path` so that a reader sees the old file or the new one, never a part of it."""
+def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
+    """Writes a file so that a reader sees the old one or the new one, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.{threading.get_ident()}')
     try:
-        with temporary.open('w', encoding='utf-8') as file:
-            file.write(text)
+        with temporary.open('wb') as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

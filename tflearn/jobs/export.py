@@ -1,7 +1,6 @@
 """The export job: makes a full model, a TFLite model or a product's model of one of a run's exported policies."""
 
 import contextlib
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -14,7 +13,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files import digests
-from tflearn.files.run_dir import RunDir, read_json
+from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.policies import fixed_batch, products, updates, versions
 from tflearn.policies import tflite as lite
 from tflearn.policies.exporter import OBSERVATION_NAMES
@@ -109,10 +108,7 @@ def _write_tflite(
     given = _observations(run_dir, version, observations, num_observations)
     model = lite.convert(version, given if tflite == 'int8' else None)
     metrics = lite.compare(model, version, given, tflite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    temporary.write_bytes(model)
-    os.replace(temporary, path)
+    write_atomically(path, model)
     comparison = ', '.join(f'{name} {metric:.4g}' for name, metric in metrics.items())
     logging.info(
         '%s: %d bytes; compared with the SavedModel on %d observations: %s', path, len(model), _len(given), comparison

@@ -65,7 +65,7 @@ def make(
 
 def continues(run_dir: RunDir) -> bool:
     """Returns whether the run has a checkpoint, so that it begins with nothing else."""
-    return bool(CheckpointFiles(run_dir.checkpoints, 1, None).steps())
+    return bool(CheckpointFiles(run_dir.checkpoints).numbers())
 
 
 def load(agent: Agent, initial: Initial, run_dir: RunDir) -> None:

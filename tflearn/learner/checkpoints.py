@@ -73,8 +73,8 @@ class Checkpoints:
     @property
     def newest(self) -> str | None:
         """Path prefix of the newest checkpoint in the directory; None if there is none."""
-        steps = self._files.steps()
-        return self._files.path(steps[-1]) if steps else None
+        step = self._files.newest
+        return None if step is None else self._files.prefix(step)
 
     @property
     def saved_step(self) -> int | None:
@@ -101,7 +101,7 @@ class Checkpoints:
             self.wait()
         elif layout.unmapped:
             self._background.join(_TIMEOUT_SECS)
-        return self._files.path(step)
+        return self._files.prefix(step)
 
     def wait(self, timeout_secs: float = _TIMEOUT_SECS) -> None:
         """Waits until everything is written and the background thread has ended.
@@ -125,10 +125,10 @@ class Checkpoints:
         """
         self.wait()
         self._current_layout()  # now, so that the first save need not wait for it
-        steps, start = self._files.steps(), time.monotonic()
+        steps, start = self._files.numbers(), time.monotonic()
         named = [_step(name) for name in self._manifests.own()] if self._manifests else []
         for step in dict.fromkeys([*named, *reversed(steps)]):
-            path = self._files.path(step)
+            path = self._files.prefix(step)
             try:
                 self._restore(path)
             except (tf.errors.OpError, IndexError) as error:
@@ -159,9 +159,9 @@ class Checkpoints:
 
     def _set_aside(self, restored: int) -> None:
         """Moves newer checkpoints away: the replay that belongs to them is lost, or their writer had lost its lease."""
-        for step in self._files.steps():
+        for step in self._files.numbers():
             if step > restored and step not in self._files.damaged:
-                logging.warning('moved %s to unused/: it is not of the restored pair', self._files.path(step))
+                logging.warning('moved %s to unused/: it is not of the restored pair', self._files.prefix(step))
                 self._files.set_aside(step)
 
     def _current_layout(self) -> Layout:
@@ -181,7 +181,7 @@ class Checkpoints:
             self._add_manifest(step)
             self.num_failed = 0
         except (OSError, tf.errors.OpError) as error:
-            path = self._files.path(step)
+            path = self._files.prefix(step)
             self.num_failed += 1
             raise UserOSError(
                 f'could not save {path} ({_first_line(error)}); the next save tries again; make room'

@@ -41,13 +41,13 @@ class Checkpointer:
         """
         keep = sys.maxsize if max_to_keep is None else max_to_keep
         self._objects = objects
-        self._files = CheckpointFiles(run_dir.checkpoints, keep, None)
+        self._files = CheckpointFiles(run_dir.checkpoints, keep)
         self._checkpoints = Checkpoints(run_dir.checkpoints, objects, keep)
 
     @property
     def manager(self) -> Manager:
         """The checkpoints in the directory now."""
-        return Manager(str(self._files.directory), [self._files.path(step) for step in self._files.steps()])
+        return Manager(str(self._files.directory), [self._files.prefix(step) for step in self._files.numbers()])
 
     @property
     def checkpoint_exists(self) -> bool:

@@ -29,6 +29,7 @@ from tflearn.core.background import Background
 from tflearn.core.errors import UserValueError
 from tflearn.core.finite import FiniteCheck
 from tflearn.core.settings import PositiveInt, checked
+from tflearn.files import numbered
 from tflearn.files.run_dir import write_json
 from tflearn.policies import plain_nests, signatures, updates, versions
 from tflearn.policies.export_check import ExportCheck, Live
@@ -71,7 +72,7 @@ class PolicyExporter:
         self._directory = directory
         self._keep_last, self._keep_updates = keep_last, keep_updates
         for folder in (directory, updates.folder(directory)):
-            versions.remove_leftovers(folder)
+            numbered.remove_leftovers(folder)
         self._live = signatures.traced(policy)
         self._signatures = signatures.named(policy, self._live)
         self._others = {_SPECS: _specs(policy)}
@@ -161,7 +162,7 @@ class PolicyExporter:
 
         Call it before the first export. Versions that an evaluation has marked as kept stay. Returns the others' steps.
         """
-        versions.drop_newer_than(updates.folder(self._directory), train_step, updates.is_complete)
+        versions.drop_newer_than(updates.folder(self._directory), train_step, updates.NEEDED)
         return versions.drop_newer_than(self._directory, train_step)
 
     def _write_version(
@@ -202,8 +203,7 @@ class PolicyExporter:
             if live.values is None:
                 return
         self._check_finite(self._named(weights), f'weights for the export {path}')
-        written = versions.temporary(path.parent, path.name)
-        try:
+        with numbered.writing(path) as written:
             if write_graph:
                 write_graph(written)
             self._files.write_weights(written, weights)
@@ -212,13 +212,8 @@ class PolicyExporter:
                 self._check.compare_first(written, live.values)
             else:
                 self._check.compare_later(written, self._files, weights, live.actions or [])
-            if exists:  # it was written only to be compared
-                versions.remove(written)
-            else:
+            if not exists:  # otherwise it was written only to be compared
                 versions.publish(written, path)
-        except BaseException:
-            versions.remove(written)
-            raise
 
 
 def _constant_facts(policy: Any) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import pathlib
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
-from tflearn.policies import loaded_model, signatures, versions
+from tflearn.files import numbered
+from tflearn.policies import loaded_model, signatures
 
 
 def save(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
@@ -33,10 +34,6 @@ def save(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
     def fixed(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         return {name: tf.identity(value) for name, value in serving(**dict(zip(specs, tensors, strict=True))).items()}
 
-    written = versions.temporary(output.parent, output.name)
-    try:
+    with numbered.writing(output) as written:
         tf.saved_model.save(module, str(written), signatures={signatures.DEFAULT: fixed})
         os.rename(written, output)
-    except BaseException:
-        versions.remove(written)
-        raise

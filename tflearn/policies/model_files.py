@@ -4,14 +4,13 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tflearn.policies import versions
+from tflearn.files import numbered
 
 _WEIGHTS = pathlib.Path(tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.VARIABLES_FILENAME)
 _VALUE = '.ATTRIBUTES/VARIABLE_VALUE'
@@ -45,8 +44,7 @@ class ModelFiles:
 
         `others` are further files that do not depend on the weights.
         """
-        path = versions.temporary(directory, 'template')
-        try:
+        with numbered.writing(directory / 'template') as path:
             tf.saved_model.save(module, str(path), signatures=signatures)
             files = {file.relative_to(path): file for file in path.rglob('*') if file.is_file()}
             # The fingerprint depends on the weights, and is optional.
@@ -61,8 +59,6 @@ class ModelFiles:
             constants = sorted(reader.get_variable_to_shape_map().keys() - set(keys))
             dtypes = [variable.dtype for variable in module.model_variables]
             return cls({**graph, **others}, keys, dtypes, {key: reader.get_tensor(key) for key in constants})
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
 
     @functools.cached_property
     def digest(self) -> str:

@@ -26,6 +26,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked_dataclass
+from tflearn.files import numbered
 from tflearn.files.run_dir import read_json
 from tflearn.policies import loaded_model, plain_nests, rounding, tflite, versions
 from tflearn.policies.export_check import check_results, draw, is_stochastic
@@ -91,8 +92,7 @@ def save(version: pathlib.Path, output: pathlib.Path, options: ProductOptions, r
     if output.exists():
         raise UserValueError(f'got output={output}, which exists; need a new path; choose another')
     product = _Product(version, options, raw)
-    written = versions.temporary(output.parent, output.name)
-    try:
+    with numbered.writing(output) as written:
         tf.saved_model.save(product.module, str(written), signatures={options.signature: product.function})
         product.compare(tf.saved_model.load(str(written)).signatures[options.signature])
         outputs = _output_spec(written, options.signature, product.outputs)
@@ -110,9 +110,6 @@ def save(version: pathlib.Path, output: pathlib.Path, options: ProductOptions, r
         for name in (policy_saver.POLICY_SPECS_PBTXT, versions.METADATA):
             shutil.copyfile(version / name, written / name)
         os.rename(written, output)
-    except BaseException:
-        versions.remove(written)
-        raise
 
 
 class _Product:

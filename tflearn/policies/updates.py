@@ -13,12 +13,13 @@ import tempfile
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
-from tflearn.files import digests
+from tflearn.files import digests, numbered
 from tflearn.files.run_dir import read_json
 from tflearn.policies import loaded_model, versions
 from tflearn.policies.model_files import ModelFiles
 
 GRAPH = 'graph'
+NEEDED = (versions.METADATA,)
 
 _FOLDER = 'updates'
 _MODEL = 'model-'
@@ -31,7 +32,7 @@ def folder(directory: pathlib.Path) -> pathlib.Path:
 
 def steps(directory: pathlib.Path) -> list[int]:
     """Returns the train steps of the complete updates in ascending order."""
-    return versions.versions(folder(directory), is_complete)
+    return versions.versions(folder(directory), NEEDED)
 
 
 def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
@@ -39,18 +40,14 @@ def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
     model = folder(directory) / f'{_MODEL}{files.digest}'
     if model.exists():
         return
-    written = versions.temporary(model.parent, model.name)
-    try:
+    with numbered.writing(model) as written:
         files.write_graph(written)
         versions.publish(written, model)
-    except BaseException:
-        versions.remove(written)
-        raise
 
 
 def prune(directory: pathlib.Path, keep_last: int) -> None:
     """Removes all updates except the `keep_last` newest, and graphs to which no update belongs, moved aside or not."""
-    versions.prune(folder(directory), keep_last, complete=is_complete)
+    versions.prune(folder(directory), keep_last, needs=NEEDED)
     models = list(folder(directory).glob(f'{_MODEL}*'))
     if len(models) > 1:
         found = [read_json(metadata) or {} for metadata in folder(directory).glob(f'*/{versions.METADATA}')]
@@ -89,8 +86,7 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
     model = update.with_name(_MODEL + graph)
     if not model.is_dir():
         raise UserValueError(f'got the update {update} without its graph; need {model}; copy both')
-    written = versions.temporary(version.parent, version.name)
-    try:
+    with numbered.writing(version) as written:
         with tempfile.TemporaryDirectory(prefix='tflearn-model-') as private:
             for part in (model, update):
                 with digests.checked(part) as copy:
@@ -102,9 +98,6 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
         if output is None:
             versions.keep(written)
         versions.publish(written, version, recorded=True)
-    except BaseException:
-        versions.remove(written)
-        raise
     return version
 
 

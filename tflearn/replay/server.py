@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from absl import logging
@@ -19,6 +19,7 @@ from tflearn.core import extras, stderr
 from tflearn.core.errors import UserTimeoutError, UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import is_listening
+from tflearn.files.numbered import Numbered, remove_leftovers
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.replay import connection
 
@@ -47,22 +48,20 @@ class CheckpointDirectory:
         Args:
           needed: returns the names of the checkpoints that are kept besides the newest one.
         """
-        self._path, self._needed = path, needed
+        self._numbered, self._needed = Numbered(path, '{:08}', needs=('DONE',)), needed
         self.reverb_root = path / _UNFINISHED  # exists only while Reverb saves to it
 
     def newest(self) -> pathlib.Path | None:
         """Returns the newest complete checkpoint; None if there is none."""
-        found = [*self._numbered(), *self._not_yet_numbered()]
-        return found[-1] if found else None
+        if saved := self._saved():
+            return saved[-1]
+        number = self._numbered.newest
+        return None if number is None else self._numbered.path(number)
 
-    def _numbered(self) -> list[pathlib.Path]:
-        """Returns the complete checkpoints with their numbers as names, by age."""
-        numbered = (path for path in _complete(self._path) if path.name.isdecimal())
-        return sorted(numbered, key=lambda path: int(path.name))
-
-    def _not_yet_numbered(self) -> list[pathlib.Path]:
-        """Returns the complete checkpoints that Reverb has saved, by age."""
-        return sorted(_complete(self.reverb_root), key=lambda path: (path / 'DONE').stat().st_mtime_ns)
+    def _saved(self) -> list[pathlib.Path]:
+        """Returns the complete checkpoints that Reverb has saved and that have no number yet, by age."""
+        done = sorted(self.reverb_root.glob('*/DONE'), key=lambda path: path.stat().st_mtime_ns)
+        return [path.parent for path in done]
 
     def clean(self) -> None:
         """Takes over what Reverb has saved; call it before Reverb starts and after it has saved.
@@ -73,37 +72,23 @@ class CheckpointDirectory:
         Raises:
           OSError: if the directory cannot be written to.
         """
-        self._path.mkdir(parents=True, exist_ok=True)
-        for path in self._not_yet_numbered():
-            self._replace_others(path)
+        self._numbered.directory.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self._numbered.directory, shared=False)
+        for path in self._saved():
+            path.rename(self._numbered.next_path())
+            self.prune()
         if self.reverb_root.exists():
             shutil.rmtree(self.reverb_root)
 
-    def _replace_others(self, saved: pathlib.Path) -> None:
-        others = [path for path in self._path.iterdir() if path.is_dir() and path.name.isdecimal()]
-        number = max((int(path.name) for path in others), default=0) + 1
-        saved.rename(self._path / f'{number:08d}')
-        self._remove(others)
-
     def prune(self) -> None:
-        """Removes all checkpoints but the newest one and those that are needed."""
-        newest = self.newest()
-        self._remove([path for path in self._numbered() if path != newest])
-
-    def _remove(self, checkpoints: Iterable[pathlib.Path]) -> None:
-        needed = self._needed()
-        for path in checkpoints:
-            if path.name not in needed:
-                shutil.rmtree(path, ignore_errors=True)
+        """Removes all checkpoints but the newest one with a number and those that are needed."""
+        if (newest := self._numbered.newest) is not None:
+            self._numbered.prune({newest, *map(int, self._needed())})
 
 
 def missing_files(checkpoint: pathlib.Path) -> list[str]:
     """Returns the files that a complete checkpoint lacks. Without them Reverb would restore an empty replay."""
     return [name for name in _FILES if not (checkpoint / name).exists()]
-
-
-def _complete(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    return (path.parent for path in directory.glob('*/DONE'))
 
 
 def _describe(table: Any) -> dict[str, Any]:
