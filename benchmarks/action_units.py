@@ -23,10 +23,10 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.agents import appo, awac, bc, ddpg, droq, impala, iql, ppo, reinforce, sac, td3, tqc, v_mpo
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.core.train_step import create_train_step
-from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.optimization import ppo_loss, schedules
 from tflearn.optimization.ensemble import Truncated
+from tflearn.train_step import create_train_step
+from tflearn.types import Agent, EnvironmentSpecs
 
 BATCH, STEPS, TOLERANCE = 64, 1_500, 0.05
 BOUNDS = {'0.01': (-0.01, 0.01), '0.1': (-0.1, 0.1), '1': (-1, 1), '100': (-100, 100), '1000': (0, 1000)}
@@ -86,7 +86,7 @@ def main() -> None:
     steps, seeds = (2, 1) if options.quick else (STEPS, options.seeds)
     tf.get_logger().setLevel('ERROR')
     found = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    print('| agent | bounds | greedy u of each seed | within 0.05 of 0.5 | slowest run [s] |\n|---|---|---|---|---|')
+    print('| agent | bounds | greedy u of each seed | within 0.05 of 0.5 | slowest run [CPU s] |\n|---|---|---|---|---|')
     for name in options.agents:
         for bounds in options.bounds:
             runs = []
@@ -105,8 +105,8 @@ def main() -> None:
 
 
 def _run(name: str, bounds: tuple[float, float], seed: int, steps: int) -> dict[str, float]:
-    """Returns the greedy action's place within its bounds after training, and the seconds that it took."""
-    began, (low, high) = time.monotonic(), bounds
+    """Returns the greedy action's place within its bounds after training, and the CPU seconds that it took."""
+    began, (low, high) = time.process_time(), bounds
     tf.keras.utils.set_random_seed(seed)
     spec = tensor_spec.BoundedTensorSpec((1,), tf.float32, low, high, 'action')
     agent, length = _make_agent(name, EnvironmentSpecs(OBSERVATION, spec))
@@ -128,7 +128,7 @@ def _run(name: str, bounds: tuple[float, float], seed: int, steps: int) -> dict[
         train(tf.constant(random.choice(actions, BATCH), tf.float32), ())
     policy = agent.policy
     greedy = policy.action(ts.restart(tf.zeros((1, 1)), 1), policy.get_initial_state(1)).action.numpy()[0, 0]
-    return {'greedy': float((greedy - middle) / half), 'secs': time.monotonic() - began}
+    return {'greedy': float((greedy - middle) / half), 'secs': time.process_time() - began}
 
 
 def _make_agent(name: str, specs: EnvironmentSpecs) -> tuple[Agent, int]:
