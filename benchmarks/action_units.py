@@ -86,7 +86,9 @@ def main() -> None:
     steps, seeds = (2, 1) if options.quick else (STEPS, options.seeds)
     tf.get_logger().setLevel('ERROR')
     found = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    print('| agent | bounds | greedy u of each seed | within 0.05 of 0.5 | slowest run [CPU s] |\n|---|---|---|---|---|')
+    print(
+        '| agent | bounds | greedy u of each seed | within 0.05 of 0.5 | slowest run [CPU s] |\n|---|---|---|---|---|'
+    )
     for name in options.agents:
         for bounds in options.bounds:
             runs = []

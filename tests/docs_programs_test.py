@@ -50,7 +50,7 @@ NOT_RUN = {
     r's3://': 'needs a store; tests/files has one on this machine',
     r'--listen=|=replay:|=feed:|--weights_address': 'several machines; see tests/scripts/weights_test.py, tests/chaos',
     r'curl ': 'tests/environments/external_server_test.py runs the commands of the page; a status by hand',
-    r'openssl |tflearn-tunnel|runs/cartpole --gin_file=dqn_cartpole --replay': 'tests/net/tunnel_test.py runs the page',
+    r'openssl |stunnel |runs/cartpole --gin_file=dqn_cartpole --replay': 'tests/replay/tunnel_test.py runs the page',
     r'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
     r'saved_model_cli': 'tests/policies/products_aot_test.py',
     r'--format=(minari|rlds)|expert_rlds': 'needs the extras minari and rlds; tests/data/conversion_test.py',

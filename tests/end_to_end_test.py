@@ -76,7 +76,7 @@ def interrupted(tmp_path_factory) -> Attempt:
     folder = tmp_path_factory.mktemp('interrupted')
     run_dir = RunDir(folder / 'run')
     with Program('launch', *TINY, folder=folder) as launch:
-        launch.wait_for(lambda: metric(run_dir, 'train', 'env_steps') > 0, 'the middle of training')
+        launch.wait_for(lambda: metric(run_dir, 'train', 'train_step') > 0, 'the middle of training')
         launch.send(signal.SIGINT)
         return Attempt(run_dir, launch.end(), launch.output, progress(run_dir))
 
