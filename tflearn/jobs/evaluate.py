@@ -16,7 +16,7 @@ from tflearn.coordinator.weights_channels import Plane
 from tflearn.core.action_mask import ActionMask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
-from tflearn.core.settings import PositiveFloat, PositiveInt, checked
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import (
     AgentFactory,
     BatchedEnvironment,
@@ -58,7 +58,7 @@ def evaluate(
     num_episodes: PositiveInt = 20,
     num_environments: PositiveInt = 10,
     target_return: float | None = None,
-    idle_timeout_secs: PositiveFloat = 3600.0,
+    idle_timeout_secs: float = 3600.0,
     seed: int | None = None,
     options: EvaluateOptions = EvaluateOptions(),
     record_video: VideoFactory | None = None,
