@@ -23,10 +23,10 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.agents import appo, awac, bc, ddpg, droq, impala, iql, ppo, reinforce, sac, td3, tqc, v_mpo
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.optimization import ppo_loss, schedules
 from tflearn.optimization.ensemble import Truncated
-from tflearn.train_step import create_train_step
-from tflearn.types import Agent, EnvironmentSpecs
 
 BATCH, STEPS, TOLERANCE = 64, 1_500, 0.05
 BOUNDS = {'0.01': (-0.01, 0.01), '0.1': (-0.1, 0.1), '1': (-1, 1), '100': (-100, 100), '1000': (0, 1000)}
@@ -86,9 +86,7 @@ def main() -> None:
     steps, seeds = (2, 1) if options.quick else (STEPS, options.seeds)
     tf.get_logger().setLevel('ERROR')
     found = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    print(
-        '| agent | bounds | greedy u of each seed | within 0.05 of 0.5 | slowest run [CPU s] |\n|---|---|---|---|---|'
-    )
+    print('| agent | bounds | greedy u of each seed | within 0.05 of 0.5 | slowest [CPU s] |\n|---|---|---|---|---|')
     for name in options.agents:
         for bounds in options.bounds:
             runs = []
