@@ -89,6 +89,8 @@ def serve_options() -> serve.ServeOptions:
         poll_secs=values.poll_secs,
         metrics_port=values.metrics_port,
         clients=pathlib.Path(values.clients) if values.clients else None,
+        num_threads=_num_threads(),
+        max_concurrent_requests=values.max_concurrent_requests,
     )
 
 
@@ -97,9 +99,9 @@ def server_options() -> serve.ServerOptions:
     from tflearn.jobs import serve
 
     values = flags.FLAGS
-    limits = _values('host', 'port', 'max_concurrent_requests', 'max_request_bytes', 'max_connections')
+    limits = _values('host', 'port', 'max_request_bytes', 'max_connections')
     files = [pathlib.Path(name) for name in (values.tls_certificate, values.tls_key, values.tls_client_ca) if name]
-    return serve.ServerOptions(**limits, num_threads=_num_threads(), tls=serve.TlsFiles(*files) if files else None)
+    return serve.ServerOptions(**limits, tls=serve.TlsFiles(*files) if files else None)
 
 
 def _num_threads() -> int:

@@ -9,7 +9,7 @@ import threading
 from absl import flags
 
 from tflearn.coordinator import weights_relay
-from tflearn.coordinator.weights_server import ServerOptions
+from tflearn.coordinator.weights_server import MAX_BYTES, ServerOptions
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import Status
 
@@ -51,7 +51,7 @@ def options() -> ServerOptions:
         raise UserValueError(f'got --listen={values.listen}; need HOST:PORT')
     if values.upstream:
         job_flags.check_address(values.upstream, 'upstream')
-    return ServerOptions(host.strip('[]'), int(port), values.weights_token, values.max_connections)
+    return ServerOptions(host.strip('[]'), int(port), values.max_connections, MAX_BYTES, None, values.weights_token)
 
 
 def main() -> None:

@@ -15,8 +15,9 @@ from scripts import job_process
 from tests.coordinator.weights_messages_test import made
 from tflearn.coordinator import weights_messages, weights_relay
 from tflearn.coordinator.weights_client import Client, Lost, Refused
-from tflearn.coordinator.weights_server import DELTA, PATH, ServerOptions, WeightsServer
+from tflearn.coordinator.weights_server import DELTA, PATH, WeightsServer
 from tflearn.core.waiting import wait_until
+from tflearn.net.server_options import ServerOptions
 
 TOKEN = 'a-token-of-enough-characters'
 LARGE = np.ones(100_000, np.float32)
@@ -120,15 +121,15 @@ def test_a_token_is_asked_for(tmp_path, server_of, client_of):
 @pytest.mark.parametrize(
     ('request_', 'status', 'words'),
     [
-        ({'path': '/v1/other'}, 404, 'need GET or PUT /v1/weights'),
+        ({'path': '/v1/other'}, 404, 'need GET /v1/weights, GET /v1/status, PUT /v1/weights'),
         ({'method': 'PUT', 'body': b'noise'}, 400, 'that are no publication'),
         ({'method': 'PUT', 'body': b'x' * 2_000_001}, 413, 'need at most 2000000'),
-        ({'method': 'DELETE'}, 405, 'takes no publications'),
+        ({'method': 'DELETE'}, 405, 'got DELETE /v1/weights; need GET'),
         ({'Prefer': 'wait=soon'}, 404, ''),
     ],
 )
 def test_other_requests_are_answered(server_of, request_, status, words):
-    server = server_of(max_bytes=2_000_000)
+    server = server_of(max_request_bytes=2_000_000)
     found, body = asked(server, **request_)
     assert found == status and words in body.decode()
     assert asked(server, '/v1/status')[0] == 200
@@ -223,7 +224,7 @@ def test_an_epoch_far_ahead_is_refused_without_a_token(server_of, client_of):
 
 def test_a_slow_sender_loses_the_place_to_the_learner(server_of, client_of, monkeypatch):
     monkeypatch.setattr('tflearn.coordinator.weights_server._SLOW_SECS', 0.2)
-    server = server_of(max_bytes=1 << 30)
+    server = server_of(max_request_bytes=1 << 30)
     with socket.create_connection(('localhost', server.port), 20) as slow:
         slow.sendall(f'PUT {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {1 << 30}\r\n\r\nslow'.encode())
         wait_until(lambda: server._sender, 'its place', 20)

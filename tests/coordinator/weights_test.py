@@ -12,9 +12,10 @@ from tflearn.coordinator.publisher import Publisher
 from tflearn.coordinator.subscriber import Publication, Subscriber
 from tflearn.coordinator.weights_channels import Plane
 from tflearn.coordinator.weights_client import Client
-from tflearn.coordinator.weights_server import ServerOptions, WeightsServer
+from tflearn.coordinator.weights_server import WeightsServer
 from tflearn.core.train_step import create_train_step
 from tflearn.core.waiting import wait_until
+from tflearn.net.server_options import ServerOptions
 
 
 def _variables(value, units=3):

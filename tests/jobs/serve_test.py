@@ -88,5 +88,5 @@ def test_unnamed_policy_without_versions_does_not_end_the_server(start, tmp_path
 @pytest.mark.parametrize('options', [{'max_rows': 0}, {'poll_secs': -1.0}, {'poll_secs': float('nan')}])
 def test_rejects_invalid_options(options):
     (name,) = options
-    with pytest.raises(ValueError, match=f'got {name}='):
+    with pytest.raises(ValueError, match=f'got ServeOptions.{name}='):
         serve.ServeOptions(**options)

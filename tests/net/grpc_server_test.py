@@ -13,7 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.testing import certificates
 from tflearn.core.waiting import wait_until
-from tflearn.net.grpc_server import Overloaded, Server, ServerOptions, TlsFiles, connect
+from tflearn.net.grpc_server import Overloaded, Server, connect, server_credentials
+from tflearn.net.server_options import ServerOptions
+from tflearn.net.tls import TlsFiles
 
 DEADLINE_SECS = 60.0
 ERRORS = {
@@ -38,8 +40,8 @@ def serve():
     """Starts servers, and closes them."""
     servers = []
 
-    def start(methods, *args, **options):
-        servers.append(Server(methods, ServerOptions(port=0, **options), *args))
+    def start(methods, *args, options=None, **given):
+        servers.append(Server(methods, options or ServerOptions(), *args, **given))
         return servers[-1]
 
     yield start
@@ -105,4 +107,4 @@ def test_rejects_invalid_pem_files(tmp_path):
     (tmp_path / 'noise').write_bytes(b'noise')
     for files in ((own[1], strange[0]), (own[1], own[0], tmp_path / 'noise'), (tmp_path / 'none', own[0])):
         with pytest.raises(ValueError, match=f'got the files {files[0]}, .*; need a certificate, its key, CAs, in PEM'):
-            TlsFiles(*files).credentials()
+            server_credentials(TlsFiles(*files))

@@ -27,7 +27,7 @@ from tflearn.replay.storage import REPLAY
 from tflearn.sampling import feed_dispatcher, feed_server, feed_worker
 from tflearn.sampling.feed_blocks import Blocks
 from tflearn.sampling.feed_client import FeedClient
-from tflearn.sampling.feed_server import RelayServer
+from tflearn.sampling.feed_server import FeedServer
 from tflearn.sampling.feed_source import FeedReader, FeedSource, wait_for_feed
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
@@ -49,7 +49,7 @@ def dispatch(tmp_path_factory):
 
         def start(address):
             return stack.enter_context(
-                contextlib.closing(RelayServer('localhost', 0, Shards((address,)), f'localhost:{port}'))
+                contextlib.closing(FeedServer('localhost', 0, Shards((address,)), f'localhost:{port}'))
             )
 
         yield start

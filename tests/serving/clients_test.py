@@ -12,14 +12,16 @@ import grpc
 
 from tests.testing import certificates, served_policies
 from tflearn.core import tokens
-from tflearn.net.grpc_server import Caller, Overloaded, PermissionDenied, TlsFiles, Unauthenticated
+from tflearn.net.grpc_server import Caller, Overloaded, PermissionDenied, Unauthenticated
+from tflearn.net.server_options import ServerOptions
+from tflearn.net.tls import TlsFiles
 from tflearn.serving import clients as clients_module
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.clients import Clients
 from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models
 from tflearn.serving.served_version import ServedVersion
-from tflearn.serving.server import PolicyServer, ServerOptions
+from tflearn.serving.server import PolicyServer
 
 TOKENS = {name: f'{name}-0123456789abcdef' for name in ('robot', 'screen')}
 
@@ -39,7 +41,7 @@ def serving(root, file, **options):
     models = Models(root, lambda path: ServedVersion(path, None))
     models.refresh()
     metrics = ServingMetrics(models)
-    server = PolicyServer(models, ServerOptions(port=0, **options), metrics, Clients(file, metrics.record_refused))
+    server = PolicyServer(models, ServerOptions(**options), metrics, Clients(file, metrics.record_refused))
     try:
         yield server, models, metrics
     finally:

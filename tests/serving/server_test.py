@@ -26,7 +26,9 @@ from tflearn.core.waiting import wait_until
 from tflearn.files import numbered
 from tflearn.launch.local import free_port
 from tflearn.net import grpc_server as rpc_server
+from tflearn.net import metrics_server
 from tflearn.net.grpc_server import connect
+from tflearn.net.server_options import ServerOptions
 from tflearn.policies import loader
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.batching import BatchOptions
@@ -41,7 +43,7 @@ from tflearn.serving.protos import (
     prediction_service_pb2_grpc,
 )
 from tflearn.serving.served_version import ServedVersion
-from tflearn.serving.server import PolicyServer, ServerOptions
+from tflearn.serving.server import PolicyServer
 
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
@@ -176,8 +178,8 @@ def test_health_and_metrics_follow_the_versions(tmp_path):
     models = Models(tmp_path, ServedVersion)
     metrics = ServingMetrics(models)
     port = free_port()
-    metrics.serve('localhost', port)
-    server = PolicyServer(models, ServerOptions(port=0), metrics)
+    served = metrics_server.serve(metrics.registry, 'localhost', port, '--metrics_port')
+    server = PolicyServer(models, ServerOptions(), metrics)
     with grpc.insecure_channel(f'localhost:{server.port}') as channel:
         assert health(channel) == 'NOT_SERVING'
         served_policies.Publisher(tmp_path).publish(3)
@@ -189,7 +191,7 @@ def test_health_and_metrics_follow_the_versions(tmp_path):
         client.close()
     server.close()
     text = urllib.request.urlopen(f'http://localhost:{port}/metrics', timeout=DEADLINE_SECS).read().decode()
-    metrics.close()
+    served.close()
     assert 'tflearn_served_version{model="greedy_policy"} 3.0' in text
     assert 'tflearn_requests_total{code="OK",method="Predict"} 1.0' in text
     assert 'tflearn_request_rows_sum{model="greedy_policy"} 2.0' in text

@@ -8,7 +8,7 @@ pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"
 import grpc
 
 from tests.testing import certificates, served_policies
-from tflearn.net.grpc_server import TlsFiles
+from tflearn.net.tls import TlsFiles
 from tflearn.serving.client import PolicyClient
 
 

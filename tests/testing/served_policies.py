@@ -7,10 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from tests.testing import example_policies
+from tflearn.net.server_options import ServerOptions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.models import Models
 from tflearn.serving.served_version import ServedVersion
-from tflearn.serving.server import PolicyServer, ServerOptions
+from tflearn.serving.server import PolicyServer
 
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
@@ -57,11 +58,11 @@ def held(models):
 
 
 @contextlib.contextmanager
-def serving(root, batching=None, pinned=(), names=(), **options):
+def serving(root, batching=None, pinned=(), names=(), max_concurrent_requests=1024, **options):
     """A server of the policies in `root`, on a free port. Yields it and its models."""
     models = Models(root, lambda path: ServedVersion(path, batching), names, pinned)
     models.refresh()
-    server = PolicyServer(models, ServerOptions(port=0, **options))
+    server = PolicyServer(models, ServerOptions(**options), max_concurrent_requests=max_concurrent_requests)
     try:
         yield server, models
     finally:

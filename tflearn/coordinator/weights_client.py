@@ -5,12 +5,10 @@ import hashlib
 import http.client
 import json
 import random
-import socket
 import threading
 import time
-import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -20,9 +18,8 @@ from absl import logging
 from tflearn.coordinator import weights_messages
 from tflearn.coordinator.weights_messages import Message
 from tflearn.coordinator.weights_server import DELTA, MAX_WAIT_SECS, PATH, STATUS_PATH
-from tflearn.core import tokens
+from tflearn.net.http_client import HttpClient
 
-_CONNECT_SECS = 5.0
 _ANSWER_SECS = 15.0  # beyond what the server is asked to wait
 _LARGEST_PAUSE_SECS = 5.0
 _BLOCK_BYTES = 1 << 20
@@ -55,9 +52,8 @@ class Client:
           name: what the client's order is made from.
           token: what it shows.
         """
-        self._ranked = sorted(addresses, key=lambda each: _weight(name, each))
-        self._headers = {'Authorization': tokens.header(token)} if token else {}
-        self._connection: http.client.HTTPConnection | None = None
+        ranked = sorted(addresses, key=lambda each: _weight(name, each))
+        self._servers = [HttpClient(address, token) for address in ranked]  # the one that is asked now first
         self._closed, self._asking = threading.Event(), threading.Lock()
         self._failures = 0
         self._free: list[np.ndarray] = []
@@ -65,7 +61,7 @@ class Client:
     @property
     def address(self) -> str:
         """The server that is asked now."""
-        return self._ranked[0]
+        return self._servers[0].address
 
     def get(self, known: Message | None, wait_secs: float = MAX_WAIT_SECS) -> Message | None:
         """Returns the newest publication with all its data; None if it is `known`, or there is none.
@@ -80,7 +76,7 @@ class Client:
         headers = {'Prefer': f'wait={int(wait_secs)}'}
         if known:
             headers |= {'If-None-Match': f'"{known.tag}"', 'A-IM': DELTA}
-        with self._response('GET', PATH, headers, (), wait_secs) as response:
+        with self._response('GET', PATH, wait_secs, headers=headers) as response:
             if response.status in (HTTPStatus.NOT_MODIFIED, HTTPStatus.NOT_FOUND):
                 response.read()
                 return None
@@ -94,8 +90,7 @@ class Client:
           Lost: if no answer came in time.
           Refused: if the server does not take it.
         """
-        parts = message.parts()
-        with self._response('PUT', PATH, {'Content-Length': str(sum(map(len, parts)))}, parts) as response:
+        with self._response('PUT', PATH, body=message.parts()) as response:
             self._check(response)
             response.read()
 
@@ -118,60 +113,22 @@ class Client:
     def close(self) -> None:
         """Ends the request that another thread may wait for."""
         self._closed.set()
-        if (connection := self._connection) and connection.sock:
-            with contextlib.suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+        for server in list(self._servers):
+            server.close()
         with self._asking:
-            self._drop()
+            self._servers[0].drop()
 
     @contextlib.contextmanager
     def _response(
-        self,
-        method: str,
-        path: str,
-        headers: Mapping[str, str] = types.MappingProxyType({}),
-        parts: Sequence[bytes | memoryview] = (),
-        wait_secs: float = 0.0,
+        self, method: str, path: str, wait_secs: float = 0.0, **given: Any
     ) -> Iterator[http.client.HTTPResponse]:
         """Asks, and gives the response; makes Lost of what goes wrong in the block."""
         with self._asking:
             try:
-                yield self._ask(method, path, {**self._headers, **headers}, parts, wait_secs + _ANSWER_SECS)
+                yield self._servers[0].ask(method, path, wait_secs + _ANSWER_SECS, **given)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise self._lost(error) from error
             self._failures = 0
-
-    def _ask(
-        self, method: str, path: str, headers: Mapping[str, str], parts: Sequence[bytes | memoryview], secs: float
-    ) -> http.client.HTTPResponse:
-        while True:
-            if self._closed.is_set():
-                raise ConnectionError('closed')
-            is_kept = self._connection is not None
-            connection = self._connection or self._connect()
-            connection.sock.settimeout(secs)
-            try:
-                connection.putrequest(method, path, skip_accept_encoding=True)
-                for name, value in headers.items():
-                    connection.putheader(name, value)
-                connection.endheaders()
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # one that refuses answers before
-                    for part in parts:
-                        connection.sock.sendall(part)
-                return connection.getresponse()
-            except (ConnectionError, http.client.HTTPException):
-                if not is_kept:  # one that was kept may have been closed meanwhile
-                    raise
-                self._drop()
-
-    def _connect(self) -> http.client.HTTPConnection:
-        host, _, port = self.address.rpartition(':')
-        connection = http.client.HTTPConnection(host.strip('[]'), int(port), timeout=_CONNECT_SECS)
-        connection.connect()
-        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = connection
-        return connection
 
     def _read_all(self, response: http.client.HTTPResponse) -> memoryview:
         """Returns the body; raises OSError if it comes too slowly."""
@@ -199,25 +156,20 @@ class Client:
     def _check(self, response: http.client.HTTPResponse) -> None:
         if response.status != HTTPStatus.OK:
             text = response.read(4096).decode(errors='replace')
-            self._drop()
+            self._servers[0].drop()
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 text = json.loads(text)['error']
             raise Refused(f'the weights server at {self.address} answers {response.status}: {text}')
 
     def _lost(self, error: Exception) -> Lost:
         """Drops the connection, and asks the next server from now on."""
-        self._drop()
+        self._servers[0].drop()
         self._failures += 1
         lost = Lost(f'the weights server at {self.address} does not answer ({error or type(error).__name__})')
-        if len(self._ranked) > 1 and not self._closed.is_set():
-            self._ranked.append(self._ranked.pop(0))
+        if len(self._servers) > 1 and not self._closed.is_set():
+            self._servers.append(self._servers.pop(0))
             logging.warning('%s; asking %s', lost, self.address)
         return lost
-
-    def _drop(self) -> None:
-        if self._connection:
-            self._connection.close()
-        self._connection = None
 
 
 def _weight(name: str, address: str) -> bytes:

@@ -8,8 +8,9 @@ from typing import Any
 from absl import logging
 
 from tflearn.coordinator.weights_client import Client, Lost, Refused
-from tflearn.coordinator.weights_server import Newest, ServerOptions, WeightsServer
-from tflearn.core import background, tokens
+from tflearn.coordinator.weights_server import Newest, WeightsServer
+from tflearn.core import background
+from tflearn.net.server_options import ServerOptions
 
 _REPORT_SECS = 1.0
 
@@ -35,8 +36,8 @@ def serve(
         whose = f'those of {upstream}' if upstream else 'those that train publishes'
         logging.info('serves weights at port %d: %s', server.port, whose)
         if upstream:
-            token = tokens.read(options.token, '--weights_token') if options.token else ''
-            client = ending.enter_context(contextlib.closing(Client([upstream], 'relay', token)))
+            client = Client([upstream], 'relay', options.read_token('--weights_token'))
+            ending.enter_context(contextlib.closing(client))
             given = (server.newest, client, stop)
             background.Thread(target=follow, args=given, name='relay').start()
         while not stop.wait(_REPORT_SECS):

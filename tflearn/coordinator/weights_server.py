@@ -12,10 +12,8 @@ for each relay, and a relay once for each of its collectors.
 """
 
 import collections
-import contextlib
 import dataclasses
 import re
-import socket
 import threading
 import time
 from http import HTTPStatus
@@ -25,38 +23,18 @@ from absl import logging
 
 from tflearn.coordinator import weights_messages
 from tflearn.coordinator.weights_messages import Message
-from tflearn.core import background, tokens
-from tflearn.core.errors import UserValueError
-from tflearn.core.settings import PositiveInt, checked_dataclass
-from tflearn.net import http_server
+from tflearn.net.http_request import Refused, Request, Response, json_response
+from tflearn.net.http_server import HttpServer
+from tflearn.net.server_options import ServerOptions as ServerOptions
 
 PATH, STATUS_PATH = '/v1/weights', '/v1/status'
 DELTA = 'tflearn-delta'
 MAX_WAIT_SECS = 30.0
+MAX_BYTES = 4 << 30  # of a publication
 _KEPT = 4  # publications to which a difference can be made
-_BLOCK_BYTES = 1 << 20
 _SLOW_SECS, _PREFERRED_BYTES_PER_SEC, _END_SECS = 5.0, 1e7, 5.0
 _MAX_EPOCHS_AHEAD = 1000
 _WAIT = re.compile(r'\bwait=(\d{1,6})')
-
-
-@checked_dataclass(frozen=True)
-class ServerOptions:
-    """Where a weights server listens, and its limits.
-
-    Attributes:
-      host: the name or address to listen at; '0.0.0.0' is all networks.
-      port: 0 takes a free one.
-      token: where the token is that everybody must show: a file's path, or 'env:NAME'; None asks for none.
-      max_connections: at the same time: one for each job, and for each relay, that it serves.
-      max_bytes: the size of the largest publication.
-    """
-
-    host: str = 'localhost'
-    port: int = 0
-    token: str | None = None
-    max_connections: PositiveInt = 512
-    max_bytes: PositiveInt = 4 << 30
 
 
 class Newest:
@@ -120,146 +98,74 @@ class WeightsServer:
           ValueError: if it cannot listen there, or there is no token.
         """
         self.newest = Newest()
-        self._takes, self._max_bytes = takes, options.max_bytes
-        self._counts = {'clients': 0, 'sent_messages': 0, 'sent_bytes': 0, 'received_bytes': 0}
+        self._counts = {'sent_messages': 0, 'sent_bytes': 0, 'received_bytes': 0}
         self._lock, self._putting = threading.Lock(), threading.Lock()
-        token = tokens.read(options.token, '--weights_token') if options.token else ''
-        self._has_token = bool(token)
-        self._sender: _Handler | None = None  # who sends a publication now
-        handler = type('Handler', (_Handler,), {'server_of': self, 'token': token})
-        self._server = http_server.listen(
-            options.host, [options.port], handler, options.max_connections, setting='--listen', held=True
-        )
-        self.port = int(self._server.server_address[1])
-        self._thread = background.Thread(target=self._server.serve_forever, name='weights_server')
-        self._thread.start()
-
-    def count(self, **more: int) -> None:
-        """Adds to the counts that `status` shows."""
-        with self._lock:
-            for name, number in more.items():
-                self._counts[name] += number
+        self._sender: tuple[Request, float] | None = None  # who sends a publication now, and since when
+        routes = {f'GET {PATH}': self._get, f'GET {STATUS_PATH}': lambda request: json_response(self.status())}
+        routes |= {f'PUT {PATH}': self._put} if takes else {}
+        settings = '--listen', '--weights_token'
+        self._server = HttpServer(options, routes, 'weights_server', settings, shared=True)
+        self.port = self._server.port
+        self._server.start()
 
     def status(self) -> dict[str, Any]:
         """Returns what is served, and how much it sent, or began to send, since the start."""
         message = self.newest.message
         served = {**message.counters, 'bytes': message.num_bytes, 'tag': message.tag} if message else {}
-        return {**served, **self._counts}
+        return {**served, 'clients': self._server.num_requests, **self._counts}
 
     def close(self) -> None:
         """Ends waiting requests and stops listening."""
         self.newest.close()
-        self._server.shutdown()
-        self._server.end_connections()
-        self._server.server_close()
-        self._thread.join(10.0)
+        self._server.close()
 
-    def put(self, handler: '_Handler', length: int) -> tuple[HTTPStatus, dict[str, Any]]:
-        """Takes a publication from a client. Returns the answer."""
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            for name, number in more.items():
+                self._counts[name] += number
+
+    def _get(self, request: Request) -> Response:
+        tag = request.headers.get('If-None-Match', '').strip('" ') or None
+        wait = _WAIT.search(request.headers.get('Prefer', ''))
+        message = self.newest.other(tag, min(float(wait[1]), MAX_WAIT_SECS) if wait else 0.0)
+        if message is None:
+            return Response(status=HTTPStatus.NOT_MODIFIED if self.newest.message else HTTPStatus.NOT_FOUND)
+        parts = message.parts(self.newest.kept(tag) if request.headers.get('A-IM') == DELTA else None)
+        self._count(sent_messages=1, sent_bytes=sum(map(len, parts)))
+        return Response(parts, headers={'Content-Type': 'application/octet-stream', 'ETag': f'"{message.tag}"'})
+
+    def _put(self, request: Request) -> Response:
         if not self._take_place():
-            return HTTPStatus.SERVICE_UNAVAILABLE, {'error': 'another publication is being received; try again'}
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, 'another publication is being received; try again')
         try:
-            self._sender, handler.begun_at = handler, time.monotonic()
-            received = handler.read_body(length)
-            if received is None:
-                return HTTPStatus.REQUEST_TIMEOUT, {'error': 'got a part of a message; need all of it'}
+            self._sender = request, time.monotonic()
+            received = request.body()
             message = weights_messages.parse(received).completed(None)
-        except UserValueError as error:
-            return HTTPStatus.BAD_REQUEST, {'error': str(error)}
         finally:
             self._sender = None
             self._putting.release()
-        self.count(received_bytes=length)
+        self._count(received_bytes=len(received))
         before = self.newest.message
         most = (before.epoch if before else 0) + _MAX_EPOCHS_AHEAD
-        if not self._has_token and message.epoch > most:  # it would lock the learner out
-            refusal = f'got epoch {message.epoch}; need at most {most} without --weights_token'
-            logging.warning('refused a publication: %s', refusal)
-            return HTTPStatus.FORBIDDEN, {'error': refusal}
+        if not self._server.token and message.epoch > most:  # it would lock the learner out
+            error = f'got epoch {message.epoch}; need at most {most} without --weights_token'
+            raise Refused(HTTPStatus.FORBIDDEN, error)
         if not self.newest.put(message):
             newest = self.newest.message
-            epochs = f'got epoch {message.epoch}; need at least {newest and newest.epoch}'
-            logging.warning('refused a publication of an older learner: %s', epochs)
-            return HTTPStatus.CONFLICT, {'error': f'{epochs}: another learner has taken over this run'}
-        return HTTPStatus.OK, {'tag': message.tag}
+            error = f'got epoch {message.epoch}; need at least {newest and newest.epoch}: another learner has taken'
+            raise Refused(HTTPStatus.CONFLICT, f'{error} over this run')
+        return json_response({'tag': message.tag})
 
     def _take_place(self) -> bool:
         """Takes the only place for a publication, so that the memory is bounded; a slow sender loses it to the next."""
         if self._putting.acquire(blocking=False):
             return True
-        sender = self._sender
-        if sender is None or not sender.is_slow():
+        if not (sender := self._sender):
             return False
-        sender.end()
+        request, begun_at = sender
+        secs = time.monotonic() - begun_at
+        if secs <= _SLOW_SECS or request.num_received >= secs * _PREFERRED_BYTES_PER_SEC:
+            return False
+        logging.warning('gave up a publication of %s for another one: it came too slowly', request.client_address)
+        request.end()
         return self._putting.acquire(timeout=_END_SECS)
-
-
-class _Handler(http_server.Handler):
-    """Handles the requests of one connection.
-
-    Attributes:
-      server_of: has the publications; set by a subclass.
-    """
-
-    server_of: WeightsServer
-    begun_at = 0.0
-
-    def is_slow(self) -> bool:
-        """Whether a publication comes so slowly that another one may take its place."""
-        secs = time.monotonic() - self.begun_at
-        return secs > _SLOW_SECS and self.num_received < secs * _PREFERRED_BYTES_PER_SEC
-
-    def end(self) -> None:
-        """Ends the connection from another thread."""
-        logging.warning('gave up a publication of %s for another one: it came too slowly', self.client_address)
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def answer(self) -> None:
-        """See `http_server.Handler`."""
-        self.server_of.count(clients=1)
-        try:
-            if (self.command, self.path) == ('GET', PATH):
-                self._get()
-            elif (self.command, self.path) == ('GET', STATUS_PATH):
-                self.send_json(HTTPStatus.OK, self.server_of.status())
-            elif (self.command, self.path) == ('PUT', PATH) and self.server_of._takes:
-                if (length := self.length_of_body(self.server_of._max_bytes)) is not None:
-                    self._answer_put(*self.server_of.put(self, length))
-            elif self.path == PATH:
-                self.refuse(HTTPStatus.METHOD_NOT_ALLOWED, f'got {self.command}; this server takes no publications')
-            else:
-                self.refuse(HTTPStatus.NOT_FOUND, f'got {self.command}; need GET or PUT {PATH}, or GET {STATUS_PATH}')
-        finally:
-            self.server_of.count(clients=-1)
-
-    def _answer_put(self, status: HTTPStatus, message: dict[str, Any]) -> None:
-        if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.SERVICE_UNAVAILABLE):
-            self.close_connection = True  # the body was not read
-        self.send_json(status, message)
-
-    def _get(self) -> None:
-        tag = self.headers.get('If-None-Match', '').strip('" ') or None
-        wait = _WAIT.search(self.headers.get('Prefer', ''))
-        newest = self.server_of.newest
-        message = newest.other(tag, min(float(wait[1]), MAX_WAIT_SECS) if wait else 0.0)
-        if message is None:
-            status = HTTPStatus.NOT_MODIFIED if newest.message else HTTPStatus.NOT_FOUND
-            self.send_response(status)
-            self.send_header('Content-Length', '0')
-            self.end_headers()
-            return
-        base = newest.kept(tag) if self.headers.get('A-IM') == DELTA else None
-        parts = message.parts(base)
-        length = sum(map(len, parts))
-        self.server_of.count(sent_messages=1, sent_bytes=length)
-        self.send_response(HTTPStatus.OK)
-        self.send_header('Content-Type', 'application/octet-stream')
-        self.send_header('ETag', f'"{message.tag}"')
-        self.send_header('Content-Length', str(length))
-        self.end_headers()
-        self.wfile.flush()
-        for part in parts:
-            view = memoryview(part)
-            for at in range(0, len(view), _BLOCK_BYTES):
-                self.connection.sendall(view[at : at + _BLOCK_BYTES])

@@ -6,39 +6,29 @@
     DELETE /v1/episodes/ID
 
 An error is {"error": ...} with the status 400 for a message that is wrong (the episode goes on), 404 for an unknown
-path, 401 without the token, 409 out of turn, 410 for an episode that is gone, 411 and 413 for the size, 503 to try
-again.
+path, 405 for another method, 401 without the token, 409 out of turn, 410 for an episode that is gone, 411 and 413 for
+the size, 503 to try again.
 """
 
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
 import numpy as np
 from absl import logging
 
-from tflearn.core import background, tokens
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import external_descriptions
 from tflearn.environments.external_slots import Busy, Gone, OutOfTurn, Result, Slots
-from tflearn.net import http_server
-from tflearn.net.renewed import Renewed
+from tflearn.net.http_request import Request, Response, json_response
+from tflearn.net.http_server import HttpServer, Route
+from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import TlsFiles
 
-_EPISODE = re.compile(r'/v1/episodes/(\w{1,64})(/steps)?')
-_STEP_KEYS = {'reward', 'observation', 'terminated', 'truncated', 'step'}
-_STATUS = {
-    UserValueError: HTTPStatus.BAD_REQUEST,
-    Gone: HTTPStatus.GONE,
-    OutOfTurn: HTTPStatus.CONFLICT,
-    Busy: HTTPStatus.SERVICE_UNAVAILABLE,
-}
+_STATUS = {Gone: HTTPStatus.GONE, OutOfTurn: HTTPStatus.CONFLICT, Busy: HTTPStatus.SERVICE_UNAVAILABLE}
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
-_MAX_QUOTED = 300  # characters of an error that a client gets
 
 
 @checked_dataclass(frozen=True)
@@ -74,6 +64,12 @@ class ExternalOptions:
         if not ports or not all(type(port) is int and 0 <= port <= 65535 for port in ports):
             raise UserValueError(f'got ExternalOptions.ports={self.ports!r}; need a list of ports from 0 to 65535')
 
+    @property
+    def server(self) -> ServerOptions:
+        """Where the server listens, and its limits."""
+        limits = self.max_connections, self.max_request_bytes, self.tls, self.token
+        return ServerOptions(self.host, self.ports, *limits)
+
 
 class Server:
     """Answers clients from its construction until `close`, each connection in a thread of its own.
@@ -88,126 +84,64 @@ class Server:
         Raises:
           ValueError: if it cannot listen at one of the ports, a file of TLS is invalid, or there is no token.
         """
-        self._token = tokens.read(options.token, 'ExternalOptions.token') if options.token else ''
         self._slots, self._specs, self._options = slots, specs, options
-        tls = Renewed(options.tls.names, options.tls.context) if options.tls else None
-        given = (options.host, options.ports, self._handler(), options.max_connections)
-        self._server = http_server.listen(*given, tls, 'ExternalOptions.ports')
-        scheme = 'https' if options.tls else 'http'
-        self.address = f'{scheme}://{options.host}:{self._server.server_address[1]}'
-        self._thread = background.Thread(target=self._server.serve_forever, name='external_server')
-        self._thread.start()
+        routes: dict[str, Route] = {
+            'GET /v1/specs': self._describe,
+            'POST /v1/episodes': self._begin,
+            'POST /v1/episodes/ID/steps': self._step,
+            'DELETE /v1/episodes/ID': self._drop,
+        }
+        settings = 'ExternalOptions.ports', 'ExternalOptions.token'
+        self._server = HttpServer(options.server, routes, 'external_server', settings, statuses=_STATUS)
+        self.address = f'{"https" if options.tls else "http"}://{options.host}:{self._server.port}'
+        self._server.start()
         logging.info('external simulators can connect to %s', self.address)
 
     def close(self) -> None:
         """Tells waiting clients that there are no more actions, and stops listening. May be called twice."""
         self._slots.close()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(10.0)
+        self._server.close(end_connections=False)
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[HTTPStatus, dict[str, Any]]:
-        """Returns the status and the response to a request; raises nothing that a client causes."""
-        try:
-            match = _EPISODE.fullmatch(path)
-            if (method, path) == ('GET', '/v1/specs'):
-                return HTTPStatus.OK, self._describe()
-            if (method, path) == ('POST', '/v1/episodes'):
-                return HTTPStatus.CREATED, self._begin(_parsed(body, {'observation'}, {'observation'}))
-            if method == 'POST' and match and match[2]:
-                return HTTPStatus.OK, self._step(match[1], _parsed(body, {'reward', 'observation'}, _STEP_KEYS))
-            if method == 'DELETE' and match and not match[2]:
-                self._slots.drop(match[1])
-                return HTTPStatus.OK, {}
-            return HTTPStatus.NOT_FOUND, {
-                'error': f'got {method} {path[:_MAX_QUOTED]}; need GET /v1/specs, POST /v1/episodes, POST '
-                '/v1/episodes/ID/steps or DELETE /v1/episodes/ID'
+    def _describe(self, request: Request) -> Response:
+        return json_response(
+            {
+                'observation': external_descriptions.describe(self._specs.observation),
+                'action': external_descriptions.describe(self._specs.action),
+                'step_timeout_secs': self._options.step_timeout_secs,
+                'slots': len(self._slots.slots),
             }
-        except tuple(_STATUS) as error:
-            status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-            logging.log_first_n(logging.WARNING, 'refused a request of a simulator: %s', 20, error)
-            return status, {'error': str(error)[:_MAX_QUOTED]}
+        )
 
-    def _describe(self) -> dict[str, Any]:
-        return {
-            'observation': external_descriptions.describe(self._specs.observation),
-            'action': external_descriptions.describe(self._specs.action),
-            'step_timeout_secs': self._options.step_timeout_secs,
-            'slots': len(self._slots.slots),
-        }
+    def _begin(self, request: Request) -> Response:
+        message = request.json({'observation'}, {'observation'})
+        episode, action = self._slots.begin(self._observation(message), self._options.slot_timeout_secs)
+        begun = {'episode': episode, 'step': 0, 'action': self._action(action)}
+        return json_response(begun, HTTPStatus.CREATED)
 
-    def _begin(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        observation = external_descriptions.from_json(message['observation'], self._specs.observation, 'observation')
-        episode, action = self._slots.begin(observation, self._options.slot_timeout_secs)
-        return {'episode': episode, 'step': 0, 'action': external_descriptions.to_json(action, self._specs.action)}
-
-    def _step(self, episode: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _step(self, request: Request, episode: str) -> Response:
+        known = {'reward', 'observation', 'terminated', 'truncated', 'step'}
+        message = request.json({'reward', 'observation'}, known)
         ends = [message.get(name, False) for name in ('terminated', 'truncated')]
         if not all(isinstance(end, bool) for end in ends):
             raise UserValueError(f'got terminated, truncated = {ends}; need true or false')
         number = message.get('step')
         if number is not None and type(number) is not int:
             raise UserValueError(f'got step={number!r}; need the number of the step, counted from 0')
-        result = Result(
-            _reward(message['reward']),
-            external_descriptions.from_json(message['observation'], self._specs.observation, 'observation'),
-            *ends,
-        )
+        result = Result(_reward(message['reward']), self._observation(message), *ends)
         answer = self._slots.step(episode, number, result)
         if answer.action is None:
-            return {'steps': answer.num_steps, 'return': answer.total}
-        return {'step': answer.num_steps, 'action': external_descriptions.to_json(answer.action, self._specs.action)}
+            return json_response({'steps': answer.num_steps, 'return': answer.total})
+        return json_response({'step': answer.num_steps, 'action': self._action(answer.action)})
 
-    def _handler(self) -> type['_Handler']:
-        attributes = {'server_of': self, 'max_bytes': self._options.max_request_bytes}
-        return type('Handler', (_Handler,), {**attributes, 'token': self._token})
+    def _drop(self, request: Request, episode: str) -> Response:
+        self._slots.drop(episode)
+        return json_response({})
 
+    def _observation(self, message: dict[str, Any]) -> Any:
+        return external_descriptions.from_json(message['observation'], self._specs.observation, 'observation')
 
-class _Handler(http_server.Handler):
-    """Handles the requests of one connection.
-
-    Attributes:
-      server_of: answers them; set by a subclass, as is the other.
-      max_bytes: the size of the largest request.
-    """
-
-    server_of: Server
-    max_bytes: int
-
-    def answer(self) -> None:
-        """See `http_server.Handler`."""
-        if self.command != 'POST':
-            self._respond(b'')
-        elif (length := self.length_of_body(self.max_bytes)) is not None:
-            body = self.read_body(length)
-            if body is not None:
-                self._respond(bytes(body))
-
-    def _respond(self, body: bytes) -> None:
-        try:
-            status, message = self.server_of.answer(self.command, self.path, body)
-        except Exception as error:
-            logging.error('a request failed', exc_info=error)
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            message = {'error': f'{type(error).__name__}: the collector has the details in its log'}
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:  # after the end a client finds out that nobody listens
-            self.close_connection = True
-        self.send_json(status, message)
-
-
-def _parsed(body: bytes, needed: set[str], known: set[str]) -> Mapping[str, Any]:
-    """Returns the JSON object in a request's body; raises ValueError if there is none, or one with other keys."""
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise UserValueError(f'got a body that is no JSON ({error}); need a JSON object') from error
-    if not isinstance(message, dict):
-        raise UserValueError(f'got a JSON {type(message).__name__}; need an object with {", ".join(sorted(needed))}')
-    if missing := needed - message.keys():
-        raise UserValueError(f'got a message without {", ".join(sorted(missing))}; need {", ".join(sorted(needed))}')
-    if unknown := message.keys() - known:
-        raise UserValueError(f'got a message with {", ".join(sorted(unknown))}; need only {", ".join(sorted(known))}')
-    return message
+    def _action(self, action: Any) -> Any:
+        return external_descriptions.to_json(action, self._specs.action)
 
 
 def _reward(value: Any) -> float:

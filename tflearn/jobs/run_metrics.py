@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.net.metrics_server import MetricsServer, prometheus_client
+from tflearn.net import metrics_server
+from tflearn.net.metrics_server import prometheus_client
 
 _FRESH_SECS = 60.0
 _WAIT_SECS = 60.0
@@ -33,7 +34,7 @@ def serve(
     """
     registry = prometheus_client.CollectorRegistry()
     registry.register(RunMetrics(run_dir, run, kinds))
-    server = MetricsServer(registry, host, port, '--port')
+    server = metrics_server.serve(registry, host, port, '--port')
     listening(f'http://{host}:{server.port}/metrics')
     while not server.wait(_WAIT_SECS):
         pass

@@ -12,13 +12,15 @@ from tflearn.core.errors import UserTimeoutError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.files.run_dir import RunDir, Status, write_atomically
-from tflearn.net.grpc_server import TlsFiles
+from tflearn.net import metrics_server
+from tflearn.net.server_options import ServerOptions
+from tflearn.net.tls import TlsFiles
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.clients import Clients
 from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models
 from tflearn.serving.served_version import ServedVersion
-from tflearn.serving.server import PolicyServer, ServerOptions
+from tflearn.serving.server import PolicyServer
 
 # Includes the types of the job's arguments.
 __all__ = ['BatchOptions', 'ServeOptions', 'ServerOptions', 'TlsFiles', 'serve']
@@ -39,6 +41,8 @@ class ServeOptions:
       poll_secs: seconds between two polls for new versions.
       metrics_port: the port of the metrics for Prometheus; None serves none.
       clients: the JSON file of the clients that are admitted, see `serving.clients`; None admits everybody.
+      num_threads: TensorFlow calls at the same time, each with one request or more.
+      max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more.
     """
 
     policies: tuple[str, ...] = ()
@@ -48,6 +52,8 @@ class ServeOptions:
     poll_secs: PositiveFloat = 1.0
     metrics_port: int | None = None
     clients: pathlib.Path | None = None
+    num_threads: PositiveInt = 1
+    max_concurrent_requests: PositiveInt = 1024
 
 
 def serve(
@@ -78,14 +84,15 @@ def serve(
     models = Models(run_dir.policies, load, options.policies, options.versions)
     metrics = ServingMetrics(models)
     clients = Clients(options.clients, metrics.record_refused) if options.clients else None
-    server = PolicyServer(models, server_options, metrics, clients)
+    limits = options.num_threads, options.max_concurrent_requests
+    server = PolicyServer(models, server_options, metrics, clients, *limits)
     status = Status(run_dir.status('serve'), 'serve')
     with contextlib.ExitStack() as ending:  # calls all of them, the last one first, even if some fail
         ending.callback(status.update, 'stopped')
-        ending.callback(metrics.close)
         ending.callback(server.close)
         if options.metrics_port is not None:
-            metrics.serve(server_options.host, options.metrics_port)
+            given = metrics.registry, server_options.host, options.metrics_port, '--metrics_port'
+            ending.enter_context(contextlib.closing(metrics_server.serve(*given)))
         if clients and clients.have_tokens and not server_options.tls and server_options.host not in _LOCAL:
             logging.warning("the clients' tokens travel unencrypted; need --tls_certificate and --tls_key on a network")
         logging.info('listens at %s:%d; policies in %s', server_options.host, server.port, run_dir.policies)

@@ -11,13 +11,14 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.core import background, extras
+from tflearn.core import background, extras, tokens
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import PositiveInt, checked_dataclass
-from tflearn.net import tls
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.net.connection_limit import ConnectionLimit
 from tflearn.net.partial_requests import NoMessage, Overloaded, PartialRequests
 from tflearn.net.renewed import Renewed
+from tflearn.net.server_options import ServerOptions
+from tflearn.net.tls import TlsFiles
 
 try:
     import grpc
@@ -56,32 +57,29 @@ _MAX_WATCHES = 64
 _OPTIONS = (('grpc.max_reconnect_backoff_ms', 1000),)
 
 
-class TlsFiles(tls.TlsFiles):
-    """See `tls.TlsFiles`."""
+def server_credentials(files: TlsFiles) -> Any:
+    """Returns gRPC's credentials, which take over replaced files at the next connection.
 
-    def credentials(self) -> Any:
-        """Returns gRPC's credentials, which take over replaced files at the next connection.
+    Raises:
+      ValueError: if a file cannot be read or is not what it should be. (gRPC would blame the port.)
+    """
+    renewed = Renewed(files.names, lambda: _configuration(files))
+    sent = first = renewed.get()
 
-        Raises:
-          ValueError: if a file cannot be read or is not what it should be. (gRPC would blame the port.)
-        """
-        renewed = Renewed(self.names, lambda: _configuration(self))
-        sent = first = renewed.get()
+    def changed() -> Any:
+        nonlocal sent
+        newest = renewed.get()
+        if newest is sent:
+            return None
+        sent = newest
+        return newest
 
-        def changed() -> Any:
-            nonlocal sent
-            newest = renewed.get()
-            if newest is sent:
-                return None
-            sent = newest
-            return newest
-
-        return grpc.dynamic_ssl_server_credentials(
-            first, changed, require_client_authentication=self.client_ca is not None
-        )
+    return grpc.dynamic_ssl_server_credentials(
+        first, changed, require_client_authentication=files.client_ca is not None
+    )
 
 
-def _configuration(files: tls.TlsFiles) -> Any:
+def _configuration(files: TlsFiles) -> Any:
     files.context()  # checks what gRPC does not
     pair = (pathlib.Path(files.key).read_bytes(), pathlib.Path(files.certificate).read_bytes())
     ca = pathlib.Path(files.client_ca).read_bytes() if files.client_ca else None
@@ -121,31 +119,10 @@ class Caller:
 Admit = Callable[[Caller], contextlib.AbstractContextManager[None]]
 
 
-@checked_dataclass(frozen=True)
-class ServerOptions:
-    """Where a server listens, and its limits.
-
-    Attributes:
-      host: the name or address to listen at; '0.0.0.0' is all networks.
-      port: the port to listen at; 0 takes a free one.
-      max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more with
-        RESOURCE_EXHAUSTED.
-      max_request_bytes: the size of the largest request; the server rejects larger ones with RESOURCE_EXHAUSTED.
-      max_connections: connections at the same time; of more, those that were not used for the longest time are ended.
-      tls: the files for encryption; None listens without it.
-    """
-
-    host: str = 'localhost'
-    port: int = 8500
-    max_concurrent_requests: PositiveInt = 1024
-    max_request_bytes: PositiveInt = 4 * 1024 * 1024
-    max_connections: PositiveInt = 512
-    tls: TlsFiles | None = None
-
-
 class Server:
     """Answers requests at `port` from its construction until `close`, on one event loop in its own thread."""
 
+    @checked
     def __init__(
         self,
         methods: Mapping[str, Method],
@@ -153,6 +130,7 @@ class Server:
         status_of: StatusOf = lambda error: None,
         record: Callable[[str, str, float], object] = lambda method, code, secs: None,
         admit: Admit = lambda caller: contextlib.nullcontext(),
+        max_concurrent_requests: PositiveInt = 1024,
     ):
         """Starts to listen.
 
@@ -161,12 +139,14 @@ class Server:
           status_of: the status of an exception that a request causes. Others are logged, and answered as INTERNAL.
           record: called after each request with the method's name, the status code's name and the seconds it took.
           admit: admits each request, on the thread of the event loop. (Health checks need no admission.)
+          max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more
+            with RESOURCE_EXHAUSTED.
 
         Raises:
-          ValueError: if it cannot listen at the address, or a file of `options.tls` is invalid.
+          ValueError: if it cannot listen at the address, a file of `options.tls` is invalid, or there is no token.
         """
         # gRPC's own limit, maximum_concurrent_rpcs, accepts one more for each request that it rejected.
-        self._slots = asyncio.Semaphore(options.max_concurrent_requests)
+        self._slots, self._token = asyncio.Semaphore(max_concurrent_requests), options.read_token('token')
         self._partial = PartialRequests(options.max_request_bytes)
         self._status_of, self._record, self._admit = status_of, record, admit
         self._limit: ConnectionLimit | None = None
@@ -212,7 +192,7 @@ class Server:
             start = time.perf_counter()
             code, response = grpc.StatusCode.CANCELLED, b''  # by the client or its deadline: that is not caught below
             try:
-                with self._admit(_caller(context)):
+                with self._admit(self._authenticated(_caller(context))):
                     if self._slots.locked():
                         raise Overloaded('too many requests at the same time; send less, or try again later')
                     async with self._slots:
@@ -230,6 +210,12 @@ class Server:
             return response
 
         return answer
+
+    def _authenticated(self, caller: Caller) -> Caller:
+        """Returns the caller. Raises Unauthenticated if it does not show the token."""
+        if self._token and not tokens.equal(tokens.shown(caller.metadata.get('authorization')), self._token):
+            raise Unauthenticated('got no token, or another; need the metadata authorization: Bearer TOKEN')
+        return caller
 
     async def _check_health(self, unread: Any, context: Any) -> bytes:
         request = await self._health_request(context)
@@ -307,14 +293,18 @@ async def _start(options: ServerOptions, handlers: Mapping[str, Any]) -> tuple[A
         handlers=[_Handler(handlers)],
         options=[('grpc.max_receive_message_length', options.max_request_bytes), *_LIMITS],
     )
-    address = f'{options.host}:{options.port}'
-    credentials = options.tls.credentials() if options.tls else None
-    try:
-        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
-    except RuntimeError as error:
+    credentials = server_credentials(options.tls) if options.tls else None
+    for port in options.ports:
+        address = f'{options.host}:{port}'
+        try:
+            port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+            break
+        except RuntimeError as error:
+            failure = error
+    else:
         raise UserValueError(
             f'got the address {address}, which cannot be listened at; need a name of this machine and a free port'
-        ) from error
+        ) from failure
     await server.start()
     return server, port
 

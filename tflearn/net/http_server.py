@@ -7,35 +7,33 @@ idle the longest; those that never sent a whole request go first. So idle connec
 import contextlib
 import dataclasses
 import errno
-import http.server
-import io
-import json
 import re
 import select
 import socket
 import socketserver
-import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from absl import logging
 
-from tflearn.core import tokens
-from tflearn.core.errors import UserTimeoutError, UserValueError
+from tflearn.core import background
+from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import is_listening
 from tflearn.net import handles
+from tflearn.net.http_request import HEAD_SECS, MAX_HEAD, Refused, Request, Response, shut
 from tflearn.net.renewed import Renewed
+from tflearn.net.server_options import ServerOptions
 
-_HEAD_SECS, IDLE_SECS = 10.0, 600.0
-_MAX_HEAD = 1 << 15  # bytes of a request's head
-_BODY_SECS, _SLOWEST_BYTES_PER_SEC = 10.0, 1e6
+# Answers a request; it also gets the words of its path that stand at 'ID' in the route.
+Route = Callable[..., Response]
+
 _SMALL_BODY = 1 << 16
 _LARGE_BODIES = 32 << 20  # bytes of larger ones that are received at the same time; a still larger one is alone
 _LARGE_BODY_SECS = 1.0  # then it makes room for others
-_SEND_SECS = 30.0
 _MAX_UNREAD = 1 << 16  # bytes that are dropped at once
 _LINGER_SECS = 1.0
 _AT_ONCE = 64  # connections that are accepted before others are looked at
@@ -54,18 +52,28 @@ class _Connection:
     Attributes:
       since: when it began to send its body.
       answered: whether it has sent a request that was admitted.
-      busy: whether a request is being answered now.
+      has_request: whether a request came that is not answered yet.
+      busy: whether it is being answered now.
       body: the size of a large body that it sends now.
     """
 
     since: float = 0.0
     answered: bool = False
+    has_request: bool = False
     busy: bool = False
     body: int = 0
 
 
 class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """One thread for each connection that has sent a head, and a limit of connections."""
+    """Answers requests by their routes, from `start` until `close`.
+
+    One thread for each connection that has sent a head, and a limit of connections.
+
+    Attributes:
+      options: where it listens, and its limits.
+      port: where it listens.
+      token: what clients have to show; '' is nothing.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -73,23 +81,111 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 1024
 
     def __init__(
-        self, address: tuple[str, int], handler: type['Handler'], connections: int, tls: Renewed[ssl.SSLContext] | None
+        self,
+        options: ServerOptions,
+        routes: Mapping[str, Route],
+        name: str,
+        settings: tuple[str, str],
+        shared: bool = False,
+        statuses: Mapping[type[Exception], HTTPStatus] = MappingProxyType({}),
     ):
-        """Takes the address, at which it listens after `server_bind` and `server_activate`.
+        """Takes the port.
 
         Args:
-          connections: the number of connections at the same time.
+          routes: what answers, by method and path, such as 'GET /v1/status'. 'ID' in a path is any word.
+          name: the server's name, for its thread.
+          settings: where a user gives port and token, for errors.
+          shared: whether the port may be held for it by a socket of this user that does not listen.
+          statuses: those of the errors that requests cause, beside `Refused` and the errors of users (400).
+
+        Raises:
+          ValueError: if no port is free, the machine has no such name, a file of TLS is invalid, or there is no token.
         """
-        self._places = handles.places(max(connections, _NEW))
-        self._most_open = min(connections, self._places)
+        self.options, self.token = options, options.read_token(settings[1])
+        self._routes, self._statuses = routes, statuses
+        self._places = handles.places(max(options.max_connections, _NEW))
+        self._most_open = min(options.max_connections, self._places)
         self._running = threading.BoundedSemaphore(self._most_open + _ENDING)
         self._resume_at: float | None = None  # to accept connections
         self._open: dict[Any, _Connection] = {}  # those with a thread; the idlest first
         self._new: dict[int, tuple[socket.socket, Any, float]] = {}  # those without a head, by their handles
         self._changed = threading.Condition()
         self._stop, self._stopped = threading.Event(), threading.Event()
-        self._tls = tls
-        super().__init__(address, handler, bind_and_activate=False)
+        self._tls = Renewed(options.tls.names, options.tls.context) if options.tls else None
+        self._listen(settings[0], shared)
+        self.port = int(self.server_address[1])
+        self._thread = background.Thread(target=self.serve_forever, name=name)
+
+    def start(self) -> None:
+        """Starts to answer."""
+        self._thread.start()
+
+    def _listen(self, setting: str, shared: bool) -> None:
+        """Takes the first of the ports that is free."""
+        host, failures = self.options.host, []
+        for port in self.options.ports:
+            if shared and port and is_listening(f'{host}:{port}'):  # both would get connections
+                failures.append(f'{port}: another server listens there')
+                continue
+            super().__init__((host, port), Request, bind_and_activate=False)
+            try:
+                if shared and port:
+                    self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                self.server_bind()
+                self.server_activate()
+                return
+            except OSError as error:
+                self.server_close()
+                failures.append(f'{port}: {error.strerror or error}')
+        raise UserValueError(
+            f'got host={host!r}, which cannot be listened at ({"; ".join(failures)}); need a name of this machine and '
+            f'a free port; give others by {setting}'
+        )
+
+    @property
+    def num_requests(self) -> int:
+        """The number of requests that are being answered."""
+        with self._changed:
+            return sum(each.has_request for each in self._open.values())
+
+    def route(self, method: str, path: str) -> Callable[[Request], Response]:
+        """Returns what answers a request. Raises Refused if there is nothing."""
+        status = HTTPStatus.NOT_FOUND
+        for route, answer in self._routes.items():
+            known, _, pattern = route.partition(' ')
+            if match := re.fullmatch(pattern.replace('/ID', r'/(\w{1,64})'), path):
+                if known == method:
+                    words = match.groups()
+                    return lambda request: answer(request, *words)
+                status = HTTPStatus.METHOD_NOT_ALLOWED
+        raise Refused(status, f'got {method} {path[:80]}; need {", ".join(self._routes)}')
+
+    def status_of(self, error: Exception) -> HTTPStatus | None:
+        """Returns the status of an error that a request has caused; None for one of the server itself."""
+        if isinstance(error, Refused):
+            return error.status
+        if isinstance(error, UserValueError):
+            return HTTPStatus.BAD_REQUEST
+        return next((status for kind, status in self._statuses.items() if isinstance(error, kind)), None)
+
+    def wait(self, timeout_secs: float) -> bool:
+        """Waits so long for its end; returns whether it has ended."""
+        self._thread.join(timeout_secs)
+        return not self._thread.is_alive()
+
+    def close(self, end_connections: bool = True) -> None:
+        """Stops listening. May be called twice.
+
+        Args:
+          end_connections: whether to end those that are open; otherwise their requests are still answered.
+        """
+        self._stop.set()
+        self._stopped.wait()
+        with self._changed:
+            for request in self._open if end_connections else ():
+                shut(request)  # their threads end soon
+        self.server_close()
+        self._thread.join(10.0)
 
     def serve_forever(self, poll_interval: float = 0.5) -> None:
         """See `socketserver.BaseServer`."""
@@ -106,18 +202,13 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
                     if self._resume_at is not None and time.monotonic() > self._resume_at:
                         self._resume_at = None
                         ready.register(self.fileno(), select.EPOLLIN)
-                    late = time.monotonic() - _HEAD_SECS
+                    late = time.monotonic() - HEAD_SECS
                     while self._new and next(iter(self._new.values()))[2] < late:
                         self._end_oldest()
         finally:
             while self._new:
                 self._end_oldest()
             self._stopped.set()
-
-    def shutdown(self) -> None:
-        """See `socketserver.BaseServer`."""
-        self._stop.set()
-        self._stopped.wait()
 
     def _accept(self, ready: select.epoll) -> None:
         for _ in range(_AT_ONCE):
@@ -146,12 +237,12 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Gives a connection a thread if it has sent a whole head, or begins a handshake."""
         connection, address, _ = self._new[number]
         try:
-            head = connection.recv(_MAX_HEAD, socket.MSG_PEEK)
+            head = connection.recv(MAX_HEAD, socket.MSG_PEEK)
         except BlockingIOError:  # the event was of an earlier connection with this handle
             return
         except OSError:
             head = b''
-        if head and len(head) < _MAX_HEAD and not ends and not self._tls and not _HEAD_END.search(head):
+        if head and len(head) < MAX_HEAD and not ends and not self._tls and not _HEAD_END.search(head):
             return
         del self._new[number]
         ready.unregister(number)
@@ -211,7 +302,7 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         with self._changed:
             if connection := self._open.pop(request, None):
                 self._open[request] = connection
-                connection.busy, connection.answered = busy, True
+                connection.busy, connection.has_request, connection.answered = busy, busy, True
 
     @contextlib.contextmanager
     def receiving(self, request: Any, length: int) -> Iterator[None]:
@@ -248,7 +339,7 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             for request, each in self._open.items():
                 if not each.busy and each.answered == answered and which(each):
                     del self._open[request]
-                    _shut(request)  # its thread ends soon
+                    shut(request)  # its thread ends soon
                     return True
         return False
 
@@ -262,212 +353,10 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 pass
         self.close_request(request)
 
-    def end_connections(self) -> None:
-        """Ends those that are open; their threads end soon."""
-        with self._changed:
-            for request in self._open:
-                _shut(request)
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs one line: a client that vanished, or spoke no HTTP."""
         logging.log_first_n(logging.WARNING, 'lost the connection of %s', 20, client_address, exc_info=False)
 
 
-def listen(
-    host: str,
-    ports: Sequence[int],
-    handler: type['Handler'],
-    connections: int,
-    tls: Renewed[ssl.SSLContext] | None = None,
-    setting: str = 'ports',
-    held: bool = False,
-) -> HttpServer:
-    """Returns a server at the first of the ports that is free; 0 takes any.
-
-    Args:
-      connections: the number of connections at the same time.
-      setting: where a user gives the ports, for the error.
-      held: whether the port may be held for it by a socket of this user that does not listen.
-
-    Raises:
-      ValueError: if none is free, or the machine has no such name.
-    """
-    failures = []
-    for port in ports:
-        if held and port and is_listening(f'{host}:{port}'):  # with a shared port, both would get connections
-            failures.append(f'{port}: another server listens there')
-            continue
-        server = HttpServer((host, port), handler, connections, tls)
-        try:
-            if held and port:
-                server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            server.server_bind()
-            server.server_activate()
-            return server
-        except OSError as error:
-            server.server_close()
-            failures.append(f'{port}: {error.strerror or error}')
-    raise UserValueError(
-        f'got host={host!r}, which cannot be listened at ({"; ".join(failures)}); need a name of this machine and a '
-        f'free port; give others by {setting}'
-    )
-
-
 def _is_late(connection: _Connection) -> bool:
     return bool(connection.body) and connection.since < time.monotonic() - _LARGE_BODY_SECS
-
-
-def _shut(request: Any) -> None:
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(request, socket.SHUT_RDWR)  # also of TLS: that of its class would change the object
-
-
-class _Reader(io.RawIOBase):
-    """Reads a connection until a time, and at most so many bytes."""
-
-    def __init__(self, connection: socket.socket):
-        self._connection = connection
-        self.allow(_HEAD_SECS, _MAX_HEAD)
-
-    def allow(self, secs: float, most: int) -> None:
-        """Sets the time, from now on, and the number of bytes."""
-        self._until, self._most = time.monotonic() + secs, most
-
-    def readable(self) -> bool:
-        """See `io.RawIOBase`."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase`. Raises TimeoutError after the time or the bytes."""
-        secs = self._until - time.monotonic()
-        if secs <= 0 or not self._most:
-            raise UserTimeoutError('got a request that is too slow or too large; need its head and body in time')
-        self._connection.settimeout(secs)
-        try:
-            count = self._connection.recv_into(memoryview(buffer)[: self._most])
-        finally:
-            self._connection.settimeout(_SEND_SECS)
-        self._most -= count
-        return count
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Handles the requests of one connection.
-
-    A head has to be there 10 s after its first byte, the first one 10 s after the connection began.
-
-    Attributes:
-      token: what clients have to show; '' is nothing.
-      num_received: bytes of the body that came so far.
-    """
-
-    token = ''
-    num_received = 0
-    timeout = _SEND_SECS
-    server: HttpServer
-    protocol_version = 'HTTP/1.1'  # connections stay open
-    disable_nagle_algorithm = True
-    wbufsize = -1  # a response is sent at once
-
-    def setup(self) -> None:
-        """See `socketserver.StreamRequestHandler`."""
-        super().setup()
-        self.rfile.close()
-        self._reader, self._first = _Reader(self.connection), True
-        self.rfile = io.BufferedReader(self._reader)
-
-    def handle_one_request(self) -> None:
-        """See `http.server.BaseHTTPRequestHandler`."""
-        try:
-            if not self._first:
-                self._reader.allow(IDLE_SECS, _MAX_HEAD)
-                self.rfile.peek(1)  # type: ignore[attr-defined]
-                self._reader.allow(_HEAD_SECS, _MAX_HEAD)
-        except OSError:
-            self.close_connection = True
-            return
-        super().handle_one_request()
-        self._first = False
-        self.server.busy(self.request, False)
-
-    def parse_request(self) -> bool:
-        """See `http.server.BaseHTTPRequestHandler`; refuses whoever does not show the token."""
-        if not super().parse_request():
-            return False
-        if self.token and not tokens.equal(tokens.shown(self.headers.get('Authorization')), self.token):
-            logging.log_first_n(
-                logging.WARNING, 'refused a request of %s: no token, or another', 20, self.client_address
-            )
-            self.refuse(HTTPStatus.UNAUTHORIZED, 'got no token, or another; need Authorization: Bearer TOKEN')
-            return False
-        self.server.busy(self.request, True)
-        return True
-
-    def answer(self) -> None:
-        """Answers the request: its `command`, such as GET, its `path`, its `headers`."""
-        raise NotImplementedError
-
-    def do_GET(self) -> None:
-        self.answer()
-
-    def do_PUT(self) -> None:
-        self.answer()
-
-    def do_POST(self) -> None:
-        self.answer()
-
-    def do_DELETE(self) -> None:
-        self.answer()
-
-    def length_of_body(self, most: int) -> int | None:
-        """Returns the size of the request's body; None if it was refused, since there is none or it is too large."""
-        length = self.headers.get('Content-Length', '')
-        if not length.isdecimal():
-            self.refuse(HTTPStatus.LENGTH_REQUIRED, 'got no Content-Length; need the size of the body')
-        elif len(length) > 18 or int(length) > most:
-            self.refuse(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f'got a request of {length[:18]} bytes; need at most {most}'
-            )
-        else:
-            return int(length)
-        return None
-
-    def read_body(self, length: int) -> memoryview | None:
-        """Returns the request's body of this size; None if the client is gone or slower than 1 MB/s after 10 s."""
-        self.num_received = 0
-        received, at, start = memoryview(bytearray(length)), 0, time.monotonic()
-        with self.server.receiving(self.request, length):
-            while at < length:
-                secs = start + _BODY_SECS + at / _SLOWEST_BYTES_PER_SEC - time.monotonic()
-                self._reader.allow(secs, length - at)
-                try:
-                    count = self.rfile.readinto1(received[at:])  # type: ignore[attr-defined]
-                except OSError:
-                    count = 0
-                if not count:
-                    self.close_connection = True
-                    return None
-                at += count
-                self.num_received = at
-        return received
-
-    def refuse(self, status: HTTPStatus, error: str) -> None:
-        """Answers {"error": ...}, and closes the connection, since the body is not read."""
-        self.close_connection = True
-        self.send_json(status, {'error': error})
-
-    def send_json(self, status: HTTPStatus, message: dict[str, Any]) -> None:
-        """Sends a response."""
-        body = (json.dumps(message) + '\n').encode()
-        self.send_response(status)
-        self.send_header('Content-Type', 'application/json')
-        self.send_header('Content-Length', str(len(body)))
-        if status == HTTPStatus.UNAUTHORIZED:
-            self.send_header('WWW-Authenticate', 'Bearer')
-        if self.close_connection:
-            self.send_header('Connection', 'close')
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Logs no line for each request."""

@@ -1,10 +1,9 @@
 """Serves metrics to Prometheus at http://HOST:PORT/metrics. Needs the extra `serving`."""
 
-from http import HTTPStatus
-from typing import Any
-
-from tflearn.core import background, extras
-from tflearn.net import http_server
+from tflearn.core import extras
+from tflearn.net.http_request import Response
+from tflearn.net.http_server import HttpServer
+from tflearn.net.server_options import ServerOptions
 
 try:
     import prometheus_client as prometheus_client
@@ -14,61 +13,19 @@ except ImportError as error:
 _MAX_CONNECTIONS = 32
 
 
-class MetricsServer:
-    """Answers GET /metrics from its construction until `close`.
+def serve(registry: prometheus_client.CollectorRegistry, host: str, port: int, setting: str) -> HttpServer:
+    """Returns a server of the metrics in a registry, which has started.
 
-    Attributes:
-      port: where it listens.
+    Args:
+      host: the name or address to listen at; '' is all networks.
+      port: 0 takes a free one.
+      setting: where a user gives the port, for the error.
+
+    Raises:
+      ValueError: if it cannot listen there.
     """
-
-    def __init__(self, registry: prometheus_client.CollectorRegistry, host: str, port: int, setting: str):
-        """Starts to listen.
-
-        Args:
-          registry: the metrics.
-          host: the name or address to listen at; '' is all networks.
-          port: 0 takes a free one.
-          setting: where a user gives the port, for the error.
-
-        Raises:
-          ValueError: if it cannot listen there.
-        """
-        handler = type('Handler', (_Handler,), {'registry': registry})
-        self._server = http_server.listen(host, [port], handler, _MAX_CONNECTIONS, setting=setting)
-        self.port = int(self._server.server_address[1])
-        self._thread = background.Thread(target=self._server.serve_forever, name='metrics_server')
-        self._thread.start()
-
-    def wait(self, timeout_secs: float) -> bool:
-        """Waits so long for its end; returns whether it has ended."""
-        self._thread.join(timeout_secs)
-        return not self._thread.is_alive()
-
-    def close(self) -> None:
-        """Stops listening."""
-        self._server.shutdown()
-        self._server.end_connections()
-        self._server.server_close()
-        self._thread.join(10.0)
-
-
-class _Handler(http_server.Handler):
-    """Handles the requests of one connection.
-
-    Attributes:
-      registry: the metrics; set by a subclass.
-    """
-
-    registry: Any
-
-    def answer(self) -> None:
-        """See `http_server.Handler`."""
-        if (self.command, self.path.partition('?')[0]) != ('GET', '/metrics'):
-            self.refuse(HTTPStatus.NOT_FOUND, f'got {self.command} {self.path[:80]}; need GET /metrics')
-            return
-        body = prometheus_client.generate_latest(self.registry)
-        self.send_response(HTTPStatus.OK)
-        self.send_header('Content-Type', prometheus_client.CONTENT_TYPE_LATEST)
-        self.send_header('Content-Length', str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    headers = {'Content-Type': prometheus_client.CONTENT_TYPE_LATEST}
+    routes = {'GET /metrics': lambda request: Response([prometheus_client.generate_latest(registry)], headers=headers)}
+    server = HttpServer(ServerOptions(host, port, _MAX_CONNECTIONS), routes, 'metrics_server', (setting, ''))
+    server.start()
+    return server

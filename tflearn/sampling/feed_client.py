@@ -10,6 +10,7 @@ from absl import logging
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.table_counts import TableCounts
+from tflearn.net.http_client import HttpClient
 from tflearn.sampling.feed_server import FEED, TABLES
 
 _TIMEOUT_SECS = 10.0  # the feed itself waits two seconds for each replay server
@@ -62,14 +63,12 @@ class FeedClient:
 
     def _ask(self, method: str, path: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
         """Returns the status and the JSON object of an answer; (0, {}) if there is none."""
-        host, _, port = self.address.rpartition(':')
-        connection = http.client.HTTPConnection(host.strip('[]'), int(port), timeout=_TIMEOUT_SECS)
+        client = HttpClient(self.address)
         try:
-            connection.request(method, path, None if body is None else body.encode(), {'Connection': 'close'})
-            response = connection.getresponse()
+            response = client.ask(method, path, _TIMEOUT_SECS, body=None if body is None else [body.encode()])
             answer = json.loads(response.read(_MAX_BYTES))
             return response.status, answer if isinstance(answer, dict) else {}
         except (OSError, http.client.HTTPException, ValueError):
             return 0, {}
         finally:
-            connection.close()
+            client.drop()

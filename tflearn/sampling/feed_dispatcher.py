@@ -14,7 +14,7 @@ from absl import logging
 
 from tflearn.core.errors import UserValueError
 from tflearn.replay.shards import Shards
-from tflearn.sampling.feed_server import RelayServer
+from tflearn.sampling.feed_server import FeedServer
 
 _REPORT_SECS = 1.0
 _WORKER_TIMEOUT_MS = 5_000
@@ -73,7 +73,7 @@ def serve(
     Raises:
       ValueError: if it cannot listen there.
     """
-    with contextlib.closing(RelayServer(*address, shards, dispatcher)) as server:
+    with contextlib.closing(FeedServer(*address, shards, dispatcher)) as server:
         logging.info('feeds learners at port %d, by the dispatcher at %s', server.port, dispatcher)
         while not stop.wait(_REPORT_SECS):
             report(server.state())

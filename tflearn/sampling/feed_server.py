@@ -9,7 +9,7 @@ DELETE /v1/tables/TABLE       {"most": 10} takes messages: {"texts": [...]}
 Messages are reports, credits and heartbeats; no other table can be reached.
 """
 
-import json
+import functools
 import threading
 import time
 from http import HTTPStatus
@@ -20,9 +20,10 @@ from absl import logging
 from tflearn.coordinator.credits import CREDITS
 from tflearn.coordinator.heartbeat import HEARTBEATS
 from tflearn.coordinator.reports import REPORTS
-from tflearn.core import background
 from tflearn.core.errors import UserValueError
-from tflearn.net import http_server
+from tflearn.net.http_request import Refused, Request, Response, json_response
+from tflearn.net.http_server import HttpServer, Route
+from tflearn.net.server_options import ServerOptions
 from tflearn.replay import connection
 from tflearn.replay.shards import Shards
 
@@ -72,7 +73,7 @@ class Announcements:
             logging.warning('worker %s has announced nothing for %g s', worker, _ANNOUNCED_SECS)
 
 
-class RelayServer:
+class FeedServer:
     """Serves from its construction until `close`.
 
     Attributes:
@@ -93,11 +94,18 @@ class RelayServer:
         """
         self.shards, self._dispatcher = shards, dispatcher
         self.announcements = Announcements()
-        handler = type('Handler', (_Handler,), {'relay': self})
-        self._server = http_server.listen(host, [port], handler, _MAX_CONNECTIONS, setting='--feed_address', held=True)
-        self.port = int(self._server.server_address[1])
-        self._thread = background.Thread(target=self._server.serve_forever, name='feed_relay')
-        self._thread.start()
+        routes: dict[str, Route] = {
+            f'GET {FEED}': lambda request: json_response(self.state()),
+            f'PUT {FEED}': self._announce,
+            f'GET {TABLES}': self._tables,
+        }
+        for table, name in _NAMES.items():
+            routes[f'POST {TABLES}/{table}/{name}'] = functools.partial(self._send, table, name)
+            routes[f'DELETE {TABLES}/{table}'] = functools.partial(self._take, table)
+        options = ServerOptions(host, port, _MAX_CONNECTIONS, _MAX_BODY)
+        self._server = HttpServer(options, routes, 'feed_server', ('--feed_address', ''), shared=True)
+        self.port = self._server.port
+        self._server.start()
 
     def state(self) -> dict[str, Any]:
         """Returns what GET /v1/feed answers."""
@@ -105,85 +113,35 @@ class RelayServer:
 
     def close(self) -> None:
         """Stops listening."""
-        self._server.shutdown()
-        self._server.end_connections()
-        self._server.server_close()
-        self._thread.join(10.0)
+        self._server.close()
 
-    def tables(self) -> dict[str, Any] | None:
+    def _announce(self, request: Request) -> Response:
+        contract = request.json()
+        worker = str(contract.pop('worker', ''))[:_MAX_NAME]
+        if refusal := self.announcements.put(worker, contract):
+            raise Refused(HTTPStatus.CONFLICT, refusal)
+        return json_response({})
+
+    def _tables(self, request: Request) -> Response:
         """Returns the counts of the first server's tables, those of the experience summed over all servers."""
         tables = self.shards.counts()
-        return None if tables is None else {name: table.as_json() for name, table in tables.items()}
+        if tables is None:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, 'the replay server does not answer')
+        return json_response({name: table.as_json() for name, table in tables.items()})
 
-    def send(self, table: str, name: str, text: str) -> bool:
+    def _send(self, table: str, name: str, request: Request) -> Response:
         """Sends a message to the first server; heartbeats to all."""
+        text = request.text()
         addresses = self.shards.addresses if table == HEARTBEATS else self.shards.addresses[:1]
         sent = [connection.send(address, table, name, text) for address in addresses]
-        return all(sent)
+        return json_response({'sent': all(sent)})
 
-    def take(self, table: str, most: int) -> list[str]:
+    def _take(self, table: str, request: Request) -> Response:
         """Takes at most so many messages from the first server, of those that it has."""
+        most = request.json().get('most', 1)
+        if type(most) is not int:
+            raise UserValueError(f'got most={most!r}; need the number of messages')
         tables = connection.counts(self.shards.control)
         most = min(most, tables[table].size, _MAX_TEXTS) if tables and table in tables else 0
-        return [text.decode() for text in connection.receive(self.shards.control, table, most)] if most > 0 else []
-
-
-class _Handler(http_server.Handler):
-    """Handles the requests of one connection.
-
-    Attributes:
-      relay: the server; set by a subclass.
-    """
-
-    relay: RelayServer
-
-    def answer(self) -> None:
-        """See `http_server.Handler`."""
-        try:
-            status, message = self._answer()
-        except (ValueError, TypeError) as error:
-            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
-            return
-        if message is not None:
-            self.send_json(status, message)
-
-    def _answer(self) -> tuple[HTTPStatus, dict[str, Any] | None]:
-        """Returns status and answer; the latter is None if the request was refused already."""
-        if (self.command, self.path) == ('GET', FEED):
-            return HTTPStatus.OK, self.relay.state()
-        if (self.command, self.path) == ('GET', TABLES):
-            tables = self.relay.tables()
-            if tables is None:
-                return HTTPStatus.SERVICE_UNAVAILABLE, {'error': 'the replay server does not answer'}
-            return HTTPStatus.OK, tables
-        if self.command == 'GET':
-            self.refuse(HTTPStatus.NOT_FOUND, f'got GET {self.path[:80]}; need {FEED} or {TABLES}')
-            return HTTPStatus.NOT_FOUND, None
-        length = self.length_of_body(_MAX_BODY)
-        if length is None:
-            return HTTPStatus.BAD_REQUEST, None
-        body = self.read_body(length)
-        if body is None:
-            return HTTPStatus.REQUEST_TIMEOUT, None
-        return self._change(bytes(body).decode())
-
-    def _change(self, body: str) -> tuple[HTTPStatus, dict[str, Any]]:
-        if (self.command, self.path) == ('PUT', FEED):
-            contract = _object(body)
-            worker = str(contract.pop('worker', ''))[:_MAX_NAME]
-            refusal = self.relay.announcements.put(worker, contract)
-            return (HTTPStatus.CONFLICT, {'error': refusal}) if refusal else (HTTPStatus.OK, {})
-        for table, name in _NAMES.items():
-            if (self.command, self.path) == ('POST', f'{TABLES}/{table}/{name}'):
-                return HTTPStatus.OK, {'sent': self.relay.send(table, name, body)}
-            if (self.command, self.path) == ('DELETE', f'{TABLES}/{table}'):
-                return HTTPStatus.OK, {'texts': self.relay.take(table, int(_object(body).get('most', 1)))}
-        known = ', '.join(f'POST {TABLES}/{table}/{name}, DELETE {TABLES}/{table}' for table, name in _NAMES.items())
-        return HTTPStatus.NOT_FOUND, {'error': f'got {self.command} {self.path[:80]}; need PUT {FEED}, {known}'}
-
-
-def _object(body: str) -> dict[str, Any]:
-    value = json.loads(body)
-    if not isinstance(value, dict):
-        raise UserValueError(f'got {body[:80]!r}; need a JSON object')
-    return value
+        texts = connection.receive(self.shards.control, table, most) if most > 0 else ()
+        return json_response({'texts': [text.decode() for text in texts]})

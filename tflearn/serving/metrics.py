@@ -1,6 +1,5 @@
 """Metrics of a policy server for Prometheus."""
 
-from tflearn.net.metrics_server import MetricsServer
 from tflearn.serving.models import Models
 from tflearn.serving.protos import prometheus_client
 
@@ -14,7 +13,6 @@ class ServingMetrics:
     def __init__(self, models: Models):
         self.registry = prometheus_client.CollectorRegistry()
         self._models = models
-        self._http: MetricsServer | None = None
         self._requests = prometheus_client.Counter(
             'tflearn_requests', 'Answered requests by their gRPC status', ['method', 'code'], registry=self.registry
         )
@@ -60,15 +58,3 @@ class ServingMetrics:
         for holder in self._models.holders:
             if holder.ready:
                 self._version.labels(holder.name).set(holder.get().version)
-
-    def serve(self, host: str, port: int) -> None:
-        """Serves Prometheus at http://host:port/metrics, from its own thread, until `close`.
-
-        Raises:
-          ValueError: if it cannot listen on the port.
-        """
-        self._http = MetricsServer(self.registry, host, port, '--metrics_port')
-
-    def close(self) -> None:
-        if self._http is not None:
-            self._http.close()

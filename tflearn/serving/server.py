@@ -5,8 +5,8 @@ from typing import Any
 import grpc
 import tensorflow as tf
 
-from tflearn.core.settings import PositiveInt, checked_dataclass
-from tflearn.net import grpc_server as rpc_server
+from tflearn.net import grpc_server
+from tflearn.net.server_options import ServerOptions
 from tflearn.serving.clients import Clients
 from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models, NotReady, NotServed
@@ -15,17 +15,6 @@ from tflearn.serving.request_queue import RequestQueue
 from tflearn.serving.served_version import InvalidRequest
 
 _PREDICTION = 'tensorflow.serving.PredictionService'
-
-
-@checked_dataclass(frozen=True)
-class ServerOptions(rpc_server.ServerOptions):
-    """Where a server of policies listens, and its limits.
-
-    Attributes:
-      num_threads: TensorFlow calls at the same time, each with one request or more.
-    """
-
-    num_threads: PositiveInt = 1
 
 
 class PolicyServer:
@@ -37,6 +26,8 @@ class PolicyServer:
         options: ServerOptions,
         metrics: ServingMetrics | None = None,
         clients: Clients | None = None,
+        num_threads: int = 1,
+        max_concurrent_requests: int = 1024,
     ):
         """Starts to listen.
 
@@ -44,19 +35,23 @@ class PolicyServer:
           models: the models to serve. Call `reloaded` after they have changed.
           metrics: counts the requests; None counts none.
           clients: those that may send requests; None is everybody.
+          num_threads: TensorFlow calls at the same time, each with one request or more.
+          max_concurrent_requests: requests accepted at the same time, waiting ones included.
 
         Raises:
           ValueError: if it cannot listen at the address, or a file of `options.tls` is invalid.
         """
         self._models, self._metrics = models, metrics
-        self._requests = RequestQueue(options.num_threads)
+        self._requests = RequestQueue(num_threads)
         service = PredictionService(
             models, self._requests, options.max_request_bytes, *([metrics.record_rows] if metrics else [])
         )
-        given: dict[str, Any] = {'record': metrics.record_request} if metrics else {}
+        given: dict[str, Any] = {'max_concurrent_requests': max_concurrent_requests}
+        if metrics is not None:
+            given['record'] = metrics.record_request
         if clients is not None:
             given['admit'] = clients.admit
-        self._server = rpc_server.Server(service.methods, options, _status_of, **given)
+        self._server = grpc_server.Server(service.methods, options, _status_of, **given)
         self.port = self._server.port
         self.reloaded()
 
