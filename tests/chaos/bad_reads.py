@@ -48,10 +48,10 @@ def read_evaluations(rng: random.Random) -> None:
     float(record.best_mean_return or 0)
 
 
-def read_lease(rng: random.Random) -> None:
+def read_lock(rng: random.Random) -> None:
     from tflearn.files import lock
 
-    lock.LEASE_SECS = _WAIT_SECS
+    lock.LOCK_SECS = _WAIT_SECS
     owners = pathlib.Path('owners')
     with lock.hold(owners, 'train', threading.Event()):
         pass

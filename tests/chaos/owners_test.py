@@ -23,7 +23,7 @@ BINDINGS = (
     'train.LearnerOptions.checkpoint_interval_steps=500',
     'train.Intervals.export_interval_steps=1000',
     'replay_server.replay_server.checkpoint_interval_secs=5.0',
-    'replay_server.replay_server.learner_timeout_secs=0',  # only leases end anything here
+    'replay_server.replay_server.learner_timeout_secs=0',  # only locks end anything here
 )
 # Another machine: other process ids, so that nothing of the first one's processes is known.
 OTHER_MACHINE = ('unshare', '--pid', '--fork', '--mount-proc', '--kill-child')
@@ -63,13 +63,13 @@ def test_one_owner_at_a_time_over_two_mount_points(mounted, tmp_path, promise, j
         assert f'in which another {job} job works (pid {jobs[job].pid} on ' in run.text('refused').splitlines()[-1]
         run.progress()
 
-        # The first one stands still: another one takes over when its lease has ended.
+        # The first one stands still: another one takes over when its lock has ended.
         epoch = _epoch(run, job)
         jobs[job].send_signal(signal.SIGSTOP)
         stopped_at = time.monotonic()
         heir = second('heir')
-        wait_for(lambda: _epoch(run, job) > epoch, 'a manifest of the new owner', START_SECS + lock.LEASE_SECS)
-        assert 'did not renew its lease for 15 s; taking over' in run.text('heir')
+        wait_for(lambda: _epoch(run, job) > epoch, 'a manifest of the new owner', START_SECS + lock.LOCK_SECS)
+        assert 'did not renew its lock for 15 s; taking over' in run.text('heir')
         secs = time.monotonic() - stopped_at
         before = _saved(run, job)
         jobs[job].send_signal(signal.SIGCONT)
@@ -99,7 +99,7 @@ def test_the_next_owner_takes_over_after_a_kill_elsewhere(mounted, promise, job)
         jobs[job].kill()
         jobs[job].wait(30.0)
         run.start(job, name='heir', root=second_root, prefix=OTHER_MACHINE)
-        secs = wait_for(lambda: _epoch(run, job) > epoch, 'the new owner', START_SECS + lock.LEASE_SECS)
+        secs = wait_for(lambda: _epoch(run, job) > epoch, 'the new owner', START_SECS + lock.LOCK_SECS)
         secs += run.progress()
     promise(f'SIGKILL of {job}; another machine goes on', 'as by SIGKILL', secs)
 

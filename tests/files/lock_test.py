@@ -1,4 +1,4 @@
-"""One owner of a run directory at a time: real processes that hold a lease, die, stop and come back."""
+"""One owner of a run directory at a time: real processes that hold a lock, die, stop and come back."""
 
 import contextlib
 import json
@@ -16,11 +16,11 @@ from tflearn.files import lock
 from tflearn.files.run_dir import RunDir
 
 DEADLINE_SECS = 20.0
-# A process that says `owner`, then checks its lease until a file named `end` is there, or the check fails.
+# A process that says `owner`, then checks its lock until a file named `end` is there, or the check fails.
 OWNER = """
 import pathlib, sys, threading, time
 from tflearn.files import lock
-lock.RENEW_SECS, lock.LEASE_SECS, lock._CHECK_SECS = 0.1, 1.0, 0.05
+lock.RENEW_SECS, lock.LOCK_SECS, lock._CHECK_SECS = 0.1, 1.0, 0.05
 directory, machine = pathlib.Path(sys.argv[1]), sys.argv[2]
 if machine:
     lock.machine = lambda: machine
@@ -40,16 +40,16 @@ print('ended', flush=True)
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch):
-    """A lease of a second."""
+    """A lock of a second."""
     monkeypatch.setattr(lock, 'RENEW_SECS', 0.1)
-    monkeypatch.setattr(lock, 'LEASE_SECS', 1.0)
+    monkeypatch.setattr(lock, 'LOCK_SECS', 1.0)
     monkeypatch.setattr(lock, '_CHECK_SECS', 0.05)
     monkeypatch.setattr(lock, '_POLL_SECS', 0.02)
 
 
 @contextlib.contextmanager
 def owner(directory, machine=''):
-    """A process that owns the lease."""
+    """A process that owns the lock."""
     command = [sys.executable, '-c', OWNER, str(directory), machine]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -72,17 +72,17 @@ def test_a_second_owner_is_refused_with_the_name_of_the_first(tmp_path, machine)
             pass
 
 
-def test_a_lease_that_was_released_is_free(tmp_path):
+def test_a_lock_that_was_released_is_free(tmp_path):
     for epoch in range(1, 8):
         start = time.monotonic()
         with hold(tmp_path) as held:
             assert held.epoch == epoch
-            assert time.monotonic() - start < lock.LEASE_SECS
+            assert time.monotonic() - start < lock.LOCK_SECS
     assert len(list((tmp_path / 'owners').iterdir())) == 3, 'old files are removed'
 
 
 def test_a_killed_owner_of_this_machine_is_replaced_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, 'LEASE_SECS', DEADLINE_SECS)
+    monkeypatch.setattr(lock, 'LOCK_SECS', DEADLINE_SECS)
     with owner(tmp_path) as first:
         first.kill()
         first.wait(DEADLINE_SECS)
@@ -92,14 +92,14 @@ def test_a_killed_owner_of_this_machine_is_replaced_at_once(tmp_path, monkeypatc
         assert time.monotonic() - start < DEADLINE_SECS / 2
 
 
-def test_a_killed_owner_of_another_machine_is_replaced_after_the_lease(tmp_path):
+def test_a_killed_owner_of_another_machine_is_replaced_after_the_lock(tmp_path):
     with owner(tmp_path, 'another one') as first:
         first.kill()
         first.wait(DEADLINE_SECS)
         start = time.monotonic()
         with hold(tmp_path) as held:
             assert held.epoch == 2
-        assert time.monotonic() - start >= lock.LEASE_SECS
+        assert time.monotonic() - start >= lock.LOCK_SECS
 
 
 def test_an_owner_that_stood_still_finds_its_successor_and_writes_nothing_more(tmp_path):
@@ -149,7 +149,7 @@ def test_one_of_two_that_begin_together_is_refused(tmp_path):
     assert held.acquire(timeout=0) and not held.acquire(timeout=0)
 
 
-def test_a_wait_for_a_lease_ends_when_it_is_stopped(tmp_path):
+def test_a_wait_for_a_lock_ends_when_it_is_stopped(tmp_path):
     stop = threading.Event()
     with owner(tmp_path, 'another one') as first:
         first.kill()
@@ -165,7 +165,7 @@ def test_a_file_that_cannot_be_read_is_no_proof_of_an_end(tmp_path, content):
     (tmp_path / 'owners').mkdir()
     path = tmp_path / 'owners' / 'train-000001.json'
     path.write_text(content)
-    with pytest.raises(RuntimeError, match=f'got the lease {path}, which cannot be read; .* remove the file'):
+    with pytest.raises(RuntimeError, match=f'got the lock {path}, which cannot be read; .* remove the file'):
         hold(tmp_path).__enter__()
 
 
@@ -183,7 +183,7 @@ class _Blocking(lock.Store):
 
 
 def test_a_renewal_that_is_late_does_not_undo_the_release(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, 'LEASE_SECS', DEADLINE_SECS)
+    monkeypatch.setattr(lock, 'LOCK_SECS', DEADLINE_SECS)
     store = _Blocking()
     with lock.hold(tmp_path, 'train', threading.Event(), store):
         assert store.begun.wait(DEADLINE_SECS)
@@ -228,7 +228,7 @@ def test_clones_of_a_machine_are_other_machines(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('content', ['{"pid": "x"}', '{"machine": 1, "since": []}'])
 def test_a_damaged_file_is_taken_over(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(lock, 'LEASE_SECS', 0.3)
+    monkeypatch.setattr(lock, 'LOCK_SECS', 0.3)
     with lock.hold(tmp_path, 'train', threading.Event()):
         pass
     (tmp_path / 'train-000001.json').write_text(content)

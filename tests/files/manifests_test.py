@@ -125,7 +125,7 @@ def test_each_replay_server_keeps_its_checkpoint_before(jobs, tmp_path):
     assert next(iter(learner.whole(['train', 'replay_server']))).replay['replay_server'] == '00000001'
 
 
-def test_an_owner_that_lost_its_lease_adds_nothing(jobs, tmp_path):
+def test_an_owner_that_lost_its_lock_adds_nothing(jobs, tmp_path):
     stale = jobs('train', 1)
     _save(stale, tmp_path, 'ckpt-100')
     owner = jobs('train', 2)
@@ -133,7 +133,7 @@ def test_an_owner_that_lost_its_lease_adds_nothing(jobs, tmp_path):
     with pytest.raises(RuntimeError, match=r'got a checkpoint of the train job of epoch 1; need epoch 2, which has'):
         _save(stale, tmp_path, 'ckpt-900')
     assert _newest(owner).train_step == 100
-    # Another job's manifest does not make the lease of the first one older.
+    # Another job's manifest does not make the lock of the first one older.
     server = jobs('replay_server')
     server.add(None, [], base=owner.newest_first()[-1])
     with pytest.raises(RuntimeError, match='of epoch 1'):

@@ -76,7 +76,7 @@ def test_a_wrong_url_is_refused_in_one_line(wrong, match):
     assert 'secret' not in str(error.value)
 
 
-def test_calls_that_are_stuck_hold_up_no_leases_and_no_later_calls(url, monkeypatch):
+def test_calls_that_are_stuck_hold_up_no_locks_and_no_later_calls(url, monkeypatch):
     monkeypatch.setattr('tflearn.files.objects._RETRY_SECS', 0.1)
     objects, stuck, begun = Objects(url), threading.Event(), threading.Semaphore(0)
     objects.write('DONE', b'content')

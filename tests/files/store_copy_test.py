@@ -1,5 +1,6 @@
 """Two processes' copies of one run are kept the same through a store; what a kill leaves there is whole."""
 
+import hashlib
 import json
 import threading
 
@@ -14,23 +15,23 @@ from tflearn.files import lock, numbered, opening, store_layout
 from tflearn.files.manifests import Manifests
 from tflearn.files.objects import Objects
 from tflearn.files.run_dir import RunDir, read_json, write_json
-from tflearn.files.store_copy import Mirror
+from tflearn.files.store_copy import StoreCopy
 from tflearn.files.store_roles import role
 from tflearn.policies import versions
 
 
 @pytest.fixture
 def make(url, tmp_path):
-    """Returns a function (job) -> the run directory of a process with that role, and its mirror; no threads run."""
+    """Returns a function (job) -> the run directory of a process with that role, and its copy; no threads run."""
 
     def start(job, name='', own=False):
-        mirror = Mirror(Objects(url), tmp_path / f'{job}{len(list(tmp_path.iterdir()))}', role(job, name))
-        mirror.root.mkdir()
-        mirror.restore()
-        run_dir = RunDir(mirror.root, opening.MirrorStore(mirror), url)
+        copy = StoreCopy(Objects(url), tmp_path / f'{job}{len(list(tmp_path.iterdir()))}', role(job, name))
+        copy.root.mkdir()
+        copy.restore()
+        run_dir = RunDir(copy.root, copy, url)
         if own:
-            mirror.begin(lambda: None)
-        return run_dir, mirror
+            copy.begin(lambda: None)
+        return run_dir, copy
 
     return start
 
@@ -57,7 +58,7 @@ def _check_whole(objects):
     for key in keys:
         for name, (size, digest) in store_layout.decode(objects.read(store_layout.marker(key)), key).items():
             content = objects.read(name)
-            assert digest is None or (len(content), store_layout.hashlib.sha256(content).hexdigest()) == (
+            assert digest is None or (len(content), hashlib.sha256(content).hexdigest()) == (
                 size,
                 digest,
             ), name
@@ -65,12 +66,12 @@ def _check_whole(objects):
 
 
 def test_the_next_process_restores_what_the_last_one_wrote(make):
-    run_dir, mirror = make('train', own=True)
+    run_dir, copy = make('train', own=True)
     _save(run_dir, 100)
     _export(run_dir, 100)
     write_json(run_dir.status('train'), {'state': 'running'})
     write_json(run_dir.train_result, {'train_step': 100})
-    mirror.write_all()
+    copy.write_all()
     again, _ = make('train', own=True)
     assert (again.checkpoints / 'ckpt-100.data-00000-of-00001').read_text() == 'weights 100'
     assert (again.checkpoints / 'ckpt-100.index').exists()
@@ -81,61 +82,61 @@ def test_the_next_process_restores_what_the_last_one_wrote(make):
 
 
 def test_only_an_owner_writes_checkpoints(make):
-    run_dir, mirror = make('train')
+    run_dir, copy = make('train')
     _save(run_dir, 100)
-    mirror.write_all()
-    assert not mirror.objects.list()
-    mirror.begin(lambda: None)
-    mirror.write_all()
-    assert _check_whole(mirror.objects) == ['train/checkpoints/ckpt-100']
-    mirror.end()
+    copy.write_all()
+    assert not copy.objects.list()
+    copy.begin(lambda: None)
+    copy.write_all()
+    assert _check_whole(copy.objects) == ['train/checkpoints/ckpt-100']
+    copy.end()
     _save(run_dir, 200)
-    mirror.write_all()
-    assert _check_whole(mirror.objects) == ['train/checkpoints/ckpt-100']
+    copy.write_all()
+    assert _check_whole(copy.objects) == ['train/checkpoints/ckpt-100']
 
 
-def test_nothing_is_written_once_the_lease_is_lost(make):
-    run_dir, mirror = make('train')
+def test_nothing_is_written_once_the_lock_is_lost(make):
+    run_dir, copy = make('train')
 
     def check():
         raise UserRuntimeError('another one')
 
-    mirror.begin(check)
+    copy.begin(check)
     _save(run_dir, 100)
     with pytest.raises(UserRuntimeError, match='another one'):
-        mirror.write_sets()
-    assert not mirror.objects.list()
+        copy.upload()
+    assert not copy.objects.list()
 
 
 def test_what_is_deleted_here_is_deleted_there(make):
-    run_dir, mirror = make('train', own=True)
+    run_dir, copy = make('train', own=True)
     for step in (100, 200):
         _save(run_dir, step)
         _export(run_dir, step)
-    mirror.write_all()
+    copy.write_all()
     for path in run_dir.checkpoints.glob('ckpt-100.*'):
         path.unlink()
     versions.prune(run_dir.greedy_policy, keep_last=1)
-    mirror.write_all()
-    assert _check_whole(mirror.objects) == ['policies/greedy_policy/200', 'train/checkpoints/ckpt-200']
-    assert not [name for name in mirror.objects.list() if '/100/' in name or 'ckpt-100' in name]
+    copy.write_all()
+    assert _check_whole(copy.objects) == ['policies/greedy_policy/200', 'train/checkpoints/ckpt-200']
+    assert not [name for name in copy.objects.list() if '/100/' in name or 'ckpt-100' in name]
 
 
 def test_a_checkpoint_without_its_index_is_not_written(make):
-    run_dir, mirror = make('train', own=True)
+    run_dir, copy = make('train', own=True)
     _save(run_dir, 100)
     (run_dir.checkpoints / 'ckpt-100.index').unlink()
-    mirror.write_all()
-    assert _check_whole(mirror.objects) == []
+    copy.write_all()
+    assert _check_whole(copy.objects) == []
 
 
 def test_a_step_that_is_saved_again_replaces_the_one_before(make):
-    run_dir, mirror = make('train', own=True)
+    run_dir, copy = make('train', own=True)
     _save(run_dir, 100)
-    mirror.write_all()
+    copy.write_all()
     _save(run_dir, 100, 'other')
-    mirror.write_all()
-    assert _check_whole(mirror.objects) == ['train/checkpoints/ckpt-100']
+    copy.write_all()
+    assert _check_whole(copy.objects) == ['train/checkpoints/ckpt-100']
     again, _ = make('train', own=True)
     assert (again.checkpoints / 'ckpt-100.data-00000-of-00001').read_text() == 'other 100'
 
@@ -150,7 +151,7 @@ def test_a_kill_at_any_call_leaves_whole_files_only(make, monkeypatch):
     names = ('upload', 'write', 'delete')
     originals = {name: getattr(Objects, name) for name in names}
     for num_calls in range(1, 40, 3):
-        run_dir, mirror = make('train', own=True)
+        run_dir, copy = make('train', own=True)
         left = [num_calls]
 
         def call(name, *arguments, left=left):
@@ -166,33 +167,33 @@ def test_a_kill_at_any_call_leaves_whole_files_only(make, monkeypatch):
                 _save(run_dir, step, f'weights of {num_calls}')
                 _export(run_dir, step) if not (run_dir.greedy_policy / str(step)).exists() else None
                 versions.prune(run_dir.greedy_policy, keep_last=1)
-                mirror.write_all()
+                copy.write_all()
             write_json(run_dir.train_result, {'train_step': 200})
-            mirror.write_all()
+            copy.write_all()
         except _Killed:
             pass
         monkeypatch.undo()
-        keys = _check_whole(mirror.objects)
-        if 'train/result.json' in mirror.objects.list():
+        keys = _check_whole(copy.objects)
+        if 'train/result.json' in copy.objects.list():
             assert {'policies/greedy_policy/200', 'train/checkpoints/ckpt-200'} <= set(keys)
-    assert 'train/result.json' in mirror.objects.list()  # the last one had calls enough
+    assert 'train/result.json' in copy.objects.list()  # the last one had calls enough
 
 
 def test_leftovers_of_a_kill_are_deleted_by_the_next_owner(make):
-    _, mirror = make('train', own=True)
-    mirror.objects.write('train/checkpoints/ckpt-7.index', b'torn')
-    mirror.objects.write('policies/greedy_policy/7/saved_model.pb', b'torn')
+    _, copy = make('train', own=True)
+    copy.objects.write('train/checkpoints/ckpt-7.index', b'torn')
+    copy.objects.write('policies/greedy_policy/7/saved_model.pb', b'torn')
     again, other = make('train', own=True)
     assert not [name for name in other.objects.list() if '7' in name]
     assert not again.checkpoints.exists()
 
 
 def test_a_damaged_object_is_not_restored(make, caplog):
-    run_dir, mirror = make('train', own=True)
+    run_dir, copy = make('train', own=True)
     for step in (100, 200):
         _save(run_dir, step)
-    mirror.write_all()
-    mirror.objects.write('train/checkpoints/ckpt-200.data-00000-of-00001', b'damaged 200')
+    copy.write_all()
+    copy.objects.write('train/checkpoints/ckpt-200.data-00000-of-00001', b'damaged 200')
     again, _ = make('train', own=True)
     assert sorted(path.name for path in again.checkpoints.glob('*.index')) == ['ckpt-100.index']
 
@@ -290,7 +291,7 @@ def test_manifests_of_two_jobs_meet_in_the_store(make):
 
 def test_the_threads_go_on_when_the_store_answers_again(make, monkeypatch):
     monkeypatch.setattr('tflearn.files.store_copy._POLL_SECS', 0.05)
-    run_dir, mirror = make('collect')
+    run_dir, copy = make('collect')
     original = Objects.upload
 
     def fail(*_):
@@ -298,12 +299,12 @@ def test_the_threads_go_on_when_the_store_answers_again(make, monkeypatch):
 
     monkeypatch.setattr(Objects, 'upload', fail)
     write_json(run_dir.status('collect'), {'state': 'running'})
-    mirror.start()
+    copy.start()
     wait_until(lambda: not run_dir.store.answers, 'a failure', 30)
     monkeypatch.setattr(Objects, 'upload', original)
     wait_until(lambda: run_dir.store.answers, 'an answer', 30)
-    mirror.stop()
-    assert json.loads(mirror.objects.read('status/collect.json')) == {'state': 'running'}
+    copy.stop()
+    assert json.loads(copy.objects.read('status/collect.json')) == {'state': 'running'}
 
 
 def test_a_copy_is_removed_in_the_end_and_its_files_are_there(url, tmp_path, monkeypatch):
@@ -333,9 +334,9 @@ def test_files_that_could_not_be_written_are_kept(url, tmp_path, monkeypatch):
 _KEY = 'policies/greedy_policy/7'
 _OUTSIDE = '../../../../outside'
 _ODD_MARKERS = {
-    'above': {f'{_KEY}/{_OUTSIDE}': (3, store_layout.hashlib.sha256(b'bad').hexdigest())},
-    'absolute': {'/outside': (3, store_layout.hashlib.sha256(b'bad').hexdigest())},
-    'another set': {'policies/greedy_policy/100/saved_model.pb': (3, store_layout.hashlib.sha256(b'bad').hexdigest())},
+    'above': {f'{_KEY}/{_OUTSIDE}': (3, hashlib.sha256(b'bad').hexdigest())},
+    'absolute': {'/outside': (3, hashlib.sha256(b'bad').hexdigest())},
+    'another set': {'policies/greedy_policy/100/saved_model.pb': (3, hashlib.sha256(b'bad').hexdigest())},
     'null': {f'{_KEY}/saved_model.pb\0': (3, None)},
     'unchecked': {f'{_KEY}/saved_model.pb': (3, None)},
     'endless': {f'{_KEY}/saved_model.pb': (float('inf'), '')},
@@ -364,14 +365,14 @@ def _files_but(path, ours):
 
 @pytest.mark.parametrize('marker', _ODD_MARKERS)
 def test_a_marker_that_lists_other_files_than_its_set_is_passed_over(make, tmp_path, marker, caplog):
-    run_dir, mirror = make('train', own=True)
+    run_dir, copy = make('train', own=True)
     _export(run_dir, 100)
-    mirror.write_all()
+    copy.write_all()
     listed = _ODD_MARKERS[marker]
     for name in listed or [f'{_KEY}/saved_model.pb']:
         if name.startswith(_KEY) and '\0' not in name and '..' not in name:
-            mirror.objects.write(name, b'bad')
-    mirror.objects.write(store_layout.marker(_KEY), json.dumps({'files': listed}).encode())
+            copy.objects.write(name, b'bad')
+    copy.objects.write(store_layout.marker(_KEY), json.dumps({'files': listed}).encode())
     before = _files_but(tmp_path, tmp_path / 'store')
     for job in ('evaluate', 'serve', 'train'):
         reader, other = make(job)
@@ -388,15 +389,15 @@ def test_a_marker_that_lists_other_files_than_its_set_is_passed_over(make, tmp_p
 @pytest.mark.parametrize('url', ['memory', s3_server.S3], indirect=True)
 @pytest.mark.parametrize('name', _ODD_NAMES)
 def test_an_object_that_would_leave_the_copy_is_passed_over(make, tmp_path, name):
-    run_dir, mirror = make('train', own=True)
+    run_dir, copy = make('train', own=True)
     _export(run_dir, 100)
-    mirror.write_all()
-    fs, base = mirror.objects._fs, mirror.objects._base
+    copy.write_all()
+    fs, base = copy.objects._fs, copy.objects._base
     store = getattr(fs, 'store', None)
     if store is not None:  # in which names are not resolved, as in all object stores
         store[f'{base}/{name}'] = type(next(iter(store.values())))(fs, f'{base}/{name}', _ODD_NAMES[name])
     else:
-        mirror.objects.write(name, _ODD_NAMES[name])
+        copy.objects.write(name, _ODD_NAMES[name])
     for job in ('evaluate', 'serve', 'train'):
         reader, other = make(job, own=job == 'train')
         other.pass_large()
@@ -419,10 +420,10 @@ def test_an_object_that_would_leave_the_copy_is_passed_over(make, tmp_path, name
     ],
 )
 def test_a_manifest_of_files_elsewhere_is_passed_over(make, part):
-    run_dir, mirror = make('replay_server', own=True)
+    run_dir, copy = make('replay_server', own=True)
     body = json.dumps({'time': 'now', 'parts': {'replay_server': part}}).encode()
-    header = f'{len(body)} {store_layout.hashlib.sha256(body).hexdigest()}\n'.encode()
-    mirror.objects.write('manifests/00000001.json', header + body)
+    header = f'{len(body)} {hashlib.sha256(body).hexdigest()}\n'.encode()
+    copy.objects.write('manifests/00000001.json', header + body)
     manifests = Manifests(run_dir.root, run_dir.manifests, 'replay_server', 1, store=run_dir.store)
     assert manifests.newest_first() == [] and list(manifests.whole()) == []
     manifests.add(None, [])

@@ -38,7 +38,7 @@ def record(model: pathlib.Path, changing: tuple[str, ...] = ()) -> None:
       changing: names of files in it that may change later.
     """
     names = [file.relative_to(model).as_posix() for file in model.rglob('*') if file.is_file()]
-    files = {name: _digest(model / name) for name in sorted(names) if name not in (RECORD, *changing)}
+    files = {name: file_digest(model / name) for name in sorted(names) if name not in (RECORD, *changing)}
     recorded: dict[str, Any] = {_FILES: files}
     if key := _key():
         recorded[_SIGNATURE] = _signature(files, key)
@@ -130,7 +130,8 @@ def _copied(model: pathlib.Path, name: str, copy: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-def _digest(file: pathlib.Path) -> str:
+def file_digest(file: pathlib.Path) -> str:
+    """Returns the SHA-256 of a file's content."""
     digest = hashlib.sha256()
     with file.open('rb') as content:
         while block := content.read(1 << 20):

@@ -1,12 +1,12 @@
-"""Lease: at most one learner, and one replay server, writes to a run directory.
+"""Lock: at most one learner, and one replay server, writes to a run directory.
 
-A lease is a small file, `<job>-<epoch>.json`. Who claims it creates the file of the next epoch, which only one process
+A lock is a small file, `<job>-<epoch>.json`. Who claims it creates the file of the next epoch, which only one process
 can do, and renews it every few seconds. It ends when it is released, when its process has died on this machine, or when
-it was not renewed for `LEASE_SECS` by the clock of the process that watches it: clocks are never compared between
+it was not renewed for `LOCK_SECS` by the clock of the process that watches it: clocks are never compared between
 machines. An owner of an older epoch finds the newer file before it writes again, and stops (the epoch is a fencing
 token; Kleppmann 2016, "How to do distributed locking").
 
-What several jobs write at the same time (leases, manifests), and what must have arrived before the next step
+What several jobs write at the same time (locks, manifests), and what must have arrived before the next step
 (checkpoints), goes through a `Store`; all other files are only read and written.
 """
 
@@ -26,22 +26,22 @@ from absl import logging
 from tflearn.core import background
 from tflearn.core.errors import UserRuntimeError
 
-LEASE_SECS = 15.0
+LOCK_SECS = 15.0
 RENEW_SECS = 3.0
 _POLL_SECS = 0.25
-_CHECK_SECS = 1.0  # an owner that was not stopped for longer than this cannot have lost its lease
+_CHECK_SECS = 1.0  # an owner that was not stopped for longer than this cannot have lost its lock
 _KEPT_EPOCHS = 3
-_LEAST_BYTES = 1024  # of a lease's file, so that no renewal needs more room than the first
+_LEAST_BYTES = 1024  # of a lock's file, so that no renewal needs more room than the first
 _CARDS = pathlib.Path('/sys/class/net')
 _BOOT = pathlib.Path('/proc/sys/kernel/random/boot_id')
 
 
 class Store:
-    """The files of a run directory that all jobs share by their file system. `remote.mirror` has those of a URL.
+    """The files of a run directory that all jobs share by their file system. `StoreCopy` has those of a URL.
 
     Attributes:
       answers: whether the newest attempt to read what others have written succeeded.
-      check_secs: an owner that looked at its lease within this time need not look again [s].
+      check_secs: an owner that looked at its lock within this time need not look again [s].
     """
 
     check_secs = 0.0
@@ -97,13 +97,13 @@ class Store:
         path.unlink(missing_ok=True)
 
     def begin(self, check: Callable[[], None]) -> None:
-        """Is called when this process owns a part of the run; `check` raises once it does no longer."""
+        """Is called when this process owns a part of the run; `check` raises when it stops to."""
 
     def upload(self) -> None:
         """Returns when all that this process has written can be read by the others. Raises OSError."""
 
     def end(self) -> None:
-        """Is called when this process stops to own its part, before its lease ends. Raises OSError."""
+        """Is called when this process stops to own its part, before its lock ends. Raises OSError."""
 
     def refresh(self) -> None:
         """Returns when this process sees what the others have written."""
@@ -112,8 +112,8 @@ class Store:
 LOCAL = Store()
 
 
-class Lease:
-    """A lease that this process owns.
+class Lock:
+    """A lock that this process owns.
 
     Attributes:
       epoch: the number of the owner, from 1; greater than those of all owners before.
@@ -130,7 +130,7 @@ class Lease:
         self._released, self._writing = threading.Event(), threading.Lock()
 
     def check(self) -> None:
-        """Checks that no other process has taken the lease. Cheap: it seldom reads the directory.
+        """Checks that no other process has taken the lock. Cheap: it seldom reads the directory.
 
         Raises:
           RuntimeError: if one has; it names the new owner.
@@ -141,7 +141,7 @@ class Lease:
         try:
             self._look()
         except OSError as error:  # no answer; whoever saves something looks again
-            logging.warning('could not check the lease in %s: %s', self._directory, error)
+            logging.warning('could not check the lock in %s: %s', self._directory, error)
 
     def _look(self) -> None:
         now = _clocks()
@@ -155,7 +155,7 @@ class Lease:
         self._checked_at = now
 
     def renew_until_released(self) -> None:
-        """Renews the lease; runs on a thread of its own."""
+        """Renews the lock; runs on a thread of its own."""
         while not self._released.wait(RENEW_SECS):
             with (
                 contextlib.suppress(RuntimeError, OSError),
@@ -166,7 +166,7 @@ class Lease:
                     self.write()
 
     def write(self, **more: Any) -> None:
-        """Writes the file of the lease, without a rename, which not every store has."""
+        """Writes the file of the lock, without a rename, which not every store has."""
         self._store.write(self._path, self.content(**more))
 
     def content(self, **more: Any) -> bytes:
@@ -176,10 +176,10 @@ class Lease:
         return text.ljust(_LEAST_BYTES).encode()
 
     def release(self) -> None:
-        """Ends the lease. A renewal that has begun is waited for: it would undo the release."""
+        """Ends the lock. A renewal that has begun is waited for: it would undo the release."""
         self._released.set()
-        if not self._writing.acquire(timeout=LEASE_SECS):
-            logging.warning('left the lease %s to end by its time: a renewal does not end', self._path)
+        if not self._writing.acquire(timeout=LOCK_SECS):
+            logging.warning('left the lock %s to end by its time: a renewal does not end', self._path)
             return
         with contextlib.suppress(RuntimeError, OSError):
             self._look()
@@ -188,39 +188,39 @@ class Lease:
 
 
 @contextlib.contextmanager
-def hold(directory: pathlib.Path, job: str, stop: threading.Event, store: Store = LOCAL) -> Iterator[Lease | None]:
-    """Claims the lease of `job`, renews it during the block, and releases it.
+def hold(directory: pathlib.Path, job: str, stop: threading.Event, store: Store = LOCAL) -> Iterator[Lock | None]:
+    """Claims the lock of `job`, renews it during the block, and releases it.
 
     Args:
-      directory: the directory of the leases' files.
+      directory: the directory of the locks' files.
       job: the job's name, such as 'train'.
-      stop: ends the wait for a lease that its owner no longer renews; the block then gets None.
+      stop: ends the wait for a lock that its owner no longer renews; the block then gets None.
       store: where the files are.
 
     Raises:
       RuntimeError: if another process has it and renews it; names its machine, process and age.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    lease = None
-    while lease is None:
+    lock = None
+    while lock is None:
         epoch = _newest_epoch(store, directory, job)
         if epoch and not _wait_for_end(store, _path(directory, job, epoch), job, stop):
             yield None
             return
-        lease = _claim(store, directory, job, epoch + 1)
-    renewing = background.Thread(target=lease.renew_until_released, name='lease')
+        lock = _claim(store, directory, job, epoch + 1)
+    renewing = background.Thread(target=lock.renew_until_released, name='lock')
     renewing.start()
     try:
-        yield lease
+        yield lock
     finally:
-        lease.release()
+        lock.release()
         renewing.join(RENEW_SECS)
 
 
-def _claim(store: Store, directory: pathlib.Path, job: str, epoch: int) -> Lease | None:
-    """Returns the lease of this epoch; None if another process was faster."""
-    lease = Lease(directory, job, epoch, store)
-    if not store.create(_path(directory, job, epoch), lease.content()):
+def _claim(store: Store, directory: pathlib.Path, job: str, epoch: int) -> Lock | None:
+    """Returns the lock of this epoch; None if another process was faster."""
+    lock = Lock(directory, job, epoch, store)
+    if not store.create(_path(directory, job, epoch), lock.content()):
         return None
     there = set(store.names(directory))
     for old in range(epoch - _KEPT_EPOCHS, 0, -1):
@@ -228,19 +228,19 @@ def _claim(store: Store, directory: pathlib.Path, job: str, epoch: int) -> Lease
         if path.name not in there:
             break
         store.delete(path)
-    return lease
+    return lock
 
 
 def _wait_for_end(store: Store, path: pathlib.Path, job: str, stop: threading.Event) -> bool:
-    """Waits until a lease has ended; returns False if `stop` was set meanwhile.
+    """Waits until a lock has ended; returns False if `stop` was set meanwhile.
 
     Raises:
       RuntimeError: as soon as its owner renews it.
     """
-    first, deadline = _read(store, path), time.monotonic() + LEASE_SECS
+    first, deadline = _read(store, path), time.monotonic() + LOCK_SECS
     if first is not None and (first.get('released') or _has_died(first)):
         return True
-    logging.info('%s: waiting up to %g s whether it still runs', _described(first or {}), LEASE_SECS)
+    logging.info('%s: waiting up to %g s whether it still runs', _described(first or {}), LOCK_SECS)
     while time.monotonic() < deadline:
         if stop.wait(_POLL_SECS):
             return False
@@ -255,10 +255,10 @@ def _wait_for_end(store: Store, path: pathlib.Path, job: str, stop: threading.Ev
             )
     if _read(store, path) is None and path.name in store.names(path.parent):
         raise UserRuntimeError(
-            f'got the lease {path}, which cannot be read; need to know whether another {job} job works in '
+            f'got the lock {path}, which cannot be read; need to know whether another {job} job works in '
             f'{path.parent.parent}; if none does, remove the file'
         )
-    logging.warning('%s did not renew its lease for %g s; taking over', _described(first or {}), LEASE_SECS)
+    logging.warning('%s did not renew its lock for %g s; taking over', _described(first or {}), LOCK_SECS)
     return True
 
 
@@ -274,7 +274,7 @@ def _newest_epoch(store: Store, directory: pathlib.Path, job: str) -> int:
 
 
 def _read(store: Store, path: pathlib.Path) -> dict[str, Any] | None:
-    """Returns a lease's file; None while it is being written."""
+    """Returns a lock's file; None while it is being written."""
     try:
         value = json.loads(store.read(path))
     except (OSError, ValueError, RecursionError):
@@ -290,7 +290,7 @@ def _clocks() -> tuple[float, float]:
     """Returns the times that go on while this process does not run [s].
 
     The monotonic clock stands still while a machine is suspended, so an owner would not look whether it has lost its
-    lease. A virtual machine that was paused sees that by its wall clock, once that is set.
+    lock. A virtual machine that was paused sees that by its wall clock, once that is set.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
 

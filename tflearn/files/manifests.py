@@ -5,7 +5,7 @@ each manifest names one checkpoint of every job, and the last ones say which of 
 
 Nothing relies on rename. A manifest is created exclusively, so that of two writers one has to read again (compare and
 swap), begins with the length and the digest of its own content, and lists the sizes and digests of the checkpoints'
-files. Readers skip what is torn, and what a job wrote whose lease another process has taken over since (`lease`).
+files. Readers skip what is torn, and what a job wrote whose lock another process has taken over since (`lock`).
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Part:
     """A job's checkpoint.
 
     Attributes:
-      epoch: the epoch of the job's lease.
+      epoch: the epoch of the job's lock.
       checkpoint: its name, 'ckpt-500' or '00000003'; None while there is none.
       files: size [bytes], and SHA-256 if it is small, of each of its files, by path below the run directory.
     """
@@ -150,7 +150,7 @@ class Manifests:
           root: the run directory.
           directory: the manifests' directory; created with the first one.
           job: the job that writes.
-          epoch: the epoch of its lease.
+          epoch: the epoch of its lock.
           read_only: `add` does nothing; for workers that are not the chief.
           store: where the manifests and the checkpoints are.
         """
@@ -158,7 +158,7 @@ class Manifests:
         self._read_only, self._store = read_only, store
 
     def newest_first(self) -> list[Manifest]:
-        """Returns the manifests that are not torn, without those of owners that had lost their lease."""
+        """Returns the manifests that are not torn, without those of owners that had lost their lock."""
         found, newest_epochs = [], dict[str, int]()
         for number in self._numbers():
             manifest = Manifest.read(self._store, self._path(number))

@@ -33,7 +33,7 @@ except ImportError as error:
 _Result = TypeVar('_Result')
 
 _RETRY_SECS = 20.0
-_CALL_SECS, _LEASE_CALL_SECS = 60.0, 10.0
+_CALL_SECS, _LOCK_CALL_SECS = 60.0, 10.0
 _BYTES_PER_SEC = 1e6  # of the slowest store that is waited for
 _SETTLE_SECS = 3.0
 _STALE_SETTLES = 4.0  # a bid that is seen for so many times as long is of a process that was killed
@@ -76,7 +76,7 @@ class Objects:
             raise UserValueError(f'got {self.url}, which cannot be used ({_clean(error)}); need another URL') from error
         self._base = self._base.rstrip('/')
         self._is_local = type(self._fs).__name__ == 'LocalFileSystem'
-        # Leases have places of their own: they must be renewed while others wait for large objects.
+        # Locks have places of their own: they must be renewed while others wait for large objects.
         self._pools = {urgent: concurrent.futures.ThreadPoolExecutor(_THREADS, 'store') for urgent in (False, True)}
         self._bids_seen: dict[str, float] = {}
         self._creates: bool | None = None  # whether the store can create an object for one of several
@@ -166,7 +166,7 @@ class Objects:
         try:
             return self._put_new(name, b'first') and not self._put_new(name, b'second')
         except (NotImplementedError, TypeError, UserOSError) as error:
-            logging.info('%s has no conditional put (%s); leases are bid for', self.url, _clean(error))
+            logging.info('%s has no conditional put (%s); locks are bid for', self.url, _clean(error))
             return False
         finally:
             self.delete(name)
@@ -240,7 +240,7 @@ class Objects:
         give_up, pause, waiting = time.monotonic() + _RETRY_SECS, 0.25, threading.Event()
         while True:
             try:
-                return self._answer(call, store_layout.is_lease(name), _CALL_SECS + num_bytes / _BYTES_PER_SEC)
+                return self._answer(call, store_layout.is_lock(name), _CALL_SECS + num_bytes / _BYTES_PER_SEC)
             except _FINAL:
                 raise
             except Exception as error:  # the clients raise errors of many libraries
@@ -254,7 +254,7 @@ class Objects:
         pool = self._pools[urgent]
         future = pool.submit(call)
         try:
-            return future.result(_LEASE_CALL_SECS if urgent else secs)
+            return future.result(_LOCK_CALL_SECS if urgent else secs)
         except TimeoutError:
             if not future.done() and not future.cancel() and self._pools[urgent] is pool:
                 self._pools[urgent] = concurrent.futures.ThreadPoolExecutor(_THREADS, 'store')

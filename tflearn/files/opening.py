@@ -1,4 +1,4 @@
-"""Opens a run directory: a path as it is; a URL as a local copy of this process, see `Mirror`."""
+"""Opens a run directory: a path as it is; a URL as a local copy of this process, see `StoreCopy`."""
 
 import contextlib
 import fcntl
@@ -8,77 +8,17 @@ import pathlib
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from absl import logging
 
 from tflearn.core.errors import UserOSError, UserValueError
-from tflearn.files.lock import Store
 from tflearn.files.objects import Objects
 from tflearn.files.run_dir import RunDir, call_by_url
-from tflearn.files.store_copy import Mirror
+from tflearn.files.store_copy import StoreCopy
 from tflearn.files.store_roles import role
 
 _LOCK = 'lock'
-
-
-class MirrorStore(Store):
-    """The store of a run directory that is a local copy."""
-
-    check_secs = 6.0  # longer than between two renewals of a lease, which look at it
-
-    def __init__(self, mirror: Mirror):
-        """The mirror's threads do what is not done by calls."""
-        self._mirror, self._objects = mirror, mirror.objects
-
-    @property
-    def answers(self) -> bool:  # type: ignore[override]
-        """See `Store`."""
-        return self._mirror.answers
-
-    def names(self, directory: pathlib.Path) -> list[str]:
-        """See `Store`."""
-        return [name.rpartition('/')[2] for name in self._objects.list(self._name(directory), recursive=False)]
-
-    def read(self, path: pathlib.Path) -> bytes:
-        """See `Store`."""
-        return self._objects.read(self._name(path))
-
-    def size(self, path: pathlib.Path) -> int:
-        """See `Store`."""
-        return self._objects.size(self._name(path))
-
-    def write(self, path: pathlib.Path, content: bytes) -> None:
-        """See `Store`; the object is whole."""
-        self._objects.write(self._name(path), content)
-
-    def create(self, path: pathlib.Path, content: bytes) -> bool:
-        """See `Store` and `Objects.create`."""
-        return self._objects.create(self._name(path), content)
-
-    def delete(self, path: pathlib.Path) -> None:
-        """See `Store`."""
-        self._objects.delete(self._name(path))
-
-    def begin(self, check: Callable[[], None]) -> None:
-        """See `Store`."""
-        self._mirror.begin(check)
-
-    def upload(self) -> None:
-        """See `Store`."""
-        self._mirror.write_sets()
-
-    def end(self) -> None:
-        """See `Store`."""
-        self._mirror.end()
-
-    def refresh(self) -> None:
-        """See `Store`."""
-        self._mirror.pass_large()
-        self._mirror.pass_small()
-
-    def _name(self, path: pathlib.Path) -> str:
-        return path.relative_to(self._mirror.root).as_posix()
 
 
 @contextlib.contextmanager
@@ -99,15 +39,15 @@ def opened(url: str, job: str, name: str = '') -> Iterator[RunDir]:
         objects.check_writable()
     with _scratch(objects.url, job) as root:
         call_by_url(root, objects.url)
-        mirror = Mirror(objects, root, its_role)
-        mirror.restore()
-        mirror.start()
+        copy = StoreCopy(objects, root, its_role)
+        copy.restore()
+        copy.start()
         try:
-            yield RunDir(root, MirrorStore(mirror), objects.url)
+            yield RunDir(root, copy, objects.url)
         finally:
-            mirror.stop()
+            copy.stop()
             try:
-                mirror.write_all()
+                copy.write_all()
             except OSError as error:
                 kept = _parent() / f'kept-{uuid.uuid4().hex[:8]}'
                 os.rename(root, kept)

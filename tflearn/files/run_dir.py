@@ -215,7 +215,7 @@ class RunDir:
       submitted: the scheduler's own numbers of the jobs.
       ray_plan: the jobs as Ray's driver starts them.
       manifests: which checkpoints of the learner and of the replay server belong together.
-      owners: the leases of the learner and of the replay server, see `lease`.
+      owners: the locks of the learner and of the replay server, see `lock`.
       feed: the journal of the feed's dispatcher.
     """
 
@@ -250,7 +250,7 @@ class RunDir:
         self.manifests = path / 'manifests'
         self.owners = path / 'owners'
         self.feed = path / 'feed'
-        self._lease: lock.Lease | None = None
+        self._lock: lock.Lock | None = None
 
     def summaries(self, job: str) -> pathlib.Path:
         """TensorBoard events of `job`."""
@@ -320,11 +320,11 @@ class RunDir:
         """Makes this process the only one that works as `job` in this directory, for the time of the block.
 
         Raises:
-          RuntimeError: if another process does; see `lease.hold`.
+          RuntimeError: if another process does; see `lock.hold`.
         """
-        with lock.hold(self.owners, job, stop, self.store) as self._lease:
-            if self._lease is not None:
-                self.store.begin(self._lease.check)
+        with lock.hold(self.owners, job, stop, self.store) as self._lock:
+            if self._lock is not None:
+                self.store.begin(self._lock.check)
             try:
                 yield
             finally:
@@ -333,7 +333,7 @@ class RunDir:
     @property
     def epoch(self) -> int:
         """The epoch in which this process owns the directory by `own`; 0 if it does not."""
-        return self._lease.epoch if self._lease else 0
+        return self._lock.epoch if self._lock else 0
 
     def check_owner(self) -> None:
         """Checks, before something is saved, published or exported, that no other process took the directory over.
@@ -341,8 +341,8 @@ class RunDir:
         Raises:
           RuntimeError: if one did while this process had stopped. Nothing, if this process does not own it by `own`.
         """
-        if self._lease is not None:
-            self._lease.check()
+        if self._lock is not None:
+            self._lock.check()
 
     def make(self, share_with_group: bool = False) -> None:
         """Creates the root, for this user alone, and checks that it can be written to. An existing one keeps its mode.

@@ -1,4 +1,4 @@
-"""Mirror: keeps the local copy of a run and its objects in a store the same, in the directions of a role.
+"""StoreCopy: keeps the local copy of a run and its objects in a store the same, in the directions of a role.
 
 Two threads work off the job's own: one for small files (status, requests, summaries), each second; one for artifacts
 (checkpoints, policies), so that a large upload does not hold back the status. A pass that fails is tried again later;
@@ -19,7 +19,8 @@ from absl import logging
 
 from tflearn.core import background
 from tflearn.core.errors import UserRuntimeError
-from tflearn.files import store_layout
+from tflearn.files import digests, store_layout
+from tflearn.files.lock import Store
 from tflearn.files.objects import Objects, Version
 from tflearn.files.store_roles import Role
 
@@ -35,8 +36,10 @@ _OCCUPIED = (IsADirectoryError, NotADirectoryError, FileExistsError)
 _Local = tuple[int, ...]
 
 
-class Mirror:
-    """The local copy of a run in `root`, of one process with one role."""
+class StoreCopy(Store):
+    """The local copy of a run in `root`, of one process with one role; and the store that it is a copy of."""
+
+    check_secs = 6.0  # longer than between two renewals of a lock, which look at it
 
     def __init__(self, objects: Objects, root: pathlib.Path, role: Role):
         """Copies nothing yet."""
@@ -68,6 +71,38 @@ class Mirror:
                 self._take(name, version)
         return there
 
+    def names(self, directory: pathlib.Path) -> list[str]:
+        """See `Store`."""
+        return [name.rpartition('/')[2] for name in self.objects.list(self._name(directory), recursive=False)]
+
+    def read(self, path: pathlib.Path) -> bytes:
+        """See `Store`."""
+        return self.objects.read(self._name(path))
+
+    def size(self, path: pathlib.Path) -> int:
+        """See `Store`."""
+        return self.objects.size(self._name(path))
+
+    def write(self, path: pathlib.Path, content: bytes) -> None:
+        """See `Store`; the object is whole."""
+        self.objects.write(self._name(path), content)
+
+    def create(self, path: pathlib.Path, content: bytes) -> bool:
+        """See `Store` and `Objects.create`."""
+        return self.objects.create(self._name(path), content)
+
+    def delete(self, path: pathlib.Path) -> None:
+        """See `Store`."""
+        self.objects.delete(self._name(path))
+
+    def refresh(self) -> None:
+        """See `Store`."""
+        self.pass_large()
+        self.pass_small()
+
+    def _name(self, path: pathlib.Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
     def begin(self, check: Callable[[], None]) -> None:
         """Restores the sets that this process owns from now on, and begins to write them. Raises OSError."""
         with self._large, self._small:
@@ -86,14 +121,14 @@ class Mirror:
                     self._owner_check = None
 
     @property
-    def answers(self) -> bool:
+    def answers(self) -> bool:  # type: ignore[override]
         """Whether the newest passes of both threads succeeded."""
         return not self._failing
 
     def start(self) -> None:
         """Starts the threads."""
         for work in (self.pass_small, self.pass_large):
-            thread = background.Thread(target=self._repeat, args=(work,), name='mirror')
+            thread = background.Thread(target=self._repeat, args=(work,), name='store_copy')
             thread.start()
             self._threads.append(thread)
 
@@ -105,11 +140,11 @@ class Mirror:
 
     def write_all(self) -> None:
         """Writes everything that was written here before this call. Raises OSError."""
-        self.write_sets()
+        self.upload()
         with self._small:
             self._write_small(all_of_it=True)
 
-    def write_sets(self) -> None:
+    def upload(self) -> None:
         """Writes all sets that were written here before this call, and what refers to them. Raises OSError."""
         with self._large:
             self._write_large()
@@ -120,14 +155,10 @@ class Mirror:
             self._write_small()
             folders = [folder for folder in self._role.folders if folder != _VERSIONS]
             there = self._valid_alone(self._list(folders))
-            there = {
-                name: each
-                for name, each in there.items()
-                if not store_layout.is_end(name) and not store_layout.is_link(name)
-            }
+            there = {name: each for name, each in there.items() if self._is_small(name)}
             for name, version in there.items():
                 self._take(name, version)
-            self._drop(there, lambda name: not store_layout.is_end(name) and not store_layout.is_link(name))
+            self._drop(there, self._is_small)
 
     def pass_large(self) -> None:
         """Writes and reads sets, links and ends, once. Raises OSError."""
@@ -164,15 +195,19 @@ class Mirror:
                 pause = min(2 * pause, _MAX_PAUSE_SECS) * random.uniform(0.75, 1.0)
 
     def _write_small(self, all_of_it: bool = False) -> None:
-        files = {name: each for name, each in store_layout.local_files(self.root).items() if self._is_small(name)}
+        files = self._local(self._is_small)
         for name, found in files.items():
             if self._files.get(name) != _identity(found) and (all_of_it or self._is_due(name, found)):
                 self._put(name)
         self._delete_gone(files, self._is_small)
 
     def _is_small(self, name: str) -> bool:
-        is_large = store_layout.set_of(name) is not None or store_layout.is_link(name) or store_layout.is_end(name)
-        return self._role.is_written(name) and not is_large
+        return not (store_layout.set_of(name) or store_layout.is_link(name) or store_layout.is_end(name))
+
+    def _local(self, kind: Callable[[str], bool]) -> dict[str, os.stat_result]:
+        """Returns the files here that this process writes, of one kind."""
+        found = store_layout.local_files(self.root)
+        return {name: each for name, each in found.items() if kind(name) and self._role.is_written(name)}
 
     def _is_due(self, name: str, found: os.stat_result) -> bool:
         """Returns whether to write a changed file now: those that grow are written seldom."""
@@ -184,12 +219,7 @@ class Mirror:
             return
         self._owner_check()
         # What refers to others is looked at first: then they are there when they are looked at.
-        names = store_layout.local_files(self.root)
-        ends = {name: each for name, each in names.items() if store_layout.is_end(name) and self._role.is_written(name)}
-        links = store_layout.local_files(self.root)
-        links = {
-            name: each for name, each in links.items() if store_layout.is_link(name) and self._role.is_written(name)
-        }
+        ends, links = self._local(store_layout.is_end), self._local(store_layout.is_link)
         files = store_layout.local_files(self.root)
         self._write_sets(files, links)
         self._write_each(links)
@@ -352,7 +382,7 @@ class Mirror:
         self._make_folder(self.root / key)
         for name, (size, digest) in described.items():
             self.objects.download(name, waiting / name, size)
-            if digest is not None and store_layout.file_digest(waiting / name) != digest:
+            if digest is not None and digests.file_digest(waiting / name) != digest:
                 logging.warning('skipped %s/%s: %s is not what its marker lists', self.objects.url, key, name)
                 return False
         if (self.root / key).is_dir():  # another one of that number

@@ -6,13 +6,13 @@ All other files are valid by themselves. *Links* refer to sets, and *ends* say t
 transferred after everything that was written before them.
 """
 
-import hashlib
 import json
 import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from tflearn.files import digests
 from tflearn.files.run_dir import is_inside
 
 _CHECKPOINT = re.compile(r'(.*/ckpt-\d+)\.(?:index|data-[\d-]+of-\d+)')
@@ -62,8 +62,8 @@ def is_end(name: str) -> bool:
     return _END.fullmatch(name) is not None
 
 
-def is_lease(name: str) -> bool:
-    """Whether a file is a lease, or the folder of all leases, which must be read and written in time."""
+def is_lock(name: str) -> bool:
+    """Whether a file is a lock, or the folder of all locks, which must be read and written in time."""
     return name.split('/')[0] == 'owners'
 
 
@@ -111,7 +111,7 @@ def describe(root: pathlib.Path, names: list[str]) -> Described:
     described: dict[str, tuple[int, str | None]] = {}
     for name in names:
         content = root / name
-        digest = None if is_change(name) else file_digest(content)
+        digest = None if is_change(name) else digests.file_digest(content)
         described[name] = (0 if digest is None else content.stat().st_size, digest)
     return described
 
@@ -135,15 +135,6 @@ def decode(content: bytes, key: str) -> Described:
     if not (members := [name for name in described if not is_change(name)]) or not is_complete(key, members):
         raise BadObject('got a marker that does not list a whole set')
     return described
-
-
-def file_digest(path: pathlib.Path) -> str:
-    """Returns the SHA-256 of a file's content."""
-    digest = hashlib.sha256()
-    with path.open('rb') as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def whole_sets(names: Mapping[str, object]) -> Iterator[str]:

@@ -18,7 +18,7 @@ class Role:
       follows: a pattern of the files that others change while it runs.
       restores: a pattern of the files that it reads once, at its start.
       folders: where the files that it follows are, '' for those beside them all; each is listed once a second.
-      owns: it writes and restores sets only while it has a lease, see `RunDir.own`.
+      owns: it writes and restores sets only while it has a lock, see `RunDir.own`.
     """
 
     writes: str = ''

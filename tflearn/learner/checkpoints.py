@@ -158,7 +158,7 @@ class Checkpoints:
             self._manifests.add(name, files)
 
     def _set_aside(self, restored: int) -> None:
-        """Moves newer checkpoints away: the replay that belongs to them is lost, or their writer had lost its lease."""
+        """Moves newer checkpoints away: the replay that belongs to them is lost, or their writer had lost its lock."""
         for step in self._files.numbers():
             if step > restored and step not in self._files.damaged:
                 logging.warning('moved %s to unused/: it is not of the restored pair', self._files.prefix(step))
