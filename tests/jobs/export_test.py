@@ -170,7 +170,7 @@ def test_rejects_invalid_arguments(tmp_path):
     assert export_job.product_options(None, ['action=torque'], True, False) == ProductOptions(
         time_step=True, names={'action': 'torque'}
     )
-    with pytest.raises(ValueError, match="need 'float32' or 'int8'"):
+    with pytest.raises(ValueError, match='need one of float32, int8, or None'):
         export(run_dir=run_dir, tflite='int4')
 
 
