@@ -50,7 +50,7 @@ SECTIONS = (
     ('Networks', r'tflearn\.networks\.\w+\.(make_network|from_\w+)', {'spec', 'name'}),
     (
         'Environments',
-        rf'{ENVIRONMENTS}(tasks\.)?\w+\.(make|record|from_dm_env)|tflearn\.external\.external_env\.make',
+        rf'{ENVIRONMENTS}(tasks\.)?\w+\.(make|record|from_dm_env)',
         {'num_environments', 'seed', 'folder'},
     ),
 )
