@@ -24,7 +24,7 @@ setuptools.setup(
     python_requires='>=3.10,<3.12',
     packages=[*setuptools.find_packages(include=['tflearn', 'tflearn.*']), 'tflearn_scripts', 'tflearn_gin'],
     package_dir={'tflearn_scripts': 'scripts', 'tflearn_gin': 'gin'},
-    package_data={'tflearn': ['py.typed'], 'tflearn_gin': ['**/*.gin']},
+    package_data={'tflearn': ['py.typed', 'launch/kubernetes.yaml'], 'tflearn_gin': ['**/*.gin']},
     entry_points={
         'console_scripts': [f'tflearn-{name.replace("_", "-")} = tflearn_scripts.{name}:main' for name in PROGRAMS],
     },
@@ -36,6 +36,7 @@ setuptools.setup(
         'gymnasium>=1.1,<2',
         'matplotlib>=3.8,<4',
         'numpy>=1.23.5,<2',
+        'pyyaml>=6,<7',
         'rich>=13.7,<16',
         'setuptools>=68,<82',
         'tensorflow>=2.15,<2.16',

@@ -5,14 +5,16 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 from tflearn.files.run_dir import RunDir
 from tflearn.launch import kubernetes, place_options
-from tflearn.launch.pods import KubernetesOptions
+from tflearn.launch.kubernetes import KubernetesOptions
 from tflearn.launch.topology import Resources, Weights, address_of, replay_servers, run_topology
 
 RESOURCES = {
@@ -253,7 +255,7 @@ PATCH = {
 
 def test_a_file_is_merged_into_pods(tmp_path):
     file = tmp_path / 'patch.json'
-    file.write_text(json.dumps(PATCH))
+    file.write_text(yaml.safe_dump(PATCH))
     patched = place_options.read(
         KubernetesOptions, [IMAGE, f'patch={file}', 'accelerator_label=nvidia.com/gpu.product']
     )
@@ -410,7 +412,6 @@ def test_custom_kinds_are_valid_by_their_definitions(case):
     if not folder:
         pytest.skip('no TFLEARN_TEST_CRDS: a folder with the CRDs of JobSet and of Kueue in YAML')
     import jsonschema
-    import yaml
 
     definitions = [
         definition
@@ -445,3 +446,13 @@ def _closed(schema):
     if named and not closed.get('x-kubernetes-preserve-unknown-fields'):
         closed.setdefault('additionalProperties', False)
     return closed
+
+
+def test_the_template_can_be_read_and_has_nothing_unused():
+    """Each part is filled in somewhere; a word that stands for nothing known would be an error."""
+    text = (pathlib.Path(kubernetes.__file__).with_name('kubernetes.yaml')).read_text()
+    rendered = json.dumps([made() for made in CASES.values()])
+    assert not re.search(r'<\w+>', rendered), 'all words are filled in'
+    code = pathlib.Path(kubernetes.__file__).read_text()
+    for part in [*yaml.safe_load(text), *yaml.safe_load(text)['parts']]:
+        assert f"'{part}'" in code

@@ -12,7 +12,7 @@ from typing import Any
 from tflearn.config import files
 from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.files.run_dir import RunDir
-from tflearn.launch import kubernetes, local, pods, ray_cluster, run_summary, slurm
+from tflearn.launch import kubernetes, local, ray_cluster, run_summary, slurm
 from tflearn.launch import place_options as options
 from tflearn.launch.placement import place, this_machine
 from tflearn.launch.topology import (
@@ -30,7 +30,7 @@ from tflearn.learner.stop_conditions import StopConditions
 # The schedulers: their options, and the module that renders and submits for them.
 _SCHEDULERS: dict[str, tuple[type, Any]] = {
     'slurm': (slurm.SlurmOptions, slurm),
-    'kubernetes': (pods.KubernetesOptions, kubernetes),
+    'kubernetes': (kubernetes.KubernetesOptions, kubernetes),
     'ray': (ray_cluster.RayOptions, ray_cluster),
 }
 BACKENDS = ('local', *_SCHEDULERS)
@@ -191,7 +191,9 @@ def _in_image(gin_file: str, path: pathlib.Path) -> tuple[str, dict[str, str]]:
                 f'got {path}, which includes {file}; need own files in its folder {folder} or below, since they are '
                 'sent with the manifests; move it there'
             )
-    return f'{pods.GIN_FOLDER}/{path.name}', {file.relative_to(folder).as_posix(): text for file, text in own.items()}
+    return f'{kubernetes.GIN_FOLDER}/{path.name}', {
+        file.relative_to(folder).as_posix(): text for file, text in own.items()
+    }
 
 
 def _check_location(run_dir: RunDir, backend: str) -> None:

@@ -1,32 +1,119 @@
 """Kubernetes: the manifests of a run, as one JSON list that `kubectl apply -f` takes. Nothing is submitted.
 
-The learner is a JobSet: when a worker dies, all are started again. Replay servers, the weights server and its relays
-are StatefulSets, whose pods have addresses. Collectors are a Job, which ends with the run; or a Deployment with an
-autoscaler if they are to be more when the learner waits for data. The claim of the run directory is in a list of its
-own, so that deleting a run's objects keeps its checkpoints and policies.
+What they are stands in `kubernetes.yaml`; this fills it in. What a cluster needs besides (secrets, tolerations, ...) is
+in a file of one's own, which is merged into the pods.
 """
 
+import dataclasses
 import json
-from typing import Any, NoReturn
+import pathlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import yaml
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import NonNegativeInt, checked_dataclass
 from tflearn.files.run_dir import RunDir
-from tflearn.launch.pods import (
-    METRICS_PORT,
-    PORTS,
-    SERVE_PORT,
-    WORKER_PORT,
-    KubernetesOptions,
-    Manifest,
-    Pods,
-    port_name,
-)
 from tflearn.launch.restarts import MAX_RESTARTS
-from tflearn.launch.topology import Resources, Topology
+from tflearn.launch.topology import OWN_PORT, WITH_ADDRESS, Job, Resources, Topology, address_of
 
-_USER_ERROR_EXIT_CODE = 2
+Manifest = dict[str, Any]
+GIN_FOLDER = '/etc/tflearn/gin'  # in the containers, where the run's own gin files are
+_TEMPLATE = pathlib.Path(__file__).with_name('kubernetes.yaml')
+_STOP_MARGIN_SECS = 30  # what Kubernetes needs besides the job
+_START_SECS = 120  # loading the libraries
 _KEPT_SECS = 7 * 24 * 3600  # what has ended can be looked at for so long
-_TARGET_DATA_WAIT = '100m'  # a tenth of the time
+_GPU, _TPU = 'nvidia.com/gpu', 'google.com/tpu'
+_NODE_LABELS = {_GPU: 'cloud.google.com/gke-accelerator', _TPU: 'cloud.google.com/gke-tpu-accelerator'}
+_TPU_TOPOLOGY = 'cloud.google.com/gke-tpu-topology'
+_MAX_CONFIG_BYTES = 1_000_000
+_PATCHED = ('metadata', 'pod', 'container')
+_ALL_KINDS = '*'
+
+
+@dataclasses.dataclass(frozen=True)
+class PodOptions:
+    """The run's pods.
+
+    Attributes:
+      image: the container image, see docs/docker.md; required.
+      patch: a file of JSON or YAML that is merged into the pods of each kind of job, see docs/clusters.md; '': nothing.
+      accelerator_label: the node label that an accelerator's kind is compared with; '' is GKE's.
+      tpu_topology: the layout of the TPU chips, such as 2x4; accelerators are TPU chips then, else GPUs.
+    """
+
+    image: str = ''
+    patch: str = ''
+    accelerator_label: str = ''
+    tpu_topology: str = ''
+
+    def __post_init__(self) -> None:
+        if self.tpu_topology and not re.fullmatch(r'\d+x\d+(x\d+)?', self.tpu_topology):
+            raise UserValueError(f'got tpu_topology={self.tpu_topology}; need a layout such as 2x4 or 2x2x4')
+
+
+@dataclasses.dataclass(frozen=True)
+class VolumeOptions:
+    """The volume of the run directory, which all machines mount.
+
+    Attributes:
+      claim: the name of a PersistentVolumeClaim that is there; '': the run's own, which part=claims renders.
+      storage_class: of the run's own claim; '' is the cluster's default.
+      storage_gb: the size of the run's own claim [GB].
+    """
+
+    claim: str = ''
+    storage_class: str = ''
+    storage_gb: int = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class QueueOptions:
+    """Kueue's queue for the learner.
+
+    Attributes:
+      queue: the LocalQueue that the learner waits in; '': none.
+      cluster_queue: the ClusterQueue that `queue` is made for; '': it is there already.
+    """
+
+    queue: str = ''
+    cluster_queue: str = ''
+
+    def __post_init__(self) -> None:
+        if self.cluster_queue and not self.queue:
+            raise UserValueError('got cluster_queue without queue; need the name of the queue to make; set queue=NAME')
+
+
+@checked_dataclass(frozen=True)
+class KubernetesOptions:
+    """What the manifests say besides the jobs' resources.
+
+    Attributes:
+      part: 'run': what `kubectl delete` may delete at the run's end; 'claims': the claim of its directory.
+      namespace: where everything is.
+      max_collectors: up to how many collectors the autoscaler starts; 0: their number stays, and they end with the run.
+      metric: the external metric that the autoscaler reads: the share of time that the learner waits for data.
+      serve_replicas: servers of the policies; 0: none.
+    """
+
+    pods: PodOptions = PodOptions()
+    volume: VolumeOptions = VolumeOptions()
+    queueing: QueueOptions = QueueOptions()
+    part: Literal['run', 'claims'] = 'run'
+    namespace: str = 'default'
+    max_collectors: NonNegativeInt = 0
+    metric: str = 'tflearn_train_data_wait_share'
+    serve_replicas: NonNegativeInt = 1
+
+    def __post_init__(self) -> None:
+        if self.part == 'claims' and self.volume.claim:
+            raise UserValueError(f'got part=claims and claim={self.volume.claim}, which is there; need one of them')
+        if self.part == 'run' and not self.pods.image:
+            raise UserValueError(
+                'got no image; need --backend_option=image=REGISTRY/NAME:TAG; docs/docker.md says how to build one'
+            )
 
 
 def render(topology: Topology, run_dir: RunDir, package: str, options: KubernetesOptions) -> str:
@@ -53,235 +140,298 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: Kubernete
 def manifests(topology: Topology, run_dir: RunDir, options: KubernetesOptions) -> list[Manifest]:
     """Returns all objects of a run, in the order in which they are made."""
     run = _Run(topology, run_dir, options)
-    if options.part == 'claims':
-        made = [run.claim()]
-    else:
-        made = [*run.pods.config_map(), *run.servers(), *run.learner(), *run.collectors(), run.evaluate()]
-        made += [*run.serve(), run.network(), *run.disruption_budgets()]
+    made = run.claims() if options.part == 'claims' else run.objects()
     for manifest in made:
-        manifest['metadata'] = {
-            'namespace': options.namespace,
-            'labels': run.pods.labels('run'),
-            **manifest['metadata'],
-        }
+        own = {'namespace': options.namespace, 'labels': run.labels('run')}
+        manifest['metadata'] = {**own, **manifest['metadata']}
     return made
 
 
 class _Run:
-    """The objects of one run."""
+    """The objects of one run; `name` begins the name of each of them."""
 
     def __init__(self, topology: Topology, run_dir: RunDir, options: KubernetesOptions):
         self._topology, self._run_dir, self._options = topology, run_dir, options
-        self.pods = Pods(topology, run_dir, options)
-        self._name = self.pods.name
+        self._template = yaml.safe_load(_TEMPLATE.read_text(encoding='utf-8'))
+        self._ports = self._template['ports']
+        self._patch = _read_patch(options.pods.patch, self._template['requests'])
+        self.name = _label(f'tflearn-{run_dir.root.name}')
+        self._of_all = {
+            'run': self.name,
+            'claim': options.volume.claim or f'{self.name}-run',
+            'image': options.pods.image,
+            'root_dir': str(run_dir.root),
+            'grace_secs': round(topology.stop_timeout_secs) + _STOP_MARGIN_SECS,
+            'max_restarts': MAX_RESTARTS,
+            'kept_secs': _KEPT_SECS,
+            'user_error': self._template['user_error'],
+            'gin_items': [{'key': _key(path), 'path': path} for path in topology.gin_files],
+        }
 
-    def _labels(self, kind: str) -> Manifest:
-        return {'matchLabels': self.pods.labels(kind)}
-
-    def claim(self) -> Manifest:
+    def claims(self) -> list[Manifest]:
         """Returns the claim of the volume that all jobs share."""
-        options = self._options.volume
-        spec: Manifest = {
-            'accessModes': ['ReadWriteMany'],
-            'resources': {'requests': {'storage': f'{options.storage_gb}G'}},
-            **({'storageClassName': options.storage_class} if options.storage_class else {}),
-        }
-        return _manifest('v1', 'PersistentVolumeClaim', self.pods.claim, spec)
+        volume = self._options.volume
+        return self._made('claims', storage_gb=volume.storage_gb, storage_class=volume.storage_class or None)
 
-    def servers(self) -> list[Manifest]:
-        """Returns the replay servers, the weights server and its relays, with their addresses."""
-        kinds = [kind for kind in PORTS if self._topology.group(kind)]
-        return [manifest for kind in kinds for manifest in self._server(kind)] + self._metrics()
+    def objects(self) -> list[Manifest]:
+        """Returns all other objects."""
+        group, options = self._topology.group, self._options
+        made = self._gin_files()
+        for kind in WITH_ADDRESS:
+            if jobs := group(kind):
+                made += self._made(
+                    'servers', **self._port(kind), labels=self.labels(kind), replicas=len(jobs), pod=self._pod(jobs[0])
+                )
+        if len(group('replay_server')) > 1:
+            made += self._made('metrics', labels=self.labels('metrics'), pod=self._metrics_pod())
+        made += [*self._learner(), *self._collectors()]
+        made += self._made('evaluate', pod=self._pod(group('evaluate')[0], 'Never'))
+        if options.serve_replicas:
+            words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', '--port=8500']
+            pod = self._program_pod('serve', [*words, '--metrics_port=9100'], Resources(), ('serve', 'scraped'))
+            made += self._made('serve', labels=self.labels('serve'), replicas=options.serve_replicas, pod=pod)
+        return [*made, *self._network(), *self._disruption()]
 
-    def _metrics(self) -> list[Manifest]:
-        """Returns what Prometheus asks, which a single replay server has beside it: of several each would be asked."""
-        if len(self._topology.group('replay_server')) == 1:
-            return []
-        spec: Manifest = {'replicas': 1, 'selector': self._labels('metrics'), 'template': self.pods.metrics()}
-        return [_manifest('apps/v1', 'Deployment', f'{self._name}-metrics', spec)]
+    def labels(self, kind: str) -> Manifest:
+        """Returns the labels of the pods of a kind."""
+        return {'app.kubernetes.io/name': 'tflearn', 'app.kubernetes.io/instance': self.name, 'tflearn/job': kind}
 
-    def _server(self, kind: str) -> list[Manifest]:
-        jobs, name, port = self._topology.group(kind), self.pods.services[kind], port_name(kind)
-        service: Manifest = {
-            'clusterIP': 'None',
-            'selector': self.pods.labels(kind),
-            'ports': [{'name': port, 'port': PORTS[kind], 'targetPort': port}],
-            'publishNotReadyAddresses': True,  # Its pods look for each other before they are ready.
-        }
-        server: Manifest = {
-            'serviceName': name,
-            'replicas': len(jobs),
-            'podManagementPolicy': 'Parallel',  # None waits for another one.
-            'selector': self._labels(kind),
-            'template': self.pods.of_job(jobs[0]),
-        }
-        return [_manifest('v1', 'Service', name, service), _manifest('apps/v1', 'StatefulSet', name, server)]
+    def _made(self, part: str, **values: Any) -> Any:
+        """Returns a part of the template, filled in."""
+        return _filled(self._template[part], {**self._of_all, **values})
 
-    def learner(self) -> list[Manifest]:
-        """Returns the learner, and the queue that it waits in."""
-        (job,) = self._topology.group('train')
-        one_job: Manifest = {
-            'parallelism': job.workers,
-            'completions': job.workers,
-            'completionMode': 'Indexed',
-            'backoffLimit': 0,  # JobSet starts all workers again.
-            'podFailurePolicy': _user_errors_fail(),
-            'template': self.pods.of_job(job, restart='Never'),
-        }
-        spec: Manifest = {
-            'network': {'enableDNSHostnames': True, 'subdomain': self._name},
-            'failurePolicy': {
-                'maxRestarts': MAX_RESTARTS,
-                'rules': [{'name': 'userError', 'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}],
-            },
-            'replicatedJobs': [{'name': 'learner', 'replicas': 1, 'template': {'spec': one_job}}],
-            'ttlSecondsAfterFinished': _KEPT_SECS,
-        }
-        made = _manifest('jobset.x-k8s.io/v1alpha2', 'JobSet', self._name, spec)
-        metadata = made['metadata']
-        if self._options.pods.tpu_topology:
-            # All pods on one slice, and nothing else on it.
-            metadata['annotations'] = {'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'}
-        if not self._options.queueing.queue:
-            return [made]
-        metadata['labels'] = {**self.pods.labels('run'), 'kueue.x-k8s.io/queue-name': self._options.queueing.queue}
-        spec['suspend'] = True  # Kueue starts it.
-        if not self._options.queueing.cluster_queue:
-            return [made]
-        queue: Manifest = {'clusterQueue': self._options.queueing.cluster_queue}
-        return [_manifest('kueue.x-k8s.io/v1beta1', 'LocalQueue', self._options.queueing.queue, queue), made]
+    def _port(self, kind: str) -> Manifest:
+        """Returns the Service, and the name and number of the port of a kind."""
+        port = self._ports[kind]
+        return {'service': f'{self.name}-{port["service"]}', 'port_name': port['name'], 'port': port['number']}
 
-    def collectors(self) -> list[Manifest]:
-        """Returns the collectors, and what starts more of them while the learner waits for data."""
-        jobs, name = self._topology.group('collect'), f'{self._name}-collect'
-        if not self._options.max_collectors:
-            # Each may be started again as often as the local launcher does it; an eviction does not count.
-            evicted = {'action': 'Ignore', 'onPodConditions': [{'type': 'DisruptionTarget', 'status': 'True'}]}
-            rules = [*_user_errors_fail()['rules'], evicted]
-            one_job: Manifest = {
-                'parallelism': len(jobs),
-                'completions': len(jobs),
-                'completionMode': 'Indexed',
-                'backoffLimitPerIndex': MAX_RESTARTS,
-                'podFailurePolicy': {'rules': rules},
-                'ttlSecondsAfterFinished': _KEPT_SECS,
-                'template': self.pods.of_job(jobs[0], restart='Never'),
-            }
-            return [_manifest('batch/v1', 'Job', name, one_job)]
-        # Without `replicas`, which are the autoscaler's; applying the manifests again must not set them back.
-        spec: Manifest = {'selector': self._labels('collect'), 'template': self.pods.of_job(jobs[0])}
-        deployment = _manifest('apps/v1', 'Deployment', name, spec)
-        if self._options.max_collectors < len(jobs):
+    def _gin_files(self) -> list[Manifest]:
+        """Returns the run's own gin files; nothing if an image has all that the run reads."""
+        data = {_key(path): text for path, text in self._topology.gin_files.items()}
+        if (size := sum(len(text.encode()) for text in data.values())) > _MAX_CONFIG_BYTES:
             raise UserValueError(
-                f'got max_collectors={self._options.max_collectors} and --num_collectors={len(jobs)}; need at least as '
+                f'got {size} bytes of gin files; need at most {_MAX_CONFIG_BYTES}, which a ConfigMap takes; put them '
+                'into the image, under the folder of the packaged ones'
+            )
+        return self._made('gin_files', gin_files=data) if data else []
+
+    def _learner(self) -> list[Manifest]:
+        """Returns the learner, and the queue that it waits in."""
+        (job,), queueing = self._topology.group('train'), self._options.queueing
+        on_tpu = {'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'}
+        queued = {**self.labels('run'), 'kueue.x-k8s.io/queue-name': queueing.queue}
+        jobset = self._made(
+            'learner',
+            workers=job.workers,
+            exclusive=on_tpu if self._options.pods.tpu_topology else None,
+            suspended=bool(queueing.queue) or None,
+            queue_labels=queued if queueing.queue else None,
+            pod=self._pod(job, 'Never'),
+        )
+        return self._made('queue', **dataclasses.asdict(queueing)) + jobset if queueing.cluster_queue else jobset
+
+    def _collectors(self) -> list[Manifest]:
+        """Returns the collectors, and what starts more of them while the learner waits for data."""
+        jobs, options = self._topology.group('collect'), self._options
+        if not options.max_collectors:
+            return self._made('collectors', replicas=len(jobs), pod=self._pod(jobs[0], 'Never'))
+        if options.max_collectors < len(jobs):
+            raise UserValueError(
+                f'got max_collectors={options.max_collectors} and --num_collectors={len(jobs)}; need at least as '
                 'many; raise max_collectors'
             )
-        metric = {'name': self._options.metric, 'selector': {'matchLabels': {'run': self._name}}}
-        scaler: Manifest = {
-            'scaleTargetRef': {'apiVersion': 'apps/v1', 'kind': 'Deployment', 'name': name},
-            'minReplicas': len(jobs),
-            'maxReplicas': self._options.max_collectors,
-            'metrics': [
-                {
-                    'type': 'External',
-                    'external': {'metric': metric, 'target': {'type': 'Value', 'value': _TARGET_DATA_WAIT}},
-                }
-            ],
-            # A restart of the learner is no reason to stop collectors.
-            'behavior': {'scaleDown': {'stabilizationWindowSeconds': 600}},
-        }
-        return [deployment, _manifest('autoscaling/v2', 'HorizontalPodAutoscaler', name, scaler)]
+        return self._made(
+            'scaled_collectors',
+            labels=self.labels('collect'),
+            replicas=len(jobs),
+            max_collectors=options.max_collectors,
+            metric=options.metric,
+            pod=self._pod(jobs[0]),
+        )
 
-    def evaluate(self) -> Manifest:
-        """Returns the evaluation, which writes DONE at the end of the run."""
-        (job,) = self._topology.group('evaluate')
-        spec: Manifest = {
-            'backoffLimit': MAX_RESTARTS,
-            'podFailurePolicy': _user_errors_fail(),
-            'ttlSecondsAfterFinished': _KEPT_SECS,
-            'template': self.pods.of_job(job, restart='Never'),
-        }
-        return _manifest('batch/v1', 'Job', f'{self._name}-evaluate', spec)
+    def _network(self) -> list[Manifest]:
+        rules = []
+        for kind, port in self._ports.items():
+            clients = [client for client in port['clients'] if self._topology.group(client)]
+            if self._topology.group(kind):
+                rules.append(self._made('rule', pods=self._selector(clients), port=port['number']))
+        return self._made('network', pods=self._selector([job.kind for job in self._topology.jobs]), rules=rules)
 
-    def serve(self) -> list[Manifest]:
-        """Returns servers of the run's newest policies, and their address."""
-        if not self._options.serve_replicas:
-            return []
-        name = f'{self._name}-serve'
-        words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', f'--port={SERVE_PORT}']
-        words.append(f'--metrics_port={METRICS_PORT}')
-        # It is ready with the first policy, which takes as long as the queue is, and alive before.
-        alive: Manifest = {'httpGet': {'path': '/metrics', 'port': 'metrics'}, 'periodSeconds': 10}
-        container: Manifest = {
-            'ports': [
-                {'name': 'grpc', 'containerPort': SERVE_PORT},
-                {'name': 'metrics', 'containerPort': METRICS_PORT},
-            ],
-            'readinessProbe': {'grpc': {'port': SERVE_PORT}, 'periodSeconds': 10},
-            'livenessProbe': {**alive, 'timeoutSeconds': 10, 'failureThreshold': 6},
-            'startupProbe': {**alive, 'failureThreshold': 60},
-        }
-        spec: Manifest = {
-            'replicas': self._options.serve_replicas,
-            'selector': self._labels('serve'),
-            'template': self.pods.template('serve', words, Resources(), container),
-        }
-        service: Manifest = {
-            'selector': self.pods.labels('serve'),
-            'ports': [{'name': 'grpc', 'port': SERVE_PORT, 'targetPort': 'grpc', 'appProtocol': 'grpc'}],
-        }
-        return [_manifest('v1', 'Service', name, service), _manifest('apps/v1', 'Deployment', name, spec)]
+    def _selector(self, kinds: Sequence[str]) -> Manifest:
+        return self._made('selector', kinds=list(dict.fromkeys(kinds)))
 
-    def network(self) -> Manifest:
-        """Returns who may connect: the run's jobs to its servers, workers to each other, all to metrics."""
-
-        def allow(kind: str, *clients: str) -> list[Manifest]:
-            there = [client for client in clients if self._topology.group(client)]
-            if not self._topology.group(kind):
-                return []
-            return [{'from': [{'podSelector': self.pods.selector(*there)}], 'ports': [_port(ports[kind])]}]
-
-        ports = {**PORTS, 'train': WORKER_PORT}
-        spec: Manifest = {
-            'podSelector': self.pods.selector(*dict.fromkeys(job.kind for job in self._topology.jobs)),
-            'policyTypes': ['Ingress'],
-            'ingress': [
-                *allow('replay_server', 'train', 'collect', 'evaluate'),
-                *allow('weights', 'train', 'relay', 'collect', 'evaluate', 'replay_server'),
-                *allow('relay', 'collect', 'evaluate', 'replay_server'),
-                *allow('train', 'train'),
-                {'ports': [_port(METRICS_PORT)]},
-            ],
-        }
-        return _manifest('networking.k8s.io/v1', 'NetworkPolicy', self._name, spec)
-
-    def disruption_budgets(self) -> list[Manifest]:
-        """Returns how many pods of each kind the cluster may take away at a time."""
-        # A drain waits for the replay server, which somebody has to stop. Pods of Jobs have no budget of this kind:
-        # the learner goes on from its checkpoint elsewhere.
+    def _disruption(self) -> list[Manifest]:
         kept: dict[str, Any] = {'replay_server': 0}
         kept |= {'collect': '25%'} if self._options.max_collectors else {}
         kept |= {'serve': 1} if self._options.serve_replicas else {}
         return [
-            _manifest(
-                'policy/v1',
-                'PodDisruptionBudget',
-                f'{self._name}-{kind.replace("_", "-")}',
-                {'maxUnavailable': most, 'selector': self._labels(kind)},
-            )
+            manifest
             for kind, most in kept.items()
+            for manifest in self._made('disruption', kind=_label(kind), most=most, labels=self.labels(kind))
         ]
 
+    def _pod(self, job: Job, restart: str = 'Always') -> Manifest:
+        """Returns the template of the pods of a job.
 
-def _manifest(version: str, kind: str, name: str, spec: Manifest) -> Manifest:
-    return {'apiVersion': version, 'kind': kind, 'metadata': {'name': name}, 'spec': spec}
+        Args:
+          job: the job, or the first of its kind; a server's name has its pod's number, a collector's its index, or is
+            its pod's where pods have none.
+          restart: the pod's restart policy.
+        """
+        own_flags, topology = ('--collector_name=', '--name=', '--shard='), self._topology
+        alone = job.kind == 'replay_server' and len(topology.group(job.kind)) == 1
+        kind = 'scaled_collect' if job.kind == 'collect' and restart != 'Never' else job.kind
+        name = {} if alone else self._template['own_name'].get(kind, {})
+        words = [self._with_addresses(word, job) for word in _program(job.command) if not word.startswith(own_flags)]
+        parts = [part for part in ('train',) if job.kind == part]
+        parts += ['server'] if job.kind in WITH_ADDRESS else []
+        parts += ['workers'] if job.workers > 1 else []
+        parts += ['reports'] if round(topology.silent_timeout_secs) and job.workers == 1 else []  # else only the chief
+        hosts = [f'"{self.name}-learner-0-{i}.{self.name}:2222"' for i in range(job.workers)]
+        template = self._program_pod(
+            job.kind,
+            [*words, *([name['flag']] if name else [])],
+            job.resources,
+            parts,
+            **(self._port(job.kind) if job.kind in WITH_ADDRESS else {}),
+            restart=restart,
+            environment=name.get('env'),
+            start_periods=max(_START_SECS, round(topology.connect_timeout_secs)) // 5,
+            set_name=name.get('status', f'name={job.name}'),
+            silent_secs=round(topology.silent_timeout_secs),
+            status=str(self._run_dir.status('').parent),
+            hosts=','.join(hosts),
+        )
+        if alone:
+            metrics = self._metrics_pod()
+            template['spec']['containers'] += metrics['spec']['containers']
+            template['metadata'] = _merged(metrics['metadata'], template['metadata'])
+        return template
+
+    def _metrics_pod(self) -> Manifest:
+        """Returns the template of the pod that Prometheus asks for the numbers of all jobs."""
+        words = ['tflearn-run-metrics', f'--root_dir={self._run_dir.root}', f'--run={self.name}', '--host=0.0.0.0']
+        return self._program_pod('metrics', [*words, '--port=9100'], Resources(), ('scraped',))
+
+    def _program_pod(
+        self, kind: str, words: Sequence[str], resources: Resources, parts: Sequence[str], **values: Any
+    ) -> Manifest:
+        """Returns the template of pods that run the program `words`, with further parts of the template."""
+        reads_files = any(word.startswith(f'--gin_file={GIN_FOLDER}/') for word in words)
+        values = {
+            'restart': 'Always',
+            'environment': None,
+            **values,
+            'labels': self.labels(kind),
+            'name': _label(kind),
+            'program': words[0],
+            'flags': list(words[1:]),
+            'resources': self._amounts(kind, resources),
+            'nodes': self._nodes(resources) or None,
+        }
+        made = self._made('pod', **values)
+        for part in (*(('gin_files',) if reads_files else ()), *parts):
+            made = _merged(made, _filled(self._template['parts'][part], {**self._of_all, **values}))
+        for patched in (_ALL_KINDS, kind):
+            made = _merged(made, self._patch.get(patched, {}))
+        return {'metadata': made['metadata'], 'spec': {**made['pod'], 'containers': [made['container']]}}
+
+    def _with_addresses(self, word: str, job: Job) -> str:
+        """Returns a word of a job's command with the addresses of services and of their pods."""
+        for kind in WITH_ADDRESS:
+            servers, port = self._topology.group(kind), self._port(kind)
+            for i, server in enumerate(servers):
+                host = port['service'] if len(servers) == 1 else f'{port["service"]}-{i}.{port["service"]}'
+                word = word.replace(address_of(server.name), f'{host}:{port["port"]}')
+        return word.replace(OWN_PORT, str(self._ports.get(job.kind, {'number': 0})['number']))
+
+    def _amounts(self, kind: str, resources: Resources) -> Manifest:
+        counted: Mapping[str, int] = resources.custom
+        if resources.accelerators:
+            counted = {**counted, self._device: resources.accelerators}
+        limits = {name: str(count) for name, count in counted.items()}
+        if resources.memory_gb:
+            limits['memory'] = f'{round(resources.memory_gb * 1000)}M'
+        cores = {'cpu': str(resources.cores)} if resources.cores else {}
+        requests = {**self._template['requests'][kind], **cores, **limits}
+        return {'requests': requests, **({'limits': limits} if limits else {})}
+
+    @property
+    def _device(self) -> str:
+        return _TPU if self._options.pods.tpu_topology else _GPU
+
+    def _nodes(self, resources: Resources) -> dict[str, str]:
+        if not resources.accelerators:
+            return {}
+        options = self._options.pods
+        label = options.accelerator_label or _NODE_LABELS[self._device]
+        nodes = {label: resources.accelerator} if resources.accelerator else {}
+        return nodes | ({_TPU_TOPOLOGY: options.tpu_topology} if options.tpu_topology else {})
 
 
-def _port(number: int) -> Manifest:
-    return {'protocol': 'TCP', 'port': number}
+def _filled(template: Any, values: Mapping[str, Any]) -> Any:
+    """Returns a template with values for its words in angle brackets.
+
+    A value that is all of a text keeps its type. A list is joined to the list that it stands in; a key whose value is
+    None is left out.
+    """
+    if isinstance(template, dict):
+        filled = {key: _filled(value, values) for key, value in template.items()}
+        return {key: value for key, value in filled.items() if value is not None}
+    if isinstance(template, list):
+        parts = [_filled(item, values) for item in template]
+        return [each for part in parts for each in (part if isinstance(part, list) else [part])]
+    if not isinstance(template, str):
+        return template
+    if whole := re.fullmatch(r'<(\w+)>', template):
+        return values[whole[1]]
+    return re.sub(r'<(\w+)>', lambda found: str(values[found[1]]), template)
 
 
-def _user_errors_fail() -> Manifest:
-    """Returns the rule that an error which the user has to correct is not tried again."""
-    codes = {'operator': 'In', 'values': [_USER_ERROR_EXIT_CODE]}
-    return {'rules': [{'action': 'FailJob', 'onExitCodes': codes}]}
+def _read_patch(file: str, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Returns what the file merges into pods, by kind of job.
+
+    Raises:
+      ValueError: if it cannot be read, or has keys that nothing reads.
+    """
+    if not file:
+        return {}
+    try:
+        patch = yaml.safe_load(pathlib.Path(file).read_text(encoding='utf-8'))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        words = ' '.join(str(error).split())
+        raise UserValueError(f'got patch={file}, which cannot be read ({words}); need JSON or YAML') from error
+    of_kinds = patch if isinstance(patch, dict) else {}
+    unknown = [str(kind) for kind in of_kinds if kind not in (_ALL_KINDS, *kinds)]
+    for kind, parts in of_kinds.items():
+        parts = parts if isinstance(parts, dict) else {'': None}
+        unknown += [f'{kind}.{key}' for key, value in parts.items() if key not in _PATCHED or type(value) is not dict]
+    if not isinstance(patch, dict) or unknown:
+        raise UserValueError(
+            f'got patch={file} with {", ".join(unknown) or "no object"}; need {{KIND: {{PART: {{...}}}}}} of the kinds '
+            f'{_ALL_KINDS}, {", ".join(kinds)} and the parts {", ".join(_PATCHED)}'
+        )
+    return patch
+
+
+def _merged(own: Any, more: Any) -> Any:
+    """Returns `own` with `more`: keys are added, lists appended, and other values replaced."""
+    if isinstance(own, dict) and isinstance(more, dict):
+        return {**own, **{key: _merged(own[key], value) if key in own else value for key, value in more.items()}}
+    return [*own, *more] if isinstance(own, list) and isinstance(more, list) else more
+
+
+def _program(command: Sequence[str]) -> list[str]:
+    """Returns a job's command as it is in the image: a console command instead of this Python."""
+    program = command[2].rpartition('.')[2].replace('_', '-')
+    return [f'tflearn-{program}', *command[3:]]
+
+
+def _key(path: str) -> str:
+    """Returns the key of a file in a ConfigMap, which has no folders."""
+    return re.sub(r'[^-._a-zA-Z0-9]', lambda found: f'_{ord(found[0]):x}_', path)
+
+
+def _label(text: str) -> str:
+    """Returns a DNS label: what names in Kubernetes consist of."""
+    return re.sub(r'[^a-z0-9-]+', '-', text.lower())[:40].strip('-')
