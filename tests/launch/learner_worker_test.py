@@ -15,10 +15,10 @@ from tflearn.launch import learner_worker
 
 def test_all_workers_get_one_cluster_and_their_own_index(tmp_path):
     run_dir, configs = RunDir(tmp_path), {}
-    write_json(run_dir.address('train_2'), {'address': 'old:1', 'attempt': '7.0.0'})
+    write_json(run_dir.address('train_2'), {'address': 'old:1', 'attempt': '7.0.0', 'count': 5})
 
     def join(rank):
-        configs[rank] = json.loads(learner_worker.tf_config(run_dir, rank, 3, '7.1.0', DEADLINE_SECS))
+        configs[rank] = json.loads(learner_worker.tf_config(run_dir, rank, 3, DEADLINE_SECS))
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -36,7 +36,7 @@ def test_workers_that_start_alone_form_a_group_of_those_that_wait(tmp_path):
     run_dir, configs = RunDir(tmp_path), {}
 
     def join(rank, name):
-        configs[name] = json.loads(learner_worker.grouped_tf_config(run_dir, rank, 2, DEADLINE_SECS))
+        configs[name] = json.loads(learner_worker.tf_config(run_dir, rank, 2, DEADLINE_SECS))
 
     def started(name):
         thread = threading.Thread(target=join, args=(int(name[0]), name))
@@ -53,12 +53,14 @@ def test_workers_that_start_alone_form_a_group_of_those_that_wait(tmp_path):
     early.join(DEADLINE_SECS)
     assert configs['0b']['cluster'] == configs['1b']['cluster'] != configs['0a']['cluster']
     with pytest.raises(TimeoutError, match=re.escape('got no address of worker(s) 1 of 2 within 0.5 s; need all')):
-        learner_worker.grouped_tf_config(run_dir, 0, 2, 0.5)
+        learner_worker.tf_config(run_dir, 0, 2, 0.5)
 
 
 def test_names_the_workers_that_do_not_come(tmp_path):
-    with pytest.raises(TimeoutError, match=re.escape('got no address of worker(s) 0, 2 of 3 within 0.1 s; need all')):
-        learner_worker.tf_config(RunDir(tmp_path), 1, 3, 'now', 0.1)
+    for rank, missing in ((0, '1, 2'), (1, '0')):
+        text = f'got no address of worker(s) {missing} of 3 within 0.1 s; need all'
+        with pytest.raises(TimeoutError, match=re.escape(text)):
+            learner_worker.tf_config(RunDir(tmp_path), rank, 3, 0.1)
 
 
 def test_becomes_the_program():

@@ -17,37 +17,17 @@ from tflearn.launch.supervised_job import own_host
 _POLL_SECS = 0.2
 
 
-def tf_config(run_dir: RunDir, rank: int, workers: int, attempt: str, timeout_secs: float) -> str:
+def tf_config(run_dir: RunDir, rank: int, workers: int, timeout_secs: float) -> str:
     """Publishes this worker's address, waits for the others' and returns TF_CONFIG.
+
+    Each start of a worker has a name, and shows that it waits by counting in its file. The chief makes a group of
+    those that wait; a name belongs to one group only. So whoever was started again early waits for the others.
 
     Args:
       run_dir: the run's directory, which the workers share.
       rank: this worker's index; 0 is the chief.
       workers: their number.
-      attempt: a name of this start of the group, the same for all; addresses of others are not used.
       timeout_secs: how long to wait [s].
-
-    Raises:
-      TimeoutError: if not all workers have come.
-    """
-    own = {'address': f'{own_host()}:{free_port()}', 'attempt': attempt}
-    write_json(run_dir.address(f'train_{rank}'), own)
-    deadline, pause = time.monotonic() + timeout_secs, threading.Event()
-    while True:
-        found = [read_json(run_dir.address(f'train_{i}')) or {} for i in range(workers)]
-        missing = [i for i, other in enumerate(found) if other.get('attempt') != attempt]
-        if not missing:
-            return _config([other['address'] for other in found], rank)
-        if time.monotonic() > deadline:
-            raise _missing(run_dir, missing, workers, timeout_secs)
-        pause.wait(_POLL_SECS)
-
-
-def grouped_tf_config(run_dir: RunDir, rank: int, workers: int, timeout_secs: float) -> str:
-    """Returns TF_CONFIG of workers that are started again each by its own supervisor, without a name that all know.
-
-    Each start of a worker has a name, and shows that it waits by counting in its file. The chief makes a group of
-    those that wait; a name belongs to one group only. So whoever was started again early waits for the others.
 
     Raises:
       TimeoutError: if not all workers have come.
@@ -60,9 +40,13 @@ def grouped_tf_config(run_dir: RunDir, rank: int, workers: int, timeout_secs: fl
         missing = chief.look() if chief else [0]
         group = read_json(run_dir.address('train')) or {}
         if own['attempt'] in group.get('attempts', ()):
-            return _config(group['addresses'], rank)
+            task = {'type': 'worker', 'index': rank}
+            return json.dumps({'cluster': {'worker': group['addresses']}, 'task': task})
         if time.monotonic() > deadline:
-            raise _missing(run_dir, missing, workers, timeout_secs)
+            raise UserTimeoutError(
+                f'got no address of worker(s) {", ".join(map(str, missing))} of {workers} within {timeout_secs:g} s; '
+                f'need all of them to share {run_dir.root}'
+            )
         pause.wait(_POLL_SECS)
     raise AssertionError('unreachable')
 
@@ -88,17 +72,6 @@ class _Chief:
         if attempt is None or count is None or attempt in self._old:
             return False
         return self._first.setdefault(attempt, count) != count
-
-
-def _config(addresses: Sequence[str], rank: int) -> str:
-    return json.dumps({'cluster': {'worker': list(addresses)}, 'task': {'type': 'worker', 'index': rank}})
-
-
-def _missing(run_dir: RunDir, missing: Sequence[int], workers: int, timeout_secs: float) -> UserTimeoutError:
-    return UserTimeoutError(
-        f'got no address of worker(s) {", ".join(map(str, missing))} of {workers} within {timeout_secs:g} s; '
-        f'need all of them to share {run_dir.root}'
-    )
 
 
 def execute(command: Sequence[str], config: str) -> NoReturn:
