@@ -10,7 +10,7 @@ from tflearn.core import waiting
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir, local_path, write_json
 
-from . import job_flags, job_setup, preflight
+from . import data_flags, job_setup, preflight
 
 
 def main(description: str | None) -> None:
@@ -19,7 +19,7 @@ def main(description: str | None) -> None:
 
 
 def _define() -> None:
-    flags.DEFINE_multi_string('data', [], "Directory of episodes, or a pattern such as 'data/*'; may be repeated.")
+    data_flags.define_episodes()
     flags.DEFINE_string('policy', 'greedy_policy', "Name of the run's exported policy that is evaluated.")
     flags.DEFINE_integer(
         'train_step', None, "Train step of the version; default: the run's result, else the newest.", 0
@@ -33,10 +33,6 @@ def _define() -> None:
     flags.DEFINE_bool(
         'estimate_behaviour', False, 'Estimates the behaviour policy even if its log-probabilities were recorded.'
     )
-    job_flags.define_number('min_return', None, 'The smallest return of an episode.')
-    job_flags.define_number('max_return', None, 'The greatest return of an episode.')
-    flags.DEFINE_integer('max_episodes', None, 'Episodes to read.', 1)
-    flags.DEFINE_integer('max_damaged', 0, 'Damaged records that are skipped; one more is an error.', 0)
     flags.DEFINE_integer('seed', 0, 'Seed of the bootstrap samples and of the features.')
     flags.DEFINE_string('output', None, 'A JSON file for the estimates.')
 

@@ -97,13 +97,18 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def define_read() -> None:
-    """Defines the flags of all commands but `record`."""
+def define_episodes() -> None:
+    """Defines the flags of the episodes that are read."""
     flags.DEFINE_multi_string('data', [], "Directory of episodes, or a pattern such as 'data/*'; may be repeated.")
     job_flags.define_number('min_return', None, 'The smallest return of an episode.')
     job_flags.define_number('max_return', None, 'The greatest return of an episode.')
     flags.DEFINE_integer('max_episodes', None, 'Episodes to read.', 1)
     flags.DEFINE_integer('max_damaged', 0, 'Damaged records that are skipped; one more is an error.', 0)
+
+
+def define_read() -> None:
+    """Defines the flags of all commands but `record`."""
+    define_episodes()
     flags.DEFINE_string('picture', None, 'describe: a PNG file for histograms of returns and lengths.')
     flags.DEFINE_string('output', None, 'merge, filter, copy, convert: a new directory.')
     flags.DEFINE_enum('format', 'tflearn', FORMATS, 'convert: the format of --output; that of --data is recognized.')
