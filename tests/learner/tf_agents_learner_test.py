@@ -1,5 +1,6 @@
 """What TF-Agents' own tests do not check of the drop-in. Defects of TF-Agents itself: defects_test.py."""
 
+import fsspec
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -232,5 +233,48 @@ def test_rejects_invalid_arguments(tmp_path, make_agent, make_dataset_fn):
         learner.run(0)
     with pytest.raises(ValueError, match='need SUM or MEAN'):
         learner.loss(reduce_op='MAX')
-    with pytest.raises(ValueError, match='need a path of the local file system'):
-        _learner('gs://bucket/run', make_agent(), make_dataset_fn())
+
+
+@pytest.mark.parametrize('replicas', [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_train_step_of_a_subclass(tmp_path, make_agent, make_dataset_fn, replicas):
+    """It is traced, by AutoGraph as in TF-Agents; it may take several elements, and change the LossInfo."""
+
+    class EverySecond(Learner):
+        skipped = tf.Variable(0)
+
+        def single_train_step(self, iterator):
+            next(iterator)
+            if self.train_step >= 2:
+                self.skipped.assign_add(1)
+            loss_info = super().single_train_step(iterator)
+            return loss_info._replace(loss=self.strategy.run(lambda loss: 0.0 * loss + 1.0, (loss_info.loss,)))
+
+    strategy = strategies.make(f'mirrored:{replicas}') if replicas > 1 else None
+    agent, other = make_agent(strategy), make_agent(strategy)
+    learner = _learner(tmp_path / 'a', agent, make_dataset_fn(0, 9), EverySecond, strategy=strategy)
+    numbered = lambda context: make_dataset_fn(0, 8)(context).enumerate()  # noqa: E731
+    seconds = lambda context: numbered(context).filter(lambda i, _: i // replicas % 2 == 1)  # noqa: E731
+    plain = lambda context: seconds(context).map(lambda _, element: element)  # noqa: E731
+    expected = _learner(tmp_path / 'b', other, plain, strategy=strategy)
+    assert learner.run(4).loss == replicas
+    expected.run(4)
+    assert int(learner.skipped) == 2
+    for a, b in zip(_values(agent), _values(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_a_root_in_an_object_store(tmp_path, make_agent, make_dataset_fn):
+    root = f'memory://{tmp_path.name}/run'
+    agent = make_agent()
+    learner = Learner(root, agent.train_step_counter, agent, make_dataset_fn(), checkpoint_interval=2)
+    learner.run(2)
+    assert fsspec.filesystem('memory').glob(f'/{tmp_path.name}/run/train/checkpoints/ckpt-2.index')
+    learner.run(1)
+    learner.close()
+    assert fsspec.filesystem('memory').glob(f'/{tmp_path.name}/run/train/events*')
+    restored = make_agent()
+    again = Learner(root, restored.train_step_counter, restored, make_dataset_fn())
+    assert again.train_step_numpy == 3
+    for a, b in zip(_values(agent), _values(restored), strict=True):
+        np.testing.assert_array_equal(a, b)
+    again.close()

@@ -9,7 +9,6 @@ from tf_agents.train import ppo_learner_test_utils as test_agents
 
 from tests.testing import ppo_agents
 from tflearn.core import strategies
-from tflearn.learner.tf_agents_learner import Learner
 from tflearn.learner.tf_agents_ppo_learner import Minibatches, PPOLearner
 
 
@@ -98,22 +97,18 @@ def test_losses_of_two_replicas_add_up_to_the_loss(tmp_path):
     assert parts['value_estimation_loss'] > 10
 
 
-def test_rejects_a_subclass_with_a_train_step_of_its_own(tmp_path):
+def test_a_subclass_may_have_a_train_step_of_its_own(tmp_path):
     class OwnStep(PPOLearner):
         def single_train_step(self, iterator):
-            raise NotImplementedError
+            calls.append(1)
+            return super().single_train_step(iterator)
 
-    class OwnPlainStep(Learner):
-        single_train_step = OwnStep.single_train_step
-
-    agent = test_agents.FakePPOAgent()
-    with pytest.raises(
-        ValueError, match='got OwnStep.single_train_step, which is never called here; need what it does'
-    ):
-        OwnStep(str(tmp_path), agent.train_step_counter, agent, None, None, 1)
-    with pytest.raises(ValueError, match='got OwnPlainStep.single_train_step'):
-        OwnPlainStep(str(tmp_path), agent.train_step_counter, agent)
-    assert not list(tmp_path.iterdir())
+    calls, agent = [], test_agents.FakePPOAgent()
+    data = lambda: tf.data.Dataset.from_tensors((test_agents.create_trajectories(20, 1), ()))  # noqa: E731
+    arguments = {'minibatch_size': 10, 'shuffle_buffer_size': 1}
+    OwnStep(str(tmp_path), agent.train_step_counter, agent, data, data, 1, **arguments).run()
+    assert calls
+    assert int(agent.train_called_times) == 2
 
 
 def test_rejects_invalid_arguments(tmp_path):

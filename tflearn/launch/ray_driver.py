@@ -85,11 +85,13 @@ class JobActor:
         machine = {name: value for name, value in os.environ.items() if not name.startswith('RAY_')}
         environment = {**machine, **self._environment, 'TFLEARN_HOST': host}
         environment |= {name: machine[name] for name in _OF_MACHINE if name in machine} | self._job['environment']
-        with self._log() as log, self._reaper() as reaper:
+        path = pathlib.Path(self._job['log'])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open('ab', buffering=0) as log, self._reaper() as reaper:
             with self._lock:
                 if self._stopped.is_set():
                     return _STOPPED
-                os.write(log, f'===== {time.strftime("%F %T")} on node {node}\n'.encode())
+                log.write(f'===== {time.strftime("%F %T")} on node {node}\n'.encode())
                 self._process = subprocess.Popen(
                     ['/bin/sh', '-c', _WAIT_FOR_LINE, 'sh', *self._job['command']],
                     bufsize=0,
@@ -106,16 +108,6 @@ class JobActor:
             with contextlib.suppress(BrokenPipeError):
                 reaper.write(f'-{self._process.pid}\n'.encode())
         return code
-
-    @contextlib.contextmanager
-    def _log(self) -> Any:
-        path = pathlib.Path(self._job['log'])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            yield log
-        finally:
-            os.close(log)
 
     @contextlib.contextmanager
     def _reaper(self) -> Any:

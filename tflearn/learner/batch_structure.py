@@ -74,7 +74,9 @@ def is_complete(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor:
     """Returns whether an optional element has a batch for each replica here; an empty one would make the loss NaN."""
     if strategy.num_replicas_in_sync == 1:
         return element.has_value()
-    return element.has_value() and _no_batch_empty(strategy, element.get_value())
+    return tf.cond(
+        element.has_value(), lambda: _no_batch_empty(strategy, element.get_value()), lambda: tf.constant(False)
+    )
 
 
 def _no_batch_empty(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor:

@@ -84,7 +84,7 @@ class DatasetBatches:
     def element_spec(self) -> Any:
         """Specs of what `loop` hands to a train step."""
         # Not `iterator.element_spec`: where replicas may run out of data one by one, batch sizes are unknown.
-        return _traced_spec(lambda: self._iterator.get_next_as_optional().get_value())
+        return traced_spec(lambda: self._iterator.get_next_as_optional().get_value())
 
     def grant(self, num_steps: int) -> int:
         """Waits until train steps may be taken. Returns how many now, at most `num_steps`; 0 if there will be none."""
@@ -148,12 +148,12 @@ class SourceBatches:
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        return _traced_spec(lambda: self._element(self._source.draw(1, self._train_step), 0))
+        return traced_spec(lambda: self._element(self._source.draw(1, self._train_step), 0))
 
     @functools.cached_property
     def host_spec(self) -> Any:
         """Specs of a batch for all replicas of this process, as the source makes it."""
-        return _traced_spec(lambda: self._source.batch(self._source.draw(1, self._train_step), 0))
+        return traced_spec(lambda: self._source.batch(self._source.draw(1, self._train_step), 0))
 
     @functools.cached_property
     def last_info(self) -> list[str]:
@@ -380,7 +380,8 @@ def wrap(data: DatasetFn | BatchSource, strategy: tf.distribute.Strategy, train_
     return DatasetBatches(data, strategy)
 
 
-def _traced_spec(make_element: Callable[[], Any]) -> Any:
+def traced_spec(make_element: Callable[[], Any]) -> Any:
+    """Returns the specs of the element that `make_element` makes in a graph, which is never run."""
     found: list[Any] = []
     find = lambda: found.append(tf.nest.map_structure(tf.type_spec_from_value, make_element()))  # noqa: E731
     tf.function(find, autograph=False).get_concrete_function()

@@ -1,26 +1,35 @@
-"""Drop-in for `tf_agents.train.learner`: its constants, and its Learner with the same files and values, over our core.
+"""Drop-in for `tf_agents.train.learner`: its constants, and its Learner with the same files and values, of our parts.
 
 docs/from-tf-agents.md lists the deliberate differences and the defects that are fixed. It is for existing programs; new
 ones use `tflearn.Learner`.
 """
 
+import atexit
+import contextlib
 import inspect
+import itertools
 import os
+import sys
+import threading
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 from tf_agents.specs import tensor_spec
+from tf_agents.utils import nest_utils
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import crossed
-from tflearn.files.run_dir import RunDir
-from tflearn.learner import datasets
+from tflearn.files import opening
+from tflearn.files.run_dir import RunDir, is_url
+from tflearn.learner import batches, datasets
+from tflearn.learner.batch_structure import is_complete
+from tflearn.learner.checkpoints import Checkpoints
+from tflearn.learner.metrics import LOSS, Reduction, StepMetrics
 from tflearn.learner.summarized_loop import StepCounter
-from tflearn.learner.tf_agents_checkpointer import Checkpointer
-from tflearn.learner.tf_agents_loop import SampleFormat, Steps, TFAgentsLoop
-from tflearn.learner.train_loop import LoopOptions, Reduction
 from tflearn.learner.triggers import IntervalTrigger, StepTrigger, TimeTrigger
 
 TRAIN_DIR = 'train'
@@ -35,8 +44,61 @@ DatasetFn = Callable[..., tf.data.Dataset]
 Trigger = Callable[..., Any]
 
 
+class _Checkpointer(Checkpoints):
+    """`Checkpoints` with the interface of TF-Agents' `common.Checkpointer`."""
+
+    def save(self, step: Any) -> str:
+        """Saves a checkpoint atomically; returns when it is written."""
+        return super().save(int(tf.convert_to_tensor(step)))  # of several replicas it is no number
+
+    @property
+    def manager(self) -> Any:
+        """What a `tf.train.CheckpointManager` knows of the directory now; the newest checkpoint is the last."""
+        paths = [self._files.prefix(step) for step in self._files.numbers()]
+        return types.SimpleNamespace(directory=str(self.directory), checkpoints=paths, latest_checkpoint=self.newest)
+
+    @property
+    def checkpoint_exists(self) -> bool:
+        """Whether there is a checkpoint in the directory now."""
+        return self.newest is not None
+
+
+class _LossInfos:
+    """LossInfos of all replicas as one vector of metrics, and one LossInfo of scalars from that."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, rules: Mapping[str, Reduction]):
+        self._strategy = strategy
+        self._layout = StepMetrics(rules, strategy.num_replicas_in_sync, with_info=False)
+        self._like: Any = None
+
+    @property
+    def size(self) -> int:
+        """The vector's length; known once `vector` has been traced."""
+        return self._layout.size
+
+    def vector(self, loss_info: Any) -> tf.Tensor:
+        """Returns the metrics of a step, from what `strategy.run` returned."""
+        self._like = loss_info._replace(loss=0, extra=tf.nest.map_structure(lambda _: 0, loss_info.extra))
+
+        def of_replica(found: Any) -> Any:
+            loss = tf.cast(tf.reduce_sum(found.loss), tf.float32)
+            return self._layout.of_replica(loss, found.extra, ())
+
+        return self._layout.over_replicas(self._strategy, *self._strategy.run(of_replica, (loss_info,)))
+
+    def read(self, vector: np.ndarray) -> Any:
+        """Returns a LossInfo of float32 scalars; extras that are not numbers are None."""
+        sums, extra = self._layout.read(vector).sums, self._like.extra
+        names = (f'extra/{name}' for name, _ in nest_utils.flatten_with_joined_paths(extra))
+        values = [tf.constant(sums[name], tf.float32) if name in sums else None for name in names]
+        loss = tf.constant(sums['loss'], tf.float32)
+        return self._like._replace(loss=loss, extra=tf.nest.pack_sequence_as(extra, values))
+
+
 class Learner:
     """Trains an agent; saves and restores its checkpoints; writes summaries; calls triggers.
+
+    A subclass may have a `single_train_step` of its own, which is traced in place of this one.
 
     Attributes:
       train_summary_writer: the summary writer, also for the caller's own summaries.
@@ -67,7 +129,7 @@ class Learner:
         """Traces the train step and restores the newest checkpoint.
 
         Args:
-          root_dir: local path; checkpoints are in `train/checkpoints` below it.
+          root_dir: a path or a URL; checkpoints are in `train/checkpoints` below it.
           train_step: int64 scalar, which should be the agent's `train_step_counter`.
           agent: a `TFAgent`, made within the strategy's scope.
           experience_dataset_fn: returns a dataset of (experience, sample_info), batched for one replica. If it has an
@@ -80,7 +142,8 @@ class Learner:
           max_checkpoints_to_keep: number of newest checkpoints that are kept; None keeps all.
           use_kwargs_in_agent_train: experience is a dict of keyword arguments of `agent.train`.
           strategy: the strategy that runs train steps; default: the current one.
-          run_optimizer_variable_init: trace the train step now, so that a checkpoint can be checked against it.
+          run_optimizer_variable_init: without a dataset, trace a train step on the agent's `training_data_spec` now, so
+            that a checkpoint can be checked against the optimizer's variables.
           use_reverb_v2: dataset elements are named tuples with `data` and `info`.
           direct_sampling: dataset elements are experience only.
           experience_dataset_options: how the strategy distributes the dataset.
@@ -89,58 +152,90 @@ class Learner:
           extra_reductions: see `LoopOptions`; not in TF-Agents.
 
         Raises:
-          ValueError: if the newest checkpoint does not fit, the agent cannot be traced, or a subclass has a
-            `single_train_step`.
+          ValueError: if the newest checkpoint does not fit, or the agent cannot be traced.
         """
-        check_subclass(type(self))
-        _refuse_remote(root_dir, summary_root_dir or root_dir)
         if agent.train_step_counter is not train_step:
             logging.warning(
                 "train_step is not the agent's train_step_counter: triggers and summaries depend on it only"
             )
         self.train_step, self._agent = train_step, agent
         self.strategy = strategy or tf.distribute.get_strategy()
-        self._samples = SampleFormat(direct_sampling, use_reverb_v2, use_kwargs_in_agent_train)
-        self._summary_interval = _interval(summary_interval)
-        self.train_summary_writer = self._writer(RunDir(summary_root_dir or root_dir))
+        self.after_train_strategy_step_fn = after_train_strategy_step_fn
+        self.use_kwargs_in_agent_train = use_kwargs_in_agent_train
+        self._direct_sampling, self._use_reverb_v2 = direct_sampling, use_reverb_v2
+        self._strategy_run_options = strategy_run_options
+        self._opened = contextlib.ExitStack()
+        atexit.register(self._opened.close)  # TF-Agents' programs do not close their learner
+        run_dir = self._open(root_dir, owned=True)
+        self.summary_interval = _interval(summary_interval)
+        self.train_summary_writer = self._writer(run_dir if summary_root_dir is None else self._open(summary_root_dir))
         self._counter = StepCounter(train_step, increment=None)
         self._due: int | None = None  # the train step that is summarized next
         self._loss_sum, self._num_summed = 0.0, 0
-        after_step = _after_step(after_train_strategy_step_fn, use_kwargs_in_agent_train)
-        options = LoopOptions(
-            on_nonfinite='ignore',
-            extra_reductions=extra_reductions or {},
-            after_step=after_step,
-            run_options=strategy_run_options,
+        self._trained, self._evaluated = (_LossInfos(self.strategy, extra_reductions or {}) for _ in range(2))
+        self._overridden = type(self).single_train_step is not Learner.single_train_step  # then AutoGraph converts it
+        self._steps = {recorded: tf.function(self._step, autograph=self._overridden) for recorded in (False, True)}
+        self._many_steps = tf.function(self._over_iterator, autograph=False)
+        self._loss = tf.function(
+            lambda experience: self._evaluated.vector(self._run_agent(agent.loss, experience)), autograph=False
         )
-        self._dataset = self._iterator = None
+        self._dataset, self._iterator, self._traced = None, None, False
         with self.strategy.scope():
-            if experience_dataset_fn:
+            if function := experience_dataset_fn:
                 self._dataset = self.strategy.distribute_datasets_from_function(
-                    lambda context: call_dataset_fn(experience_dataset_fn, context), experience_dataset_options
+                    lambda context: call_dataset_fn(function, context), experience_dataset_options
                 )
             agent.initialize()
-            self._loop = TFAgentsLoop(agent, self.strategy, self._samples, options)
-            if run_optimizer_variable_init:
-                self._prepare()
-            objects = {'agent': agent, 'train_step': train_step}
-            self._checkpointer = Checkpointer(RunDir(root_dir), objects, max_checkpoints_to_keep)
-            restored = self._checkpointer.restore(all_made=run_optimizer_variable_init)
+            if self._dataset is not None:
+                self._trace(self._experience_iterator)
+            elif run_optimizer_variable_init:
+                self._make_slots()
+            keep = sys.maxsize if max_checkpoints_to_keep is None else max_checkpoints_to_keep
+            restored = self._restore(run_dir, keep, self._traced or run_optimizer_variable_init)
         self.triggers = self._own_triggers(checkpoint_interval, triggers or (), restored)
 
+    def _open(self, root: str | os.PathLike[str], owned: bool = False) -> RunDir:
+        """Returns the directory, of which this learner is the only writer if it is `owned`; of a URL a local copy."""
+        if not is_url(root):
+            return RunDir(root)
+        run_dir = self._opened.enter_context(opening.opened(str(root), 'train'))
+        if owned:
+            self._opened.enter_context(run_dir.own('train', threading.Event()))
+        return run_dir
+
     def _writer(self, run_dir: RunDir) -> tf.summary.SummaryWriter:
-        if not self._summary_interval:
+        if not self.summary_interval:
             return tf.summary.create_noop_writer()
         return tf.summary.create_file_writer(str(run_dir.checkpoints.parent), flush_millis=10000)
 
-    def _prepare(self) -> None:
-        if self._dataset is not None:
-            self._loop.prepare_for(self._experience_iterator)
-            return
+    def _trace(self, iterator: Any) -> None:
+        """Traces the train step, which makes the optimizer's slots, for the elements of an iterator; takes none."""
+        # Not `iterator.element_spec`: where replicas may run out of data one by one, batch sizes are unknown.
+        spec = batches.traced_spec(lambda: iterator.get_next_as_optional().get_value())
+        with tf.summary.record_if(False):
+            self._steps[False].get_concrete_function(spec)
+        self._traced = True
+
+    def _make_slots(self) -> None:
+        """Makes the optimizer's slots by the agent's specs: there are no data yet."""
         spec = tensor_spec.add_outer_dims_nest(
             self._agent.training_data_spec, (None, self._agent.train_sequence_length)
         )
-        self._loop.prepare({'experience': spec} if self._samples.keywords else spec)
+        step = tf.function(lambda experience: self._run_agent(self._agent.train, experience), autograph=False)
+        with tf.summary.record_if(False):
+            step.get_concrete_function({'experience': spec} if self.use_kwargs_in_agent_train else spec)
+
+    def _restore(self, run_dir: RunDir, max_to_keep: int, has_variables: bool) -> bool:
+        """Restores the newest checkpoint; returns whether there is one."""
+        objects = {'agent': self._agent, 'train_step': self.train_step}
+        self._checkpointer = _Checkpointer(run_dir.checkpoints, objects, max_to_keep)
+        self._checkpointer.after_write = run_dir.store.upload
+        newest = self._checkpointer.newest
+        if newest and not has_variables:
+            logging.warning('restoring %s without a check whether it fits', newest)
+            tf.train.Checkpoint(**objects).read(newest).expect_partial()  # also what is made later
+            return True
+        return self._checkpointer.restore_newest() is not None
 
     def _own_triggers(self, interval: int | None, triggers: Sequence[Trigger], restored: bool) -> list[Trigger]:
         if restored:  # otherwise the caller's start value stays
@@ -192,45 +287,110 @@ class Learner:
         """
         if iterations < 1:
             raise AssertionError(f'Iterations must be greater or equal to 1, was {iterations}')
-        taken = self.take(iterations, iterator)
-        if taken.last is None:
+        num_steps, last = self._take(iterations, self._experience_iterator if iterator is None else iterator)
+        if last is None:
             raise tf.errors.OutOfRangeError(None, None, f'the data ended at train step {self.train_step_numpy}')
-        if taken.num_steps < iterations:
-            logging.warning('the data ended after %d of %d train steps', taken.num_steps, iterations)
-        return taken.last
+        if num_steps < iterations:
+            logging.warning('the data ended after %d of %d train steps', num_steps, iterations)
+        return last
 
-    def take(self, max_steps: int, iterator: Any = None) -> Steps:
-        """Takes train steps until the data end, then calls the triggers."""
-        start = self._counter.step
-        iterator = self._experience_iterator if iterator is None else iterator
-        num_steps, last = 0, None
+    def _take(self, max_steps: int, iterator: Any) -> tuple[int, Any]:
+        """Takes train steps until the data end, then calls the triggers. Returns their number and the last LossInfo."""
+        start, num_steps, last = self._counter.step, 0, None
         with self.strategy.scope():
+            if not self._traced:
+                self._trace(iterator)
             while num_steps < max_steps:
-                before, (count, summarized) = self._counter.step, self._part(max_steps - num_steps)
-                part = self._loop.run(iterator, count, self.train_summary_writer if summarized else None)
-                self._counter.observe(before, part.num_steps)
-                num_steps, last = num_steps + part.num_steps, part.last or last
-                self._loss_sum, self._num_summed = self._loss_sum + part.loss, self._num_summed + part.num_steps
-                if summarized and part.num_steps:
-                    self._due = None
-                    self._write_loss(self._counter.step)
-                if part.num_steps < count:
+                before, (count, recorded) = self._counter.step, self._part(max_steps - num_steps)
+                # Summarized or not, the caller's own default writer receives nothing.
+                with self.train_summary_writer.as_default(), tf.summary.record_if(recorded):
+                    vector = self._many_steps(recorded, iterator, tf.constant(count, tf.int64)).numpy()
+                taken = int(vector[0])
+                self._counter.observe(before, taken)
+                if taken:
+                    num_steps, last = num_steps + taken, self._trained.read(vector[2:])
+                    self._loss_sum, self._num_summed = self._loss_sum + float(vector[1]), self._num_summed + taken
+                    if recorded:
+                        self._due = None
+                        self._write_loss(self._counter.step)
+                if taken < count:
                     break
         self._call_triggers(start)
-        return Steps(num_steps, 0.0, last)
+        return num_steps, last
 
     def _part(self, num_steps: int) -> tuple[int, bool]:
         """Returns how many steps to take next, and whether they are summarized: a step that reaches a multiple is.
 
         If a step passed a multiple without a summary, because it added more than the steps before, the next one is.
         """
-        interval = self._summary_interval
-        if not interval or interval == 1:
-            return num_steps, interval == 1
-        multiple = (self._counter.step // interval + 1) * interval
-        self._due = multiple if self._due is None else min(self._due, multiple)
+        if not self.summary_interval:
+            return num_steps, False
+        multiple = (self._counter.step // self.summary_interval + 1) * self.summary_interval
+        self._due = min(self._due or multiple, multiple)
         until_due = self._counter.calls_before(self._due)
         return (min(num_steps, until_due), False) if until_due else (1, True)
+
+    def _over_iterator(self, recorded: bool, iterator: Any, num_steps: tf.Tensor) -> tf.Tensor:
+        """Takes train steps. Returns how many, their loss's sum, and the last one's metrics, in one float64 vector."""
+        step = self._steps[recorded]
+        if self._overridden:  # it may take further elements of the iterator
+            step = tf.function(lambda element: self._step(element, iterator))
+
+        def goes_on(taken: tf.Tensor, total: tf.Tensor, last: tf.Tensor, element: Any) -> tf.Tensor:
+            del total, last
+            return tf.cond(taken < num_steps, lambda: is_complete(self.strategy, element), lambda: tf.constant(False))
+
+        def one(taken: tf.Tensor, total: tf.Tensor, last: tf.Tensor, element: Any) -> Any:
+            last = step(element.get_value())
+            taken += 1
+            element = tf.cond(taken < num_steps, iterator.get_next_as_optional, lambda: element)
+            return taken, total + last[LOSS], last, element
+
+        zeros = tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([self._trained.size])
+        taken, total, last, _ = tf.while_loop(goes_on, one, (*zeros, iterator.get_next_as_optional()))
+        # One tensor: fetching many small ones costs more than a small train step.
+        counts = tf.stack([tf.cast(taken, tf.float64), tf.cast(total, tf.float64)])
+        return tf.concat([counts, tf.cast(last, tf.float64)], axis=0)
+
+    def _step(self, element: Any, more: Any = None) -> tf.Tensor:
+        """Takes a train step on an element; where it is only traced, without `more`, that comes again and again."""
+        iterator = itertools.repeat(element) if more is None else itertools.chain((element,), more)
+        return self._trained.vector(self.single_train_step(iterator))
+
+    @tf.autograph.experimental.do_not_convert
+    def single_train_step(self, iterator: Any) -> Any:
+        """Takes a train step on all replicas. For a graph.
+
+        Args:
+          iterator: its next element is that of this step.
+
+        Returns:
+          The LossInfo, as `strategy.run` returns it.
+        """
+        experience, sample_info = self._split(next(iterator))
+        loss_info = self._run_agent(self._agent.train, experience)
+        if self.after_train_strategy_step_fn:
+            found = {'experience': (experience, sample_info), 'loss_info': loss_info}
+            args, kwargs = ((), found) if self.use_kwargs_in_agent_train else (tuple(found.values()), {})
+            self.strategy.run(self.after_train_strategy_step_fn, args, kwargs, self._strategy_run_options)
+        return loss_info
+
+    def _run_agent(self, method: Callable[..., Any], experience: Any) -> Any:
+        args, kwargs = ((), experience) if self.use_kwargs_in_agent_train else ((experience,), {})
+        return self.strategy.run(method, args, kwargs, self._strategy_run_options)
+
+    def _split(self, sample: Any) -> tuple[Any, Any]:
+        """Returns (experience, sample_info) of an element."""
+        if self._direct_sampling:
+            return sample, None
+        if self._use_reverb_v2:
+            return sample.data, sample.info
+        if not isinstance(sample, list | tuple) or len(sample) != 2:
+            raise UserValueError(
+                f'got {type(sample).__name__} as an element of the dataset; need (experience, sample_info), or '
+                'direct_sampling=True for a dataset of experience only'
+            )
+        return sample[0], sample[1]
 
     def _write_loss(self, step: int) -> None:
         """Writes the mean loss of the steps since the last time; agents only know one replica's share of one step's."""
@@ -240,8 +400,7 @@ class Learner:
 
     def _call_triggers(self, before: int) -> None:
         after = int(self.train_step_numpy)
-        interval = self._summary_interval
-        summarized = crossed(interval, before, after) if interval else False
+        summarized = self.summary_interval is not None and crossed(self.summary_interval, before, after)
         with self.train_summary_writer.as_default(), tf.summary.record_if(summarized):
             for trigger in self.triggers:
                 if isinstance(trigger, StepTrigger | TimeTrigger):
@@ -263,11 +422,9 @@ class Learner:
         """
         if reduce_op not in (tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN):
             raise UserValueError(f'got reduce_op={reduce_op}; need SUM or MEAN')
-        with self.strategy.scope():
-            if experience_and_sample_info is None:
-                experience_and_sample_info = self._samples.split(next(self._experience_iterator))
-            experience, sample_info = experience_and_sample_info
-            return self._loop.loss(experience, sample_info)
+        with self.strategy.scope(), tf.summary.record_if(False):
+            experience, _ = experience_and_sample_info or self._split(next(self._experience_iterator))
+            return self._evaluated.read(self._loss(experience).numpy())
 
     def close(self) -> None:
         """Calls the triggers a last time, saves a last checkpoint, and flushes the summaries. Not in TF-Agents."""
@@ -281,6 +438,7 @@ class Learner:
                 elif hasattr(trigger, 'set_start'):  # TF-Agents' own
                     trigger(self.train_step_numpy, force_trigger=True)
         self.train_summary_writer.close()
+        self._opened.close()
 
 
 def call_dataset_fn(dataset_fn: DatasetFn, context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -291,26 +449,5 @@ def call_dataset_fn(dataset_fn: DatasetFn, context: tf.distribute.InputContext) 
     return dataset_fn(context) if takes_context else dataset_fn()
 
 
-def check_subclass(subclass: type) -> None:
-    """Raises ValueError for a subclass that overrides TF-Agents' `single_train_step`, which nothing here calls."""
-    if hasattr(subclass, 'single_train_step'):
-        raise UserValueError(
-            f'got {subclass.__name__}.single_train_step, which is never called here; need what it does in '
-            "agent.train, in experience_dataset_fn or in after_train_strategy_step_fn; or keep TF-Agents' Learner"
-        )
-
-
-def _after_step(function: Callable[..., Any] | None, keywords: bool) -> Callable[[Any, Any], Any] | None:
-    if function and keywords:
-        return lambda sample, loss_info: function(experience=sample, loss_info=loss_info)
-    return function
-
-
 def _interval(interval: int | None) -> int | None:
     return interval if interval and interval > 0 else None
-
-
-def _refuse_remote(*paths: str | os.PathLike[str]) -> None:
-    for path in paths:
-        if '://' in os.fspath(path):
-            raise UserValueError(f'got {path}; need a path of the local file system (or one mounted there)')

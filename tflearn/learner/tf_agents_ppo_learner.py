@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
-from tflearn.learner.tf_agents_learner import DatasetFn, Learner, Trigger, call_dataset_fn, check_subclass
+from tflearn.learner.tf_agents_learner import DatasetFn, Learner, Trigger, call_dataset_fn
 
 _NO_LIMIT = 1 << 62  # train steps; the end of the data ends the call
 
@@ -52,7 +52,7 @@ class Minibatches:
         return minibatches.batch(num_replicas, drop_remainder=True).unbatch()
 
 
-class PPOLearner:
+class PPOLearner(Learner):
     """Trains a PPO agent: `num_epochs` passes over `num_samples` fresh samples with each `run`.
 
     `num_frames_for_training`, int32 scalar, is the number of steps in the normalization data of the last `run`.
@@ -92,7 +92,6 @@ class PPOLearner:
         Raises:
           ValueError: if the arguments contradict each other.
         """
-        check_subclass(type(self))
         _check(agent, minibatch_size, shuffle_buffer_size)
         minibatches = Minibatches(num_samples, num_epochs, minibatch_size, shuffle_buffer_size)
 
@@ -100,7 +99,7 @@ class PPOLearner:
             replicas = context.num_replicas_in_sync // context.num_input_pipelines
             return minibatches.dataset(lambda: call_dataset_fn(experience_dataset_fn, context), replicas)
 
-        self._generic_learner = Learner(
+        super().__init__(
             root_dir,
             train_step,
             agent,
@@ -113,55 +112,38 @@ class PPOLearner:
             strategy=strategy,
             **learner_arguments,
         )
-        self._agent, self._num_samples = agent, num_samples
-        self.num_replicas = self._generic_learner.strategy.num_replicas_in_sync
+        self._num_samples, self.num_replicas = num_samples, self.strategy.num_replicas_in_sync
         self.num_frames_for_training = tf.Variable(0, dtype=tf.int32)
         normalization = tf.data.experimental.Counter().flat_map(lambda _: normalization_dataset_fn())
         self._normalization_iterator = iter(normalization)
-        self._update = tf.function(self._update_normalizers)
+        self._update = tf.function(self._update_normalizers, autograph=False)
 
-    def run(self, parallel_iterations: int = 10) -> Any:
+    def run(self, parallel_iterations: int = 10) -> Any:  # type: ignore[override]  # as TF-Agents'
         """Updates the normalizers, trains on fresh samples until all are used, then calls the triggers.
 
         Raises:
           ValueError: if the samples are too few for one minibatch on each replica.
         """
         self.num_frames_for_training.assign(self._update(self._normalization_iterator))
-        taken = self._generic_learner.take(_NO_LIMIT, self._generic_learner.new_iterator())
-        if taken.last is None:
+        _, last = self._take(_NO_LIMIT, self.new_iterator())
+        if last is None:
             raise UserValueError(
                 f'Cannot distribute {int(self.num_frames_for_training)} frames across {self.num_replicas} replicas: '
                 'need at least one minibatch for each; increase num_samples, or make minibatch_size smaller'
             )
-        return taken.last
+        return last
 
     def _update_normalizers(self, iterator: Any) -> tf.Tensor:
         """Updates the normalizers; returns the number of steps."""
-        num_frames = tf.constant(0, tf.int32)
-        for _ in tf.range(self._num_samples):
+
+        def one(i: tf.Tensor, num_frames: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             trajectory, _ = next(iterator)
             self._agent.update_observation_normalizer(trajectory.observation)
             self._agent.update_reward_normalizer(trajectory.reward)
-            num_frames += tf.reduce_prod(tf.shape(trajectory.reward)[:2])
-        return num_frames
+            return i + 1, num_frames + tf.reduce_prod(tf.shape(trajectory.reward)[:2])
 
-    def loss(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Learner.loss`; without a batch, it takes one from new samples."""
-        return self._generic_learner.loss(*args, **kwargs)
-
-    def close(self) -> None:
-        """See `Learner.close`."""
-        self._generic_learner.close()
-
-    @property
-    def train_step_numpy(self) -> Any:
-        """The train step now: numpy scalar."""
-        return self._generic_learner.train_step_numpy
-
-    @property
-    def train_summary_writer(self) -> tf.summary.SummaryWriter:
-        """The summary writer, also for the caller's own summaries."""
-        return self._generic_learner.train_summary_writer
+        start = tf.constant(0), tf.constant(0)
+        return tf.while_loop(lambda i, _: i < self._num_samples, one, start)[1]
 
 
 def _check(agent: Any, minibatch_size: int | None, shuffle_buffer_size: int | None) -> None:

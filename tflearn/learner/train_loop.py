@@ -177,22 +177,14 @@ class TrainLoop:
 
         return run
 
-    def step(self, layout: StepMetrics) -> Any:
-        """For other loops: compiles a function from an element of an iterator to the vector of a train step."""
-        return tf.function(lambda element: self._distributed_step(element, layout, self._train)[0], autograph=False)
-
     def replica_step(self, batches: Batches) -> Callable[[Any], Any]:
         """For a dry run: returns the train step of the plain program, from an element to metrics; not compiled."""
         layout = StepMetrics(*self._reductions, with_info=not batches.last_info, last_info=batches.last_info)
         return lambda element: self._distributed_step(element, layout, self._agent.train, batches)
 
-    def layout(self) -> StepMetrics:
-        """For other loops: returns a new layout of metrics, without the data's own."""
-        return StepMetrics(*self._reductions, with_info=False)
-
-    def loss(self, batches: Batches | None = None) -> Callable[[Any], Metrics]:
+    def loss(self, batches: Batches) -> Callable[[Any], Metrics]:
         """Compiles a function from an element, per replica as the strategy has it, to metrics, without any update."""
-        layout = StepMetrics(*self._reductions, with_info=batches is not None)
+        layout = StepMetrics(*self._reductions)
         vector = tf.function(
             lambda element: self._distributed_step(element, layout, self._agent.loss, batches, updates=False)[0],
             autograph=False,
@@ -204,13 +196,13 @@ class TrainLoop:
         element: Any,
         layout: StepMetrics,
         train: Callable[..., Any],
-        batches: Batches | None = None,
+        batches: Batches,
         *,
         updates: bool = True,
         summarize: AfterStep | None = None,
     ) -> Any:
         """One train step on all replicas. Returns the vector of its metrics, its loss, and items' errors if wanted."""
-        wanted = batches.prioritization if batches else None
+        wanted = batches.prioritization
 
         def replica_step(element: Any) -> Any:
             data, info = split(element)
