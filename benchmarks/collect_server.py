@@ -8,6 +8,7 @@ import reverb
 from tf_agents.specs import tensor_spec
 
 from benchmarks import collect_sides
+from tflearn.replay.reverb import library
 
 MAX_SIZE = 200_000
 
@@ -20,7 +21,7 @@ def main() -> None:
     storage = collect_sides.storage()
     servers = []
     for side, port in json.loads(options.ports).items():
-        tables = storage.make_tables()
+        tables = [*map(library.make_table, storage.make_tables())]
         if side == collect_sides.PEER:
             tables = [_peer_table(tensor_spec.add_outer_dim(storage.data_spec))]
         servers.append(reverb.Server(tables, port))

@@ -40,7 +40,7 @@ def serve(port: int, directory: str) -> None:
     """Runs a replay server that has the tables of reports, credits and weights."""
     from tflearn.coordinator import credits, reports, weights_contract
     from tflearn.learner import machine
-    from tflearn.replay.server import ReplayServer
+    from tflearn.replay.reverb.server import ReplayServer
 
     machine.raise_file_handles()
     tables = [reports.table(), credits.table(), weights_contract.table([])]

@@ -51,7 +51,7 @@ from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.jobs import batch_source  # noqa: E402
 from tflearn.jobs.train_settings import Reading  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
-from tflearn.replay.server import ReplayServer  # noqa: E402
+from tflearn.replay.reverb.server import ReplayServer  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
 from tflearn.sampling.local import LocalReplay  # noqa: E402

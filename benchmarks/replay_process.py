@@ -16,6 +16,7 @@ from tf_agents.specs import tensor_spec
 
 from benchmarks import learner_cases
 from tflearn.core.train_step import create_train_step
+from tflearn.replay.reverb import library
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 
@@ -30,7 +31,7 @@ class OurSide:
         agent = case.make_agent(case.specs, create_train_step(), case.experience())
         storage = Storage(case.experience(**experience), agent.collect_data_spec)
         self.mirrored = storage.mirrored
-        self.server = reverb.Server(storage.make_tables(), port)
+        self.server = reverb.Server([*map(library.make_table, storage.make_tables())], port)
         self._writer = ReplayWriter(f'localhost:{port}', storage, NUM_ENVIRONMENTS, threading.Event())
         self._steps = learner_cases.steps(case, NUM_ENVIRONMENTS)
 

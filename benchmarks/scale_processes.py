@@ -25,9 +25,11 @@ from tf_agents.trajectories import policy_step, trajectory  # noqa: E402
 from benchmarks import shard_process  # noqa: E402
 from tflearn.core.waiting import Stopped  # noqa: E402
 from tflearn.environments import gymnasium_env  # noqa: E402
+from tflearn.replay import reader  # noqa: E402
+from tflearn.replay.reverb import library  # noqa: E402
 from tflearn.replay.storage import STREAM, Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
-from tflearn.sampling import mirror, reader  # noqa: E402
+from tflearn.sampling import mirror  # noqa: E402
 
 NUM_ENVIRONMENTS = 16
 _RECORDED_STEPS = 512
@@ -43,7 +45,7 @@ class Server:
         self._clients: dict[int, reverb.Client] = {}
         self._servers = []
         for chunk_steps, port in ports.items():
-            tables = shard_process.storage(int(chunk_steps)).make_tables()
+            tables = [*map(library.make_table, shard_process.storage(int(chunk_steps)).make_tables())]
             self._servers.append(reverb.Server(tables, port))
             self._clients[int(chunk_steps)] = reverb.Client(f'localhost:{port}')
 

@@ -11,6 +11,7 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
+from tflearn.replay.reverb import library
 from tflearn.replay.storage import STREAM, Storage
 
 _MAX_SIZE = 100_000
@@ -45,7 +46,7 @@ def main() -> None:
     ports, servers = json.loads(options.ports), []
     for port in ports:
         stream = reverb.Table.queue(STREAM, 1_000_000, signature=layout.signature)
-        servers.append(reverb.Server([layout.make_tables()[0], stream], port))
+        servers.append(reverb.Server([library.make_table(layout.make_tables()[0]), stream], port))
     print('serving', flush=True)
     num_written = 0
     for line in sys.stdin:

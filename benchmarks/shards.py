@@ -32,7 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import shard_process  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
-from tflearn.sampling import mirror, reader  # noqa: E402
+from tflearn.replay import reader  # noqa: E402
+from tflearn.sampling import mirror  # noqa: E402
 
 ONE_STREAM, STREAMS = 'one stream', 'read-ahead'
 _DEADLINE_SECS = 120.0

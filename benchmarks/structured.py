@@ -43,7 +43,7 @@ from tflearn.environments.vector_env import VectorEnvironment  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.minibatches import MinibatchSource  # noqa: E402
-from tflearn.replay.server import ReplayServer  # noqa: E402
+from tflearn.replay.reverb.server import ReplayServer  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
 from tflearn.sampling.local import LocalReplay  # noqa: E402

@@ -12,6 +12,7 @@ from . import preflight
 _MODULES = (
     'tensorflow',
     'gym',
+    *(f'tflearn.replay.reverb.{half}' for half in ('client', 'server')),
     *(f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'collect', 'evaluate', 'feed')),
 )
 

@@ -50,7 +50,11 @@ RULES = {
         ({'tflearn/files/run_dir.py': 'import reverb'}, 'got an import of reverb in files/'),
     ],
     layers.doors: [
-        ({'tflearn/learner/learner.py': 'import reverb'}, 'learner.py:1: got reverb; only tflearn/replay/'),
+        (
+            {'tflearn/learner/learner.py': 'import reverb'},
+            'learner.py:1: got reverb; only tflearn/replay/reverb/library.py',
+        ),
+        ({'tflearn/replay/reverb/client.py': 'import reverb'}, 'client.py:1: got reverb; only tflearn/replay/rev'),
         ({'tflearn/jobs/train.py': 'from gymnasium import spaces'}, 'only tflearn/environments/ may use it'),
         ({'scripts/train.py': 'import gin'}, 'only tflearn/config/ may use it'),
         ({'tflearn/jobs/train.py': 'from absl import flags'}, 'got absl.flags'),
@@ -72,6 +76,19 @@ RULES = {
         (
             {'tflearn/sampling/feed_server.py': 'from threading import Thread'},
             'got threading.Thread; only tflearn/core/background.py',
+        ),
+    ],
+    layers.backends: [
+        (
+            {f'tflearn/replay/reverb/{name}.py': '' for name in 'abcdef'},
+            'tflearn/replay/reverb: got 6 modules',
+        ),
+        (
+            {
+                'tflearn/replay/reverb/library.py': '',
+                'tflearn/jobs/train.py': 'from tflearn.replay.reverb import library',
+            },
+            'train.py:1: got tflearn.replay.reverb.library',
         ),
     ],
     layers.gin_folder: [({'gin/algorithms/__init__.py': ''}, 'gin/algorithms/__init__.py: got Python under gin/')],
@@ -163,7 +180,8 @@ def test_a_good_tree_is_not_reported(tmp_path):
         tmp_path,
         {
             'tflearn/files/run_dir.py': "class RunDir:\n  p = root / 'train'",
-            'tflearn/replay/tables.py': 'import reverb\nfrom tflearn.core import a\nfrom tflearn.replay import rows',
+            'tflearn/replay/reverb/library.py': 'import reverb\nfrom tflearn.replay import tables',
+            'tflearn/replay/tables.py': 'from tflearn.core import a\nfrom tflearn.replay import rows',
             'tflearn/jobs/train.py': "from tflearn.replay import tables\nJOB = 'train'",
             'scripts/train.py': 'from absl import flags\nfrom tflearn.config import files\nfrom tflearn.jobs import x',
             'tflearn/config/files.py': 'import gin\nfrom tflearn.files.run_dir import RunDir',

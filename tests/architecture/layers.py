@@ -68,7 +68,7 @@ NEVER = {
 
 # What may be used where. A name stands for all that is in it; what nobody may use has no place.
 DOORS = {
-    'reverb': ('tflearn/replay/', 'tflearn/sampling/', 'tflearn/coordinator/'),
+    'reverb': ('tflearn/replay/reverb/library.py',),
     'gymnasium': ('tflearn/environments/',),
     'envpool': ('tflearn/environments/',),
     'dm_env': ('tflearn/environments/',),
@@ -102,10 +102,12 @@ DOORS = {
     'threading.Timer': (),
 }
 
+MAX_BACKEND_MODULES = 5
+
 # Names in the run directory that another library uses as well: where, and which.
 # What describes the layout of a run by patterns, for stores that know no directories.
 PATTERNS = ('tflearn/files/store_layout.py', 'tflearn/files/store_roles.py')
-OTHERS_PATHS = {('tflearn/replay/server.py', 'DONE')}  # Reverb marks a complete checkpoint so.
+OTHERS_PATHS = {('tflearn/replay/checkpoints.py', 'DONE')}  # Reverb marks a complete checkpoint so.
 
 
 def layers(files: Sequence[SourceFile]) -> list[str]:
@@ -191,6 +193,27 @@ def doors(files: Sequence[SourceFile]) -> list[str]:
                     where = f'only {", ".join(places)} may use it' if places else 'nobody may use it'
                     problems.add(f'{file.at(line)}: got {door}; {where}; ask that package, or take a callable')
     return sorted(problems)
+
+
+def backends(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that a replay backend has few modules, and that nothing but its own folder imports them.
+
+    `replay/backend.py` loads them where they are used, so that everything else works without them.
+    """
+    folders = sorted({file.parts[:3] for file in files if file.parts[:2] == ('tflearn', 'replay') and file.parts[3:]})
+    problems = []
+    for folder in folders:
+        own = [file for file in files if file.parts[:3] == folder and file.parts[3] != '__init__']
+        if len(own) > MAX_BACKEND_MODULES:
+            problems.append(f'{"/".join(folder)}: got {len(own)} modules; need at most {MAX_BACKEND_MODULES}')
+        problems += [
+            f'{file.at(line)}: got {name}; only its own folder may import it; load it by tflearn.replay.backend'
+            for file in files
+            if file.parts[0] in ('tflearn', 'scripts') and file.parts[:3] != folder
+            for name, line in file.imports
+            if is_within(name, ['.'.join(folder)])
+        ]
+    return problems
 
 
 def gin_folder(files: Sequence[SourceFile]) -> list[str]:

@@ -9,7 +9,7 @@ from tests import streams
 from tflearn.coordinator import control, credits
 from tflearn.core.experience import Experience
 from tflearn.core.waiting import wait_until
-from tflearn.replay.server import ReplayServer
+from tflearn.replay.reverb.server import ReplayServer
 
 MESSAGE = control.Credits(control.new_lease('train', epoch=3, ttl_secs=2.0), 0, 5, 8)
 

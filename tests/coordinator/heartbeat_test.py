@@ -3,7 +3,7 @@ import contextlib
 from tflearn.coordinator import heartbeat
 from tflearn.coordinator.heartbeat import Heartbeat, HeartbeatWatch
 from tflearn.core.waiting import wait_until
-from tflearn.replay.server import ReplayServer
+from tflearn.replay.reverb.server import ReplayServer
 
 
 def test_the_server_hears_a_learner_and_knows_since_when_it_does_not(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from tflearn.policies import loader, tflite, updates, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
 from tflearn.replay import stored_rows
-from tflearn.replay.server import ReplayServer
+from tflearn.replay.reverb.server import ReplayServer
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 

@@ -19,7 +19,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
 from tflearn.jobs import initial_agent
-from tflearn.replay.server import ReplayServer
+from tflearn.replay.reverb.server import ReplayServer
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 

@@ -27,7 +27,7 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import Forecast, StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.policies import updates, versions
-from tflearn.replay.server import CheckpointDirectory
+from tflearn.replay.checkpoints import CheckpointDirectory
 from tflearn.transforms import rewards, transformed
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}

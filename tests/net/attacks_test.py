@@ -19,7 +19,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.net import http_request, http_server
 from tflearn.net.grpc_server import Server, connect
 from tflearn.net.server_options import ServerOptions
-from tflearn.replay import server as replay_server
+from tflearn.replay.reverb import server as replay_server
 
 DEADLINE_SECS = 60.0
 

@@ -1,6 +1,7 @@
 """A server that does not answer for a while, or no more."""
 
 import pytest
+import reverb
 import tensorflow as tf
 
 from tflearn.core.experience import Experience, Uniform
@@ -39,7 +40,7 @@ def test_gives_up_when_nothing_answers_but_not_while_the_machine_refuses(monkeyp
     now, refused = [0.0], [False]
     monkeypatch.setattr(connection.time, 'monotonic', lambda: now[0])
     monkeypatch.setattr(connection, 'counts', lambda address: None)
-    monkeypatch.setattr(connection, 'is_refused', lambda address: refused[0])
+    monkeypatch.setattr('tflearn.core.waiting.is_refused', lambda address: refused[0])
     poll = connection.ServerPoll('there:1', 'training goes on', storage=None, silent_timeout_secs=100.0)
 
     def at(secs, refuses=False):
@@ -65,7 +66,7 @@ def test_the_last_state_of_the_tables_is_described(serve):
     history.update(served.server.counts())
     assert 'table replay: 0 of 100000 sequences, 0 inserts, 0 samples' in str(history)
     assert 'last insert not seen, last sample not seen; last report of a collector not seen' in str(history)
-    client = connection.reverb.Client(served.address)
+    client = reverb.Client(served.address)
     with client.trajectory_writer(1, validate_items=False) as writer:
         for _ in range(3):
             writer.append({'chunk': tf.zeros(served.storage.item_shape, tf.uint8).numpy()})

@@ -19,7 +19,7 @@ import pathlib, sys, threading
 
 from tests.replay import one_connection_test
 from tflearn.coordinator import credits, heartbeat, reports
-from tflearn.replay.server import ReplayServer
+from tflearn.replay.reverb.server import ReplayServer
 from tflearn.coordinator import weights_contract
 
 port, directory = sys.argv[1:]
@@ -116,7 +116,7 @@ def test_a_restarted_server_is_found_again_at_once(start):
 
 
 def test_a_read_of_items_that_are_gone_gives_up_and_delays_nothing(start, monkeypatch):
-    monkeypatch.setattr(connection, '_TRANSFER_SECS', 0.5)
+    monkeypatch.setattr('tflearn.replay.reverb.client._TRANSFER_SECS', 0.5)
     port = free_port()
     address = f'localhost:{port}'
     process = start(port)

@@ -9,7 +9,7 @@ import threading
 
 from tests.testing.replay import DATA_SPEC
 from tflearn.core.experience import Experience, Uniform
-from tflearn.replay.server import ReplayServer
+from tflearn.replay.reverb.server import ReplayServer
 from tflearn.replay.storage import Storage
 
 EXPERIENCE = Experience(replay=Uniform(min_size=1, sampling='server'), chunk_steps=4)

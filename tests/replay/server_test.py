@@ -12,8 +12,10 @@ from tests.testing.replay import DATA_SPEC, read_items, write_steps
 from tflearn.coordinator import credits
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Uniform
 from tflearn.replay import connection, stored_rows
-from tflearn.replay.server import ReplayServer
-from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage, error_buffer, rate_limiter
+from tflearn.replay.reverb import library
+from tflearn.replay.reverb.server import ReplayServer
+from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage, error_buffer, rate_limits
+from tflearn.replay.tables import TableSpec
 from tflearn.replay.writers import ReplayWriter
 
 SMALL = Experience(
@@ -217,7 +219,7 @@ def test_rejects_server_with_another_signature(serve):
 def test_rate_limiter_cannot_deadlock(ratio):
     experience = Experience(replay=Uniform(samples_per_insert=ratio, min_size=10))
     assert error_buffer(experience) >= max(1.0, ratio)
-    rate_limiter(experience)  # Reverb checks its own rules
+    library.make_table(TableSpec('table', 10, {}, 'uniform', **rate_limits(experience)))  # Reverb checks its own rules
 
 
 def test_memory_of_a_full_table():

@@ -13,10 +13,9 @@ from tests.testing import forged, replay
 from tflearn.core.errors import UserError
 from tflearn.core.experience import Experience, Prioritized, Queue, Slicing, Uniform
 from tflearn.data.writer import EpisodeRecorder
-from tflearn.replay import stored_episodes, stored_rows
+from tflearn.replay import backend, stored_episodes, stored_rows
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling import table_scan
 
 UNIFORM = Uniform(min_size=1, max_size=10_000, samples_per_insert=None)
 EXPERIENCES = {
@@ -140,7 +139,7 @@ def test_all_episodes_of_a_running_server(serve):
     served = serve(EXPERIENCES['mirrored'])
     written = collect(served, Numbers((3, 5)), 60)
     for _ in range(2):  # reading changes nothing
-        chunks = table_scan.read_chunks(served.address, served.storage, REPLAY, 30.0, threading.Event())
+        chunks = backend.connect(served.address).scan(served.storage, REPLAY, 30.0, threading.Event())
         assert by_content(stored_episodes.join(chunks, served.storage).episodes) == by_content(written)
 
 

@@ -22,6 +22,7 @@ from tflearn.core.types import BatchSource
 from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_address
 from tflearn.replay import connection
+from tflearn.replay.reader import TableReader
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY
 from tflearn.sampling import feed_dispatcher, feed_server, feed_worker
@@ -31,7 +32,6 @@ from tflearn.sampling.feed_server import FeedServer
 from tflearn.sampling.feed_source import FeedReader, FeedSource, wait_for_feed
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
-from tflearn.sampling.reader import TableReader
 
 
 @pytest.fixture(scope='module')

@@ -11,11 +11,10 @@ import tensorflow as tf
 from tests import fakes
 from tests.testing.replay import NoFlush, chunks_of, draw, experience, fill, ring_content, write_steps
 from tflearn.core.waiting import wait_until
-from tflearn.replay import connection
+from tflearn.replay import backend, connection
 from tflearn.replay.chunks import chunk_id
 from tflearn.replay.storage import REPLAY, STREAM
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling import table_scan
 
 
 def test_mirror_without_room_counts_as_full(serve, open_source):
@@ -149,7 +148,7 @@ def test_restart_reads_and_keeps_each_chunk_once(serve, open_source):
         assert num_reads * num_chunks <= draws < num_reads * 2 * num_chunks  # uniform draws would take 7 times as many
     assert num_bytes < peak_bytes < 1.5 * num_bytes  # the second time: the first one traces functions
     assert ring_content(source._ring, served.storage) == list(range(64 * num_chunks)), 'oldest first'
-    chunks = table_scan.read_chunks(served.address, served.storage, REPLAY, 30.0, served.stop)
+    chunks = backend.connect(served.address).scan(served.storage, REPLAY, 30.0, served.stop)
     assert all(chunk.base is None for chunk in chunks), 'views would keep entire batches in memory'
 
 
@@ -179,7 +178,7 @@ def test_reads_items_that_a_dead_reader_left(serve):
     keys = {sample[0].info.key for sample in reverb.Client(served.address).sample(REPLAY, 20)}
     reverb.Client(served.address).mutate_priorities(REPLAY, updates=dict.fromkeys(keys, 0.0))
     for _ in range(2):
-        chunks = table_scan.read_chunks(served.address, served.storage, REPLAY, 30.0, served.stop)
+        chunks = backend.connect(served.address).scan(served.storage, REPLAY, 30.0, served.stop)
         assert sorted(map(chunk_id, chunks)) == list(range(50))
 
 

@@ -13,8 +13,8 @@ from tests import fakes
 from tests.testing.replay import BATCH, draw, experience, fill, write_steps
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Slicing, Uniform
 from tflearn.core.types import BatchSource
+from tflearn.replay import reader
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling import reader
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 
 SAMPLINGS = ['learner', 'server']

@@ -57,7 +57,7 @@ from tflearn.networks import sets
 from tflearn.optimization import distributional, ppo_loss
 from tflearn.optimization.ensemble import Truncated
 from tflearn.policies import plain_nests, versions
-from tflearn.sampling import reader
+from tflearn.replay import reader
 from tflearn.transforms import normalize, transformed
 
 NUM_TRAIN_STEPS = 20

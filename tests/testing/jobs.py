@@ -23,7 +23,7 @@ from tflearn.jobs.train_settings import grouped
 from tflearn.launch.local import free_port
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
-from tflearn.sampling import reader
+from tflearn.replay import reader
 
 # One item in the queue.
 QUEUE = Experience(

@@ -15,11 +15,10 @@ from tests import fakes, streams
 from tests.testing import experiences
 from tflearn.coordinator import reports
 from tflearn.core.waiting import Stopped
+from tflearn.replay import backend, reader
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
-from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling import reader
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.sampler import ReplaySampler
 
@@ -40,7 +39,7 @@ BATCH = 16
 class Served:
     """A running server, its address and its tables' layout; `stop` ends the writers."""
 
-    server: ReplayServer
+    server: backend.Server
     address: str
     storage: Storage
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -50,7 +49,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(folder):
+def serving(folder, kind=backend.REVERB):
     """Gives a function experience -> Served; all servers are closed at the end."""
     with contextlib.ExitStack() as stack:
         # So that streams end soon after they are closed.
@@ -58,10 +57,10 @@ def serving(folder):
 
         def start(experience, port=0, checkpoints=folder / 'replay' / 'checkpoints', data_spec=DATA_SPEC):
             storage = Storage(experience, data_spec)
-            server = ReplayServer([*storage.make_tables(), reports.table()], port, checkpoints)
+            server = backend.serve([*storage.make_tables(), reports.table()], port, checkpoints, kind=kind)
             stack.callback(server.close)
             stack.callback(streams.wait_until_ended)
-            served = Served(server, f'localhost:{server.port}', storage)
+            served = Served(server, server.address, storage)
             stack.callback(served.stop.set)
             return served
 

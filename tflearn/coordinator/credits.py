@@ -6,23 +6,19 @@ from collections.abc import Mapping
 from absl import logging
 
 from tflearn.coordinator import control
-from tflearn.core import background, extras
+from tflearn.core import background
 from tflearn.core.errors import UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import Jitter
 from tflearn.replay import connection
-
-try:
-    import reverb
-except ImportError:  # a learner that a feed job feeds
-    reverb = extras.Absent('reverb')
+from tflearn.replay.tables import TableSpec
 
 CREDITS = 'credits'
 _CLOSE_SECS = 2.0
 _MOST_POLLS_PER_SEC = 1000  # of all collectors together
 
 
-def table() -> reverb.Table:
+def table() -> TableSpec:
     """Returns the table that holds the newest credits."""
     return connection.text_table(CREDITS, 'credits', max_size=1, max_times_sampled=0)
 

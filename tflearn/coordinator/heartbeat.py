@@ -9,14 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from tflearn.core import background, extras
+from tflearn.core import background
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay import connection
-
-try:
-    import reverb
-except ImportError:  # a learner that a feed job feeds
-    reverb = extras.Absent('reverb')
+from tflearn.replay.tables import TableSpec
 
 HEARTBEATS = 'heartbeats'
 _INTERVAL_SECS = 5.0
@@ -25,7 +21,7 @@ _WORKING, _ENDED = 'working', 'ended'
 _COLUMN = 'state'
 
 
-def table() -> reverb.Table:
+def table() -> TableSpec:
     """Returns the table of heartbeats: the newest one, whether the learner works or has ended."""
     return connection.text_table(HEARTBEATS, _COLUMN, max_size=1, max_times_sampled=0)
 

@@ -16,13 +16,8 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.coordinator import control
-from tflearn.core import extras
 from tflearn.replay import connection
-
-try:
-    import reverb
-except ImportError:  # a learner that a feed job feeds
-    reverb = extras.Absent('reverb')
+from tflearn.replay.tables import TableSpec
 
 Episode = Mapping[str, float]
 
@@ -35,7 +30,7 @@ _FORGOTTEN = 'forgotten'  # stands for all collectors that were forgotten
 _POLL_SECS, _BUSY_POLL_SECS = 1.0, 0.2
 
 
-def table() -> reverb.Table:
+def table() -> TableSpec:
     """Returns the table of reports: each is read once; the oldest are dropped if nothing reads them."""
     # An encoded `control.Report` each. Which metrics an episode has depends on the environment.
     return connection.text_table(REPORTS, 'report', max_size=_MAX_SIZE, max_times_sampled=1)

@@ -14,14 +14,9 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.utils import common
 
-from tflearn.core import extras
 from tflearn.core.errors import UserTimeoutError, UserValueError
 from tflearn.replay import connection
-
-try:
-    import reverb
-except ImportError:  # a learner that a feed job feeds
-    reverb = extras.Absent('reverb')
+from tflearn.replay.tables import TableSpec
 
 VARIABLES = 'variables'
 _CHECK_SECS = 60
@@ -63,17 +58,9 @@ def signature(variables: Sequence[tf.Variable]) -> dict[str, tf.TensorSpec]:
     return {**COUNTERS, **columns}
 
 
-def table(variables: Sequence[tf.Variable]) -> reverb.Table:
+def table(variables: Sequence[tf.Variable]) -> TableSpec:
     """Returns the table that holds the newest publication."""
-    return reverb.Table(
-        VARIABLES,
-        sampler=reverb.selectors.Fifo(),
-        remover=reverb.selectors.Fifo(),
-        max_size=1,
-        max_times_sampled=0,
-        rate_limiter=reverb.rate_limiters.MinSize(1),
-        signature=signature(variables),
-    )
+    return TableSpec(VARIABLES, 1, signature(variables), 'fifo')
 
 
 def column(index: int) -> str:

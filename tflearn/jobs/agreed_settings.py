@@ -15,6 +15,7 @@ from tflearn.core.types import Agent
 from tflearn.core.waiting import wait_until
 from tflearn.core.wrapped_agent import WrappedAgent
 from tflearn.replay import connection
+from tflearn.replay.tables import TableSpec
 from tflearn.transforms.transformed import TransformedAgent
 
 SETTINGS = 'settings'
@@ -24,8 +25,8 @@ _ADDRESS = re.compile(r' at 0x[0-9a-f]+')
 _MADE_SECS = 30.0
 
 
-def table() -> Any:
-    """Returns the `reverb.Table` of the settings, which holds one text."""
+def table() -> TableSpec:
+    """Returns the table of the settings, which holds one text."""
     return connection.text_table(SETTINGS, _COLUMN, max_size=1, max_times_sampled=0)
 
 

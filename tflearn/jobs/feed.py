@@ -18,11 +18,11 @@ from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, Status, read_json, write_json
 from tflearn.jobs import batch_source, initial_agent
 from tflearn.net import interfaces
+from tflearn.replay.reader import TableReader
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling import feed_blocks, feed_dispatcher, feed_worker
 from tflearn.sampling.feed_client import FeedClient
-from tflearn.sampling.reader import TableReader
 
 _REPORT_SECS = 1.0
 # TensorFlow's destructor of a server waits for calls of Python that wait for Python's lock, which it holds itself: a

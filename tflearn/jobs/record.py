@@ -32,10 +32,9 @@ from tflearn.jobs import chosen_policy, initial_agent
 from tflearn.jobs.train_settings import Hooks
 from tflearn.policies import external, loader
 from tflearn.policies.action_probabilities import ActionProbabilities
-from tflearn.replay import stored_episodes, stored_rows
+from tflearn.replay import backend, stored_episodes, stored_rows
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling import table_scan
 
 _DEFAULT_EPISODES = 100
 
@@ -166,7 +165,7 @@ def extract(
         shards, chunks = Shards.parse(address), []
         shards.wait(storage, connect_timeout_secs, stop)
         for each in shards.addresses:
-            chunks += table_scan.read_chunks(each, storage, REPLAY, connect_timeout_secs, stop)
+            chunks += backend.connect(each).scan(storage, REPLAY, connect_timeout_secs, stop)
     else:
         raise UserValueError(
             f'got the replay server {address}, from which the learner draws; need uniform replay that the learner '

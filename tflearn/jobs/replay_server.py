@@ -24,9 +24,10 @@ from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.learner import agent_data, machine
 from tflearn.net import interfaces
-from tflearn.replay import connection
+from tflearn.replay import backend, connection
+from tflearn.replay.backend import Server
+from tflearn.replay.checkpoints import CheckpointDirectory, DamagedCheckpoint
 from tflearn.replay.saving import SaveTime
-from tflearn.replay.server import CheckpointDirectory, DamagedCheckpoint, ReplayServer
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.replay.table_history import TableHistory
@@ -107,7 +108,7 @@ def replay_server(
         jobs = [LEARNER, *map(_name, range(len(shards.addresses)))]
         server = _restore(storage, agent, port, checkpoints, manifests, jobs)
         logging.info('replay server on port %d', server.port)
-        agreed_settings.publish(f'localhost:{server.port}', agreed_settings.of(agent, experience))
+        agreed_settings.publish(server.address, agreed_settings.of(agent, experience))
         interfaces.log_shield((server.port,), shield, 'Reverb has no authentication', 'replay_server.shield')
         with contextlib.closing(server):
             saver = _Saver(server, storage, checkpoints, manifests, stop_timeout_secs)
@@ -132,7 +133,7 @@ def _start(
     checkpoints: pathlib.Path,
     restore: str | None = None,
     needed: Callable[[], Collection[str]] = tuple,
-) -> ReplayServer:
+) -> Server:
     """Starts a server with the run's tables, and with the content of a checkpoint; None is the newest."""
     variables = weights_contract.table(weights_contract.published(agent.collect_policy))
     run_tables = [*storage.make_tables(), reports.table(), heartbeat.table(), agreed_settings.table(), variables]
@@ -141,7 +142,7 @@ def _start(
     if storage.experience.versions_ahead is not None:
         run_tables.append(credits.table())
         fresh.append(credits.CREDITS)
-    return ReplayServer(run_tables, port, checkpoints, fresh, restore, needed)
+    return backend.serve(run_tables, port, checkpoints, fresh, restore, needed)
 
 
 def _restore(
@@ -151,7 +152,7 @@ def _restore(
     checkpoints: pathlib.Path,
     manifests: Manifests,
     jobs: Sequence[str],
-) -> ReplayServer:
+) -> Server:
     """Starts the server with its checkpoint of the newest manifest whose checkpoints, those of all `jobs`, are whole.
 
     The learner, which waits for this server, then finds this manifest as the newest one. A run directory without
@@ -199,7 +200,7 @@ def _save_filled(
     status.update('waiting for recorded episodes')
     server = _start(storage, agent, 0, checkpoints)
     try:
-        writer = ReplayWriter(f'localhost:{server.port}', storage, _NUM_SLOTS, stop, tables=(REPLAY,))
+        writer = ReplayWriter(server.address, storage, _NUM_SLOTS, stop, tables=(REPLAY,))
         recorded.add(writer, reader, storage.data_spec, _NUM_SLOTS)
         writer.flush()
         count = writer.num_sequences
@@ -218,7 +219,7 @@ class _Saver:
 
     def __init__(
         self,
-        server: ReplayServer,
+        server: Server,
         storage: Storage,
         checkpoints: pathlib.Path,
         manifests: Manifests,
@@ -289,7 +290,7 @@ def _serve(
     stop: threading.Event,
 ) -> None:
     saved_at, failed_saves = time.monotonic(), 0
-    history, watch = TableHistory(saver.storage), HeartbeatWatch(f'localhost:{saver.server.port}')
+    history, watch = TableHistory(saver.storage), HeartbeatWatch(saver.server.address)
     while not stop.wait(_POLL_SECS):
         saver.not_stopped_at = time.monotonic()
         run_dir.check_owner()

@@ -1,11 +1,8 @@
-"""This process's connections to replay servers, which may not have started yet or may belong to another run.
+"""What jobs ask replay servers, which may not have started yet or may belong to another run; and short messages.
 
-All calls of a process to a server share one client, and with it one connection. (Streams that read items have one of
-their own, by another spelling of the address.)
+A process that cannot use the servers' backend reaches them through a relay.
 """
 
-import atexit
-import collections
 import contextlib
 import math
 import threading
@@ -17,21 +14,15 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import background, extras
 from tflearn.core.errors import UserValueError
 from tflearn.core.table_counts import TableCounts
-from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, is_listening, is_refused, wait_until
+from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, wait_until
+from tflearn.replay import backend
 from tflearn.replay.storage import Storage
 from tflearn.replay.table_history import TableHistory
-
-try:
-    import reverb
-except ImportError:  # a learner that a feed job feeds
-    reverb = extras.Absent('reverb')
+from tflearn.replay.tables import TableSpec, signature_text
 
 _COUNTS_TIMEOUT_SECS = 2
-_MESSAGE_SECS, _TRANSFER_SECS, _MIN_BYTES_PER_SEC = 2.0, 5.0, 1e6
-_SPELLINGS = 8  # of an address; each has a connection of its own
 SERVER_TIMEOUT_SECS = 90.0  # both sides of a partition end within two minutes, on a busy machine too
 
 
@@ -61,85 +52,11 @@ def relayed(address: str, relay: Relay) -> Iterator[None]:
         del _relays[address]
 
 
-def own_address(address: str, spelling: int = 0) -> str:
-    """Returns another spelling of `address`, so that its connection is not shared with the rest of the process.
-
-    gRPC shares connections by the spelling, and with them the reconnect delay, which grows up to two minutes while any
-    thread tries to reach a server that is down.
-
-    Args:
-      spelling: other numbers give other spellings.
-    """
-    host, _, port = address.rpartition(':')
-    return f'{host}:{"0" * (1 + spelling)}{port}'
-
-
-class _Clients:
-    """The client of each server, by its address. One that has failed is replaced, once something listens there."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: dict[str, reverb.Client] = {}
-        self._stuck = collections.Counter[str]()  # reads that may wait for a lost server without an end
-
-    def get(self, address: str) -> reverb.Client | None:
-        """Returns the server's client; None if there is none yet, and nothing listens at `address`."""
-        with self._lock:
-            known = self._clients.get(address)
-        if known is not None or not is_listening(address):
-            return known
-        with self._lock:
-            if address not in self._clients:
-                self._clients[address] = reverb.Client(own_address(address, self._stuck[address] % _SPELLINGS))
-            return self._clients[address]
-
-    def replace(self, address: str, client: reverb.Client, stuck: bool = False) -> None:
-        """Forgets a client that has failed. `stuck`: a read waits on, and would make gRPC's reconnect delay grow."""
-        with self._lock:
-            if self._clients.get(address) is client:
-                del self._clients[address]
-            self._stuck[address] += stuck
-
-    def clear(self) -> None:
-        """Forgets all clients."""
-        with self._lock:
-            self._clients.clear()
-
-
-_clients = _Clients()
-atexit.register(_clients.clear)  # while gRPC is still there
-
-
 def counts(address: str, timeout_secs: int = _COUNTS_TIMEOUT_SECS) -> dict[str, TableCounts] | None:
     """Returns the counts by table name; None if no server answers at `address` in time."""
     if relay := _relays.get(address):
         return relay.counts()
-    client = _clients.get(address)
-    if client is None:
-        return None
-    try:
-        return counts_of(client.server_info(timeout=timeout_secs))
-    except (reverb.errors.DeadlineExceededError, RuntimeError, TypeError):  # TypeError: a name that is not UTF-8
-        _clients.replace(address, client)
-        return None
-
-
-def counts_of(infos: Mapping[str, Any]) -> dict[str, TableCounts]:
-    """Returns the counts in `reverb.TableInfo`s, by table name."""
-    found = {}
-    for name, info in infos.items():
-        limiter = info.rate_limiter_info
-        found[name] = TableCounts(
-            size=info.current_size,
-            max_size=info.max_size,
-            inserts=limiter.insert_stats.completed,
-            samples=limiter.sample_stats.completed,
-            samples_per_insert=limiter.samples_per_insert,
-            min_diff=limiter.min_diff,
-            max_diff=limiter.max_diff,
-            signature=info.signature,
-        )
-    return found
+    return backend.connect(address).counts(timeout_secs)
 
 
 def answers(address: str) -> bool:
@@ -149,7 +66,7 @@ def answers(address: str) -> bool:
 
 def first_answering(addresses: Sequence[str]) -> str | None:
     """Returns the first address at which a server answers; None if there is none."""
-    return next((each for each in addresses if is_listening(each) and counts(each)), None)
+    return next((each for each in addresses if backend.connect(each).is_listening() and counts(each)), None)
 
 
 class ServerPoll:
@@ -193,7 +110,7 @@ class ServerPoll:
         if found is not None:
             self._history.update(found)
             self._silent_since = None
-        elif is_refused(self._address):
+        elif backend.connect(self._address).is_refused():
             self._silent_since = None
         elif self._silent_since is None:
             self._silent_since = start
@@ -253,36 +170,13 @@ def insert(address: str, table: str, columns: Mapping[str, Any], num_bytes: int 
     Returns:
       Whether the server has it.
     """
-    client = _clients.get(address)
-    if client is None:
-        return False
-    # Validation would first ask the server for its signatures, without a deadline.
-    writer = client.trajectory_writer(num_keep_alive_refs=1, validate_items=False)
-    try:
-        writer.append(columns)
-        writer.create_item(table, 1.0, {name: writer.history[name][-1] for name in columns})
-        writer.flush(timeout_ms=round(1000 * (_transfer_secs(num_bytes) if num_bytes else _MESSAGE_SECS)))
-    except (reverb.DeadlineExceededError, RuntimeError):
-        _clients.replace(address, client)
-        return False
-    return True
+    return backend.connect(address).put(table, columns, num_bytes)
 
 
-def _transfer_secs(num_bytes: int) -> float:
-    return _TRANSFER_SECS + num_bytes / _MIN_BYTES_PER_SEC
-
-
-def text_table(table: str, name: str, max_size: int, max_times_sampled: int) -> reverb.Table:
+def text_table(table: str, name: str, max_size: int, max_times_sampled: int) -> TableSpec:
     """Returns a table of texts, in the column `name`: the oldest is read, and removed if there are more than fit."""
-    return reverb.Table(
-        table,
-        sampler=reverb.selectors.Fifo(),
-        remover=reverb.selectors.Fifo(),
-        max_size=max_size,
-        max_times_sampled=max_times_sampled,
-        rate_limiter=reverb.rate_limiters.MinSize(1),
-        signature={name: tf.TensorSpec((), tf.string, name)},
-    )
+    signature = {name: tf.TensorSpec((), tf.string, name)}
+    return TableSpec(table, max_size, signature, 'fifo', max_times_sampled)
 
 
 def receive(address: str, table: str, max_texts: int) -> list[bytes]:
@@ -301,27 +195,4 @@ def sample(address: str, table: str, count: int, num_bytes: int = 0) -> list[lis
     Returns:
       The columns of each item, in the order of their sorted names; fewer items if the server does not answer.
     """
-    client = _clients.get(address)
-    if client is None or not count:
-        return []
-    found: list[list[np.ndarray]] = []
-
-    def read() -> None:
-        try:
-            for item in client.sample(table, count, emit_timesteps=False):
-                found.append([np.asarray(column) for column in item.data])
-        except Exception as error:  # Reverb raises errors of many kinds
-            logging.warning('could not read %s from the replay server at %s: %s', table, address, error)
-
-    # Reverb waits for a lost server, and for items that are gone, without a deadline.
-    thread = background.Thread(target=read, name='replay_read')
-    thread.start()
-    thread.join(_transfer_secs(num_bytes))
-    if thread.is_alive():
-        _clients.replace(address, client, stuck=True)
-    return found[:]
-
-
-def signature_text(spec: tf.TensorSpec) -> str:
-    """Returns an item's spec as text, in which all that its readers and writers must agree on is."""
-    return f'{spec.dtype.name}{list(spec.shape)} {spec.name or ""}'.strip()
+    return backend.connect(address).take(table, count, num_bytes)

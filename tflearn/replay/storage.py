@@ -6,20 +6,16 @@ Rate limiters: when collectors and learner wait for each other, without a deadlo
 import dataclasses
 import functools
 import math
+from typing import Any, Literal
 
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn.core import extras
 from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay import rows
 from tflearn.replay.chunks import ID_BYTES
-
-try:
-    import reverb
-except ImportError:  # a learner that a feed job feeds
-    reverb = extras.Absent('reverb')
+from tflearn.replay.tables import TableSpec
 
 # So that neither side waits for the other at every batch.
 _SPARE_BATCHES = 4
@@ -53,23 +49,22 @@ def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> fl
     return max(0.1 * ratio * experience.replay.min_size, batches, 2.0 * ratio * sequences_per_chunk, 1.0)
 
 
-def rate_limiter(
+def rate_limits(
     experience: Experience, sequences_per_chunk: float = 1.0, sequences_per_draw: float = 1.0
-) -> reverb.rate_limiters.RateLimiter:
-    """Returns the rate limiter of a table of chunks that the server draws from (a queue has its own).
+) -> dict[str, Any]:
+    """Returns the limits of a table of chunks that the server draws from (a queue has its own), for `TableSpec`.
 
     Args:
       sequences_per_chunk: sequences that begin in an item.
       sequences_per_draw: sequences that one draw of the item gives.
     """
-    min_chunks = max(1, round(experience.replay.min_size / sequences_per_chunk))
+    limits = {'min_size': max(1, round(experience.replay.min_size / sequences_per_chunk))}
     if experience.replay.samples_per_insert is None:
-        return reverb.rate_limiters.MinSize(min_chunks)
-    return reverb.rate_limiters.SampleToInsertRatio(
-        samples_per_insert=experience.replay.samples_per_insert * sequences_per_chunk / sequences_per_draw,
-        min_size_to_sample=min_chunks,
-        error_buffer=max(1.0, error_buffer(experience, sequences_per_chunk) / sequences_per_draw),
-    )
+        return limits
+    return limits | {
+        'samples_per_insert': experience.replay.samples_per_insert * sequences_per_chunk / sequences_per_draw,
+        'error_buffer': max(1.0, error_buffer(experience, sequences_per_chunk) / sequences_per_draw),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,31 +198,24 @@ class Storage:
         """The names of the tables that a writer inserts its chunks into."""
         return (REPLAY, STREAM) if self.mirrored else (REPLAY,)
 
-    def make_tables(self) -> list[reverb.Table]:
-        """Makes the tables: the replay and, if the learner mirrors it, the stream of new items."""
+    def make_tables(self) -> list[TableSpec]:
+        """Returns the tables: the replay and, if the learner mirrors it, the stream of new items."""
         settings = self.experience.replay
         if isinstance(settings, Queue):
-            return [reverb.Table.queue(REPLAY, settings.max_size, signature=self.signature)]
+            return [TableSpec(REPLAY, settings.max_size, self.signature)]
         # The learner computes the priorities, so that their exponent may follow a schedule. A mirrored table is read
-        # only to fill the mirror, each item once: then a priority of 0 means that the item was read (`table_scan`).
+        # only to fill the mirror, each item once: then a priority of 0 means that the item was read (Reverb's scan).
         prioritized = self.mirrored or isinstance(settings, Prioritized)
-        replay = reverb.Table(
-            REPLAY,
-            sampler=reverb.selectors.Prioritized(1.0) if prioritized else reverb.selectors.Uniform(),
-            remover=reverb.selectors.Fifo(),
-            max_size=self.max_chunks,
-            max_times_sampled=settings.max_times_sampled,
-            rate_limiter=self._rate_limiter(),
-            signature=self.signature,
+        limits = (
+            {}
+            if self.mirrored
+            else rate_limits(  # the learner limits the ratio itself
+                self.experience, self.sequences_per_chunk, self.sequences_per_draw
+            )
         )
-        if not self.mirrored:
-            return [replay]
-        return [replay, reverb.Table.queue(STREAM, self.stream_chunks, signature=self.signature)]
-
-    def _rate_limiter(self) -> reverb.rate_limiters.RateLimiter:
-        if self.mirrored:  # the learner limits the ratio itself
-            return reverb.rate_limiters.MinSize(1)
-        return rate_limiter(self.experience, self.sequences_per_chunk, self.sequences_per_draw)
+        order: Literal['priority', 'uniform'] = 'priority' if prioritized else 'uniform'
+        replay = TableSpec(REPLAY, self.max_chunks, self.signature, order, settings.max_times_sampled, **limits)
+        return [replay, TableSpec(STREAM, self.stream_chunks, self.signature)] if self.mirrored else [replay]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,22 +10,17 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tflearn.core import background, extras
+from tflearn.core import background
 from tflearn.core.experience import Prioritized, Queue
-from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, is_listening, wait_until
-from tflearn.replay import connection
+from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
+from tflearn.replay import backend, connection
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows
 from tflearn.replay.storage import REPLAY, STREAM, Storage
-
-try:
-    import reverb
-except ImportError:  # a learner that a feed job feeds
-    reverb = extras.Absent('reverb')
 
 _MAX_PENDING_STEPS = 256
 _PART_SECS = 2.0
 _MAX_PENDING_SECS = 2.0
-_FLUSH_TIMEOUT_MS = 200
+_FLUSH_SECS = 0.2
 _PROBE_SECS = 1.0
 _MAX_SILENT_SECS = 4.0
 _RETURN_POLL_SECS = 5.0
@@ -165,11 +160,7 @@ class ReplayWriter:
         self._wait_until_taken()
 
     def _open(self) -> None:
-        # Validation would first ask the server for its signatures, without a deadline; `wait_for_table` compared them.
-        # (Reverb's StructuredWriter is faster, but hangs if it is closed while its server is down.)
-        client = reverb.Client(connection.own_address(self._address))
-        self._writer: Any = client.trajectory_writer(num_keep_alive_refs=1, validate_items=False)
-        self._columns: list[Any] = []
+        self._writer = backend.connect(self._address).writer()
 
     def _insert(self, chunks: Sequence[np.ndarray], are_parts: bool = False) -> None:
         if not chunks:
@@ -182,15 +173,8 @@ class ReplayWriter:
         self.num_sequences += self._num_sequences(sent)
 
     def _send(self, chunks: Sequence['_Sent']) -> None:
-        # One append with a column for each chunk: in Reverb's Python one column takes about as long as many.
-        self._writer.append({str(i): self._item(sent.chunk) for i, sent in enumerate(chunks)})
-        if len(chunks) > len(self._columns):
-            history = self._writer.history
-            self._columns = [history[str(i)] for i in range(len(chunks))]
-        for column, sent in zip(self._columns, chunks, strict=False):
-            item = {'chunk': column[-1]}
-            for table in (STREAM,) if sent.is_part else self._tables:
-                self._writer.create_item(table, self._priority, item)
+        tables = [(STREAM,) if sent.is_part else self._tables for sent in chunks]
+        self._writer.insert([self._item(sent.chunk) for sent in chunks], tables, self._priority)
 
     def _item(self, chunk: np.ndarray) -> np.ndarray:
         return chunk if self._storage.mirrored else chunk_rows(chunk, self._storage.layout.num_bytes)
@@ -207,8 +191,8 @@ class ReplayWriter:
         wait = _Wait(self._address)
         is_over = False
         try:
-            while not self._flush_until(but):
-                if not wait.probe():
+            while (is_taken := self._flush_until(but)) is not True:
+                if is_taken is None or not wait.probe():
                     self._reconnect()
                     wait = _Wait(self._address)
                 elif is_over := not self._keep_waiting():
@@ -225,18 +209,18 @@ class ReplayWriter:
             self._pending.popleft()
         self._confirmed_at = time.monotonic()
 
-    def _flush_until(self, but: int) -> bool:
+    def _flush_until(self, but: int) -> bool | None:
+        """Returns whether the server has all chunks but `but`; None if it is known to be gone."""
         try:
-            self._writer.flush(block_until_num_items=but, timeout_ms=_FLUSH_TIMEOUT_MS)
-            return True
-        except reverb.DeadlineExceededError:
-            return False
+            return self._writer.flush(but, _FLUSH_SECS)
+        except backend.Lost:
+            return None
 
     def _reconnect(self) -> None:
         """Waits until a server answers, and sends it the chunks that the last one had not confirmed."""
         # Close the old stream: its attempts to reconnect would make gRPC's delay grow, up to two minutes.
         self._writer.close()
-        self._writer, self._columns = None, []
+        del self._writer
         lost, start = self._address, time.monotonic()
         logging.warning('lost the replay server at %s', lost)
         self._address = self._find_server(self._keep_waiting)
@@ -312,7 +296,7 @@ class _Wait:
             if now - self._logged_at >= LOG_EVERY_SECS:
                 self._logged_at = now
                 logging.info('the replay at %s blocks writes until the learner draws', self._address)
-        elif not is_listening(self._address):
+        elif not backend.connect(self._address).is_listening():
             return False
         # It listens but does not answer: it hangs, or it was down for so long that gRPC waits before it reconnects.
         return time.monotonic() - self._answered_at < _MAX_SILENT_SECS

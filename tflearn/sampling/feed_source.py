@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.core.waiting import wait_until
+from tflearn.replay.reader import Prepare, TableReader
 from tflearn.replay.storage import Storage
 from tflearn.sampling.feed_blocks import Blocks, from_columns
 from tflearn.sampling.feed_client import FeedClient
-from tflearn.sampling.reader import Prepare, TableReader
 
 _POLL_SECS = 0.0005
 _IN_FLIGHT = 4  # elements, over all workers

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.core.types import BatchSource
+from tflearn.replay.reader import TableReader, close_all, one_by_one
 from tflearn.sampling.feed_blocks import Blocks, to_columns
-from tflearn.sampling.reader import TableReader, close_all, one_by_one
 
 _POLL_SECS = 0.002
 _HEARTBEAT_MS = 1_000

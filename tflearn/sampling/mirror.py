@@ -21,11 +21,10 @@ from absl import logging
 
 from tflearn.core import background
 from tflearn.core.waiting import Stopped, wait_until
-from tflearn.replay import connection
+from tflearn.replay import backend, connection
 from tflearn.replay.chunks import chunk_id, chunk_rows
+from tflearn.replay.reader import TableReader, close_all, one_by_one
 from tflearn.replay.storage import REPLAY, STREAM, Storage, error_buffer
-from tflearn.sampling import table_scan
-from tflearn.sampling.reader import TableReader, close_all, one_by_one
 from tflearn.sampling.ring_buffer import RingBuffer
 
 _MAX_CHUNKS_AT_ONCE = 16
@@ -180,7 +179,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         """Fills the mirror with the replay servers' content, oldest first."""
         chunks: list[np.ndarray] = []
         for address in self._filled_from:
-            chunks += table_scan.read_chunks(address, self._storage, REPLAY, self._timeout_secs, self._closing)
+            chunks += backend.connect(address).scan(self._storage, REPLAY, self._timeout_secs, self._closing)
         if not chunks:
             return
         first_rows = np.stack([chunk_rows(chunk, self._storage.layout.num_bytes)[0] for chunk in chunks])

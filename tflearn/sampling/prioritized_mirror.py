@@ -9,9 +9,9 @@ import tensorflow as tf
 from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Prioritized
 from tflearn.core.types import WEIGHTS
+from tflearn.replay.priorities import importance_weights, priorities
 from tflearn.replay.storage import Storage
 from tflearn.sampling.mirror import ReplayMirror
-from tflearn.sampling.priorities import importance_weights, priorities
 from tflearn.sampling.sum_tree import SumTree
 
 # A draw does not know the errors of its own train steps, so it is of few: fewer than a server's draws are behind.

@@ -14,8 +14,8 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Queue, Reuse
+from tflearn.replay.reader import TableReader, close_all, one_by_one
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling.reader import TableReader, close_all, one_by_one
 
 
 class ReusePlan:

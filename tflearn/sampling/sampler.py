@@ -7,18 +7,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.core import extras
 from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Prioritized
 from tflearn.core.types import WEIGHTS
+from tflearn.replay.backend import Sample
+from tflearn.replay.priorities import PriorityUpdater, importance_weights
+from tflearn.replay.reader import ShardedReader, TableReader
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling.priorities import PriorityUpdater, importance_weights
-from tflearn.sampling.reader import ShardedReader, TableReader
-
-try:
-    import reverb
-except ImportError:  # a learner that a feed job feeds
-    reverb = extras.Absent('reverb')
 
 _MAX_AHEAD_BYTES = 1 << 20
 _MAX_AHEAD_STEPS = 32
@@ -133,7 +128,7 @@ class ReplaySampler:
         ]
         return sequences.map(lambda rows: tf.reshape(rows, shape))
 
-    def _sequences(self, sample: reverb.ReplaySample) -> tf.Tensor:
+    def _sequences(self, sample: Sample) -> tf.Tensor:
         """Returns sequences [n, T, num_bytes] of chunks [k, rows, num_bytes]; several of a chunk in random order."""
         chunks, storage = sample.data['chunk'], self._storage
         if storage.num_starts == 1:
@@ -233,7 +228,7 @@ class PrioritizedSampler(ReplaySampler):
             super()._start()
 
     def _batches(self, samples: tf.data.Dataset, num_chunks: int) -> tf.data.Dataset:
-        def arrange(sample: reverb.ReplaySample) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def arrange(sample: Sample) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             info = sample.info
             expected = tf.cast(tf.cast(info.table_size, tf.float64) * info.probability, tf.float32)
             return sample.data['chunk'], info.key, expected

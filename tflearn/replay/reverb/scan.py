@@ -17,9 +17,9 @@ from absl import logging
 from tflearn.core.experience import Prioritization
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
 from tflearn.replay import connection
+from tflearn.replay.priorities import PriorityUpdater
+from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import Storage
-from tflearn.sampling.priorities import PriorityUpdater
-from tflearn.sampling.reader import TableReader
 
 _MAX_AHEAD = 32  # items in flight, which may be drawn again before the server knows that they were read
 _MAX_AHEAD_BYTES = 8 << 20

@@ -1,6 +1,6 @@
 """TableReader: reads items of a replay table into a small queue in this process. ShardedReader: of several tables.
 
-Reverb's sampler cannot be interrupted and waits for a lost server without a deadline, so it runs on its own thread. The
+A stream cannot be interrupted and may wait for a lost server without a deadline, so it runs on its own thread. The
 reader of the queue can be stopped, logs what it waits for, and gives up at a deadline.
 """
 
@@ -12,17 +12,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import background, extras
+from tflearn.core import background
 from tflearn.core.errors import UserTimeoutError
 from tflearn.core.experience import Queue
 from tflearn.core.waiting import LOG_EVERY_SECS
-from tflearn.replay import connection
+from tflearn.replay import backend, connection
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
-
-try:
-    import reverb
-except ImportError:  # a learner that a feed job feeds
-    reverb = extras.Absent('reverb')
 
 _POLL_SECS = 0.25
 _CHECK_CLOSED_MS = 5_000
@@ -65,7 +60,7 @@ class TableReader:
         """Begins to read.
 
         Args:
-          prepare: converts the table's `reverb.ReplaySample`s to elements of the queue, either single ones or k of them
+          prepare: converts the table's `backend.Sample`s to elements of the queue, either single ones or k of them
             as tensors [k, ...]; at most the capacity.
           in_flight: the number of items that the server may send ahead on each stream.
           num_streams: streams that are read at the same time and divide the items among them; their order may change.
@@ -151,17 +146,11 @@ class TableReader:
 
     def _samples(self, in_flight: int) -> tf.data.Dataset:
         """Returns what the streams consist of."""
-        return reverb.TrajectoryDataset(
-            server_address=self._address,
-            table=self._table,
-            dtypes={'chunk': tf.uint8},
-            shapes={'chunk': tf.TensorShape(self._storage.item_shape)},
-            max_in_flight_samples_per_worker=in_flight,
-            num_workers_per_iterator=1,
-            # After a silence it checks whether it is closed. If several items are in flight, one that arrives just then
-            # is lost. That must not happen with a queue.
-            rate_limiter_timeout_ms=-1 if isinstance(self._storage.experience.replay, Queue) else _CHECK_CLOSED_MS,
-        )
+        # After a silence it checks whether it is closed. If several items are in flight, one that arrives just then is
+        # lost. That must not happen with a queue.
+        timeout_ms = -1 if isinstance(self._storage.experience.replay, Queue) else _CHECK_CLOSED_MS
+        client = backend.connect(self._address)
+        return client.samples(self._table, self._storage.item_shape, in_flight, timeout_ms)
 
     def _repeat(self, read: Callable[[], None]) -> None:
         """Reads one stream until closed."""
@@ -266,7 +255,7 @@ class ShardedReader:
         """Begins to read."""
         together = max(1, self._batch_size // (4 * len(self._readers)))
 
-        def arrange(sample: reverb.ReplaySample) -> tuple[tf.Tensor, ...]:
+        def arrange(sample: backend.Sample) -> tuple[tf.Tensor, ...]:
             info = sample.info
             return sample.data['chunk'], info.key, info.priority, info.probability, info.table_size
 

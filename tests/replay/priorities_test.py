@@ -16,7 +16,7 @@ import tensorflow as tf
 from tests.testing import forks
 from tflearn.core.experience import Prioritization
 from tflearn.core.waiting import wait_until
-from tflearn.sampling.priorities import PriorityUpdater, importance_weights, priorities
+from tflearn.replay.priorities import PriorityUpdater, importance_weights, priorities
 
 TABLE = 'table'
 PLAIN = Prioritization(alpha=1.0, epsilon=0.0)

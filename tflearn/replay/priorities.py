@@ -14,14 +14,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import background, extras
+from tflearn.core import background
 from tflearn.core.experience import Prioritization, Scheduled
 from tflearn.core.waiting import LOG_EVERY_SECS
-
-try:
-    import reverb
-except ImportError:  # a learner that a feed job feeds
-    reverb = extras.Absent('reverb')
+from tflearn.replay import backend
 
 _MAX_WAITING = 256
 _MAX_ITEMS_PER_UPDATE = 16_384
@@ -70,7 +66,7 @@ class PriorityUpdater:
     """Sends new priorities to the replay server in batches, on its own thread.
 
     Training never waits for it: if the server is too slow, newer updates replace the oldest ones. While the server is
-    down Reverb waits for it, and continues when it is back. Reverb ignores items that the table no longer holds.
+    down Reverb waits for it, and continues when it is back. Items that the table no longer holds are ignored.
     """
 
     def __init__(self, address: str, table: str, prioritization: Prioritization, max_waiting: int = _MAX_WAITING):
@@ -78,7 +74,7 @@ class PriorityUpdater:
         priorities(prioritization, np.zeros(1), 0)  # a schedule that fails should do so here, not on the thread
         self._address, self._table, self._prioritization = address, table, prioritization
         self._max_waiting = max_waiting
-        self._client = reverb.Client(address)
+        self._client = backend.connect(address)
         self._changed = threading.Condition()
         self._waiting: collections.deque[_Errors] = collections.deque()
         self._closed = False
@@ -176,7 +172,7 @@ class PriorityUpdater:
             updates.update(zip(part.keys.tolist(), values.tolist(), strict=True))
         num_items = sum(len(part.keys) for part in taken)
         try:
-            self._client.mutate_priorities(self._table, updates=updates)  # waits for a lost server without a deadline
+            self._client.update(self._table, updates)  # may wait for a lost server without a deadline
             name = 'priorities_sent'
         except RuntimeError as error:
             name = 'priorities_dropped'

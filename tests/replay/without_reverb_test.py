@@ -1,0 +1,89 @@
+"""What needs no replay server works with the folder of Reverb's backend deleted: programs that cannot import it."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from tests.data import data_sets
+from tests.testing import forks
+from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import read_json
+from tflearn.launch.local import free_address, free_port
+
+DEADLINE_SECS = 120.0
+ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
+PROGRAM = 'tests.testing.no_backend'
+
+
+def run(program, *arguments):
+    return forks.run(PROGRAM, program, *arguments, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """The directory of a run that a synchronous job has finished."""
+    folder = tmp_path_factory.mktemp('run')
+    flags = (f'--root_dir={folder}', '--gin_file=dqn_cartpole')
+    settings = ('StopConditions.num_train_steps=20', 'ExportOptions.update_interval_steps=10')
+    bindings = [f'--gin_bindings=train.{setting}' for setting in settings]
+    ended = run('scripts.synchronous', *flags, *bindings)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+def test_every_name_can_be_imported():
+    ended = run('names')
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith(' names\n')
+
+
+def test_a_run_is_exported_and_evaluated(trained, tmp_path):
+    ended = run('scripts.export', f'--root_dir={trained}', '--train_step=10', f'--output={tmp_path / "full"}')
+    assert ended.returncode == 0, ended.stderr
+    output = tmp_path / 'found.json'
+    flags = (f'--root_dir={trained}', '--gin_file=dqn_cartpole', '--policy=greedy_policy', '--episodes=2')
+    ended = run('scripts.evaluate', *flags, f'--output={output}')
+    assert ended.returncode == 0, ended.stderr
+    assert len(read_json(output)['returns']) == 2
+
+
+def test_a_run_is_served(trained, tmp_path):
+    pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+    from tflearn.serving.client import PolicyClient
+
+    port, log = free_port(), tmp_path / 'log'
+    flags = (f'--root_dir={trained}', f'--port={port}')
+    process = forks.start(PROGRAM, 'scripts.serve', *flags, log=log, env=ENVIRONMENT)
+    client = PolicyClient(f'localhost:{port}')
+
+    def answer():
+        assert process.poll() is None, log.read_text()
+        try:
+            return client.predict({'observation': np.ones([1, 4], np.float32)})
+        except Exception:  # it does not listen yet
+            return None
+
+    try:
+        outputs, version = wait_until(answer, 'an answer', DEADLINE_SECS)
+        assert version == 20 and outputs['action'].tolist()[0] in (0, 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM, log.read_text()
+    finally:
+        client.close()
+        process.kill()
+
+
+def test_training_on_files(tmp_path):
+    data_sets.write(tmp_path / 'data', 60)
+    flags = (f'--root_dir={tmp_path / "run"}', '--gin_file=algorithms/bc', f'--data={tmp_path / "data"}')
+    ended = run('scripts.train_offline', *flags, '--gin_bindings=train.StopConditions.num_train_steps=2')
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_replay_server_is_refused_in_one_line(tmp_path):
+    flags = (f'--root_dir={tmp_path}', '--gin_file=dqn_cartpole', f'--replay_address={free_address()}')
+    ended = run('scripts.replay_server', *flags)
+    assert ended.returncode == 2
+    assert "got no backend 'reverb' of the replay" in ended.stderr.splitlines()[-1]

@@ -1,0 +1,218 @@
+"""What a replay backend is, and where backends are found: each is a folder of this package.
+
+A backend has two halves. A *client* reaches the tables of one server: it writes, streams and scans items, and reports
+counts. A *server* holds the tables, saves them and restores them. What every backend must get right is in
+tests/replay/conformance_test.py.
+"""
+
+import abc
+import importlib
+import pathlib
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.core import waiting
+from tflearn.core.errors import UserImportError
+from tflearn.core.table_counts import TableCounts
+from tflearn.replay.storage import Storage
+from tflearn.replay.tables import TableSpec
+
+REVERB, LOCAL = 'reverb', 'local'
+IN_PROCESS = 'inproc://'  # how addresses of servers of this process begin
+
+
+class ItemInfo(NamedTuple):
+    """What is known of a drawn item; `key` is what `Client.update` takes."""
+
+    key: tf.Tensor
+    probability: tf.Tensor
+    table_size: tf.Tensor
+    priority: tf.Tensor
+
+
+class Sample(NamedTuple):
+    """A drawn item, the element of a stream."""
+
+    info: ItemInfo
+    data: Mapping[str, tf.Tensor]
+
+
+class Lost(ConnectionError):
+    """The server of a connection is gone."""
+
+
+class Writer(abc.ABC):
+    """Sends items in order on one connection. For one thread."""
+
+    @abc.abstractmethod
+    def insert(self, items: Sequence[np.ndarray], tables: Sequence[Sequence[str]], priority: float) -> None:
+        """Sends items to the tables that are named for each; never waits for the server to confirm them."""
+
+    @abc.abstractmethod
+    def flush(self, num_unconfirmed: int, timeout_secs: float) -> bool:
+        """Waits until at most so many items are not in the tables; returns whether that was so in time.
+
+        Raises:
+          Lost: if they will never be, since the server is gone. (It may also be gone if nothing is raised.)
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends the connection."""
+
+
+class Client(abc.ABC):
+    """Reaches the server at one address. For many threads."""
+
+    def __init__(self, address: str):
+        """Connects with the first call."""
+        self.address = address
+
+    def is_listening(self) -> bool:
+        """Returns whether anything listens at the address."""
+        return waiting.is_listening(self.address)
+
+    def is_refused(self) -> bool:
+        """Returns whether its machine is there, and nothing listens."""
+        return waiting.is_refused(self.address)
+
+    @abc.abstractmethod
+    def counts(self, timeout_secs: int) -> dict[str, TableCounts] | None:
+        """Returns the counts by table name; None if the server does not answer in time."""
+
+    @abc.abstractmethod
+    def writer(self) -> Writer:
+        """Opens a connection for items."""
+
+    @abc.abstractmethod
+    def samples(self, table: str, item_shape: Sequence[int], in_flight: int, timeout_ms: int) -> tf.data.Dataset:
+        """Returns the drawn items of a table, as `Sample`s, until none comes for `timeout_ms`; -1 waits without an end.
+
+        Args:
+          item_shape: the shape of an item's column 'chunk', of bytes.
+          in_flight: the number of items that the server may send ahead. If it is 1, a timeout loses none.
+        """
+
+    @abc.abstractmethod
+    def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:
+        """Returns the items of a table in arbitrary order, each owning its memory, and leaves them there.
+
+        A few may be there twice, or be missing if they were inserted or removed meanwhile.
+
+        Args:
+          timeout_secs: how long to wait for the server's first or next answer.
+
+        Raises:
+          TimeoutError: if the server did not answer in time.
+          Stopped: if `stop` is set.
+        """
+
+    @abc.abstractmethod
+    def update(self, table: str, priorities: Mapping[int, float]) -> None:
+        """Sets priorities of items by key, and ignores items that are gone; raises RuntimeError if that fails."""
+
+    @abc.abstractmethod
+    def put(self, table: str, columns: Mapping[str, Any], num_bytes: int) -> bool:
+        """Inserts a message, an item with columns of its own; see `connection.insert`."""
+
+    @abc.abstractmethod
+    def take(self, table: str, count: int, num_bytes: int) -> list[list[np.ndarray]]:
+        """Draws messages; see `connection.sample`."""
+
+
+class Server(abc.ABC):
+    """The tables of a run. Serves from its construction until `close`.
+
+    Attributes:
+      address: where clients of this machine reach it.
+      port: its TCP port; 0 if it has none.
+      restored: the checkpoint that it began with, or None.
+    """
+
+    address: str
+    port: int
+    restored: pathlib.Path | None
+
+    @abc.abstractmethod
+    def counts(self) -> dict[str, TableCounts]:
+        """Returns the counts by table name; raises TimeoutError if the server is too busy to answer."""
+
+    @property
+    @abc.abstractmethod
+    def has_checkpoint(self) -> bool:
+        """Whether there is a complete checkpoint."""
+
+    @abc.abstractmethod
+    def checkpoint(self) -> str:
+        """Writes all tables to disk atomically, and returns the path.
+
+        Raises:
+          RuntimeError, IndexError, OSError: if it cannot be written.
+        """
+
+    @abc.abstractmethod
+    def prune(self) -> None:
+        """Removes the checkpoints that are no longer needed."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stops the server without a checkpoint."""
+
+
+def connect(address: str) -> Client:
+    """Returns a client of the server at `address`; nothing is asked yet."""
+    return _module(LOCAL if address.startswith(IN_PROCESS) else REVERB, 'client').Client(address)
+
+
+def serve(
+    tables: Sequence[TableSpec],
+    port: int,
+    checkpoints: pathlib.Path,
+    fresh: Sequence[str] = (),
+    restore: str | None = None,
+    needed: Callable[[], Collection[str]] = tuple,
+    kind: str = REVERB,
+) -> Server:
+    """Starts a server, with the content of a complete checkpoint if there is one.
+
+    Args:
+      port: the TCP port; 0 picks a free one.
+      checkpoints: the checkpoints' directory.
+      fresh: names of tables that start empty whatever the checkpoint holds. It may lack them.
+      restore: the name of the checkpoint, one of those that are needed; None is the newest.
+      needed: returns the names of the checkpoints that are kept besides the newest one.
+      kind: the backend's folder.
+
+    Raises:
+      DamagedCheckpoint: if it cannot be read.
+      ValueError: if its tables differ from `tables`, or if the port is in use.
+    """
+    return _module(kind, 'server').ReplayServer(tables, port, checkpoints, fresh, restore, needed)
+
+
+def stored_items(checkpoint: pathlib.Path, names: Sequence[str], at_most: int | None = None) -> list[np.ndarray]:
+    """Returns items of a checkpoint's replay table once: all, the oldest first, or a number of them at random.
+
+    Args:
+      checkpoint: its directory. Nothing is written there.
+      names: the names of all of its tables.
+
+    Raises:
+      DamagedCheckpoint: if it cannot be read.
+    """
+    return _module(REVERB, 'stored_items').draw_once(checkpoint, names, at_most)
+
+
+def _module(kind: str, name: str) -> Any:
+    """Returns a module of a backend's folder, which is imported only where it is used."""
+    try:
+        return importlib.import_module(f'tflearn.replay.{kind}.{name}')
+    except ModuleNotFoundError as error:
+        raise UserImportError(
+            f'got no backend {kind!r} of the replay ({error}); need tflearn/replay/{kind} for replay servers; install '
+            'all of tflearn, or train in one process (tflearn-synchronous, tflearn-train_offline)'
+        ) from error

@@ -1,0 +1,119 @@
+"""CheckpointDirectory: the checkpoints of one replay server, whichever backend wrote them.
+
+Backends take a table's settings and signature from the checkpoint. Here a checkpoint with other settings than the run's
+is refused, and left unchanged; the error names the differences.
+"""
+
+import pathlib
+import shutil
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tflearn.core.errors import UserValueError
+from tflearn.files.numbered import Numbered, remove_leftovers
+from tflearn.files.run_dir import read_json, write_json
+
+_UNFINISHED = '.unfinished'
+COMPLETE = 'DONE'  # the file that a complete checkpoint holds, as Reverb marks it
+
+
+class DamagedCheckpoint(UserValueError):
+    """A checkpoint that cannot be read."""
+
+
+def damaged(checkpoint: pathlib.Path, reason: str) -> DamagedCheckpoint:
+    """Returns the error for a checkpoint that cannot be read."""
+    return DamagedCheckpoint(
+        f'got the replay checkpoint {checkpoint}, which cannot be read ({reason}); need a complete one; remove this '
+        'directory to continue with an older one, or with an empty replay if there is none'
+    )
+
+
+class CheckpointDirectory:
+    """The checkpoints of one replay server. A checkpoint is complete when it holds the file DONE.
+
+    Reverb names a checkpoint by the local time, and keeps only the one with the greatest name. After a change of the
+    time zone or of the clock that may be an older one, or one that was never completed. So a backend saves into an
+    empty directory, and a completed checkpoint is renamed to the next number.
+
+    Attributes:
+      unfinished: the directory that a backend saves to; it exists only meanwhile.
+    """
+
+    def __init__(self, path: pathlib.Path, needed: Callable[[], Collection[str]] = tuple):
+        """
+        Args:
+          needed: returns the names of the checkpoints that are kept besides the newest one.
+        """
+        self._numbered, self._needed = Numbered(path, '{:08}', needs=(COMPLETE,)), needed
+        self.unfinished = path / _UNFINISHED
+        self._settings = path.parent / 'tables.json'
+
+    def newest(self) -> pathlib.Path | None:
+        """Returns the newest complete checkpoint; None if there is none."""
+        if saved := self._saved():
+            return saved[-1]
+        number = self._numbered.newest
+        return None if number is None else self._numbered.path(number)
+
+    def _saved(self) -> list[pathlib.Path]:
+        """Returns the complete checkpoints that were saved and have no number yet, by age."""
+        done = sorted(self.unfinished.glob(f'*/{COMPLETE}'), key=lambda path: path.stat().st_mtime_ns)
+        return [path.parent for path in done]
+
+    def clean(self) -> None:
+        """Takes over what was saved; a backend calls it before it starts, before it saves and after that.
+
+        A complete checkpoint becomes the newest one and replaces all others that are not needed, also if an earlier
+        process left it. Incomplete ones are removed.
+
+        Raises:
+          OSError: if the directory cannot be written to.
+        """
+        self._numbered.directory.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self._numbered.directory, shared=False)
+        for path in self._saved():
+            path.rename(self._numbered.next_path())
+            self.prune()
+        if self.unfinished.exists():
+            shutil.rmtree(self.unfinished)
+
+    def write_settings(self, tables: dict[str, Any]) -> None:
+        """Writes the settings of the tables, as JSON values; before a checkpoint, which is refused without them."""
+        write_json(self._settings, tables)
+
+    def settings(self) -> dict[str, Any] | None:
+        """Returns what was written; None if nothing was."""
+        return read_json(self._settings)
+
+    def refuse_differences(self, checkpoint: pathlib.Path, tables: dict[str, Any], fresh: Sequence[str]) -> None:
+        """Raises ValueError if a checkpoint holds tables with other settings.
+
+        Args:
+          tables: the settings of the run's tables, as JSON values.
+          fresh: the names of the tables that the checkpoint may lack.
+        """
+        saved = self.settings() or {}
+        wanted = {name: table for name, table in tables.items() if name in saved or name not in fresh}
+        if found := _differences(saved, wanted, 'table'):
+            raise UserValueError(
+                f'got the replay checkpoint {checkpoint}, made with other tables: {"; ".join(found[:4])}; need the '
+                'same settings; change them back, or start another --root_dir'
+            )
+
+    def prune(self) -> None:
+        """Removes all checkpoints but the newest one with a number and those that are needed."""
+        if (newest := self._numbered.newest) is not None:
+            self._numbered.prune({newest, *map(int, self._needed())})
+
+
+def _differences(saved: dict[str, Any], wanted: dict[str, Any], name: str) -> list[str]:
+    """Returns a line for each difference between two descriptions, depth first."""
+    found = []
+    for key in sorted(saved.keys() | wanted.keys()):
+        before, now = saved.get(key), wanted.get(key)
+        if isinstance(before, dict) and isinstance(now, dict):
+            found += _differences(before, now, f'{name}.{key}')
+        elif before != now:
+            found.append(f'{name}.{key} is {before} in the checkpoint, {now} in this run')
+    return found
