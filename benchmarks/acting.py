@@ -32,10 +32,10 @@ from tflearn.actors.actor import Actor  # noqa: E402
 from tflearn.actors.compiled_policy import CompiledPolicy  # noqa: E402
 from tflearn.actors.episode_metrics import EpisodeMetrics  # noqa: E402
 from tflearn.agents import dqn, ppo  # noqa: E402
-from tflearn.agents.actor_value import NetworkOptions  # noqa: E402
 from tflearn.core.experience import Experience, Uniform  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.environments import gymnasium_env  # noqa: E402
+from tflearn.networks.networks import NetworkOptions  # noqa: E402
 
 EPSILON = 0.05
 
@@ -83,7 +83,7 @@ def _actors(algorithm: str, num_environments: int) -> dict[str, Actor]:
         agent: Any
         if algorithm == 'dqn':
             experience = Experience(replay=Uniform())
-            settings = {'fc_layer_params': (100, 50), 'epsilon': EPSILON}
+            settings = {'network': NetworkOptions(fc_layer_params=(100, 50)), 'epsilon': EPSILON}
             agent = dqn.make_agent(environment.specs, create_train_step(), experience, **settings)
             weights = [each.numpy() for each in agent.collect_policy.variables() if each.shape.rank]
         else:

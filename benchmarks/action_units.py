@@ -22,26 +22,31 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from tflearn.agents import appo, awac, bc, ddpg, droq, impala, iql, ppo, reinforce, sac, td3, tqc, v_mpo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ppo_loss, schedules
 from tflearn.optimization.ensemble import Truncated
+from tflearn.optimization.optimizers import OptimizerOptions
 
 BATCH, STEPS, TOLERANCE = 64, 1_500, 0.05
 BOUNDS = {'0.01': (-0.01, 0.01), '0.1': (-0.1, 0.1), '1': (-1, 1), '100': (-100, 100), '1000': (0, 1000)}
 OBSERVATION = tf.TensorSpec((1,), tf.float32, 'observation')
 
 _RATE = schedules.linear(1e-2, 1e-4, STEPS)
-_SMALL = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16, 16)}
-_RATES = {'actor_learning_rate': _RATE, 'critic_learning_rate': _RATE}
-_SAC = {**_SMALL, **_RATES, 'alpha_learning_rate': _RATE}
-_ACTOR_VALUE = {'network': NetworkOptions(fc_layer_params=(16,)), 'learning_rate': _RATE}
+_SMALL = {'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16, 16))}
+_RATES = {'optimizer': OptimizerOptions({'actor': _RATE, 'critic': _RATE})}
+_SAC = {**_SMALL, 'optimizer': OptimizerOptions(_RATE)}
+_ACTOR_VALUE = {'optimizer': OptimizerOptions(_RATE), 'network': NetworkOptions(fc_layer_params=(16,))}
 _PLAIN = {**_ACTOR_VALUE, 'normalize_observations': False, 'normalize_rewards': False}
 ON_POLICY, REPLAY, RECORDED, EXPERT = 'on policy', 'replay', 'recorded', 'expert'
 AGENTS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     'SAC': (sac, REPLAY, _SAC),
-    'SAC, memory': (sac, REPLAY, {**_SAC, 'lstm_size': (8,), 'burn_in_steps': 0}),
+    'SAC, memory': (
+        sac,
+        REPLAY,
+        {**_SAC, 'network': NetworkOptions((16,), (16, 16), lstm_size=(8,)), 'loss': sac.SACLoss(burn_in_steps=0)},
+    ),
     'CQL': (sac, RECORDED, {**_SAC, 'conservative_weight': 0.01}),
     'TQC': (tqc, REPLAY, {**_SAC, 'truncated': Truncated(5, 1)}),
     'DroQ': (droq, REPLAY, _SAC),
@@ -49,14 +54,17 @@ AGENTS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     'TD3+BC': (td3, RECORDED, {**_SMALL, **_RATES, 'behavior_cloning_alpha': 50.0}),
     'DDPG': (ddpg, REPLAY, {**_SMALL, **_RATES}),
     'PPO': (ppo, ON_POLICY, _PLAIN),
-    'A2C': (ppo, ON_POLICY, {**_PLAIN, 'loss': ppo_loss.LossOptions(clip_epsilon=None)}),
+    'A2C': (ppo, ON_POLICY, {**_PLAIN, 'loss': ppo_loss.PPOLoss(clip_epsilon=None)}),
     'V-MPO': (v_mpo, ON_POLICY, _PLAIN),
     'IMPALA': (impala, ON_POLICY, _ACTOR_VALUE),
     'APPO': (appo, ON_POLICY, _ACTOR_VALUE),
     'REINFORCE': (
         reinforce,
         ON_POLICY,
-        {'actor_fc_layer_params': (16,), 'value_fc_layer_params': (16,), 'learning_rate': _RATE},
+        {
+            'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,)),
+            'optimizer': OptimizerOptions(_RATE),
+        },
     ),
     'BC': (bc, EXPERT, {**_ACTOR_VALUE, 'normalize_observations': False}),
     'IQL': (
@@ -64,13 +72,12 @@ AGENTS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         RECORDED,
         {
             **_RATES,
-            'network': NetworkOptions(fc_layer_params=(16,)),
-            'critic_fc_layer_params': (16, 16),
-            'value_learning_rate': _RATE,
-            'loss': iql.LossOptions(inverse_temperature=100.0),
+            'optimizer': OptimizerOptions(_RATE),
+            'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16, 16)),
+            'loss': iql.IQLLoss(inverse_temperature=100.0),
         },
     ),
-    'AWAC': (awac, RECORDED, {**_SMALL, **_RATES, 'loss': awac.LossOptions(temperature=0.01)}),
+    'AWAC': (awac, RECORDED, {**_SMALL, **_RATES, 'loss': awac.AWACLoss(temperature=0.01)}),
 }
 
 

@@ -22,7 +22,9 @@ from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.environments.tasks import contextual_bandit
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
+from tflearn.optimization.optimizers import OptimizerOptions
 
 NUM_ENVIRONMENTS, NEURAL_STEPS, NEURAL_BATCH = 16, 8, 64
 ALGORITHMS = {
@@ -70,8 +72,8 @@ def _agent(name: str, seed: int, specs: EnvironmentSpecs, train_step: tf.Variabl
     experience = Experience(replay=Uniform(), batch=BatchItems(NEURAL_BATCH))
     epsilon = 1.0 if name == 'random' else schedules.linear(1.0, 0.05, 2_000)
     rate = schedules.linear(1e-3, 1e-4, 4_000)
-    settings = {'fc_layer_params': (100, 100), 'gamma': 0.0, 'double': False, 'huber': False}
-    return dqn.make_agent(specs, train_step, experience, epsilon=epsilon, learning_rate=rate, **settings)
+    settings = {'network': NetworkOptions(fc_layer_params=(100, 100)), 'gamma': 0.0, 'double': False, 'huber': False}
+    return dqn.make_agent(specs, train_step, experience, optimizer=OptimizerOptions(rate), epsilon=epsilon, **settings)
 
 
 def _regrets(name: str, seed: int, num_steps: int) -> np.ndarray:

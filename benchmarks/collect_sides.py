@@ -21,6 +21,7 @@ from tflearn.core.experience import Experience, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
+from tflearn.networks.networks import NetworkOptions
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 
@@ -31,7 +32,7 @@ PEER_TABLE = 'uniform_table'
 
 def make_agent(specs: EnvironmentSpecs) -> tf_agent.TFAgent:
     """Makes the agent whose collect policy acts on either side."""
-    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(100, 50))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(100, 50)))
     agent.initialize()
     return agent
 

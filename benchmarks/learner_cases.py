@@ -13,6 +13,8 @@ from tf_agents.trajectories import trajectory
 from tflearn.agents import dqn, sac
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Uniform
 from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 
 EPISODE_STEPS = 200
 _NUM_FRAMES = 512
@@ -45,14 +47,18 @@ class Case:
 
 
 def _dqn(specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
-    return dqn.make_agent(specs, train_step, experience, fc_layer_params=(100, 50))
+    return dqn.make_agent(specs, train_step, experience, network=NetworkOptions(fc_layer_params=(100, 50)))
 
 
 def _pixel_dqn(specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
     """The network of Mnih et al. 2015."""
     convolutions = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     return dqn.make_agent(
-        specs, train_step, experience, conv_layer_params=convolutions, fc_layer_params=(512,), learning_rate=1e-4
+        specs,
+        train_step,
+        experience,
+        network=NetworkOptions(conv_layer_params=convolutions, fc_layer_params=(512,)),
+        optimizer=OptimizerOptions(1e-4),
     )
 
 

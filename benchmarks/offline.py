@@ -40,7 +40,7 @@ from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
 _MIXED = ('random', 'medium', 'expert')
 _CHEETAH = ("gymnasium_env.make.name='HalfCheetah-v5'", 'train.StopConditions.num_train_steps=100_000')
 _REACHER = ("gymnasium_env.make.name='Reacher-v5'",)
-_TD3_RATES = ('td3.make_agent.actor_learning_rate=3e-4', 'td3.make_agent.critic_learning_rate=3e-4')
+_TD3_RATES = ('optimizers.OptimizerOptions.learning_rate=3e-4',)
 _CONSERVATIVE = ('dqn.make_agent.conservative_weight=1.0', 'dqn.make_agent.reward_scale=1.0')
 
 
@@ -99,7 +99,7 @@ TASKS = {
         ),
         {
             'BC': ('bc_pendulum', *_REACHER),
-            'IQL': ('iql_pendulum', *_REACHER, 'iql.LossOptions.reward_scale=1.0'),
+            'IQL': ('iql_pendulum', *_REACHER, 'iql.IQLLoss.reward_scale=1.0'),
             'CQL': ('cql_pendulum', *_REACHER),
         },
         episodes=500,
@@ -114,7 +114,11 @@ TASKS = {
         {
             'BC': ('bc_halfcheetah',),
             'IQL': ('iql_halfcheetah',),
-            'CQL': ('cql_pendulum', *_CHEETAH, 'sac.make_agent.critic_learning_rate=3e-4'),
+            'CQL': (
+                'cql_pendulum',
+                *_CHEETAH,
+                "optimizers.OptimizerOptions.learning_rate={'actor': 1e-4, 'critic': 3e-4}",
+            ),
             'TD3+BC': ('td3_bc_pendulum', *_CHEETAH, *_TD3_RATES),
         },
         episodes=100,

@@ -105,10 +105,10 @@ def _cloning(data: pathlib.Path, num_steps: int, value_warmup_steps: int) -> lis
         'train.Cloning.dataset=@train.Dataset()',
         f'train.Dataset.paths=({str(data.resolve())!r},)',
         'train.Cloning.make_agent=@bc.make_agent',
-        'bc.make_agent.network=@actor_value.NetworkOptions()',
+        'bc.make_agent.network=@networks.NetworkOptions()',
         f'train.Cloning.num_train_steps={num_steps}',
-        f'ppo_loss.LossOptions.value_warmup_steps={value_warmup_steps}',
-        'ppo.make_agent.learning_rate=@schedules.piecewise()',
+        f'ppo_loss.PPOLoss.value_warmup_steps={value_warmup_steps}',
+        'optimizers.OptimizerOptions.learning_rate=@schedules.piecewise()',
         f'schedules.piecewise.points={((0, 5e-3), (value_warmup_steps, 5e-3), (value_warmup_steps + 1, 5e-4), _LAST)}',
     ]
 

@@ -31,7 +31,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import learner_cases, tables  # noqa: E402
 from tflearn.agents import dqn, impala, ppo, sac  # noqa: E402
-from tflearn.agents.actor_value import NetworkOptions  # noqa: E402
 from tflearn.core import strategies  # noqa: E402
 from tflearn.core.experience import BatchItems, Experience, Iteration, Uniform  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
@@ -42,6 +41,7 @@ from tflearn.learner.batches import SourceBatches  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.minibatches import MinibatchSource  # noqa: E402
 from tflearn.learner.train_loop import JitCompile, LoopOptions, Program, TrainLoop  # noqa: E402
+from tflearn.networks.networks import NetworkOptions  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.sampling.local import LocalReplay  # noqa: E402
 
@@ -122,11 +122,13 @@ def impala_case(units: tuple[int, ...], batch_size: int) -> Made:
 
 
 def _dqn(units: tuple[int, ...], batch_size: int) -> Made:
-    return replay_case('dqn', batch_size, lambda *args: dqn.make_agent(*args, fc_layer_params=units))
+    return replay_case(
+        'dqn', batch_size, lambda *args: dqn.make_agent(*args, network=NetworkOptions(fc_layer_params=units))
+    )
 
 
 def _sac(units: tuple[int, ...], batch_size: int) -> Made:
-    layers = {'actor_fc_layer_params': units, 'critic_fc_layer_params': units}
+    layers = {'network': NetworkOptions(fc_layer_params=units, critic_fc_layer_params=units)}
     return replay_case('sac', batch_size, lambda *args: sac.make_agent(*args, **layers))
 
 
@@ -150,7 +152,7 @@ CASES: dict[str, Callable[[], Made]] = {
 # Of two replicas and more: the batch of each replica.
 REPLICA_CASES: dict[str, Callable[[int], Made]] = {
     'DQN 100-50, batch 64': lambda n: replay_case(
-        'dqn', 64 * n, lambda *args: dqn.make_agent(*args, fc_layer_params=(100, 50))
+        'dqn', 64 * n, lambda *args: dqn.make_agent(*args, network=NetworkOptions(fc_layer_params=(100, 50)))
     ),
     'DQN 84x84x4 pixels, batch 32': lambda n: replay_case('pixels', 32 * n, learner_cases.CASES['pixels'].make_agent),
 }

@@ -37,7 +37,7 @@ TINY = [
     *(
         f'--gin_bindings={binding}'
         for binding in (
-            f'dqn.make_agent.fc_layer_params={LAYERS}',
+            f'networks.NetworkOptions.fc_layer_params={LAYERS}',
             f'train.StopConditions.num_train_steps={NUM_TRAIN_STEPS}',
             'train.Intervals.steps_per_call=50',
             'train.Intervals.publish_interval_steps=50',
@@ -53,7 +53,7 @@ TINY = [
         )
     ),
 ]
-OTHER_NETWORK = '--gin_bindings=dqn.make_agent.fc_layer_params=(17, 5)'
+OTHER_NETWORK = '--gin_bindings=networks.NetworkOptions.fc_layer_params=(17, 5)'
 MISTAKE_SECS = 30.0
 
 

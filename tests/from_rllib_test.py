@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from tflearn.agents import actor_value, appo, dqn, impala, ppo, reinforce
+from tflearn.agents import appo, dqn, impala, ppo, reinforce
 from tflearn.core import experience
 from tflearn.core.train_step import create_train_step
 from tflearn.environments import gymnasium_env
@@ -19,6 +19,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.launch import topology
 from tflearn.launch.restarts import MAX_RESTARTS
+from tflearn.networks import networks
 from tflearn.optimization import impala_loss, optimizers
 
 PAGE = (pathlib.Path(__file__).parents[1] / 'docs' / 'from-rllib.md').read_text()
@@ -97,13 +98,13 @@ OURS = {
     'train.Device': train_settings.Device,
     'train.Initial': train_settings.Initial,
     'train.Intervals': train_settings.Intervals,
-    'LossOptions': impala_loss.LossOptions,
-    'NetworkOptions': actor_value.NetworkOptions,
+    'ImpalaLoss': impala_loss.ImpalaLoss,
+    'NetworkOptions': networks.NetworkOptions,
     'SurrogateOptions': appo.SurrogateOptions,
     'collect': collect,
     'evaluate': evaluate,
     'make_agent': impala.make_agent,
-    'optimizers.make': optimizers.make,
+    'OptimizerOptions': optimizers.OptimizerOptions,
 }
 
 

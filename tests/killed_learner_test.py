@@ -12,7 +12,7 @@ from tflearn.launch.local import free_address
 
 MAX_LAG = 2
 BINDINGS = (
-    'actor_value.NetworkOptions.fc_layer_params=(16,)',
+    'networks.NetworkOptions.fc_layer_params=(16,)',
     f'Queue.max_policy_lag={MAX_LAG}',
     'Queue.max_size=64',  # eight batches, of which most are too old once the learner is back
     'BatchItems.per_replica=8',

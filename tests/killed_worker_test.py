@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 END_SECS = 60.0
 BINDINGS = (
-    'dqn.make_agent.fc_layer_params=(8,)',
+    'networks.NetworkOptions.fc_layer_params=(8,)',
     'Uniform.min_size=100',
     'BatchItems.per_replica=8',
     'train.Intervals.steps_per_call=20',

@@ -10,7 +10,7 @@ from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_address
 
 BINDINGS = (
-    'actor_value.NetworkOptions.fc_layer_params=(16,)',
+    'networks.NetworkOptions.fc_layer_params=(16,)',
     'collect.num_environments=4',  # of the 32 items of an iteration: both have a share in each
     'train.StopConditions.num_train_steps=1_000_000',
     'train.Intervals.export_interval_steps=1_000_000',

@@ -60,7 +60,7 @@ train_loop.LoopOptions.after_step = @sequences.after_step
 train.Intervals.export_interval_steps = 1_000_000
 train.SummaryOptions.interval_steps = 100
 train.Initial.seed = 5
-dqn.make_agent.fc_layer_params = (16,)
+networks.NetworkOptions.fc_layer_params = (16,)
 experience.Slicing.sequence_length = 2
 """
 READING = {

@@ -10,41 +10,43 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from tflearn.agents import appo, awac, bc, ddpg, droq, impala, iql, ppo, reinforce, sac, td3, tqc, v_mpo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.learner.checkpoints import Checkpoints
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ppo_loss
+from tflearn.optimization.conservative import Conservative
 from tflearn.optimization.ensemble import Truncated
+from tflearn.optimization.optimizers import OptimizerOptions
 
 OBSERVATION = tf.TensorSpec((2,), tf.float32, 'observation')
 UNITS = np.array([2.0**-7, 1.0, 2.0**7], np.float32)
 FEW = {'network': NetworkOptions(fc_layer_params=(4,))}
-SMALL = {'actor_fc_layer_params': (4,), 'critic_fc_layer_params': (4,)}
-SLOW = {f'{part}_learning_rate': 1e-5 for part in ('actor', 'critic', 'alpha')}  # so that rounding does not grow
+SMALL = {'network': NetworkOptions(fc_layer_params=(4,), critic_fc_layer_params=(4,))}
+SLOW = {'optimizer': OptimizerOptions(1e-5)}  # so that rounding does not grow
 AGENTS = {
     'sac': (sac, SMALL, {}),
-    'recurrent sac': (sac, {**SMALL, 'lstm_size': (3,), 'burn_in_steps': 1}, {}),
-    'cql': (sac, {**SMALL, **SLOW, 'conservative_weight': 1.0, 'conservative_actions': 2}, {}),
+    'recurrent sac': (sac, {'network': NetworkOptions((4,), lstm_size=(3,)), 'loss': sac.SACLoss(burn_in_steps=1)}, {}),
+    'cql': (sac, {**SMALL, **SLOW, 'conservative': Conservative(1.0, num_actions=2)}, {}),
     'tqc': (tqc, {**SMALL, 'truncated': Truncated(3, 1)}, {}),
     'droq': (droq, SMALL, {}),
     'td3': (td3, SMALL, {}),
-    'td3+bc': (td3, {**SMALL, 'behavior_cloning_alpha': 2.5}, {}),
+    'td3+bc': (td3, {**SMALL, 'loss': td3.TD3Loss(behavior_cloning_alpha=2.5)}, {}),
     'ddpg': (ddpg, SMALL, {}),
     'ppo': (ppo, FEW, {}),
-    'a2c': (ppo, {**FEW, 'loss': ppo_loss.LossOptions(clip_epsilon=None)}, {}),
+    'a2c': (ppo, {**FEW, 'loss': ppo_loss.PPOLoss(clip_epsilon=None)}, {}),
     'v-mpo': (
         v_mpo,
-        {**FEW, 'learning_rate': 1e-5, 'normalize_observations': False, 'normalize_rewards': False},
+        {**FEW, 'optimizer': OptimizerOptions(1e-5), 'normalize_observations': False, 'normalize_rewards': False},
         {},
     ),
     'impala': (impala, FEW, {'store_policy_state': False}),
     'appo': (appo, FEW, {'store_policy_state': False}),
-    'reinforce': (reinforce, {'actor_fc_layer_params': (4,), 'value_fc_layer_params': (4,)}, {}),
+    'reinforce': (reinforce, {'network': NetworkOptions(fc_layer_params=(4,), critic_fc_layer_params=(4,))}, {}),
     'bc': (bc, FEW, {}),
-    'iql': (iql, {**FEW, 'critic_fc_layer_params': (4,)}, {}),
+    'iql': (iql, FEW, {}),
     'awac': (awac, SMALL, {}),
 }
 

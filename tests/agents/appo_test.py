@@ -6,9 +6,10 @@ import tensorflow as tf
 
 from tests.agents import example_data
 from tflearn.agents import appo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.train_step import create_train_step
-from tflearn.optimization.impala_loss import LossOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.impala_loss import ImpalaLoss
+from tflearn.optimization.optimizers import OptimizerOptions
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -19,17 +20,21 @@ def _agent(learning_rate=1e-2, **surrogate):
         example_data.DISCRETE,
         create_train_step(),
         appo.EXPERIENCE,
+        optimizer=OptimizerOptions(learning_rate),
         network=NetworkOptions(fc_layer_params=(16,)),
-        learning_rate=learning_rate,
-        loss=LossOptions(value_coefficient=0.0, entropy_coefficient=0.0),
+        loss=ImpalaLoss(value_coefficient=0.0, entropy_coefficient=0.0),
         surrogate=appo.SurrogateOptions(**surrogate),
     )
     agent.initialize()
     return agent
 
 
+def _pairs(agent):
+    return list(zip(agent._target.variables, agent._network.variables, strict=True))
+
+
 def _distance(agent):
-    return max(np.abs(a - b).max() for a, b in agent._target_pairs())
+    return max(np.abs(a - b).max() for a, b in _pairs(agent))
 
 
 def test_target_is_updated_at_its_interval():
@@ -44,19 +49,19 @@ def test_target_is_updated_at_its_interval():
 
 def test_target_is_updated_in_part():
     agent = _agent(target_update_tau=0.25)
-    before = [target.numpy() for target, _ in agent._target_pairs()]
+    before = [target.numpy() for target, _ in _pairs(agent)]
     agent.train(example_data.sequences(agent, 4, 9))
-    for old, (target, trained) in zip(before, agent._target_pairs(), strict=True):
+    for old, (target, trained) in zip(before, _pairs(agent), strict=True):
         np.testing.assert_allclose(target, 0.75 * old + 0.25 * trained, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(('divergence', 'factor'), [(0.1, 1.5), (0.012, 1.0), (0.001, 0.5)])
 def test_kl_coefficient_adapts(divergence, factor):
     agent = _agent(kl_coefficient=0.2, kl_target=0.01)
-    agent._update_target(tf.constant(divergence))
+    agent._adapt(tf.constant(divergence))
     assert float(agent._kl_coefficient) == pytest.approx(0.2 * factor)
     fixed = _agent(kl_coefficient=0.2, kl_target=None)
-    fixed._update_target(tf.constant(divergence))
+    fixed._adapt(tf.constant(divergence))
     assert float(fixed._kl_coefficient) == pytest.approx(0.2)
 
 

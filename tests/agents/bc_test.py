@@ -13,7 +13,6 @@ from tests.data import data_sets
 from tests.jobs.train_offline_test import train
 from tests.testing import experiences
 from tflearn.agents import bc, ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
@@ -21,6 +20,8 @@ from tflearn.files.run_dir import RunDir
 from tflearn.jobs import initial_agent
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_settings import Initial
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import loader
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
@@ -32,7 +33,7 @@ OTHER_FLOATS = tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0)
 
 
 def make_agent(specs=example_data.DISCRETE, experience=bc.EXPERIENCE, loss=None, network=SMALL, **changes):
-    loss = bc.LossOptions(**(loss or {}))
+    loss = bc.BCLoss(**(loss or {}))
     agent = bc.make_agent(specs, create_train_step(), experience, network=network, loss=loss, **changes)
     agent.initialize()
     return agent
@@ -137,7 +138,7 @@ NEST = EnvironmentSpecs(
 )
 def test_it_learns_what_the_recorded_policy_did(specs, network, length, num_steps):
     experience = experiences.changed(bc.EXPERIENCE, sequence_length=length)
-    agent = make_agent(specs, experience, network=network, learning_rate=5e-3)
+    agent = make_agent(specs, experience, optimizer=OptimizerOptions(5e-3), network=network)
     train_step = tf.function(agent.train, autograph=False)
     scores = []
     for seed in range(num_steps):
@@ -203,7 +204,7 @@ def trained(tmp_path_factory):
     make = functools.partial(
         bc.make_agent,
         network=SMALL,
-        loss=bc.LossOptions(weight='return_to_go', weight_temperature=1.0),
+        loss=bc.BCLoss(weight='return_to_go', weight_temperature=1.0),
         normalizer_steps=10,
     )
     exports = ExportOptions(('greedy_policy', 'collect_policy'))

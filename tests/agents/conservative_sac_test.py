@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.agents import example_data
+from tests.agents import example_data, oracles
 from tests.testing import deterministic_oracle as oracle
 from tflearn.agents import sac
 from tflearn.core.train_step import create_train_step
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.conservative import Conservative
+from tflearn.optimization.optimizers import OptimizerOptions
 
 SPECS = example_data.CONTINUOUS
-SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,), 'conservative_actions': 3}
+SMALL = {
+    'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,)),
+}
 
 
 def _agent(**changes):
@@ -23,7 +28,7 @@ def _gaps(agent, data, actions, log_densities):
     """Returns the sum of both critics' gaps [B], in float64."""
     observation, own = (np.asarray(part, np.float64)[:, 0] for part in (data.observation, data.action))
     total = 0.0
-    for critic in (agent._critic_network_1, agent._critic_network_2):
+    for critic in oracles.members(agent._critics):
         value = lambda action, critic=critic: oracle.network(  # noqa: E731
             critic.variables, np.concatenate([observation, action], axis=1)
         )[:, 0]
@@ -34,35 +39,34 @@ def _gaps(agent, data, actions, log_densities):
 
 @pytest.mark.parametrize('target', [None, 4.0])
 def test_the_regularizer_is_the_papers(target):
-    agent, plain = _agent(conservative_weight=5.0, conservative_target_gap=target), _agent()
+    agent, plain = _agent(conservative=Conservative(5.0, target, num_actions=3)), _agent()
     data = example_data.sequences(agent, 8, 2)
     generator = np.random.default_rng(1)
     actions, densities = generator.uniform(-1, 1, (8, 6, 2)), generator.normal(size=(8, 6))
-    agent._draw = lambda steps: (tf.constant(actions, tf.float32), tf.constant(densities, tf.float32))
+    agent._draw_others = lambda batch: (tf.constant(actions, tf.float32), tf.constant(densities, tf.float32))
     weights = np.linspace(0.5, 1.5, 8)
-    excess = (weights * (_gaps(agent, data, actions, densities) - 2 * (target or 0.0))).mean()
-    steps, policy_steps, _ = agent._as_transition(data)
-    assert float(agent._excess_gap(steps, policy_steps.action, np.float32(weights))) == pytest.approx(excess, rel=1e-4)
+    excess = _gaps(agent, data, actions, densities) - 2 * (target or 0.0)
+    np.testing.assert_allclose(agent._excess_gaps(agent._transitions(data)), excess, rtol=1e-4)
     losses = []
     for each in (agent, plain):
-        for name in ('_actor_network', '_critic_network_1', '_critic_network_2'):
+        for name in ('_actor', '_critics'):
             for mine, other in zip(getattr(each, name).variables, getattr(agent, name).variables, strict=True):
                 mine.assign(other)
         each.initialize()
         each._draws = agent._draws
-        losses.append(each.loss(data, tf.constant(weights, tf.float32)).extra)
-    assert float(losses[0].critic_loss - losses[1].critic_loss) == pytest.approx(5.0 * excess, rel=1e-3)
-    assert float(losses[0].actor_loss) == pytest.approx(float(losses[1].actor_loss), rel=1e-5)
+        losses.append(float(each.loss(data, tf.constant(weights, tf.float32)).loss))
+    of_weight = 0.0 if target is None else -5.0 * (weights * excess).mean() / 2
+    assert losses[0] - losses[1] == pytest.approx(5.0 * (weights * excess).mean() + of_weight, rel=1e-3)
 
 
 def test_actions_are_drawn_from_the_densities_that_are_reported():
-    agent = _agent(conservative_weight=1.0)
-    steps, _, _ = agent._as_transition(example_data.sequences(agent, 4, 2))
+    agent = _agent(conservative=Conservative(1.0, num_actions=3))
+    batch = agent._transitions(example_data.sequences(agent, 4, 2))
     agent._draws.restart()
-    actions, log_densities = (part.numpy().astype(np.float64) for part in agent._draw(steps))
+    actions, log_densities = (part.numpy().astype(np.float64) for part in agent._draw_others(batch))
     assert actions.shape == (4, 6, 2) and log_densities.shape == (4, 6)
     np.testing.assert_allclose(log_densities[:, :3], -2 * np.log(2.0), rtol=1e-6)
-    distribution = agent._train_policy.distribution(steps, ()).action.input_distribution
+    distribution = agent._distribution(batch, training=True).input_distribution
     mean, deviation = distribution.mean().numpy()[:, None], distribution.stddev().numpy()[:, None]
     shares = actions[:, 3:]
     normal = -0.5 * ((np.arctanh(shares) - mean) / deviation) ** 2 - np.log(deviation * np.sqrt(2 * np.pi))
@@ -73,10 +77,11 @@ def test_actions_are_drawn_from_the_densities_that_are_reported():
 def test_the_weight_is_adapted_to_the_target_gap():
     """The gap of critics without weights is the log of the actions' volume, log 4."""
     for target, grows in ((1.0, True), (10.0, False)):
-        agent = _agent(conservative_weight=1.0, conservative_target_gap=target, critic_learning_rate=0.01)
-        for critic in (agent._critic_network_1, agent._critic_network_2):
-            for variable in critic.variables:
-                variable.assign(tf.zeros_like(variable))
+        agent = _agent(
+            optimizer=OptimizerOptions({'critic': 0.01}), conservative=Conservative(1.0, target, num_actions=3)
+        )
+        for variable in agent._critics.variables:
+            variable.assign(tf.zeros_like(variable))
         agent.train(example_data.sequences(agent, 8, 2))
         assert (float(agent._log_conservative_weight) > 0) == grows
 
@@ -86,24 +91,26 @@ def test_values_of_other_actions_fall():
     """Rewards are 0 everywhere; the data's actions are at the upper bounds."""
     differences = {}
     for weight in (0.0, 1.0):
-        agent = _agent(conservative_weight=weight, critic_learning_rate=1e-2, gamma=0.0)
+        agent = _agent(
+            optimizer=OptimizerOptions({'critic': 1e-2}),
+            loss=sac.SACLoss(gamma=0.0),
+            conservative=Conservative(weight, num_actions=3),
+        )
         data = example_data.sequences(agent, 32, 2)
         data = data._replace(action=tf.fill(data.action.shape, 0.95), reward=tf.zeros_like(data.reward))
         train = tf.function(agent.train, autograph=False)
         for _ in range(60):
             train(data)
-        critic, observation = agent._critic_network_1, data.observation[:, 0]
-        own, other = (
-            tf.reduce_mean(critic((observation, tf.fill((32, 2), action)), step_type=())[0]) for action in (0.95, -0.95)
-        )
+        observation = data.observation[:, 0]
+        own, other = (tf.reduce_mean(agent._critics(observation, tf.fill((32, 2), action))) for action in (0.95, -0.95))
         differences[weight] = float(own - other)
     assert differences[1.0] > differences[0.0] + 0.5
 
 
 def test_without_it_the_agent_has_the_same_variables():
-    assert len(_agent().variables) == len(_agent(conservative_weight=1.0).variables)
+    assert len(_agent().variables) == len(_agent(conservative=Conservative(1.0, num_actions=3)).variables)
 
 
 def test_is_not_for_memory():
-    with pytest.raises(ValueError, match='got conservative_weight with lstm_size; need one of them'):
-        _agent(conservative_weight=1.0, lstm_size=(4,))
+    with pytest.raises(ValueError, match='got Conservative.weight with lstm_size; need one of them'):
+        _agent(network=NetworkOptions(lstm_size=(4,)), conservative=Conservative(1.0, num_actions=3))

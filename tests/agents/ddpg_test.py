@@ -9,9 +9,11 @@ from tflearn.agents import ddpg
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 
 SPECS = example_data.CONTINUOUS
-SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (9,)}
+SMALL = {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(9,))}
 
 
 def _agent(**changes):
@@ -28,14 +30,14 @@ def test_losses_are_the_papers():
     data = example_data.sequences(agent, 16, 2)
     critic, actor = oracle.Losses(gamma=0.9, reward_scale=2.0, sigma=0.0, clip=0.0, alpha=None)(agent, data, 0.0, 1.0)
     info = agent.loss(data)
-    assert float(info.extra.critic_loss) == pytest.approx(critic, rel=1e-5)
-    assert float(info.extra.actor_loss) == pytest.approx(actor, rel=1e-5)
-    assert len(agent._critics) == 1
+    assert float(info.extra['critic_loss']) == pytest.approx(critic, rel=1e-5)
+    assert float(info.extra['actor_loss']) == pytest.approx(actor, rel=1e-5)
+    assert agent._critics._options.num == 1
 
 
 def test_all_networks_are_updated_in_each_step():
     agent = _agent(target_update_tau=0.5)
-    parts = (agent._actor, agent._target_actor, *agent._critics, *agent._target_critics)
+    parts = (agent._actor, agent._target_actor, agent._critics, agent._target_critics)
     variables = [variable for part in parts for variable in part.variables]
     before = [variable.numpy() for variable in variables]
     agent.train(example_data.sequences(agent, 8, 2))
@@ -45,7 +47,7 @@ def test_all_networks_are_updated_in_each_step():
 
 def test_it_learns_a_bandit():
     """Episodes of one step, whose reward is the first action, which is at most 1."""
-    agent = _agent(actor_learning_rate=1e-2, critic_learning_rate=1e-2)
+    agent = _agent(optimizer=OptimizerOptions({'actor': 1e-2, 'critic': 1e-2}))
     train = tf.function(agent.train, autograph=False)
     data = example_data.sequences(agent, 64, 2)
     action = tensor_spec.sample_spec_nest(SPECS.action, outer_dims=(64, 2))  # all of them, not those of the policy

@@ -7,56 +7,57 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data, oracles
-from tests.agents.iql_test import batch, rows_of
+from tests.agents.iql_test import batch, check_extra, rows_of
 from tests.testing import experiences
 from tflearn.agents import discrete_sac
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-SMALL = {'actor_fc_layer_params': (16, 8), 'critic_fc_layer_params': (8, 16)}
+SMALL = {'network': NetworkOptions(fc_layer_params=(16, 8), critic_fc_layer_params=(8, 16))}
 
 
 def make_agent(specs=example_data.DISCRETE, experience=None, **changes):
     experience = experience or experiences.changed(discrete_sac.EXPERIENCE, sequence_length=5)
     agent = discrete_sac.make_agent(specs, create_train_step(), experience, **{**SMALL, **changes})
     agent.initialize()
-    pairs = (agent._actor, *agent._critics._critics, *agent._critics._targets)
+    pairs = (agent._actor, agent._critics, agent._target_critics)
     for i, variable in enumerate(variable for network in pairs for variable in network.variables):
         variable.assign(tf.random.stateless_uniform(variable.shape, (i, 3), -0.7, 0.7))
     return agent
 
 
 def test_losses_are_the_papers():
-    loss = discrete_sac.LossOptions(0.9, reward_scale=3.0, target_entropy_share=0.4, initial_log_alpha=-0.5)
+    loss = discrete_sac.DiscreteSACLoss(0.9, reward_scale=3.0, target_entropy_share=0.4, initial_log_alpha=-0.5)
     agent, alpha = make_agent(loss=loss), np.exp(-0.5)
     data = batch(agent)
     rows, following = rows_of(data)
 
     def value(observation, critics):
         log_probs = oracles.Policy(agent._actor, observation, activation=oracles.relu).log_probs
-        values = np.minimum(*(oracles.critic(critic, observation) for critic in critics))
+        values = np.minimum(*(oracles.critic(critic, observation) for critic in oracles.members(critics)))
         return (np.exp(log_probs) * (values - alpha * log_probs)).sum(-1)
 
     policy = oracles.Policy(agent._actor, rows.observation, activation=oracles.relu)
-    target = 3.0 * np.float64(rows.reward) + 0.9 * rows.discount * value(following, agent._critics._targets)
+    target = 3.0 * np.float64(rows.reward) + 0.9 * rows.discount * value(following, agent._target_critics)
     own = [
         oracles.least([critic] * 2, rows.observation, rows.action, is_discrete=True)
-        for critic in agent._critics._critics
+        for critic in oracles.members(agent._critics)
     ]
     expected = {
         'critic_loss': sum((target - values) ** 2 for values in own),
-        'actor_loss': -value(rows.observation, agent._critics._critics),
+        'actor_loss': -value(rows.observation, agent._critics),
         'alpha_loss': alpha * (policy.entropy() - 0.4 * np.log(policy.log_probs.shape[-1])),
-        'value': value(rows.observation, agent._critics._critics),
+        'value': value(rows.observation, agent._critics),
         'entropy': policy.entropy(),
         'alpha': np.array(alpha),
     }
     info = agent.loss(data)
-    got = {name: float(value) for name, value in info.extra.items()}
-    assert got == pytest.approx({name: each.mean() for name, each in expected.items()}, rel=1e-4)
+    check_extra(info.extra, expected)
     losses = sum(expected[name].mean() for name in ('critic_loss', 'actor_loss', 'alpha_loss'))
     assert float(info.loss) == pytest.approx(losses, rel=1e-4)
 
@@ -69,9 +70,12 @@ def test_each_loss_trains_its_own_part():
         'actor': agent._actor.trainable_variables,
         'alpha': [agent._log_alpha],
     }
-    for loss, own in zip(agent._parts(data, None, True), parts, strict=True):
+    agent._draws.restart()
+    made = agent._losses(data, None, training=True).parts
+    for loss, own in zip(made.values(), parts, strict=True):
         with tf.GradientTape(persistent=True) as tape:
-            share, _ = loss()
+            losses, _ = loss()
+            share = tf.reduce_mean(losses)
         for name, variables in parts.items():
             gradients = tape.gradient(share, variables)
             assert all((gradient is not None) == (name == own) for gradient in gradients), (name, own)
@@ -88,8 +92,8 @@ def test_illegal_actions_have_no_part():
     extra = agent.loss(data).extra
     assert float(extra['entropy']) == pytest.approx(0, abs=1e-6)
     assert float(extra['alpha_loss']) == pytest.approx(0, abs=1e-6)
-    first, second = agent._critics.all_values(agent._mask(data.observation)[0])
-    expected = tf.reduce_mean(tf.minimum(first, second)[:, :-1, 0])
+    rows = tf.nest.map_structure(lambda leaf: tf.reshape(leaf[:, :-1], (32, -1)), data.observation)
+    expected = tf.reduce_mean(tf.reduce_min(agent._critics(agent._mask(rows)[0]), axis=1)[:, 0])
     assert float(extra['value']) == pytest.approx(float(expected), rel=1e-4)
     assert np.isfinite(agent.train(data).loss)
     steps = ts.restart({'state': tf.zeros((50, 3)), 'mask': tf.constant([[1, 0]] * 50, tf.int64)}, 50)
@@ -98,10 +102,8 @@ def test_illegal_actions_have_no_part():
 
 def test_it_learns_a_bandit_at_the_target_entropy():
     """Rewards of 1 and 0: the policy prefers the first action as far as its entropy allows."""
-    specs, rates = example_data.DISCRETE, dict.fromkeys(('actor', 'critic', 'alpha'), 2e-2)
     experience = experiences.changed(discrete_sac.EXPERIENCE, sequence_length=2)
-    rates = {f'{name}_learning_rate': rate for name, rate in rates.items()}
-    agent = make_agent(specs, experience, target_update_tau=0.1, **rates)
+    agent = make_agent(example_data.DISCRETE, experience, target_update_tau=0.1, optimizer=OptimizerOptions(2e-2))
     train = tf.function(agent.train, autograph=False)
     for seed in range(300):
         data = example_data.sequences(agent, 64, 2, seed % 20)
@@ -116,7 +118,10 @@ def test_it_learns_a_bandit_at_the_target_entropy():
     ('changes', 'message'),
     [
         ({'specs': example_data.CONTINUOUS}, 'got the action .*; discrete SAC needs one discrete action'),
-        ({'experience': Experience(replay=Queue())}, r'of the type Queue; discrete SAC needs Uniform'),
+        (
+            {'experience': Experience(replay=Queue())},
+            'got a Queue as Experience.replay; discrete SAC needs Uniform or Prioritized',
+        ),
     ],
 )
 def test_refuses_what_it_cannot_learn_from(changes, message):
@@ -133,4 +138,4 @@ def test_refuses_what_it_cannot_learn_from(changes, message):
 )
 def test_numbers_have_bounds(changes, message):
     with pytest.raises(ValueError, match=message):
-        discrete_sac.LossOptions(**changes)
+        discrete_sac.DiscreteSACLoss(**changes)

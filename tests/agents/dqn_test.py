@@ -1,5 +1,3 @@
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,7 +13,9 @@ from tflearn.agents import dqn
 from tflearn.core.experience import Experience, Prioritized, Queue, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.optimization import distributional, optimizers, schedules
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import distributional, schedules
+from tflearn.optimization.optimizers import OptimizerOptions
 
 SPECS = EnvironmentSpecs(
     tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0, 'observation'),
@@ -42,7 +42,7 @@ def _sequence(discounts, rewards):
 
 
 def _agent(sequence_length, **changes):
-    changes = {'fc_layer_params': (5,), 'gamma': 0.5, 'huber': False} | changes
+    changes = {'network': NetworkOptions(fc_layer_params=(5,)), 'gamma': 0.5, 'huber': False} | changes
     return dqn.make_agent(
         SPECS, create_train_step(), Experience(slicing=Slicing(sequence_length=sequence_length)), **changes
     )
@@ -123,7 +123,7 @@ def test_epsilon_follows_the_train_step():
 
 
 def test_it_learns_a_bandit():
-    agent = _agent(2, learning_rate=5e-2)
+    agent = _agent(2, optimizer=OptimizerOptions(5e-2))
     agent.initialize()
     train = tf.function(agent.train, autograph=False)
     for _ in range(300):
@@ -134,7 +134,12 @@ def test_it_learns_a_bandit():
 
 def test_weights_of_prioritized_items():
     agent = dqn.make_agent(
-        SPECS, create_train_step(), Experience(replay=Prioritized()), fc_layer_params=(5,), gamma=0.5, huber=False
+        SPECS,
+        create_train_step(),
+        Experience(replay=Prioritized()),
+        network=NetworkOptions(fc_layer_params=(5,)),
+        gamma=0.5,
+        huber=False,
     )
     agent.initialize()
     batch = tf.nest.map_structure(
@@ -149,8 +154,7 @@ def test_weights_of_prioritized_items():
 
 def test_gradient_is_clipped_by_its_global_norm():
     """A step of RMSProp without memory: its slots are the squares of the clipped gradient."""
-    make_optimizer = functools.partial(optimizers.make, kind='rmsprop', options={'rho': 0.0})
-    agent = _agent(2, gradient_clipping=0.1, make_optimizer=make_optimizer)
+    agent = _agent(2, optimizer=OptimizerOptions(gradient_clipping=0.1, kind='rmsprop', arguments={'rho': 0.0}))
     agent.initialize()
     agent.train(_sequence([0.0, 1.0], [100.0, 0.0]))
     slots = [slot.numpy() for slot in agent._optimizer.keras.variables[1:]]
@@ -205,7 +209,10 @@ def test_train_steps_equal_tf_agents_bit_for_bit(double):
 def test_learns_from_images():
     image = tensor_spec.BoundedTensorSpec((12, 12, 2), tf.uint8, 0, 255, 'observation')
     agent = dqn.make_agent(
-        EnvironmentSpecs(image, SPECS.action), create_train_step(), Experience(), conv_layer_params=((4, 4, 2),)
+        EnvironmentSpecs(image, SPECS.action),
+        create_train_step(),
+        Experience(),
+        network=NetworkOptions(conv_layer_params=((4, 4, 2),)),
     )
     agent.initialize()
     weights = [variable for variable in agent.policy.variables() if variable.shape.rank == 4]
@@ -216,7 +223,7 @@ def test_learns_from_images():
     assert np.isfinite(float(agent.train(data).loss))
     assert (weights[0].numpy() != before).any()
     with pytest.raises(ValueError, match=r'got conv_layer_params for the observation .*; need images'):
-        _agent(2, conv_layer_params=((4, 4, 2),))
+        _agent(2, network=NetworkOptions(conv_layer_params=((4, 4, 2),)))
 
 
 class TestDistributions:
@@ -249,7 +256,7 @@ class TestDistributions:
         'distribution', [distributional.Quantiles(8, 0.1), distributional.Categorical(21, 0.0, 10.0)]
     )
     def test_they_learn_both_returns_of_a_gamble(self, distribution):
-        agent = _agent(2, learning_rate=3e-2, distribution=distribution)
+        agent = _agent(2, optimizer=OptimizerOptions(3e-2), distribution=distribution)
         agent.initialize()
         train = tf.function(agent.train, autograph=False)
         batch = tf.nest.map_structure(

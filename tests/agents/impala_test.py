@@ -10,12 +10,13 @@ from tf_agents.trajectories import time_step as ts
 from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import appo, impala
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import Experience, Prioritized
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
-from tflearn.optimization import optimizers, schedules, vtrace
-from tflearn.optimization.impala_loss import LossOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import schedules, vtrace
+from tflearn.optimization.impala_loss import ImpalaLoss
+from tflearn.optimization.optimizers import OptimizerOptions
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -53,7 +54,7 @@ def _collected(agent, size=4, length=9, seed=0):
 
 
 def test_loss_equals_the_papers():
-    options = LossOptions(gamma=0.9, rho_bar=1.1, policy_coefficient=0.7, value_coefficient=0.3, lambda_=0.95)
+    options = ImpalaLoss(gamma=0.9, rho_bar=1.1, policy_coefficient=0.7, value_coefficient=0.3, lambda_=0.95)
     agent = _impala(loss=options)
     data = example_data.sequences(agent, 4, 9)
     data = data._replace(action=tf.cast(data.observation[..., 0] > 0, tf.int64))
@@ -91,7 +92,7 @@ def test_loss_equals_the_papers():
 
 def test_uncorrected_loss_is_that_of_lambda_returns():
     """In float64: the policy that acted, and the bounds of the ratios, have no effect."""
-    options = LossOptions(gamma=0.9, lambda_=0.8, rho_bar=0.5, c_bar=0.5, pg_rho_bar=0.5)
+    options = ImpalaLoss(gamma=0.9, lambda_=0.8, rho_bar=0.5, c_bar=0.5, pg_rho_bar=0.5)
     agent = _impala(loss=options, off_policy_correction=False)
     data = example_data.sequences(agent, 4, 9)
     (distribution, values), _ = agent._network(data.observation)
@@ -173,7 +174,7 @@ def test_it_compiles_with_xla(make):
 
 
 def test_the_value_may_have_its_own_optimizer():
-    agent = _impala(value_learning_rate=0.0, learning_rate=1e-2)
+    agent = _impala(optimizer=OptimizerOptions({'value': 0.0, 'policy': 1e-2}))
     own = {variable.ref() for variable in agent._network.value_variables}
     before = [variable.numpy() for variable in agent._network.trainable_variables]
     agent.train(example_data.sequences(agent, 4, 9))
@@ -189,12 +190,13 @@ def test_shared_layers_are_trained_by_both():
 
 def test_rates_and_coefficients_follow_schedules():
     agent = _impala(
-        learning_rate=schedules.linear(1e-2, 0.0, 10),
-        loss=LossOptions(entropy_coefficient=schedules.linear(1.0, 0.0, 10)),
-        make_optimizer=functools.partial(optimizers.make, kind='rmsprop', options={'rho': 0.99, 'epsilon': 0.1}),
+        optimizer=OptimizerOptions(
+            schedules.linear(1e-2, 0.0, 10), kind='rmsprop', arguments={'rho': 0.99, 'epsilon': 0.1}
+        ),
+        loss=ImpalaLoss(entropy_coefficient=schedules.linear(1.0, 0.0, 10)),
     )
     data = example_data.sequences(agent, 4, 9)
-    assert isinstance(agent._optimizer.keras, tf.keras.optimizers.RMSprop)
+    assert isinstance(agent._optimizers['policy'].keras, tf.keras.optimizers.RMSprop)
     loss, metrics = agent.loss(data)
     without = float(metrics['policy_loss']) + 0.5 * float(metrics['value_loss'])
     assert float(loss) == pytest.approx(without - float(metrics['entropy']), rel=1e-4)
@@ -204,8 +206,8 @@ def test_rates_and_coefficients_follow_schedules():
 
 def test_rewards_are_clipped():
     rewards = tf.constant([-10.0, -0.5, 0.0, 0.5, 10.0])
-    np.testing.assert_allclose(LossOptions(reward_clipping=1.0).clip(rewards), [-1, -0.5, 0, 0.5, 1])
-    soft = LossOptions(reward_clipping='soft_asymmetric').clip(rewards)
+    np.testing.assert_allclose(ImpalaLoss(reward_clipping=1.0).clip(rewards), [-1, -0.5, 0, 0.5, 1])
+    soft = ImpalaLoss(reward_clipping='soft_asymmetric').clip(rewards)
     np.testing.assert_allclose(
         soft, [-1.5 * np.tanh(2), -1.5 * np.tanh(0.1), 0, 5 * np.tanh(0.1), 5 * np.tanh(2)], 1e-6
     )
@@ -264,20 +266,25 @@ BANDITS = pytest.mark.parametrize(
 @BANDITS
 @pytest.mark.parametrize('corrects', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_impala_learns(specs, least, corrects):
-    assert _bandit(_impala(specs=specs, learning_rate=1e-2, off_policy_correction=corrects), specs) > least
+    assert (
+        _bandit(_impala(specs=specs, optimizer=OptimizerOptions(1e-2), off_policy_correction=corrects), specs) > least
+    )
 
 
 @pytest.mark.slow
 @BANDITS
 def test_appo_learns(specs, least):
-    assert _bandit(_agent(appo.make_agent, specs, learning_rate=1e-2), specs) > least
+    assert _bandit(_agent(appo.make_agent, specs, optimizer=OptimizerOptions(1e-2)), specs) > least
 
 
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
         ({'experience': Experience(replay=Prioritized())}, 'need Queue or Uniform'),
-        ({'value_learning_rate': 1e-3, 'network': dataclasses.replace(SMALL, shared=True)}, 'need shared=False'),
+        (
+            {'optimizer': OptimizerOptions({'value': 1e-3}), 'network': dataclasses.replace(SMALL, shared=True)},
+            'need shared=False',
+        ),
         ({'network': dataclasses.replace(SMALL, conv_layer_params=((8, 3, 2),))}, 'need images'),
     ],
 )
@@ -294,7 +301,7 @@ def test_rejects_what_it_cannot_learn(make, changes, message):
 def test_rejects_invalid_options(changes):
     name, value = next(iter(changes.items()))
     with pytest.raises(ValueError, match=f'got {name}={value!r}; need'):
-        LossOptions(**changes)
+        ImpalaLoss(**changes)
 
 
 def test_learns_from_images():

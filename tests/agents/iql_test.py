@@ -14,37 +14,39 @@ from tests.data import data_sets
 from tests.jobs.train_offline_test import train
 from tests.testing import experiences
 from tflearn.agents import awac, iql
-from tflearn.agents.actor_value import NetworkOptions
-from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.core.experience import BatchItems, Experience, Queue, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import offline_loss
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import loader
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 DISCRETE, CONTINUOUS = example_data.DISCRETE, example_data.CONTINUOUS
 SMALL = {
-    iql: {'network': NetworkOptions(fc_layer_params=(16, 8), activation='relu'), 'critic_fc_layer_params': (8, 16)},
-    awac: {'actor_fc_layer_params': (16, 8), 'critic_fc_layer_params': (8, 16)},
+    iql: {'network': NetworkOptions(fc_layer_params=(16, 8), activation='relu', critic_fc_layer_params=(8, 16))},
+    awac: {'network': NetworkOptions(fc_layer_params=(16, 8), critic_fc_layer_params=(8, 16))},
 }
 BOTH = pytest.mark.parametrize('module', [iql, awac], ids=['iql', 'awac'])
 
 
 def make_agent(module, specs=CONTINUOUS, experience=None, loss=None, **changes):
     experience = experience or experiences.changed(module.EXPERIENCE, sequence_length=5)
-    arguments = {**SMALL[module], 'loss': module.LossOptions(**(loss or {})), **changes}
+    made = {iql: iql.IQLLoss, awac: awac.AWACLoss}[module](**(loss or {}))
+    arguments = {**SMALL[module], 'loss': made, **changes}
     agent = module.make_agent(specs, create_train_step(), experience, **arguments)
     agent.initialize()
+    seed = 3 if specs is DISCRETE else 6  # advantages of both signs
     for i, variable in enumerate([*agent.policy.variables(), *critics_variables(agent)]):
-        variable.assign(tf.random.stateless_uniform(variable.shape, (i, 3), -0.7, 0.7))
+        variable.assign(tf.random.stateless_uniform(variable.shape, (i, seed), -0.7, 0.7))
     return agent
 
 
 def critics_variables(agent):
-    pairs = (*agent._critics._critics, *agent._critics._targets)
-    return [variable for network in pairs for variable in network.variables]
+    return [*agent._critics.variables, *agent._target_critics.variables]
 
 
 def batch(agent, seed=0):
@@ -53,6 +55,15 @@ def batch(agent, seed=0):
     discount = np.ones((6, 5), np.float32)
     discount[:4, 0] = 0.0
     return data._replace(discount=tf.constant(discount))
+
+
+def check_extra(extra, expected):
+    """The metrics are means of `expected` over the rows that count, and one error for each item."""
+    extra = dict(extra)
+    errors, share = extra.pop('td_error').numpy(), extra.pop('valid_share')
+    assert errors.shape == (6,) and (errors > 0).all() and float(share) == 0.75
+    got = {name: float(value) for name, value in extra.items()}
+    assert got == pytest.approx({name: each.mean() for name, each in expected.items()}, rel=1e-4)
 
 
 def rows_of(data):
@@ -69,7 +80,7 @@ def test_losses_of_iql_are_the_papers(specs):
     rows, following = rows_of(data)
     policy = oracles.Policy(agent._network, rows.observation, activation=oracles.relu)
     next_value = oracles.Policy(agent._network, following, activation=oracles.relu).value
-    recorded = oracles.least(agent._critics._targets, rows.observation, rows.action, specs is DISCRETE)
+    recorded = oracles.least(agent._target_critics, rows.observation, rows.action, specs is DISCRETE)
     difference = recorded - policy.value
     value_loss = np.abs(0.8 - (difference < 0)) * difference**2
     weight = np.minimum(np.exp(2.0 * difference), 0.8)
@@ -77,7 +88,7 @@ def test_losses_of_iql_are_the_papers(specs):
     target = 3.0 * np.float64(rows.reward) + 0.9 * rows.discount * next_value
     values = [
         oracles.least([network] * 2, rows.observation, rows.action, specs is DISCRETE)
-        for network in agent._critics._critics
+        for network in oracles.members(agent._critics)
     ]
     critic_loss = sum((target - value) ** 2 for value in values)
     assert (weight == 0.8).any() and (weight < 0.8).any() and (difference < 0).any()
@@ -91,8 +102,7 @@ def test_losses_of_iql_are_the_papers(specs):
         'advantage_weight': weight,
         'log_likelihood': policy.log_prob(rows.action),
     }
-    got = {name: float(value) for name, value in info.extra.items()}
-    assert got == pytest.approx({name: each.mean() for name, each in expected.items()}, rel=1e-4)
+    check_extra(info.extra, expected)
     assert float(info.loss) == pytest.approx((value_loss + actor_loss + critic_loss).mean(), rel=1e-4)
 
 
@@ -109,18 +119,18 @@ def test_losses_of_awac_are_the_papers(specs):
     def value(observation, critics):
         policy = oracles.Policy(agent._actor, observation, activation=oracles.relu)
         if specs is DISCRETE:
-            values = np.minimum(*(oracles.critic(critic, observation) for critic in critics))
+            values = np.minimum(*(oracles.critic(critic, observation) for critic in oracles.members(critics)))
             return (np.exp(policy.log_probs) * values).sum(-1)
         return oracles.least(critics, observation, np.clip(policy.mode, -1, 1), False)
 
     log_probs = oracles.Policy(agent._actor, rows.observation, activation=oracles.relu).log_prob(rows.action)
-    target = 3.0 * np.float64(rows.reward) + 0.9 * rows.discount * value(following, agent._critics._targets)
+    target = 3.0 * np.float64(rows.reward) + 0.9 * rows.discount * value(following, agent._target_critics)
     values = [
         oracles.least([network] * 2, rows.observation, rows.action, specs is DISCRETE)
-        for network in agent._critics._critics
+        for network in oracles.members(agent._critics)
     ]
     critic_loss = sum((target - each) ** 2 for each in values).mean()
-    advantage = np.minimum(*values) - value(rows.observation, agent._critics._critics)
+    advantage = np.minimum(*values) - value(rows.observation, agent._critics)
     weight = np.exp(advantage / 0.5) / np.exp(advantage / 0.5).sum()
     info = agent.loss(data)
     assert float(info.extra['critic_loss']) == pytest.approx(critic_loss, rel=2e-3)
@@ -144,10 +154,9 @@ def test_the_expectile_of_numbers_and_bounded_weights():
 @BOTH
 def test_targets_follow_their_critics(module):
     agent = make_agent(module, target_update_tau=0.25)
-    before = [variable.numpy() for network in agent._critics._targets for variable in network.variables]
+    before = [variable.numpy() for variable in agent._target_critics.variables]
     agent.train(batch(agent))
-    critics = [variable for network in agent._critics._critics for variable in network.variables]
-    targets = [variable for network in agent._critics._targets for variable in network.variables]
+    critics, targets = agent._critics.variables, agent._target_critics.variables
     for old, critic, target in zip(before, critics, targets, strict=True):
         np.testing.assert_allclose(target, 0.75 * old + 0.25 * critic.numpy(), rtol=1e-5, atol=1e-6)
     agent.initialize()
@@ -156,7 +165,7 @@ def test_targets_follow_their_critics(module):
 
 
 BANDIT = {
-    iql: {'loss': {'inverse_temperature': 4.0}, 'value_learning_rate': 1e-2},
+    iql: {'loss': {'inverse_temperature': 4.0}},
     awac: {'loss': {'temperature': 0.25}},
 }
 
@@ -171,8 +180,7 @@ def test_it_learns_the_best_of_the_recorded_actions(module, specs):
         module,
         specs,
         experiences.changed(module.EXPERIENCE, sequence_length=2),
-        actor_learning_rate=1e-2,
-        critic_learning_rate=1e-2,
+        optimizer=OptimizerOptions(1e-2),
         target_update_tau=0.1,
         **BANDIT[module],
     )
@@ -229,10 +237,12 @@ NESTED = {'push': CONTINUOUS.action, 'which': DISCRETE.action}
             },
             'needs bounded actions',
         ),
-        ({'experience': Experience(replay=Queue())}, 'of the type Queue; .* needs Uniform'),
-        ({'experience': Experience(replay=Prioritized())}, 'of the type Prioritized; .* needs Uniform'),
+        (
+            {'experience': Experience(replay=Queue())},
+            'got a Queue as Experience.replay; .* needs Uniform or Prioritized',
+        ),
         ({'experience': Experience(slicing=Slicing(store_policy_state=True))}, 'got Slicing.store_policy_state=True'),
-        ({'target_update_tau': 0.0}, 'got target_update_tau=0.0; need a number above 0'),
+        ({'target_update_tau': 0.0}, 'target_update_tau=0.0; need'),
         ({'loss': {'gamma': 1.5}}, r'got gamma=1.5; need a number in \[0, 1\]'),
     ],
 )
@@ -245,12 +255,12 @@ def test_what_it_cannot_learn_from_is_refused_in_one_line(module, changes, messa
 def test_other_mistakes_are_refused():
     for wrong in ({'expectile': 1.0}, {'inverse_temperature': -1.0}, {'max_weight': 0.0}):
         with pytest.raises(ValueError, match=f'got {next(iter(wrong))}='):
-            iql.LossOptions(**wrong)
+            iql.IQLLoss(**wrong)
     for wrong in ({'temperature': 0.0}, {'num_action_samples': 0}):
         with pytest.raises(ValueError, match=f'got {next(iter(wrong))}='):
-            awac.LossOptions(**wrong)
+            awac.AWACLoss(**wrong)
     for wrong in (NetworkOptions(shared=True), NetworkOptions(lstm_size=(4,))):
-        with pytest.raises(ValueError, match='got NetworkOptions.shared=.*; IQL needs False and None'):
+        with pytest.raises(ValueError, match='got NetworkOptions..*; IQL has no use for it'):
             make_agent(iql, network=wrong)
 
 

@@ -11,10 +11,10 @@ from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.agents import appo, bc, dqn, impala, ppo, r2d2, reinforce
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.action_mask import mask_of
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks.networks import NetworkOptions
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -29,14 +29,14 @@ ONE = EnvironmentSpecs({'mask': bounded((4,), tf.int64, 0, 1), 'state': STATE}, 
 TWO = EnvironmentSpecs({'mask': bounded((5,), tf.int64, 0, 1), 'state': STATE}, bounded((2,), tf.int64, [0, 0], [1, 2]))
 FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
 AGENTS = {
-    'dqn': (dqn, {'fc_layer_params': (8,), 'epsilon': 0.5}, 2),
-    'dqn without double': (dqn, {'fc_layer_params': (8,), 'double': False}, 2),
-    'r2d2': (r2d2, {'fc_layer_params': (8,), 'lstm_size': (4,), 'epsilon': 0.5}, 31),
+    'dqn': (dqn, {'network': NetworkOptions(fc_layer_params=(8,)), 'epsilon': 0.5}, 2),
+    'dqn without double': (dqn, {'network': NetworkOptions(fc_layer_params=(8,)), 'double': False}, 2),
+    'r2d2': (r2d2, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,)), 'epsilon': 0.5}, 31),
     'bc': (bc, FEW, 2),
     'ppo': (ppo, FEW, 9),
     'impala': (impala, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, 9),
     'appo': (appo, FEW, 9),
-    'reinforce': (reinforce, {'actor_fc_layer_params': (8,), 'value_fc_layer_params': (8,)}, 9),
+    'reinforce': (reinforce, {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}, 9),
 }
 SEVERAL = ('bc', 'ppo', 'impala', 'appo', 'reinforce')
 

@@ -1,5 +1,7 @@
 """What the agents' networks compute, in float64 numpy: independent of TensorFlow, for tests of losses."""
 
+import types
+
 import numpy as np
 
 
@@ -63,6 +65,15 @@ class Policy:
         return np.broadcast_to((0.5 * np.log(2 * np.pi * np.e) + np.log(self.scale)).sum(), self.mode.shape[:-1])
 
 
+def members(critics):
+    """Each network of an ensemble of critics: its `variables` are kernels and biases in turn."""
+    layers = critics._layers
+    return [
+        types.SimpleNamespace(variables=[part[i] for layer in layers for part in (layer._kernel, layer._bias)])
+        for i in range(critics._options.num)
+    ]
+
+
 def critic(network, observation, action=None):
     """A critic's values: of continuous actions [...], or of all discrete ones [..., choices] if there is no action."""
     weights = [variable.numpy().astype(np.float64) for variable in network.variables]
@@ -73,9 +84,10 @@ def critic(network, observation, action=None):
     return mlp(inputs, weights, relu, last=True)[..., 0]
 
 
-def least(networks, observation, action, is_discrete):
-    """The lesser of two critics' values of recorded actions."""
+def least(critics, observation, action, is_discrete):
+    """The lesser of critics' values of recorded actions; of an ensemble, or of single ones."""
+    networks = critics if isinstance(critics, list) else members(critics)
     if not is_discrete:
-        return np.minimum(*(critic(network, observation, action) for network in networks))
-    values = np.minimum(*(critic(network, observation) for network in networks))
+        return np.min([critic(network, observation, action) for network in networks], axis=0)
+    values = np.min([critic(network, observation) for network in networks], axis=0)
     return np.take_along_axis(values, np.asarray(action)[..., None], -1)[..., 0]

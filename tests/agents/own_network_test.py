@@ -11,10 +11,10 @@ from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
 from tflearn.agents import appo, awac, bc, dqn, impala, iql, ppo, reinforce, sac, td3
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import sets
+from tflearn.networks.networks import NetworkOptions
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim
 CONTINUOUS, DISCRETE = example_data.CONTINUOUS, example_data.DISCRETE
 AGENTS = {
     'dqn': (dqn, DISCRETE, {}, 2),
-    'sac': (sac, CONTINUOUS, {'critic_fc_layer_params': (8,)}, 2),
+    'sac': (sac, CONTINUOUS, {'network': NetworkOptions((8,))}, 2),
     'iql': (iql, CONTINUOUS, {'network': NetworkOptions()}, 2),
-    'awac': (awac, DISCRETE, {'critic_fc_layer_params': (8,)}, 2),
+    'awac': (awac, DISCRETE, {'network': NetworkOptions((8,))}, 2),
     'bc': (bc, DISCRETE, {'network': NetworkOptions()}, 2),
-    'td3': (td3, CONTINUOUS, {'critic_fc_layer_params': (8,), 'policy_delay': 1}, 2),
+    'td3': (td3, CONTINUOUS, {'network': NetworkOptions((8,)), 'loss': td3.TD3Loss(policy_delay=1)}, 2),
     'ppo': (ppo, DISCRETE, {'network': NetworkOptions()}, 9),
     'ppo shared': (ppo, DISCRETE, {'network': NetworkOptions(shared=True)}, 9),
     'impala': (impala, DISCRETE, {'network': NetworkOptions()}, 9),
@@ -37,10 +37,8 @@ AGENTS = {
 
 def make_agent(name, make_network, observation=None, **changes):
     module, specs, arguments, _ = AGENTS[name]
-    if 'network' in arguments:
-        arguments = {'network': dataclasses.replace(arguments['network'], make_network=make_network)}
-    else:
-        arguments = arguments | {'make_network': make_network}
+    network = dataclasses.replace(arguments.get('network', NetworkOptions()), make_network=make_network)
+    arguments = arguments | {'network': network}
     given = specs if observation is None else EnvironmentSpecs(observation, specs.action)
     agent = module.make_agent(given, create_train_step(), module.EXPERIENCE, **arguments, **changes)
     agent.initialize()

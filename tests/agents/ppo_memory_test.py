@@ -9,10 +9,10 @@ import tensorflow as tf
 from tests.testing import experiences
 from tflearn.actors.actor import Actor
 from tflearn.agents import ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import Iteration
 from tflearn.core.train_step import create_train_step
 from tflearn.environments.tasks import t_maze
+from tflearn.networks.networks import NetworkOptions
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

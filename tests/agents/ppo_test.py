@@ -7,12 +7,13 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
 from tflearn.agents import ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ppo_loss, schedules
-from tflearn.optimization.ppo_loss import LossOptions
+from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.optimization.ppo_loss import PPOLoss
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -73,7 +74,7 @@ def test_advantages(discounts, next_types):
 
 
 def test_loss_equals_the_papers():
-    options = LossOptions(
+    options = PPOLoss(
         gamma=0.9, lambda_=0.8, clip_epsilon=0.1, value_coefficient=0.3, value_clipping=0.05, entropy_coefficient=0.02
     )
     agent = _agent(example_data.DISCRETE, loss=dataclasses.replace(options, kl_coefficient=0.7), **PLAIN)
@@ -193,7 +194,7 @@ def test_trains_on_sequences_without_prepare():
 
 
 def test_without_clipping_the_first_step_is_the_advantage_actor_critics():
-    agent = _agent(example_data.DISCRETE, loss=LossOptions(clip_epsilon=None, normalize_advantages=False), **PLAIN)
+    agent = _agent(example_data.DISCRETE, loss=PPOLoss(clip_epsilon=None, normalize_advantages=False), **PLAIN)
     data = example_data.sequences(agent, 4, 9)
     flat = _flat(data)
     step = agent.collect_policy.action(ts.TimeStep(flat.step_type, flat.reward, flat.discount, flat.observation))
@@ -211,8 +212,8 @@ def test_without_clipping_the_first_step_is_the_advantage_actor_critics():
 
 
 def test_the_clip_and_the_penalty_follow_their_schedules():
-    loss = LossOptions(clip_epsilon=schedules.linear(0.2, 0.0, 10), kl_coefficient=1.0, kl_target=1e-6)
-    agent = _agent(loss=loss, learning_rate=1e-2)
+    loss = PPOLoss(clip_epsilon=schedules.linear(0.2, 0.0, 10), kl_coefficient=1.0, kl_target=1e-6)
+    agent = _agent(optimizer=OptimizerOptions(1e-2), loss=loss)
     data = example_data.sequences(agent, 4, 9)
     assert float(loss.epsilon(agent.train_step_counter)) == pytest.approx(0.2)
     samples, counts = agent.prepare(data)
@@ -227,7 +228,7 @@ def test_the_clip_and_the_penalty_follow_their_schedules():
 
 
 def test_the_value_alone_is_trained_at_first():
-    loss = LossOptions(value_warmup_steps=2, entropy_coefficient=0.1, kl_coefficient=0.1)
+    loss = PPOLoss(value_warmup_steps=2, entropy_coefficient=0.1, kl_coefficient=0.1)
     agent = _agent(example_data.DISCRETE, loss=loss, **PLAIN)
     samples, counts = agent.prepare(example_data.sequences(agent, 4, 9))
     value = {variable.ref() for variable in agent._network.value_variables}
@@ -249,7 +250,7 @@ def test_the_value_alone_is_trained_at_first():
 def _bandit(specs, size=64):
     """Episodes of one step, whose reward is the action."""
     tf.keras.utils.set_random_seed(1)
-    agent = _agent(specs, learning_rate=1e-2, **PLAIN)
+    agent = _agent(specs, optimizer=OptimizerOptions(1e-2), **PLAIN)
     train, act = tf.function(agent.train, autograph=False), tf.function(agent.collect_policy.action, autograph=False)
     for _ in range(60):
         step = act(zeros(specs.time_step, (size,)))
@@ -303,4 +304,4 @@ def test_rejects_what_it_cannot_learn(changes, message):
 )
 def test_rejects_invalid_loss_options(changes, message):
     with pytest.raises(ValueError, match=message):
-        LossOptions(**changes)
+        PPOLoss(**changes)

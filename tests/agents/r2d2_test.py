@@ -9,18 +9,19 @@ from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.actors import exploration
 from tflearn.agents import r2d2
-from tflearn.agents.r2d2 import LossOptions
+from tflearn.agents.r2d2 import R2D2Loss
 from tflearn.core import strategies
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
+from tflearn.networks.networks import NetworkOptions
 
 FIRST, MID, LAST = 0, 1, 2
 LENGTH, BURN_IN = 9, 2
 EPSILON = 1e-3
-SMALL = {'lstm_size': (5,), 'fc_layer_params': (4,)}
+SMALL = {'network': NetworkOptions(lstm_size=(5,), fc_layer_params=(4,))}
 EXPERIENCE = experiences.changed(r2d2.EXPERIENCE, sequence_length=LENGTH, stride=LENGTH - 1 - BURN_IN)
-OPTIONS = LossOptions(gamma=0.9, n_step=3, burn_in_steps=BURN_IN)
+OPTIONS = R2D2Loss(gamma=0.9, n_step=3, burn_in_steps=BURN_IN)
 MASKED = EnvironmentSpecs(
     {
         'mask': tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1, 'mask'),
@@ -132,7 +133,7 @@ def _oracle(agent, data, options):
     ids=['default', 'single', 'not rescaled', 'without burn-in'],
 )
 def test_the_loss_equals_the_oracle(specs, changes):
-    options = LossOptions(**{'gamma': 0.9, 'n_step': 3, 'burn_in_steps': BURN_IN} | changes)
+    options = R2D2Loss(**{'gamma': 0.9, 'n_step': 3, 'burn_in_steps': BURN_IN} | changes)
     agent = _agent(specs, options, action_mask='mask' if specs is MASKED else None)
     data = _sequences(agent)
     # What an invalid row holds has no effect.
@@ -155,7 +156,7 @@ def test_the_loss_equals_the_oracle(specs, changes):
 
 def test_rescaling_is_inverted():
     x = np.concatenate([-np.logspace(-4, 5, 40), [0.0], np.logspace(-4, 5, 40)])
-    got = r2d2.rescaled(tf.constant(x, tf.float32), EPSILON)
+    got = r2d2.rescaled_values(tf.constant(x, tf.float32), EPSILON)
     np.testing.assert_allclose(got, _h(x, EPSILON), rtol=1e-5)
     np.testing.assert_allclose(r2d2.unscaled(got, EPSILON), x, rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(_h_inverse(_h(x, EPSILON), EPSILON), x, rtol=1e-6, atol=1e-9)
@@ -245,7 +246,11 @@ def test_random_actions_leave_the_state_alone():
 
 
 def test_a_network_of_ones_own_gets_a_memory():
-    agent = _agent(make_network=lambda spec, name: tf.keras.Sequential([tf.keras.layers.Dense(3)]))
+    agent = _agent(
+        network=NetworkOptions(
+            lstm_size=(5,), make_network=lambda spec, name: tf.keras.Sequential([tf.keras.layers.Dense(3)])
+        )
+    )
     assert [leaf.shape for leaf in tf.nest.flatten(agent.policy.policy_state_spec)] == [(5,), (5,)]
     data = _sequences(agent)
     errors = _oracle(agent, data, OPTIONS)
@@ -277,4 +282,4 @@ def test_rejects_what_it_cannot_learn(changes, message):
 )
 def test_rejects_invalid_loss_options(changes, message):
     with pytest.raises(ValueError, match=message):
-        LossOptions(**changes)
+        R2D2Loss(**changes)

@@ -4,23 +4,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.agents import example_data
+from tests.agents import example_data, oracles
+from tests.testing import deterministic_oracle as oracle
 from tests.testing import experiences
 from tflearn.agents import sac
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
+from tflearn.networks.networks import NetworkOptions
 
 SPECS = example_data.CONTINUOUS
 FIRST, MID, LAST = 0, 1, 2
 LENGTH, BURN_IN, SIZE = 7, 2, 3
 SMALL = {
-    'actor_fc_layer_params': (4, 3),
-    'critic_fc_layer_params': (5,),
-    'lstm_size': (4,),
-    'burn_in_steps': BURN_IN,
-    'initial_log_alpha': -0.5,
-    'gamma': 0.9,
-    'reward_scale': 2.0,
+    'network': NetworkOptions(fc_layer_params=(4, 3), critic_fc_layer_params=(5,), lstm_size=(4,)),
+    'loss': sac.SACLoss(burn_in_steps=BURN_IN, initial_log_alpha=-0.5, gamma=0.9, reward_scale=2.0),
 }
 EXPERIENCE = experiences.changed(
     sac.EXPERIENCE, sequence_length=LENGTH, stride=LENGTH - 1 - BURN_IN, cross_episodes=True, store_policy_state=True
@@ -39,7 +36,7 @@ def _agent(specs=SPECS, experience=EXPERIENCE, **changes):
 @pytest.fixture(scope='module')
 def agent():
     made = _agent()
-    parts = (made._actor, *made._critics, *made._targets)
+    parts = (made._actor, made._critics, made._target_critics)
     for i, part in enumerate(parts):
         for j, variable in enumerate(part.trainable_variables):
             variable.assign(0.7 * tf.random.stateless_normal(variable.shape, (i, j)))
@@ -69,18 +66,19 @@ def _stepped(network, data, state):
     return outcomes
 
 
-def _memory(critic, data):
-    zero = tf.nest.map_structure(lambda leaf: tf.zeros((SIZE, *leaf.shape)), critic.memory.state_spec)
-    return np.stack([outcome.numpy() for outcome in _stepped(critic.memory, data, zero)], axis=1)
+def _memories(critics, data):
+    """What each critic's memory is after each row."""
+    found = []
+    for memory in critics.encoders:
+        zero = tf.nest.map_structure(lambda leaf: tf.zeros((SIZE, *leaf.shape)), memory.state_spec)
+        found.append(np.stack([outcome.numpy() for outcome in _stepped(memory, data, zero)], axis=1))
+    return found
 
 
 def _value(critic, memory, action):
     """The layers after the memory, in numpy."""
-    joined = np.concatenate([memory, action], axis=-1).astype(np.float64)
-    *hidden, last = critic._layers.layers
-    for layer in hidden:
-        joined = np.maximum(joined @ layer.kernel.numpy() + layer.bias.numpy(), 0)
-    return (joined @ last.kernel.numpy() + last.bias.numpy())[..., 0]
+    joined = np.concatenate([memory, action], axis=-1)
+    return oracle.network(critic.variables, joined.astype(np.float64))[..., 0]
 
 
 def test_the_actor_is_the_one_that_acts_step_by_step(agent):
@@ -103,25 +101,30 @@ def test_the_losses_equal_the_oracle(agent):
     alpha = np.exp(-0.5)
     losses = agent.loss(data).extra
     agent._draws.restart()
-    drawn = [[part.numpy() for part in agent._drawn(data)] for _ in range(2)]  # in the order of the losses
+    batch = agent._transitions(data)
+    drawn = []
+    for following in (True, False):  # in the order of the losses
+        action, log_prob = (part.numpy() for part in agent._draw(batch, following=following))
+        drawn.append((action.reshape(SIZE, -1, 2), log_prob.reshape(SIZE, -1)))
     critics, targets = (
-        [(critic, _memory(critic, data)) for critic in part] for part in (agent._critics, agent._targets)
+        list(zip(oracles.members(part), _memories(part, data), strict=True))
+        for part in (agent._critics, agent._target_critics)
     )
-    after = slice(BURN_IN, None)
+    after = slice(BURN_IN + 1, None)
 
     action, log_prob = drawn[0]
     values = np.min([_value(critic, memory[:, after], action) for critic, memory in targets], axis=0)
     rows = slice(BURN_IN, LENGTH - 1)
-    wanted = 2.0 * data.reward.numpy()[:, rows] + 0.9 * DISCOUNTS[:, rows] * (values - alpha * log_prob)[:, 1:]
+    wanted = 2.0 * data.reward.numpy()[:, rows] + 0.9 * DISCOUNTS[:, rows] * (values - alpha * log_prob)
     taken = data.action.numpy()[:, rows]
     errors = sum(np.square(wanted - _value(critic, memory[:, rows], taken)) for critic, memory in critics)
-    assert float(losses.critic_loss) == pytest.approx(errors[VALID].mean(), rel=1e-3)
+    assert float(losses['critic_loss']) == pytest.approx(errors[VALID].mean(), rel=1e-3)
 
-    action, log_prob = (part[:, :-1] for part in drawn[1])
+    action, log_prob = drawn[1]
     values = np.min([_value(critic, memory[:, rows], action) for critic, memory in critics], axis=0)
-    assert float(losses.actor_loss) == pytest.approx((alpha * log_prob - values)[VALID].mean(), rel=1e-3)
+    assert float(losses['actor_loss']) == pytest.approx((alpha * log_prob - values)[VALID].mean(), rel=1e-3)
 
-    assert float(losses.alpha_loss) == pytest.approx((0.5 * (log_prob - 2.0))[VALID].mean(), rel=1e-3)
+    assert float(losses['alpha_loss']) == pytest.approx((0.5 * (log_prob - 2.0))[VALID].mean(), rel=1e-3)
 
 
 def test_a_train_step_changes_what_it_trains_and_the_targets_follow():
@@ -129,28 +132,27 @@ def test_a_train_step_changes_what_it_trains_and_the_targets_follow():
     agent.initialize()
     data = _sequences(agent)
     read = lambda *parts: [variable.numpy() for part in parts for variable in part.trainable_variables]  # noqa: E731
-    actor, critics, targets = read(agent._actor), read(*agent._critics), read(*agent._targets)
+    actor, critics, targets = read(agent._actor), read(agent._critics), read(agent._target_critics)
     for ours, theirs in zip(critics, targets, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     info = agent.train(data)
     assert np.isfinite(info.loss)
     assert agent.train_step_counter.numpy() == 1
-    for before, after in ((actor, read(agent._actor)), (critics, read(*agent._critics))):
+    for before, after in ((actor, read(agent._actor)), (critics, read(agent._critics))):
         assert all((ours != theirs).any() for ours, theirs in zip(before, after, strict=True))
-    for before, trained, after in zip(targets, read(*agent._critics), read(*agent._targets), strict=True):
+    for before, trained, after in zip(targets, read(agent._critics), read(agent._target_critics), strict=True):
         np.testing.assert_allclose(after, 0.75 * before + 0.25 * trained, atol=1e-6)
     assert float(agent._log_alpha) != -0.5
 
 
 def test_the_burn_in_has_no_gradient(agent):
     data = _sequences(agent)
-    for loss in agent._parts(data, None, True):
-        with tf.GradientTape() as tape:
-            value = loss()
-        assert np.isfinite(value)
+    agent._draws.restart()
     with tf.GradientTape() as tape:
         tape.watch(data.observation)
-        value = agent._parts(data, None, True)[1]()
+        made = agent._losses(data, None, True).parts
+        assert np.isfinite(made['critic']()[0]).all()
+        value = made['actor']()[0]
     gradient = tape.gradient(value, data.observation).numpy()
     assert not gradient[:, :BURN_IN].any()
     assert gradient[2, BURN_IN:-1].any()
@@ -167,9 +169,9 @@ def test_nested_observations_enter_both(agent):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'burn_in_steps': 6}, 'got Slicing.sequence_length=7 with burn_in_steps=6; need at least 8'),
+        ({'loss': sac.SACLoss(burn_in_steps=6)}, 'got Slicing.sequence_length=7 with burn_in_steps=6; need at least 8'),
         ({'actor_network': object()}, 'got actor_network with lstm_size; need one of them'),
-        ({'lstm_size': None}, 'SAC needs Uniform and 2'),
+        ({'network': NetworkOptions()}, 'got Slicing.store_policy_state=True; SAC needs False: it has no memory'),
     ],
 )
 def test_rejects_what_it_cannot_learn(changes, message):

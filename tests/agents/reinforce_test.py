@@ -8,7 +8,9 @@ from tests.testing import experiences
 from tflearn.agents import reinforce
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
+from tflearn.optimization.optimizers import OptimizerOptions
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -19,8 +21,7 @@ def _agent(**changes):
         example_data.DISCRETE,
         create_train_step(),
         reinforce.EXPERIENCE,
-        actor_fc_layer_params=(16,),
-        **{'value_fc_layer_params': (16,)} | changes,
+        **{'network': NetworkOptions((16,))} | changes,
     )
     agent.initialize()
     return agent
@@ -40,7 +41,9 @@ def _episodes(agent, size, length, padding=0):
 
 
 def test_loss_equals_the_papers():
-    agent = _agent(value_fc_layer_params=None, normalize_returns=False, gamma=0.9)
+    agent = _agent(
+        loss=reinforce.ReinforceLoss(normalize_returns=False, gamma=0.9, baseline=False),
+    )
     data = _episodes(agent, 3, 5)
     rewards = data.reward.numpy()[:, :5]
     returns = np.array([[sum(0.9 ** (k - t) * row[k] for k in range(t, 5)) for t in range(5)] for row in rewards])
@@ -58,7 +61,7 @@ def test_reports_the_share_of_the_steps_of_episodes_longer_than_an_item():
 
 
 def test_entropy_coefficient_follows_a_schedule():
-    agent = _agent(entropy_coefficient=schedules.linear(1.0, 0.0, 10))
+    agent = _agent(loss=reinforce.ReinforceLoss(entropy_coefficient=schedules.linear(1.0, 0.0, 10)))
     data = _episodes(agent, 3, 5)
     loss, metrics = agent.loss(data)
     without = float(metrics['policy_loss']) + 0.5 * float(metrics['value_loss'])
@@ -69,7 +72,7 @@ def test_entropy_coefficient_follows_a_schedule():
 
 @pytest.mark.parametrize('normalize_returns', [False, True])
 def test_padding_and_incomplete_episodes_change_nothing(normalize_returns):
-    agent = _agent(normalize_returns=normalize_returns, entropy_coefficient=0.1)
+    agent = _agent(loss=reinforce.ReinforceLoss(normalize_returns=normalize_returns, entropy_coefficient=0.1))
     plain, padded = (_episodes(agent, 3, 5, padding) for padding in (0, 4))
     unfinished = padded._replace(
         step_type=tf.ones_like(padded.step_type), next_step_type=tf.ones_like(padded.step_type)
@@ -89,7 +92,7 @@ def test_padding_and_incomplete_episodes_change_nothing(normalize_returns):
 def test_it_learns():
     """Episodes of three steps, whose reward is the action."""
     tf.keras.utils.set_random_seed(1)
-    agent = _agent(learning_rate=2e-2)
+    agent = _agent(optimizer=OptimizerOptions(2e-2))
     train, act = tf.function(agent.train, autograph=False), tf.function(agent.collect_policy.action, autograph=False)
     data = _episodes(agent, 32, 3)
     for _ in range(60):
@@ -111,7 +114,11 @@ def test_rejects_what_it_cannot_learn_from():
 
 def test_baseline_and_normalization_equal_the_definition():
     """Against float64 numpy: normalized observations and rewards, returns less the baseline over complete episodes."""
-    agent = _agent(normalize_observations=True, normalize_rewards=True, gamma=0.9, entropy_coefficient=0.1)
+    agent = _agent(
+        loss=reinforce.ReinforceLoss(gamma=0.9, entropy_coefficient=0.1),
+        normalize_observations=True,
+        normalize_rewards=True,
+    )
     first, second = _episodes(agent, 3, 5, padding=2), _episodes(agent, 4, 5, padding=2)
     agent.train(first)
     rows = np.float64(first.observation)[:, :5].reshape(-1, 3)
@@ -161,7 +168,10 @@ def test_replicas_divide_by_the_episodes_of_all():
 
 def test_memory_is_that_of_the_policy_that_acted():
     """The probabilities in training are those of the policy, step by step from the start of the episode."""
-    agent = _agent(lstm_size=(4,), value_fc_layer_params=None, normalize_returns=False, gamma=0.0)
+    agent = _agent(
+        network=NetworkOptions((16,), lstm_size=(4,)),
+        loss=reinforce.ReinforceLoss(normalize_returns=False, gamma=0.0, baseline=False),
+    )
     data = _episodes(agent, 3, 5, padding=2)
     state, expected = agent.collect_policy.get_initial_state(3), 0.0
     assert tf.nest.flatten(state)

@@ -3,20 +3,23 @@ import copy
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.agents.ddpg import critic_network
 from tf_agents.agents.sac import sac_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.utils import common
 
-from tests.agents import example_data
+from tests.agents import example_data, oracles
 from tflearn.agents import sac
-from tflearn.core.experience import Experience, Prioritized, Slicing
+from tflearn.core.experience import Experience, Queue, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.networks import heads, networks
-from tflearn.optimization import optimizers
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 
 SPECS = example_data.CONTINUOUS
-SMALL = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,)}
+LOSSES = ('critic_loss', 'actor_loss', 'alpha_loss')
+SMALL = {'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,))}
 
 
 def _agent(specs=SPECS, **changes):
@@ -38,7 +41,10 @@ def test_actions_are_within_their_bounds():
 
 def test_the_temperature_is_learned_for_the_papers_entropy():
     """-dim(A): the temperature falls while the entropy is above it, and rises while it is below."""
-    falling, rising = _agent(alpha_learning_rate=0.1), _agent(alpha_learning_rate=0.1, target_entropy=50.0)
+    falling, rising = (
+        _agent(optimizer=OptimizerOptions({'alpha': 0.1})),
+        _agent(optimizer=OptimizerOptions({'alpha': 0.1}), loss=sac.SACLoss(target_entropy=50.0)),
+    )
     for agent in (falling, rising):
         agent.train(example_data.sequences(agent, 32, 2))
     assert falling._target_entropy == -2.0
@@ -46,22 +52,13 @@ def test_the_temperature_is_learned_for_the_papers_entropy():
 
 
 def test_each_optimizer_clips_on_its_own():
-    agent = _agent(gradient_clipping=1e-3)
+    agent = _agent(optimizer=OptimizerOptions(gradient_clipping=1e-3))
     agent.train(example_data.sequences(agent, 8, 2))
-    for optimizer in (agent._actor_optimizer, agent._critic_optimizer, agent._alpha_optimizer):
+    assert agent._optimizers.keys() == {'actor', 'critic', 'alpha'}
+    for optimizer in agent._optimizers.values():
         # After one step of Adam with beta_1 = 0.9.
         slots = [slot.numpy() for slot in optimizer.keras.variables if '/m/' in slot.name or slot.name.startswith('m/')]
         assert np.sqrt(sum(np.square(slot).sum() for slot in slots)) == pytest.approx(0.1 * 1e-3, rel=1e-3)
-    assert {agent._actor_optimizer.name, agent._critic_optimizer.name} == {'actor', 'critic'}
-
-
-def test_the_critics_slots_are_in_the_critics_order():
-    """A checkpoint stores them by index; TF-Agents' train step would make them in a set's order."""
-    agent = _agent(critic_fc_layer_params=(16, 15, 14, 13))
-    agent.train(example_data.sequences(agent, 8, 2))
-    variables = [*agent._critic_network_1.trainable_weights, *agent._critic_network_2.trainable_weights]
-    slots = agent._critic_optimizer.keras.variables[1:]
-    assert [slot.shape for slot in slots] == [variable.shape for variable in variables for _ in ('m', 'v')]
 
 
 class _TheirAgent(sac_agent.SacAgent):
@@ -76,16 +73,21 @@ class _TheirAgent(sac_agent.SacAgent):
         return self.drawn
 
 
-def test_train_steps_equal_tf_agents_bit_for_bit():
-    """In eager mode."""
-    ours = _agent()
+def _their_agent(ours):
+    """TF-Agents' agent with our weights, whose critics' squares have the factor 1."""
     step = create_train_step()
+    critic = critic_network.CriticNetwork(
+        (SPECS.observation, SPECS.action), joint_fc_layer_params=(16,), last_kernel_initializer='glorot_uniform'
+    )
     theirs = _TheirAgent(
         SPECS.time_step,
         SPECS.action,
-        critic_network=ours._critic_network_1.copy(name='CriticNetwork'),
-        actor_network=networks.actor(SPECS.observation, SPECS.action, (16,), continuous=heads.tanh_normal),
-        **{f'{name}_optimizer': optimizers.make(step, 3e-4, name=name) for name in ('actor', 'critic', 'alpha')},
+        critic_network=critic,
+        actor_network=networks.actor(
+            SPECS.observation, SPECS.action, NetworkOptions((16,)), continuous=heads.tanh_normal
+        ),
+        **OptimizerOptions().make(step, 8, {f'{name}_optimizer': 3e-4 for name in ('actor', 'critic', 'alpha')}),
+        critic_loss_weight=1.0,
         target_update_tau=0.005,
         gamma=0.99,
         target_entropy=-2.0,
@@ -94,51 +96,68 @@ def test_train_steps_equal_tf_agents_bit_for_bit():
     theirs.draws = copy.copy(ours._draws)
     theirs.draws._train_step = step
     theirs.initialize()
-    pairs = list(zip(_networks(ours), _networks(theirs), strict=True))
-    for mine, other in pairs:
-        for a, b in zip(mine.variables, other.variables, strict=True):
-            b.assign(a)
+    for mine, other in _pairs(ours, theirs):
+        other.assign(mine)
+    return theirs
+
+
+def _pairs(ours, theirs):
+    """Our values, and the variables of TF-Agents' agent."""
+    pairs = list(zip(ours._actor.variables, theirs._actor_network.variables, strict=True))
+    for mine, others in (
+        (ours._critics, (theirs._critic_network_1, theirs._critic_network_2)),
+        (ours._target_critics, (theirs._target_critic_network_1, theirs._target_critic_network_2)),
+    ):
+        for member, other in zip(oracles.members(mine), others, strict=True):
+            pairs += zip(member.variables, other.variables, strict=True)
+    return [*pairs, (ours._log_alpha, theirs._log_alpha)]
+
+
+def test_losses_and_train_steps_are_nearly_tf_agents():
+    """The products of the critics' layers are added in another order, so they round otherwise."""
+    ours = _agent()
+    theirs = _their_agent(ours)
     for seed in range(4):
-        infos = []
+        found = []
         for agent in (ours, theirs):
             theirs.next_draw = 0
             theirs.draws.restart()
-            infos.append(agent.train(example_data.sequences(agent, 8, 2, seed)))
-        for a, b in zip(*map(tf.nest.flatten, infos), strict=True):
-            np.testing.assert_array_equal(a, b)
-        for mine, other in pairs:
-            for a, b in zip(mine.variables, other.variables, strict=True):
-                np.testing.assert_array_equal(a.numpy(), b.numpy())
-        assert ours._log_alpha.numpy() == theirs._log_alpha.numpy()
-    losses = []
-    for agent in (ours, theirs):
-        theirs.next_draw = 0
-        theirs.draws.restart()
-        losses.append(agent.loss(example_data.sequences(agent, 8, 2)))
-    for a, b in zip(*map(tf.nest.flatten, losses), strict=True):
-        np.testing.assert_array_equal(a, b)
+            data = example_data.sequences(agent, 8, 2, seed)
+            extra = agent.loss(data).extra
+            theirs.next_draw = 0
+            theirs.draws.restart()
+            agent.train(data)
+            found.append([extra[name] if agent is ours else getattr(extra, name) for name in LOSSES])
+        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+        for mine, other in _pairs(ours, theirs):
+            np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-3, atol=1e-5)
 
 
-def _networks(agent):
-    targets = [agent._target_critic_network_1, agent._target_critic_network_2]
-    return [agent._actor_network, agent._critic_network_1, agent._critic_network_2, *targets]
+def test_an_item_s_error_is_that_of_its_values():
+    agent = _agent(loss=sac.SACLoss(gamma=0.0, reward_scale=2.0))
+    data = example_data.sequences(agent, 8, 2)
+    values = agent._critics(data.observation[:, 0], data.action[:, 0])[..., 0]
+    expected = np.abs(2.0 * data.reward.numpy()[:, :1] - values.numpy()).mean(axis=1)
+    np.testing.assert_allclose(agent.train(data).extra['td_error'], expected, rtol=1e-4)
 
 
 def test_target_networks_are_updated():
     agent = _agent(target_update_tau=1.0, target_update_period=2)
     data = example_data.sequences(agent, 8, 2)
-    first = agent._target_critic_network_1.variables[0].numpy()
+    first = agent._target_critics.variables[0].numpy()
     agent.train(data)
-    np.testing.assert_array_equal(agent._target_critic_network_1.variables[0].numpy(), first)
+    np.testing.assert_array_equal(agent._target_critics.variables[0].numpy(), first)
     agent.train(data)
-    for critic, target in zip(agent._critic_network_2.variables, agent._target_critic_network_2.variables, strict=True):
+    for critic, target in zip(agent._critics.variables, agent._target_critics.variables, strict=True):
         np.testing.assert_array_equal(critic.numpy(), target.numpy())
 
 
 def test_it_learns_a_bandit():
     """Episodes of one step, whose reward is minus the distance of the first action from 0.5."""
     agent = _agent(
-        actor_learning_rate=1e-2, critic_learning_rate=1e-2, alpha_learning_rate=1e-2, gamma=0.9, target_update_tau=0.1
+        optimizer=OptimizerOptions({'actor': 1e-2, 'critic': 1e-2, 'alpha': 1e-2}),
+        loss=sac.SACLoss(gamma=0.9),
+        target_update_tau=0.1,
     )
     train = tf.function(agent.train, autograph=False)
     data = example_data.sequences(agent, 64, 2)
@@ -159,8 +178,12 @@ def test_it_learns_a_bandit():
     [
         (example_data.DISCRETE.action, Experience(), 'SAC needs one vector of continuous actions'),
         ((SPECS.action, SPECS.action), Experience(), 'SAC needs one vector of continuous actions'),
-        (SPECS.action, Experience(replay=Prioritized()), 'SAC needs Uniform and 2'),
-        (SPECS.action, Experience(slicing=Slicing(sequence_length=3)), 'SAC needs Uniform and 2'),
+        (
+            SPECS.action,
+            Experience(replay=Queue()),
+            'got a Queue as Experience.replay; SAC needs Uniform or Prioritized',
+        ),
+        (SPECS.action, Experience(slicing=Slicing(store_policy_state=True)), 'SAC needs False: it has no memory'),
         (
             tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, np.inf),
             Experience(),

@@ -8,10 +8,12 @@ from tf_agents.specs import tensor_spec
 from tests.agents import example_data
 from tests.testing import deterministic_oracle as oracle
 from tflearn.agents import td3
-from tflearn.core.experience import Prioritized, Slicing
+from tflearn.core.experience import Queue, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import exporter, loader
 
 SPECS = EnvironmentSpecs(
@@ -25,7 +27,7 @@ NESTED = EnvironmentSpecs(
         'grip': tensor_spec.BoundedTensorSpec((), tf.float32, 0.0, 1.0),
     },
 )
-SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (9,)}
+SMALL = {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(9,))}
 
 
 def _agent(specs=example_data.CONTINUOUS, length=2, **changes):
@@ -45,18 +47,23 @@ def _spread(agent):
 @pytest.mark.parametrize('alpha', [None, 2.5])
 @pytest.mark.parametrize('length', [2, 4])
 def test_losses_are_the_papers(alpha, length):
-    agent = _agent(length=length, behavior_cloning_alpha=alpha, gamma=0.9, reward_scale=3.0, target_policy_noise=0.4)
+    agent = _agent(
+        loss=td3.TD3Loss(behavior_cloning_alpha=alpha, gamma=0.9, reward_scale=3.0, target_policy_noise=0.4),
+        length=length,
+    )
     _spread(agent)
     data = example_data.sequences(agent, 16, length)
     noise = np.random.default_rng(5).normal(size=(16, 2))
     agent._noise = lambda actions: tf.constant(noise, tf.float32)
     weights = tf.linspace(0.5, 1.5, 16)
     losses = oracle.Losses(gamma=0.9, reward_scale=3.0, sigma=0.4, clip=0.5, alpha=alpha)
-    critic, actor = losses(agent, data, noise, weights.numpy())
-    info = agent.loss(data, weights)
-    assert float(info.extra.critic_loss) == pytest.approx(critic, rel=1e-5)
-    assert float(info.extra.actor_loss) == pytest.approx(actor, rel=1e-5)
-    assert float(info.loss) == pytest.approx(critic + actor, rel=1e-5)
+    assert float(agent.loss(data, weights).loss) == pytest.approx(
+        sum(losses(agent, data, noise, weights.numpy())), rel=1e-5
+    )
+    critic, actor = losses(agent, data, noise, 1.0)
+    extra = agent.loss(data).extra
+    assert float(extra['critic_loss']) == pytest.approx(critic, rel=1e-5)
+    assert float(extra['actor_loss']) == pytest.approx(actor, rel=1e-5)
 
 
 def test_actor_and_targets_are_updated_each_second_step():
@@ -64,33 +71,33 @@ def test_actor_and_targets_are_updated_each_second_step():
     data, train = example_data.sequences(agent, 8, 2), tf.function(agent.train, autograph=False)
     slow = lambda: [variable.numpy() for variable in (*agent._actor.variables, *_targets(agent))]  # noqa: E731
     for step in range(1, 5):
-        before, critic = slow(), agent._critics[1].variables[0].numpy()
+        before, critic = slow(), agent._critics.variables[0].numpy()
         train(data)
         changed = [np.any(a != b) for a, b in zip(before, slow(), strict=True)]
         assert all(changed) if step % 2 == 0 else not any(changed)
-        assert np.any(critic != agent._critics[1].variables[0].numpy())
+        assert np.any(critic != agent._critics.variables[0].numpy())
         if step % 2 == 0:
             new = zip(before[len(agent._actor.variables) :], _targets(agent), _trained(agent), strict=True)
             for old, target, trained in new:
                 np.testing.assert_allclose(target, 0.75 * old + 0.25 * trained, rtol=1e-5, atol=1e-7)
-    assert (int(agent._critic_optimizer.iterations), int(agent._actor_optimizer.iterations)) == (4, 2)
+    assert [int(agent._optimizers[name].iterations) for name in ('critic', 'actor')] == [4, 2]
 
 
 def _targets(agent):
-    return [variable for part in (agent._target_actor, *agent._target_critics) for variable in part.variables]
+    return [variable for part in (agent._target_actor, agent._target_critics) for variable in part.variables]
 
 
 def _trained(agent):
-    return [variable for part in (agent._actor, *agent._critics) for variable in part.variables]
+    return [variable for part in (agent._actor, agent._critics) for variable in part.variables]
 
 
 def test_the_actors_learning_rate_follows_the_train_step():
-    agent = _agent(actor_learning_rate=schedules.linear(1.0, 0.0, 10))
+    agent = _agent(optimizer=OptimizerOptions({'actor': schedules.linear(1.0, 0.0, 10)}))
     data = example_data.sequences(agent, 4, 2)
     for _ in range(4):
         agent.train(data)
     # Its second update is in the train step that begins at 3.
-    assert agent._actor_optimizer.learning_rate.numpy() == pytest.approx(0.7)
+    assert agent._optimizers['actor'].learning_rate.numpy() == pytest.approx(0.7)
 
 
 def test_noise_is_a_share_of_half_the_range_and_actions_are_within_their_bounds():
@@ -127,7 +134,7 @@ def test_the_exported_policies_act_equally(tmp_path):
 @pytest.mark.parametrize('units', [(8,), (256, 256)])
 def test_the_export_of_a_vector_is_bit_equal(tmp_path, units):
     """`PolicyExporter` compares; TensorFlow fuses some layers in the one program and not in the other."""
-    agent = _agent(actor_fc_layer_params=units)
+    agent = _agent(network=NetworkOptions(fc_layer_params=units))
     for variable in agent.policy.variables():
         variable.assign(tf.random.stateless_normal(variable.shape, (1, 2), stddev=0.3))
     exporter.PolicyExporter(agent.policy, tmp_path).export(1, {})
@@ -135,7 +142,7 @@ def test_the_export_of_a_vector_is_bit_equal(tmp_path, units):
 
 def test_a_nested_action_is_learned():
     """The reward is the sum of the action's numbers, half of them with the other sign; episodes have one step."""
-    agent = _agent(NESTED, actor_learning_rate=1e-2, critic_learning_rate=1e-2, gamma=0.0)
+    agent = _agent(NESTED, optimizer=OptimizerOptions({'actor': 1e-2, 'critic': 1e-2}), loss=td3.TD3Loss(gamma=0.0))
     signs = np.float32([1, -1, 1, -1, 1, -1, 1])
     data = example_data.sequences(agent, 64, 2)
     actions = tensor_spec.sample_spec_nest(NESTED.action, seed=4, outer_dims=(64,))
@@ -165,8 +172,8 @@ def test_behavior_cloning_keeps_the_data_s_actions():
     """The reward is the first action, whose mean in the data is 0: TD3 goes to its bound, TD3+BC stays."""
     actions = {}
     for alpha in (None, 0.01):
-        rates = {'actor_learning_rate': 1e-2, 'critic_learning_rate': 1e-2}
-        agent = _agent(example_data.CONTINUOUS, gamma=0.0, behavior_cloning_alpha=alpha, **rates)
+        rates = {'optimizer': OptimizerOptions({'actor': 1e-2, 'critic': 1e-2})}
+        agent = _agent(example_data.CONTINUOUS, loss=td3.TD3Loss(gamma=0.0, behavior_cloning_alpha=alpha), **rates)
         data = example_data.sequences(agent, 64, 2)
         data = data._replace(reward=data.action[..., 0])
         train = tf.function(agent.train, autograph=False)
@@ -183,7 +190,7 @@ def test_behavior_cloning_keeps_the_data_s_actions():
         (example_data.DISCRETE.action, td3.EXPERIENCE, 'TD3 needs continuous actions'),
         ((SPECS.action, example_data.DISCRETE.action), td3.EXPERIENCE, 'TD3 needs continuous actions'),
         ((), td3.EXPERIENCE, 'TD3 needs continuous actions'),
-        (SPECS.action, dataclasses.replace(td3.EXPERIENCE, replay=Prioritized()), 'TD3 needs Uniform'),
+        (SPECS.action, dataclasses.replace(td3.EXPERIENCE, replay=Queue()), 'TD3 needs Uniform or Prioritized'),
         (tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, np.inf), td3.EXPERIENCE, 'TD3 needs bounded actions'),
     ],
 )

@@ -7,15 +7,17 @@ from tf_agents.utils import common
 
 from tests.agents import example_data
 from tests.testing import experiences
-from tflearn.agents import droq, tqc
-from tflearn.core.experience import Experience, Prioritized
+from tflearn.agents import droq, sac, tqc
+from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import zeros
 from tflearn.networks import heads
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ensemble
+from tflearn.optimization.optimizers import OptimizerOptions
 
 SPECS = example_data.CONTINUOUS
-SMALL = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,)}
+SMALL = {'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,))}
 QUANTILES = {'num_critics': 3, 'truncated': ensemble.Truncated(5, 2)}
 BOTH = pytest.mark.parametrize(
     ('module', 'arguments'), [(tqc, QUANTILES), (droq, {'num_critics': 3, 'critic_dropout': 0.0})], ids=['tqc', 'droq']
@@ -31,7 +33,7 @@ def make_agent(module=tqc, specs=SPECS, experience=None, **changes):
 @BOTH
 def test_losses_are_the_papers(module, arguments):
     """With what the policy draws, which is the same again for the same train step."""
-    loss = tqc.LossOptions(0.9, reward_scale=3.0, target_entropy=-1.5, initial_log_alpha=-0.5)
+    loss = sac.SACLoss(0.9, reward_scale=3.0, target_entropy=-1.5, initial_log_alpha=-0.5)
     agent, alpha = make_agent(module, loss=loss, **arguments), np.exp(-0.5)
     data = example_data.sequences(agent, 6, 2)
     data = data._replace(discount=tf.constant([[0.0, 1.0]] * 2 + [[1.0, 1.0]] * 4))
@@ -46,32 +48,33 @@ def test_losses_are_the_papers(module, arguments):
     agent._draws.restart()
     next_action, next_log_probs = drawn(following)
     kept = agent._rule.bootstraps(
-        agent._critics.target_values(following, next_action, agent._draws), agent._draws
+        agent._target_critics(following, next_action, draws=agent._draws), agent._draws
     ).numpy()
     action, log_probs = drawn(now.observation)
     discount = 0.9 * np.array([0.0] * 2 + [1.0] * 4)
     targets = 3.0 * now.reward.numpy()[:, None] + discount[:, None] * (kept - alpha * next_log_probs[:, None])
-    critic_loss = agent._rule.losses(
-        agent._critics.values(now.observation, now.action, False, agent._draws), tf.cast(targets, tf.float32)
-    )
-    value = agent._critics.values(now.observation, action, False, agent._draws).numpy().mean(axis=(1, 2))
+    critic_loss = agent._rule.losses(agent._critics(now.observation, now.action), tf.cast(targets, tf.float32))
+    values = agent._critics(now.observation, now.action).numpy().mean(axis=2)
+    errors = np.abs(targets.mean(axis=1, keepdims=True) - values).mean(axis=1)
+    value = agent._critics(now.observation, action).numpy().mean(axis=(1, 2))
     expected = {
         'critic_loss': critic_loss.numpy().mean(),
         'actor_loss': (alpha * log_probs - value).mean(),
         'value': value.mean(),
-        'alpha_loss': (alpha * (-log_probs + 1.5)).mean(),
+        'alpha_loss': (-0.5 * (-log_probs + 1.5)).mean(),
         'entropy': -log_probs.mean(),
         'alpha': alpha,
+        'valid_share': 1.0,
     }
     info = agent.loss(data)
+    np.testing.assert_allclose(info.extra.pop('td_error'), errors, rtol=1e-4)
     assert {name: float(value) for name, value in info.extra.items()} == pytest.approx(expected, rel=1e-4)
 
 
 @BOTH
 def test_it_learns_a_bandit(module, arguments):
     """Episodes of one step, whose reward is minus the distance of the first action from 0.5."""
-    rates = {f'{name}_learning_rate': 1e-2 for name in ('actor', 'critic', 'alpha')}
-    agent = make_agent(module, target_update_tau=0.1, **rates, **arguments)
+    agent = make_agent(module, target_update_tau=0.1, optimizer=OptimizerOptions(1e-2), **arguments)
     train = tf.function(agent.train, autograph=False)
     data = example_data.sequences(agent, 64, 2)
     data = data._replace(
@@ -89,8 +92,11 @@ def test_it_learns_a_bandit(module, arguments):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'specs': example_data.DISCRETE}, 'TQC needs continuous actions'),
-        ({'experience': Experience(replay=Prioritized())}, 'of the type Prioritized; TQC needs Uniform'),
+        ({'specs': example_data.DISCRETE}, 'TQC needs one vector of continuous actions'),
+        (
+            {'experience': Experience(replay=Queue())},
+            'got a Queue as Experience.replay; TQC needs Uniform or Prioritized',
+        ),
         ({'num_critics': 0}, 'got num=0, num_outputs=25 of critics'),
     ],
 )

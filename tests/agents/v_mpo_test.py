@@ -7,11 +7,12 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data, oracles
 from tflearn.agents import v_mpo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import zeros
-from tflearn.optimization.v_mpo_loss import LossOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.optimization.v_mpo_loss import VMPOLoss
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -29,7 +30,7 @@ def _agent(specs, **changes):
 @SPECS
 def test_loss_equals_the_papers(specs):
     """All parts, by a network and distributions in float64."""
-    options = LossOptions(0.9, 0.8, 0.3, 0.2, 0.03, 0.04, 0.05, initial_eta=0.7, initial_alpha=2.0)
+    options = VMPOLoss(0.9, 0.8, 0.3, 0.2, 0.03, 0.04, 0.05, initial_eta=0.7, initial_alpha=2.0)
     agent = _agent(specs, loss=options, **PLAIN)
     data = example_data.sequences(agent, 4, 9)
     policy = oracles.Policy(agent._network, data.observation)
@@ -76,8 +77,8 @@ def test_loss_equals_the_papers(specs):
 
 def test_multipliers_descend_on_their_losses():
     """One rises while its divergence exceeds the bound, and falls otherwise, but not below 1e-8."""
-    loss = LossOptions(epsilon_mean=1e-9, epsilon_covariance=1e9)
-    agent = _agent(example_data.CONTINUOUS, dual_learning_rate=6.0, loss=loss, **PLAIN)
+    loss = VMPOLoss(epsilon_mean=1e-9, epsilon_covariance=1e9)
+    agent = _agent(example_data.CONTINUOUS, optimizer=OptimizerOptions({'v_mpo_dual': 6.0}), loss=loss, **PLAIN)
     agent.train(example_data.sequences(agent, 4, 9))
     alphas = {kind: float(alpha) for kind, alpha in agent._alphas.items()}
     assert alphas == pytest.approx({'kl_mean': 5.0 + 6.0, 'kl_covariance': 1e-8}, rel=1e-4)
@@ -103,7 +104,10 @@ def test_the_loss_does_not_depend_on_invalid_steps():
 )
 def test_learns_a_bandit(specs, least):
     """Episodes of one step, whose reward is the action's first number."""
-    agent, size = _agent(specs, learning_rate=1e-2, loss=LossOptions(epsilon_alpha=0.1, epsilon_mean=0.1)), 32
+    agent, size = (
+        _agent(specs, optimizer=OptimizerOptions(1e-2), loss=VMPOLoss(epsilon_alpha=0.1, epsilon_mean=0.1)),
+        32,
+    )
     act = tf.function(lambda step: agent.collect_policy.action(step), autograph=False)
     train = tf.function(agent.train, autograph=False)
     pair = lambda value: tf.stack([value, value], axis=1)  # noqa: E731

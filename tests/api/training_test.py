@@ -138,9 +138,9 @@ def test_a_target_return_ends_it(tmp_path):
             r'got make_environment=in_process, which cannot .* missing a required .*; need .*in_process, MyEnvironment',
         ),
         (
-            {'make_agent': functools.partial(dqn.make_agent, fc_layers=(8,))},
+            {'make_agent': functools.partial(dqn.make_agent, networks=(8,))},
             TypeError,
-            r"unexpected keyword argument 'fc_layers' \(did you mean fc_layer_params\?\)",
+            r"unexpected keyword argument 'networks' \(did you mean network\?\)",
         ),
         ({'experience': {}}, TypeError, r'got experience=\{\}; need a tflearn.Experience'),
         ({'num_episodes': 0}, ValueError, 'got num_episodes=0'),
@@ -148,7 +148,7 @@ def test_a_target_return_ends_it(tmp_path):
         ({'max_sec': 3}, TypeError, r'got max_sec=...; did you mean max_secs\? need one of make_environment, '),
         ({'on_restored': print}, TypeError, 'got on_restored=...; '),
         ({'exports': ExportOptions(('raw_policy',))}, ValueError, "need 'greedy_policy' among its policies"),
-        ({'experience': tflearn.Experience(replay=tflearn.Prioritized())}, ValueError, r'need Uniform\('),
+        ({'experience': tflearn.Experience(replay=tflearn.Queue())}, ValueError, r'need Uniform\('),
         ({'root_dir': 'gs://bucket/run'}, ValueError, 'which is a URL'),
     ],
 )
@@ -165,7 +165,7 @@ def test_bad_input_is_refused_before_any_work(tmp_path, changes, error, message)
 @pytest.mark.parametrize(
     ('inner', 'message'),
     [
-        (functools.partial(dqn.make_agent, fc_layers=(8,)), r"'fc_layers' \(did you mean fc_layer_params\?\); need a"),
+        (functools.partial(dqn.make_agent, networks=(8,)), r"'networks' \(did you mean network\?\); need a"),
         (lambda specs, train_step, experience, *, size: None, "missing a required argument: 'size'; need a function"),
         (lambda specs: None, 'too many positional arguments; need a function'),
         ('dqn', 'need a function, such as functools.partial'),
@@ -199,7 +199,7 @@ def test_an_error_in_an_evaluation_ends_the_run(tmp_path):
 BINDINGS = [
     'train.StopConditions.num_train_steps = 60',
     'train.Intervals.export_interval_steps = 30',
-    'dqn.make_agent.fc_layer_params = (8,)',
+    'networks.NetworkOptions.fc_layer_params = (8,)',
     'experience.Uniform.min_size = 100',
     'evaluate.evaluate.target_return = None',
     'evaluate.evaluate.num_episodes = 2',
@@ -251,11 +251,12 @@ import functools, signal, sys
 import tflearn
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
+from tflearn.networks.networks import NetworkOptions
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 run = tflearn.train(
     make_environment=functools.partial(gymnasium_env.make, 'CartPole-v1'),
-    make_agent=functools.partial(dqn.make_agent, fc_layer_params=(8,)),
+    make_agent=functools.partial(dqn.make_agent, network=NetworkOptions((8,))),
     experience=tflearn.Experience(
         replay=tflearn.Uniform(min_size=50, samples_per_insert=8.0), batch=tflearn.BatchItems(8)
     ),

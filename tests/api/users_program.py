@@ -9,6 +9,7 @@ import tensorflow as tf
 import tflearn
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
+from tflearn.networks.networks import NetworkOptions
 
 
 def expert_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -32,7 +33,7 @@ def learn(agent: Any) -> float:
 
 
 def make_agent(specs: tflearn.EnvironmentSpecs, train_step: tf.Variable, experience: tflearn.Experience) -> Any:
-    return dqn.make_agent(specs, train_step, experience, fc_layer_params=(64,))
+    return dqn.make_agent(specs, train_step, experience, network=NetworkOptions(fc_layer_params=(64,)))
 
 
 def train() -> np.ndarray[Any, Any]:

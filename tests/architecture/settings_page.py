@@ -44,8 +44,8 @@ SECTIONS = (
     ),
     (
         'Optimizers and schedules',
-        r'tflearn\.optimization\.(optimizers\.make|schedules\.[a-z]\w+)',
-        {'train_step', 'learning_rate', 'gradient_clipping', 'per_replica_batch_size', 'name'},
+        r'tflearn\.optimization\.(optimizers\.OptimizerOptions|schedules\.[a-z]\w+)',
+        set(),
     ),
     ('Networks', r'tflearn\.networks\.\w+\.(make_network|from_\w+)', {'spec', 'name'}),
     (

@@ -53,7 +53,7 @@ def test_a_collector_with_another_configuration_is_refused(tmp_path, promise):
         for job in ('replay_server', 'train', 'collect'):
             run.start(job)
         run.progress()
-        other = '--gin_bindings=dqn.make_agent.fc_layer_params=(7,)'
+        other = '--gin_bindings=networks.NetworkOptions.fc_layer_params=(7,)'
         stranger = run.start('collect', other, '--collector_name=collect_1', name='stranger')
         wait_for(lambda: stranger.poll() is not None, 'its end')
         assert stranger.poll() == 2

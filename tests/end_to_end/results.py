@@ -19,6 +19,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir
+from tflearn.networks.networks import NetworkOptions
 
 # What each attempt at a run logs. (TensorBoard's files are one per attempt.)
 _TOLD = ('logs', 'status', 'summaries', 'commands.txt', 'owners', 'manifests')
@@ -88,7 +89,7 @@ def actions_of_the_checkpoint(run_dir: RunDir, layers: tuple[int, ...], observat
       observations: [T, B, 4].
     """
     specs = specs_of(lambda **options: gymnasium_env.make('CartPole-v1', **options))
-    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=layers)
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=layers))
     checkpoint = tf.train.Checkpoint(agent=agent)
     checkpoint.restore(tf.train.latest_checkpoint(str(run_dir.checkpoints))).expect_partial()
     steps = [ts.restart(tf.constant(batch), batch_size=len(batch)) for batch in observations]

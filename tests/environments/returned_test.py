@@ -13,6 +13,7 @@ from tests.environments import example_environments
 from tflearn.agents import dqn
 from tflearn.core.errors import UserError
 from tflearn.environments import vector_env
+from tflearn.networks.networks import NetworkOptions
 
 KINDS = ('in_process', 'worker_processes', 'native')
 IMAGE = spaces.Box(0, 255, (2, 3, 1), np.uint8)
@@ -328,7 +329,7 @@ def test_a_run_takes_keys_and_dtypes_of_all_kinds(tmp_path, make):
         make_environment=functools.partial(
             make, functools.partial(example_environments.Returning, space, good, at_step=3, terminated=True)
         ),
-        make_agent=functools.partial(dqn.make_agent, fc_layer_params=(4,)),
+        make_agent=functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(4,))),
         experience=tflearn.Experience(replay=tflearn.Uniform(min_size=8), batch=tflearn.BatchItems(4)),
         num_train_steps=4,
         num_episodes=1,

@@ -10,7 +10,6 @@ from tests.data import data_sets
 from tests.testing import written_summaries
 from tests.testing.jobs import job_arguments
 from tflearn.agents import bc, ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.core.waiting import wait_until
 from tflearn.data.demonstrations import Cloning
@@ -21,6 +20,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Initial
+from tflearn.networks.networks import NetworkOptions
 
 # TF-Agents' own
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

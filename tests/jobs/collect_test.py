@@ -17,6 +17,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit, EpisodeMetricsOptions
+from tflearn.networks.networks import NetworkOptions
 from tflearn.replay import connection
 
 FREE = Experience(replay=Uniform(min_size=1, max_size=10_000, sampling='server'), chunk_steps=4)
@@ -133,7 +134,9 @@ def test_epsilon_ladder_sets_epsilons(small_run, learner):
 def test_rejects_unsupported_exploration_before_waiting(small_run):
     given = {
         'make_environment': functools.partial(gymnasium_env.make, 'Pendulum-v1'),
-        'make_agent': functools.partial(sac.make_agent, actor_fc_layer_params=(8,), critic_fc_layer_params=(8,)),
+        'make_agent': functools.partial(
+            sac.make_agent, network=NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))
+        ),
     }
     options = CollectOptions(epsilon_ladder=EpsilonLadder())
     with pytest.raises(

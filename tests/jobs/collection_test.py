@@ -12,6 +12,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.environments import vector_env
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeMetricsOptions
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
+from tflearn.networks.networks import NetworkOptions
 
 
 def test_limits_episodes_per_version():
@@ -46,7 +47,9 @@ def test_allows_one_more_episode_after_a_wait():
 
 def test_counts_random_steps_exactly():
     environment = fakes.CheckedEnvironment((50, 50))
-    agent = dqn.make_agent(environment.specs, create_train_step(), Experience(), epsilon=0.0, fc_layer_params=(4,))
+    agent = dqn.make_agent(
+        environment.specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(4,)), epsilon=0.0
+    )
     rows = []
     collection = Collection(environment, agent.collect_policy, CollectOptions(initial_random_steps=40))
     while collection.random:
@@ -64,7 +67,9 @@ def test_counts_random_steps_exactly():
 
 def test_skips_random_steps_that_the_run_already_has():
     environment = fakes.CheckedEnvironment((50, 50))
-    agent = dqn.make_agent(environment.specs, create_train_step(), Experience(), fc_layer_params=(4,))
+    agent = dqn.make_agent(
+        environment.specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(4,))
+    )
     collection = Collection(environment, agent.collect_policy, CollectOptions(initial_random_steps=40))
     collection.run(1, lambda row: None, env_steps_of_run=40)
     assert not collection.random
@@ -72,7 +77,9 @@ def test_skips_random_steps_that_the_run_already_has():
 
 def test_environments_see_the_progress_of_the_run():
     environment = vector_env.in_process(example_environments.Course, 2, seed=0)
-    agent = dqn.make_agent(environment.specs, create_train_step(), Experience(), fc_layer_params=(4,))
+    agent = dqn.make_agent(
+        environment.specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(4,))
+    )
     collection = Collection(environment, agent.collect_policy, CollectOptions())
     rows = []
     for env_steps, train_step in ((0, 0), (10, 3), (10, 3), (40, 5)):
@@ -85,7 +92,9 @@ def test_environments_see_the_progress_of_the_run():
 def test_calls_back_with_each_episode(make):
     """An episode has four steps; the row after its last one is no step."""
     environment = make(example_environments.Course, 2, seed=0)
-    agent = dqn.make_agent(environment.specs, create_train_step(), Experience(), fc_layer_params=(4,))
+    agent = dqn.make_agent(
+        environment.specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(4,))
+    )
     episodes = []
 
     def on_episode(episode):

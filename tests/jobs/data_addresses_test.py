@@ -6,13 +6,13 @@ import pytest
 
 from tests.testing.jobs import QUEUE
 from tflearn.agents import impala
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import own_address
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Data
+from tflearn.networks.networks import NetworkOptions
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY
 

@@ -23,11 +23,12 @@ from tflearn.jobs.train import train
 from tflearn.jobs.train_offline import train_offline
 from tflearn.jobs.train_settings import Initial
 from tflearn.learner.stop_conditions import StopConditions
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.policies.policy_function import load_policy
 from tflearn.transforms import normalize, transformed
 
-SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}
+SMALL = {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}
 RUN = {
     'make_environment': functools.partial(gymnasium_env.make, 'Pendulum-v1', max_episode_steps=20),
     'make_agent': functools.partial(td3.make_agent, exploration_noise=schedules.linear(0.3, 0.1, 10), **SMALL),
@@ -70,7 +71,7 @@ def test_behavior_cloning_from_files_with_the_data_s_mean_and_variance(tmp_path)
         agents.append(
             transformed.make_agent(
                 *arguments,
-                make_agent=functools.partial(td3.make_agent, behavior_cloning_alpha=2.5, **SMALL),
+                make_agent=functools.partial(td3.make_agent, loss=td3.TD3Loss(behavior_cloning_alpha=2.5), **SMALL),
                 transforms=[normalize.Observations(clipping=10.0)],
             )
         )

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tests.testing import forks
 from tflearn.agents import ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import Iteration
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.jobs.train import train
+from tflearn.networks.networks import NetworkOptions
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -8,6 +8,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 
 
@@ -19,7 +20,9 @@ def test_learner_and_collectors_follow_the_runs_environment_steps(small_run):
 
     def make_agent(specs, train_step, experience):
         made.append(schedules.by_env_steps(schedule))
-        return dqn.make_agent(specs, train_step, experience, fc_layer_params=(8,), epsilon=made[-1])
+        return dqn.make_agent(
+            specs, train_step, experience, network=NetworkOptions(fc_layer_params=(8,)), epsilon=made[-1]
+        )
 
     def values():
         return [round((1.0 - float(each(tf.constant(0, tf.int64)))) * 10_000) for each in made]

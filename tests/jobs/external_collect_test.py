@@ -11,7 +11,6 @@ import pytest
 from tests.docs_test import DOCS
 from tests.testing import experiences
 from tflearn.agents import ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.core.waiting import wait_until
 from tflearn.environments import external_client, external_env
@@ -19,6 +18,7 @@ from tflearn.environments.external_server import ExternalOptions
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.launch.local import free_port
+from tflearn.networks.networks import NetworkOptions
 
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 

@@ -16,7 +16,7 @@ from tflearn.launch.local import free_address
 
 DEADLINE_SECS = 120.0
 BINDINGS = (
-    'dqn.make_agent.fc_layer_params=(8,)',
+    'networks.NetworkOptions.fc_layer_params=(8,)',
     'Uniform.min_size=100',
     'Uniform.samples_per_insert=8.0',
     'BatchItems.per_replica=8',

@@ -11,7 +11,6 @@ import tensorflow as tf
 import tflearn
 from tests.testing import experiences
 from tflearn.agents import impala, ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.coordinator import credits, reports
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.core.waiting import wait_until
@@ -20,7 +19,9 @@ from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.learner.learner import LearnerOptions
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ppo_loss
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.replay.storage import REPLAY
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
@@ -170,9 +171,9 @@ def test_a_rare_large_reward_is_chosen_with_the_default_normalization(small_run)
         'make_environment': functools.partial(vector_env.in_process, Choice),
         'make_agent': functools.partial(
             ppo.make_agent,
+            optimizer=OptimizerOptions(1e-2),
             network=NetworkOptions(fc_layer_params=(16,)),
-            loss=ppo_loss.LossOptions(gamma=1.0, lambda_=1.0),
-            learning_rate=1e-2,
+            loss=ppo_loss.PPOLoss(gamma=1.0, lambda_=1.0),
         ),
         'experience': Experience(
             slicing=Slicing(sequence_length=201, stride=200, pad_episodes=True),

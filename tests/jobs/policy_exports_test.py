@@ -22,6 +22,7 @@ from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader, updates, versions
 from tflearn.policies.products import ProductOptions
 
@@ -56,7 +57,7 @@ def test_exports_all_policies_from_one_snapshot(make_agent, name, tmp_path):
 
 def test_makes_a_product_of_each_version_but_the_raw_ones(tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
-    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(8,)))
     products = ProductOptions(parameters=True, names={'logits': 'q_values'}, tflite=False)
     options = ExportOptions(('greedy_policy', 'raw_policy'), keep_last=1, products=products)
     run_dir = RunDir(tmp_path)
@@ -74,7 +75,7 @@ def test_makes_a_product_of_each_version_but_the_raw_ones(tmp_path):
 def test_exports_what_the_agent_makes_of_its_policy(tmp_path):
     """An agent of TF-Agents may make another policy for use than it trains, at each time."""
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
-    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(8,)))
 
     def process():
         made = example_policies.Linear(specs.observation, specs.action)
@@ -104,7 +105,7 @@ def test_rejects_invalid_options():
 
 def test_wait_raises_failed_first_export_unless_a_later_one_succeeds(tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
-    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(8,)))
     directory = RunDir(tmp_path).greedy_policy
     exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy',)), dict)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -125,7 +126,7 @@ def test_wait_raises_failed_first_export_unless_a_later_one_succeeds(tmp_path):
 
 def test_exports_that_act_differently_are_not_published_and_end_a_run_after_three_in_a_row(tmp_path, caplog):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
-    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(8,)))
     agent.policy.variables()[-1].assign([0.0, 1e4])  # always 1; without weights it is always 0
     directory = RunDir(tmp_path).greedy_policy
     exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy', 'raw_policy')), dict)
@@ -158,7 +159,7 @@ def test_exports_that_act_differently_are_not_published_and_end_a_run_after_thre
 
 def test_first_export_is_of_its_snapshot_while_training_goes_on(tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
-    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(8,)))
     exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy', 'raw_policy')), dict)
     bias, time_step = agent.policy.variables()[-1], example_policies.time_step(agent.policy, 4)
     go, exporter = threading.Event(), exports._exporters[0]
@@ -196,11 +197,12 @@ from tflearn.policies import loader, versions
 from tflearn.files.run_dir import RunDir
 from tflearn.core.types import specs_of, zeros
 from tflearn.core.train_step import create_train_step
+from tflearn.networks.networks import NetworkOptions
 
 run_dir = RunDir(sys.argv[1])
 make = functools.partial(gymnasium_env.make, 'CartPole-v1')
 experience = Experience(batch=BatchItems(4))
-agent = dqn.make_agent(specs_of(make), create_train_step(), experience, fc_layer_params=(400, 300))
+agent = dqn.make_agent(specs_of(make), create_train_step(), experience, network=NetworkOptions((400, 300)))
 batch = zeros(agent.collect_data_spec, (4, 2))
 exports = PolicyExports(agent, run_dir, ExportOptions(('greedy_policy',)), dict)
 learner = Learner(
@@ -254,7 +256,7 @@ def test_full_disk_keeps_the_previous_version_and_training_continues(tmp_path):
 
 def test_does_not_export_weights_that_are_not_finite(tmp_path, caplog):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
-    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(4,))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(4,)))
     run_dir = RunDir(tmp_path)
     exports = PolicyExports(agent, run_dir, ExportOptions(('greedy_policy',)), dict)
     exports.export(0)

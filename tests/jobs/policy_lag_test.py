@@ -8,11 +8,11 @@ import pytest
 from tests.testing import written_summaries
 from tests.testing.jobs import QUEUE
 from tflearn.agents import impala
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.learner.learner import LearnerOptions
+from tflearn.networks.networks import NetworkOptions
 
 NUM_STEPS = 40
 # Slower than the collector, so that the queue blocks the collector.

@@ -8,7 +8,6 @@ import pytest
 
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.agents import ppo, r2d2
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing
 from tflearn.environments.tasks import t_maze
 from tflearn.files.run_dir import RunDir
@@ -16,6 +15,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.train import train
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies.policy_function import load_policy
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
@@ -25,7 +25,9 @@ make_environment = functools.partial(t_maze.make, length=2)
 R2D2 = {
     'make_environment': make_environment,
     'make_agent': functools.partial(
-        r2d2.make_agent, lstm_size=(4,), fc_layer_params=(8,), loss=r2d2.LossOptions(burn_in_steps=2)
+        r2d2.make_agent,
+        network=NetworkOptions(lstm_size=(4,), fc_layer_params=(8,)),
+        loss=r2d2.R2D2Loss(burn_in_steps=2),
     ),
 }
 

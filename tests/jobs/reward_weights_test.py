@@ -16,13 +16,21 @@ from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies.policy_function import load_policy
 from tflearn.transforms import rewards, transformed
 from tflearn.transforms.reward_weights import RewardWeights
 
 
 def make_agent(*given, weights=(1.0, 0.25)):
-    make = functools.partial(dqn.make_agent, fc_layer_params=(8,), epsilon=0.5, gamma=0.5, learning_rate=0.01)
+    make = functools.partial(
+        dqn.make_agent,
+        network=NetworkOptions(fc_layer_params=(8,)),
+        optimizer=OptimizerOptions(0.01),
+        epsilon=0.5,
+        gamma=0.5,
+    )
     return transformed.make_agent(*given, make_agent=make, transforms=[rewards.Weighted(weights)])
 
 

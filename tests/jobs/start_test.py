@@ -14,7 +14,6 @@ import tflearn
 from tests.testing import foreign_agents
 from tests.testing.served_policies import serving
 from tflearn.agents import bc, discrete_sac, dqn, linear_bandit, r2d2
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.api.data_evaluation import evaluate_on_data
 from tflearn.core.train_step import create_train_step
@@ -23,6 +22,7 @@ from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import vector_env
 from tflearn.jobs.record import record
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader, products, tflite
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.client import PolicyClient
@@ -30,7 +30,7 @@ from tflearn.serving.client import PolicyClient
 GEAR = spaces.Discrete(3, start=5)
 SEVERAL = spaces.MultiDiscrete([2, 3], start=[1, -4])
 NESTED = spaces.Dict(gear=GEAR, several=SEVERAL)
-FEW, FEW_LAYERS = {'fc_layer_params': (8,)}, NetworkOptions(fc_layer_params=(8,))
+FEW, FEW_LAYERS = {'network': NetworkOptions(fc_layer_params=(8,))}, NetworkOptions(fc_layer_params=(8,))
 
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
@@ -130,8 +130,8 @@ def test_all_count_from_the_start(tmp_path):
 @pytest.mark.parametrize(
     ('module', 'given'),
     [
-        (r2d2, {**FEW, 'lstm_size': (4,), 'loss': r2d2.LossOptions(n_step=1, burn_in_steps=0)}),
-        (discrete_sac, {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}),
+        (r2d2, {'network': NetworkOptions((8,), lstm_size=(4,)), 'loss': r2d2.R2D2Loss(n_step=1, burn_in_steps=0)}),
+        (discrete_sac, {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}),
         (linear_bandit, {}),
     ],
 )

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tests.testing import jobs, structured
 from tflearn.agents import dqn, ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect import collect
@@ -18,6 +17,7 @@ from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies.policy_function import load_policy
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
@@ -47,7 +47,9 @@ def test_synchronous_run_and_evaluation_with_a_mask(tmp_path, made):
         'experience': run.experience,
         'num_environments': 2,
         'make_environment': make_environment,
-        'make_agent': functools.partial(dqn.make_agent, fc_layer_params=(8,), epsilon=0.5, action_mask='mask'),
+        'make_agent': functools.partial(
+            dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), epsilon=0.5, action_mask='mask'
+        ),
         'collect_options': CollectOptions(initial_random_steps=30),
         'num_train_steps': 60,
         'export_interval_steps': 60,

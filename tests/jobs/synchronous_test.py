@@ -17,7 +17,9 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train_settings import Hooks
 from tflearn.networks import mlp
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import versions
 from tflearn.policies.model_files import ModelFiles
 
@@ -65,7 +67,9 @@ def assert_same(one, other):
 def test_totals_and_schedules_by_environment_steps(tmp_path):
     """The learning rate is 0 after 100 environment steps: from then on weights stay as they are."""
     rate = schedules.by_env_steps(schedules.piecewise([(100, 1e-2), (101, 0.0)]))
-    make_agent = functools.partial(dqn.make_agent, fc_layer_params=(8,), learning_rate=rate)
+    make_agent = functools.partial(
+        dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), optimizer=OptimizerOptions(rate)
+    )
     totals = {'num_checkpoints': 4, 'num_exports': 2, 'num_summaries': 5, 'exports': GREEDY}
     run_dir = run_synchronously(tmp_path, num_train_steps=160, make_agent=make_agent, **totals)
     saved = {int(path.stem.partition('-')[2]): path for path in run_dir.checkpoints.glob('ckpt-*.index')}
@@ -217,7 +221,10 @@ def test_a_wrong_export_is_not_published_and_ends_a_run_only_as_its_last(tmp_pat
 
     monkeypatch.setattr(ModelFiles, 'write_weights', write_one_wrong)
     make_agent = functools.partial(
-        dqn.make_agent, make_network=functools.partial(mlp.make_network, layer_norm=True, fc_layer_params=(8, 8))
+        dqn.make_agent,
+        network=NetworkOptions(
+            make_network=functools.partial(mlp.make_network, layer_norm=True, fc_layer_params=(8, 8))
+        ),
     )
     arguments = {'num_train_steps': 20, 'export_interval_steps': 10, 'make_agent': make_agent, 'exports': GREEDY}
     run_dir = RunDir(tmp_path)
@@ -253,7 +260,7 @@ def test_rejects_unsupported_arguments(tmp_path, arguments, message):
     assert list(RunDir(tmp_path).root.iterdir()) == []
 
 
-@pytest.mark.parametrize('replay', [Queue(), Prioritized()])
+@pytest.mark.parametrize('replay', [Queue(), Prioritized(max_times_sampled=1)])
 def test_rejects_other_replays_before_any_work(tmp_path, replay):
     with pytest.raises(ValueError, match=r'need Uniform\('):
         run_synchronously(tmp_path, num_train_steps=1, experience=Experience(replay=replay))

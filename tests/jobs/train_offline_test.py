@@ -24,11 +24,13 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import loader
 from tflearn.replay.storage import Storage
 from tflearn.sampling.local import LocalReplay
 
-make_agent = functools.partial(dqn.make_agent, fc_layer_params=(8,), epsilon=0.0)
+make_agent = functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), epsilon=0.0)
 
 
 def sequences(replay):
@@ -177,7 +179,7 @@ def test_it_validates_on_episodes_of_their_own_and_stops_when_they_get_no_better
         'validation': Validation(0.3, 20),
         'intervals': Intervals(export_interval_steps=10_000),
         'learner_options': LearnerOptions(checkpoint_interval_steps=10_000, summaries=SummaryOptions(10_000)),
-        'make_agent': functools.partial(make_agent, learning_rate=1e-2),  # so that it takes fewer
+        'make_agent': functools.partial(make_agent, optimizer=OptimizerOptions(1e-2)),  # so that it takes fewer
     }
     run_dir = train(
         tmp_path / 'run', tmp_path / 'data', data_stop_conditions=DataStopConditions(patience=2), **settings
@@ -247,7 +249,7 @@ def test_data_that_do_not_fit_are_read_as_a_stream(tmp_path):
 
 def test_mistakes_are_refused(tmp_path):
     data_sets.write(tmp_path / 'data', 8)
-    with pytest.raises(ValueError, match='which draws uniformly'):
+    with pytest.raises(ValueError, match='for episodes in files; need Uniform'):
         train(tmp_path / 'run', tmp_path / 'data', experience=Experience(replay=Queue()))
     small = Experience(replay=Uniform(max_mirror_gb=1e-9))
     with pytest.raises(ValueError, match=r'for data that take .* need at most Uniform.max_mirror_gb=1e-09'):

@@ -16,6 +16,8 @@ from tflearn.core.waiting import PeerStopped, StopEvent, wait_until
 from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies.loader import load_newest
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}
@@ -75,7 +77,9 @@ def test_starts_with_another_runs_weights(small_run, tmp_path):
     try:
         run.start_replay()
         run.start(collect, num_environments=2)
-        still = functools.partial(dqn.make_agent, fc_layer_params=(8,), learning_rate=0.0)
+        still = functools.partial(
+            dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), optimizer=OptimizerOptions(0.0)
+        )
         given = {'checkpoint': str(small_run.dir.root), 'make_agent': still}
         run.start(train, num_train_steps=20, **FEW | given).join()
         for ours, theirs in zip(_weights(run), _weights(small_run), strict=True):
@@ -100,7 +104,7 @@ def test_starts_with_another_runs_weights(small_run, tmp_path):
     ],
 )
 def test_rejects_checkpoints_that_cannot_be_loaded(small_run, tmp_path, changes, message):
-    agent = dqn.make_agent(*_parts(small_run), fc_layer_params=(8,))
+    agent = dqn.make_agent(*_parts(small_run), network=NetworkOptions(fc_layer_params=(8,)))
     path = tf.train.Checkpoint(agent=agent, train_step=agent.train_step_counter).write(str(tmp_path / 'ckpt-1'))
     small_run.start_replay()
     with pytest.raises(ValueError, match=message):

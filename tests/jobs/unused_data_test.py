@@ -14,6 +14,7 @@ from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
 from tflearn.environments import vector_env
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
+from tflearn.networks.networks import NetworkOptions
 
 
 class Short(gymnasium.Env):
@@ -36,7 +37,11 @@ class Short(gymnasium.Env):
 
 
 def _train(tmp_path, slicing, num_steps=3, discrete=False):
-    units = {'fc_layer_params': (4,)} if discrete else {'actor_fc_layer_params': (4,), 'critic_fc_layer_params': (4,)}
+    units = (
+        {'network': NetworkOptions(fc_layer_params=(4,))}
+        if discrete
+        else {'network': NetworkOptions(fc_layer_params=(4,), critic_fc_layer_params=(4,))}
+    )
     return tflearn.train(
         make_environment=functools.partial(vector_env.in_process, functools.partial(Short, num_steps, discrete)),
         make_agent=functools.partial((dqn if discrete else td3).make_agent, **units),
@@ -68,7 +73,7 @@ def test_a_collector_ends_where_all_episodes_are_too_short(small_run, caplog):  
     experience = dataclasses.replace(SmallRun.experience, slicing=Slicing(sequence_length=6))
     given = {
         'make_environment': functools.partial(vector_env.in_process, functools.partial(Short, discrete=True)),
-        'make_agent': functools.partial(dqn.make_agent, fc_layer_params=(4,)),
+        'make_agent': functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(4,))),
         'experience': experience,
     }
     small_run.start_replay(**given)

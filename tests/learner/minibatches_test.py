@@ -10,7 +10,6 @@ import tensorflow as tf
 from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core import strategies
 from tflearn.core.experience import Iteration
 from tflearn.core.train_step import create_train_step
@@ -18,6 +17,7 @@ from tflearn.core.types import WEIGHTS, BatchSource
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.minibatches import MinibatchSource
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies.exporter import PolicyExporter
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.

@@ -1,7 +1,5 @@
 """Batches with numbers that are not finite, trained on by the learner with each agent."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,25 +8,25 @@ from tf_agents.networks import q_network
 
 from tests.agents import example_data
 from tflearn.agents import dqn, ppo, sac, td3
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core import strategies
 from tflearn.core.train_step import create_train_step
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
-from tflearn.optimization import optimizers
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 
 POISONED = 3  # index of the batch whose first reward is not a number
-SMALL = {'actor_fc_layer_params': (8,)}
+SMALL = {'network': NetworkOptions(fc_layer_params=(8,))}
 AGENTS = {
-    'dqn': (dqn, example_data.DISCRETE, {'fc_layer_params': (8,)}, 2),
-    'sac': (sac, example_data.CONTINUOUS, SMALL | {'critic_fc_layer_params': (8,)}, 2),
-    'td3': (td3, example_data.CONTINUOUS, SMALL | {'critic_fc_layer_params': (8,)}, 2),
+    'dqn': (dqn, example_data.DISCRETE, {'network': NetworkOptions(fc_layer_params=(8,))}, 2),
+    'sac': (sac, example_data.CONTINUOUS, SMALL, 2),
+    'td3': (td3, example_data.CONTINUOUS, SMALL, 2),
     'ppo': (ppo, example_data.CONTINUOUS, {'network': NetworkOptions(fc_layer_params=(8,))}, 5),
 }
 # The others take long to compile.
 KINDS = ['dqn', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('sac', 'td3', 'ppo'))]
-SKIPPING = functools.partial(optimizers.make, skip_nonfinite=True)
+SKIPPING = OptimizerOptions(skip_nonfinite=True)
 
 
 def _agent(kind, strategy=None, **changes):
@@ -66,14 +64,14 @@ def _finite(agent):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_stop_saves_finite_variables(tmp_path, kind):
-    agent = _agent(kind, make_optimizer=SKIPPING)
+    agent = _agent(kind, optimizer=SKIPPING)
     learner = _learner(tmp_path, agent, kind, 'stop')
     message = f'not finite at train step {POISONED + 1}; its batch has .* in reward; need finite data; .*from .*ckpt-4'
     with pytest.raises(FloatingPointError, match=message):
         learner.run(6)
     learner.close()
     assert _finite(agent)
-    again = _agent(kind, make_optimizer=SKIPPING)
+    again = _agent(kind, optimizer=SKIPPING)
     assert _learner(tmp_path, again, kind, 'stop').step == POISONED + 1
     assert _finite(again)
 
@@ -106,7 +104,7 @@ def test_stop_does_not_save_variables_that_are_not_finite(tmp_path, kind):
 def test_skip_continues_without_the_batch(tmp_path, kind, bad, strategy):
     """An infinite Huber loss has finite gradients: they are not applied either."""
     strategy = strategies.make(strategy)
-    agent = _agent(kind, strategy, make_optimizer=SKIPPING)
+    agent = _agent(kind, strategy, optimizer=SKIPPING)
     learner = _learner(tmp_path, agent, kind, 'skip', bad, strategy)
     assert learner.run(POISONED).num_nonfinite == 0
     before = [variable.numpy() for variable in agent.collect_policy.variables()]
@@ -122,7 +120,7 @@ def test_skip_continues_without_the_batch(tmp_path, kind, bad, strategy):
 @pytest.mark.parametrize('kind', KINDS)
 def test_skip_needs_an_optimizer_that_skips(tmp_path, kind):
     learner = _learner(tmp_path, _agent(kind), kind, 'skip')
-    with pytest.raises(FloatingPointError, match=r'are not finite either; .*optimizers.make\(skip_nonfinite=True\)'):
+    with pytest.raises(FloatingPointError, match=r'are not finite either; .*OptimizerOptions\(skip_nonfinite=True\)'):
         learner.run(6)
 
 

@@ -7,6 +7,7 @@ replicas draw differently, as they should, so here it is a function of the data.
 
 import dataclasses
 import functools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -38,14 +39,15 @@ from tflearn.agents import (
     tqc,
     v_mpo,
 )
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core import strategies
 from tflearn.core.experience import BatchItems
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import optimizers, ppo_loss
+from tflearn.optimization.conservative import Conservative
 from tflearn.optimization.ensemble import Truncated
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
@@ -58,8 +60,8 @@ CLIPPING = 0.05  # clips nearly every gradient, each by another factor
 class Recorder(optimizers.Optimizer):
     """Keeps the norms of the gradients, before and after clipping, summed over the steps: float32 [2]."""
 
-    def __init__(self, **settings):
-        super().__init__(**settings)
+    def __init__(self, *settings):
+        super().__init__(*settings)
         self.norms = tf.Variable(
             tf.zeros(2), trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name='norms'
         )
@@ -70,20 +72,12 @@ class Recorder(optimizers.Optimizer):
         return clipped
 
 
-def _recorder(made, train_step, learning_rate, *, gradient_clipping, per_replica_batch_size, name):
-    plain = optimizers.make(train_step, learning_rate, gradient_clipping=gradient_clipping, name=name)
-    made.append(
-        Recorder(
-            keras=plain.keras,
-            train_step=train_step,
-            gradient_clipping=gradient_clipping,
-            clip_by='global_norm',
-            skip_nonfinite=False,
-            per_replica_batch_size=per_replica_batch_size,
-            name=name,
-        )
-    )
-    return made[-1]
+class _Recording(optimizers.OptimizerOptions):
+    """Makes recorders."""
+
+    def make(self, *args, **kwargs):
+        with mock.patch.object(optimizers, 'Optimizer', Recorder):
+            return super().make(*args, **kwargs)
 
 
 class _NoiseOfData(tfp.distributions.MultivariateNormalDiag):
@@ -106,7 +100,13 @@ class _Projection(tanh_normal_projection_network.TanhNormalProjectionNetwork):
 
 
 def _make_dqn(experience, **settings):
-    return dqn.make_agent(example_data.DISCRETE, create_train_step(), experience, fc_layer_params=(16,), **settings)
+    return dqn.make_agent(
+        example_data.DISCRETE,
+        create_train_step(),
+        experience,
+        network=NetworkOptions(fc_layer_params=(16,)),
+        **settings,
+    )
 
 
 def _make_sac(experience, **settings):
@@ -115,7 +115,7 @@ def _make_sac(experience, **settings):
         specs,
         create_train_step(),
         experience,
-        critic_fc_layer_params=(16,),
+        network=NetworkOptions(critic_fc_layer_params=(16,)),
         actor_network=actor_distribution_network.ActorDistributionNetwork(
             specs.observation, specs.action, fc_layer_params=(16,), continuous_projection_net=_Projection
         ),
@@ -124,13 +124,13 @@ def _make_sac(experience, **settings):
 
 
 def _make_cql(experience, **settings):
-    agent = _make_sac(experience, conservative_weight=0.5, conservative_target_gap=2.0, **settings)
+    agent = _make_sac(experience, conservative=Conservative(0.5, 2.0), **settings)
 
-    def draw(steps):
-        actions = tf.stack([tf.sin(k * steps.observation[:, :2]) for k in range(4)], axis=1)
+    def draw(batch):
+        actions = tf.stack([tf.sin(k * batch.observation[:, :2]) for k in range(4)], axis=1)
         return actions, tf.reduce_sum(actions, axis=2)
 
-    agent._draw = draw
+    agent._draw_others = draw
     return agent
 
 
@@ -139,8 +139,7 @@ def _make_td3(experience, make_agent=td3.make_agent, **settings):
         example_data.CONTINUOUS,
         create_train_step(),
         experience,
-        actor_fc_layer_params=(16,),
-        critic_fc_layer_params=(16,),
+        network=NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,)),
         **settings,
     )
     agent._noise = lambda actions: tf.sin(10.0 * actions)
@@ -163,7 +162,7 @@ def _make_nested_ppo(experience, **settings):
 
 
 def _make_ppo(experience, **settings):
-    loss = ppo_loss.LossOptions(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)
+    loss = ppo_loss.PPOLoss(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)
     network = NetworkOptions(fc_layer_params=(16,))
     return ppo.make_agent(
         example_data.CONTINUOUS, create_train_step(), experience, network=network, loss=loss, **settings
@@ -171,7 +170,7 @@ def _make_ppo(experience, **settings):
 
 
 def _make_a2c(experience, **settings):
-    loss = ppo_loss.LossOptions(lambda_=1.0, clip_epsilon=None, normalize_advantages=False)
+    loss = ppo_loss.PPOLoss(lambda_=1.0, clip_epsilon=None, normalize_advantages=False)
     return _make_impala(experience, ppo.make_agent, loss=loss, **settings)
 
 
@@ -180,12 +179,10 @@ def _make_reinforce(experience, **settings):
         example_data.DISCRETE,
         create_train_step(),
         experience,
-        actor_fc_layer_params=(16,),
-        value_fc_layer_params=(8,),
-        lstm_size=(8,),
+        network=NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(8,), lstm_size=(8,)),
+        loss=reinforce.ReinforceLoss(entropy_coefficient=0.01),
         normalize_observations=True,
         normalize_rewards=True,
-        entropy_coefficient=0.01,
         **settings,
     )
 
@@ -211,7 +208,7 @@ def _make_appo(experience, **settings):
 
 def _make_bc(experience, **settings):
     network = NetworkOptions(fc_layer_params=(16,))
-    loss = bc.LossOptions(weight='return_to_go', weight_temperature=0.5, entropy_coefficient=0.01)
+    loss = bc.BCLoss(weight='return_to_go', weight_temperature=0.5, entropy_coefficient=0.01)
     return bc.make_agent(
         example_data.CONTINUOUS, create_train_step(), experience, network=network, loss=loss, **settings
     )
@@ -224,24 +221,24 @@ def _make_iql(experience, **settings):
         create_train_step(),
         experience,
         network=network,
-        critic_fc_layer_params=(16,),
         **settings,
     )
 
 
 def _make_awac(experience, make_agent=awac.make_agent, **settings):
-    units = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,)}  # for discrete actions it draws nothing
+    # For discrete actions it draws nothing.
+    units = {'network': NetworkOptions(fc_layer_params=(16,))}
     return make_agent(example_data.DISCRETE, create_train_step(), experience, **units, **settings)
 
 
 def _make_tqc(experience, **settings):
-    units = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,), 'num_critics': 3}
-    loss, truncated = tqc.LossOptions(reward_scale=10.0, initial_log_alpha=1.0), Truncated(4, 1)
+    units = {'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,)), 'num_critics': 3}
+    loss, truncated = sac.SACLoss(reward_scale=10.0, initial_log_alpha=1.0), Truncated(4, 1)
     specs = example_data.CONTINUOUS
     agent = tqc.make_agent(specs, create_train_step(), experience, loss=loss, truncated=truncated, **units, **settings)
 
-    def draw(observation, training=False):
-        distribution, _ = agent._actor(observation, step_type=(), network_state=(), training=training)
+    def draw(batch, training=False, following=False):
+        distribution = agent._distribution(batch, training, following)
         action = distribution.mode()
         return action, common.log_probability(distribution, action, specs.action)
 
@@ -250,7 +247,7 @@ def _make_tqc(experience, **settings):
 
 
 def _make_discrete_sac(experience, **settings):
-    loss = discrete_sac.LossOptions(reward_scale=10.0, initial_log_alpha=3.0)
+    loss = discrete_sac.DiscreteSACLoss(reward_scale=10.0, initial_log_alpha=3.0)
     return _make_awac(experience, discrete_sac.make_agent, loss=loss, **settings)
 
 
@@ -264,7 +261,7 @@ AGENTS = {
     'cql': (_make_cql, sac.EXPERIENCE),
     'tqc': (_make_tqc, tqc.EXPERIENCE),
     'td3': (_make_td3, experiences.changed(td3.EXPERIENCE, sequence_length=3)),
-    'td3+bc': (functools.partial(_make_td3, behavior_cloning_alpha=2.5), td3.EXPERIENCE),
+    'td3+bc': (functools.partial(_make_td3, loss=td3.TD3Loss(behavior_cloning_alpha=2.5)), td3.EXPERIENCE),
     'ddpg': (functools.partial(_make_td3, make_agent=ddpg.make_agent), ddpg.EXPERIENCE),
     'ppo': (_make_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
     'nested ppo': (_make_nested_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
@@ -301,6 +298,10 @@ def _set_weights(agent):
             variable.assign(tf.random.stateless_uniform(variable.shape, (i, 7), -0.5, 0.5))
 
 
+def _recorders(agent):
+    return [view for view in tf.train.TrackableView(agent).descendants() if isinstance(view, Recorder)]
+
+
 def _variables(agent):
     views = tf.train.TrackableView(agent).descendants()
     return [view for view in views if isinstance(view, tf.Variable)]
@@ -334,10 +335,8 @@ def _run(name, replicas, directory):
     make, experience = AGENTS[name]
     experience = dataclasses.replace(experience, batch=BatchItems(BATCH_SIZE // replicas))
     strategy = strategies.make('default' if replicas == 1 else f'mirrored:{replicas}')
-    made = []
     with strategy.scope():
-        recorder = functools.partial(_recorder, made)
-        agent = make(experience, make_optimizer=recorder, gradient_clipping=CLIPPING)
+        agent = make(experience, optimizer=_Recording(gradient_clipping=CLIPPING))
         _set_weights(agent)
     dataset_fn = functools.partial(_dataset_fn, agent, experience.slicing.sequence_length)
     learner = Learner(agent, dataset_fn, RunDir(directory / f'{name}_{replicas}'), strategy=strategy)
@@ -345,7 +344,7 @@ def _run(name, replicas, directory):
     assert (result.num_steps, learner.step) == (NUM_STEPS, NUM_STEPS)
     parameters = [variable.numpy() for variable in _variables(agent)]
     # V-MPO's optimizer of temperature and multipliers does not clip.
-    norms = [optimizer.norms.numpy() for optimizer in made if optimizer._gradient_clipping is not None]
+    norms = [optimizer.norms.numpy() for optimizer in _recorders(agent) if optimizer._gradient_clipping is not None]
     return Outcome(result.loss, result.extra, norms, parameters)
 
 

@@ -12,7 +12,6 @@ from tf_agents.trajectories import trajectory
 
 from tests.testing import foreign_agents, written_summaries
 from tflearn.agents import dqn, ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
@@ -20,7 +19,8 @@ from tflearn.files.run_dir import RunDir
 from tflearn.learner import rounds
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.optimization.ppo_loss import LossOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.ppo_loss import PPOLoss
 
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 SPECS = EnvironmentSpecs(
@@ -36,7 +36,7 @@ def make_agent(factory, experience, **settings):
 
 def make_ppo(experience=EXPERIENCE, **loss):
     network = NetworkOptions(fc_layer_params=(4,))
-    plain = {'normalize_observations': False, 'normalize_rewards': False, 'loss': LossOptions(**loss)}
+    plain = {'normalize_observations': False, 'normalize_rewards': False, 'loss': PPOLoss(**loss)}
     return make_agent(ppo.make_agent, experience, network=network, **plain)
 
 

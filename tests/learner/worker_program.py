@@ -26,6 +26,7 @@ from tflearn.learner import worker_files
 from tflearn.learner.learner import Learner
 from tflearn.learner.replica_check import ReplicaConsistency, named_variables
 from tflearn.learner.triggers import IntervalTrigger
+from tflearn.networks.networks import NetworkOptions
 
 GLOBAL_BATCH_SIZE = 8
 NUM_STEPS, STEPS_PER_CALL = 20, 4
@@ -37,7 +38,7 @@ SPECS = EnvironmentSpecs(
 
 def make_agent():
     tf.random.set_seed(1)
-    agent = dqn.make_agent(SPECS, create_train_step(), Experience(), fc_layer_params=(7,))
+    agent = dqn.make_agent(SPECS, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=(7,)))
     for i, variable in enumerate(agent.policy.variables()):
         variable.assign(tf.random.stateless_uniform(variable.shape, (i, 2), -0.5, 0.5))
     return agent

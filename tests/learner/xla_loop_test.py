@@ -12,7 +12,6 @@ import tensorflow as tf
 from tests.agents import example_data
 from tests.testing import experiences, written_summaries
 from tflearn.agents import dqn, droq, impala, ppo, sac, td3, tqc
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core import strategies
 from tflearn.core.experience import BatchItems, Experience, Iteration, Uniform
 from tflearn.core.train_step import create_train_step
@@ -22,7 +21,9 @@ from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.minibatches import MinibatchSource
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
-from tflearn.optimization import optimizers, schedules
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import schedules
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.replay.storage import Storage
 from tflearn.sampling.local import LocalReplay
 
@@ -66,11 +67,10 @@ def _fixed(agent):
 
 def _dqn(**changes):
     settings = {
-        'fc_layer_params': (8,),
-        'target_update_period': 7,
-        'gradient_clipping': 1.0,
-        'learning_rate': schedules.linear(1e-2, 1e-3, 100),
         **changes,
+        'network': NetworkOptions(fc_layer_params=(8,)),
+        'optimizer': OptimizerOptions(schedules.linear(1e-2, 1e-3, 100), gradient_clipping=1.0),
+        'target_update_period': 7,
     }
     tf.random.set_seed(5)  # that of what the train steps draw
     agent = _fixed(dqn.make_agent(example_data.DISCRETE, create_train_step(), REPLAY, **settings))
@@ -98,7 +98,7 @@ def _impala():
 
 
 def _continuous(module, **changes):
-    layers = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}
+    layers = {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}
     tf.random.set_seed(5)  # that of what the train steps draw
     agent = module.make_agent(example_data.CONTINUOUS, create_train_step(), REPLAY, **layers, **changes)
     return _fixed(agent), Stored(*(example_data.sequences(agent, 8, 2, seed) for seed in range(40)))
@@ -164,10 +164,14 @@ def test_summarized_steps_are_taken_without(tmp_path):
 @pytest.mark.parametrize('on_nonfinite', ['stop', 'skip', 'ignore'])
 def test_losses_that_are_not_finite(tmp_path, on_nonfinite):
     def make():
-        skipping = lambda *args, **kwargs: optimizers.make(*args, skip_nonfinite=True, **kwargs)  # noqa: E731
+        skipping = OptimizerOptions(skip_nonfinite=True)
         agent = _fixed(
             dqn.make_agent(
-                example_data.DISCRETE, create_train_step(), REPLAY, fc_layer_params=(8,), make_optimizer=skipping
+                example_data.DISCRETE,
+                create_train_step(),
+                REPLAY,
+                network=NetworkOptions(fc_layer_params=(8,)),
+                optimizer=skipping,
             )
         )
         batches = [example_data.sequences(agent, 4, 2, seed) for seed in range(20)]
@@ -213,7 +217,7 @@ def test_auto_chooses_small_networks(tmp_path, monkeypatch):
     for i, made in enumerate((_dqn(), _sac())):
         assert _trained(tmp_path / f'small_{i}', made, (4,), 'auto')[2]
     units = (1024, 1024)
-    assert not _trained(tmp_path / 'large', _dqn(fc_layer_params=units), (4,), 'auto')[2]
+    assert not _trained(tmp_path / 'large', _dqn(network=NetworkOptions(fc_layer_params=units)), (4,), 'auto')[2]
 
 
 def test_the_default_compiles_after_many_steps(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from tests.agents import example_data, oracles
 from tflearn.agents import dqn
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.networks.networks import ActionEmbeddings
+from tflearn.networks.action_embeddings import ActionEmbeddings, NetworkOptions
 from tflearn.optimization.distributional import Quantiles
 
 NUM_ACTIONS = 5
@@ -27,7 +27,13 @@ TABLE = np.random.default_rng(0).normal(size=(NUM_ACTIONS, 3))
 def _make(table, parts, **changes):
     specs = EnvironmentSpecs({name: PARTS[name] for name in parts}, ACTION)
     embeddings = ActionEmbeddings(table, units=4, fc_layer_params=(6,))
-    settings = {'fc_layer_params': (8,), 'gamma': 0.9, 'double': False, 'action_mask': 'mask', **changes}
+    settings = {
+        **changes,
+        'network': NetworkOptions(fc_layer_params=(8,)),
+        'gamma': 0.9,
+        'double': False,
+        'action_mask': 'mask',
+    }
     agent = dqn.make_agent(specs, create_train_step(), dqn.EXPERIENCE, action_embeddings=embeddings, **settings)
     agent.initialize()
     return agent

@@ -5,17 +5,18 @@ from tf_agents.specs import tensor_spec
 from tests.agents import example_data
 from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.networks import deterministic
+from tflearn.networks.critics import CriticOptions
+from tflearn.networks.networks import NetworkOptions
 
 ACTION = {
     'a': tensor_spec.BoundedTensorSpec((2, 2), tf.float64, 0.1, 0.7),
     'b': tensor_spec.BoundedTensorSpec((), tf.float32, -3.0, 1.0),
 }
 SPECS = EnvironmentSpecs(example_data.CONTINUOUS.observation, ACTION)
-PLAIN = {'conv_layer_params': None, 'preprocessing_layers': None, 'make_network': None}
 
 
 def test_actions_are_within_their_bounds_and_start_in_the_middle():
-    actor = deterministic.DeterministicActor(SPECS.observation, ACTION, (8,))
+    actor = deterministic.DeterministicActor(SPECS.observation, ACTION, NetworkOptions((8,)))
     for observation in (tf.zeros((5, 3)), tf.zeros((5, 4, 3))):
         actions, state = actor(observation)
         assert state == ()
@@ -33,17 +34,15 @@ def test_actions_are_within_their_bounds_and_start_in_the_middle():
 
 
 def test_no_two_networks_share_weights():
-    made = deterministic.make_networks(SPECS, (8,), (9,), 2, PLAIN)
-    variables = [variable.ref() for network in tf.nest.flatten(made) for variable in network.variables]
-    assert len(set(variables)) == len(variables) == 2 * (6 + 2 * 4)
-    critic = made.critics[0]
-    value, _ = critic((tf.zeros((4, 3)), tf.zeros((4, 5))), step_type=())
-    assert value.shape == (4,)
+    made = deterministic.make_networks(SPECS, NetworkOptions((8,), (9,)), CriticOptions(2))
+    variables = [variable.ref() for network in made for variable in network.variables]
+    assert len(set(variables)) == len(variables) == 2 * (6 + 4)
+    assert made.critics(tf.zeros((4, 3)), tf.zeros((4, 5))).shape == (4, 2, 1)
 
 
 def test_noise_may_change():
     deviation = tf.Variable(0.0)
-    actor = deterministic.DeterministicActor(SPECS.observation, ACTION, (8,))
+    actor = deterministic.DeterministicActor(SPECS.observation, ACTION, NetworkOptions((8,)))
     policy = deterministic.NoisyPolicy(SPECS, actor, lambda: deviation.read_value())
     steps = zeros(SPECS.time_step, (300,))
     assert np.ptp(policy.action(steps).action['b']) == 0.0

@@ -3,38 +3,38 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_agents.agents.ddpg import critic_network
 from tf_agents.networks import actor_distribution_network, q_network
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
 from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.coordinator import weights_contract
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.learner import precision
 from tflearn.networks import heads, networks
+from tflearn.networks.networks import NetworkOptions
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 OBSERVATION, CONTINUOUS = example_data.CONTINUOUS.observation, example_data.CONTINUOUS.action
 DISCRETE = example_data.DISCRETE.action
 OBSERVATIONS = tf.random.stateless_uniform((8, 3), (5, 6), -1.0, 1.0)
-ACTIONS = tf.random.stateless_uniform((8, 2), (7, 8), -1.0, 1.0)
 IMAGE = tensor_spec.BoundedTensorSpec((12, 12, 2), tf.uint8, 0, 255, 'observation')
 IMAGES = tf.cast(tf.random.stateless_uniform((8, 12, 12, 2), (1, 2), 0, 256, tf.int32), tf.uint8)
 CONVOLUTIONS = ((4, 4, 2), (8, 3, 1))
 
 NETWORKS = {
-    'q': (lambda: networks.QNetwork(OBSERVATION, DISCRETE, None, (64, 32)), OBSERVATIONS),
-    'q of images': (lambda: networks.QNetwork(IMAGE, DISCRETE, CONVOLUTIONS, (32,)), IMAGES),
-    'critic': (lambda: networks.CriticNetwork((OBSERVATION, CONTINUOUS), (64, 32)), (OBSERVATIONS, ACTIONS)),
-    'normal': (lambda: networks.actor(OBSERVATION, CONTINUOUS, (64, 32)), OBSERVATIONS),
-    'categorical': (lambda: networks.actor(OBSERVATION, DISCRETE, (64, 32)), OBSERVATIONS),
+    'q': (lambda: networks.QNetwork(OBSERVATION, DISCRETE, NetworkOptions((64, 32))), OBSERVATIONS),
+    'q of images': (
+        lambda: networks.QNetwork(IMAGE, DISCRETE, NetworkOptions((32,), conv_layer_params=CONVOLUTIONS)),
+        IMAGES,
+    ),
+    'normal': (lambda: networks.actor(OBSERVATION, CONTINUOUS, NetworkOptions((64, 32))), OBSERVATIONS),
+    'categorical': (lambda: networks.actor(OBSERVATION, DISCRETE, NetworkOptions((64, 32))), OBSERVATIONS),
     'tanh normal': (
-        lambda: networks.actor(OBSERVATION, CONTINUOUS, (64,), continuous=heads.tanh_normal),
+        lambda: networks.actor(OBSERVATION, CONTINUOUS, NetworkOptions((64,)), continuous=heads.tanh_normal),
         OBSERVATIONS,
     ),
 }
@@ -48,12 +48,6 @@ TF_AGENTS = {
     'q': lambda: q_network.QNetwork(OBSERVATION, DISCRETE, fc_layer_params=(64, 32)),
     'q of images': lambda: q_network.QNetwork(
         IMAGE, DISCRETE, preprocessing_layers=scaled(), conv_layer_params=CONVOLUTIONS, fc_layer_params=(32,)
-    ),
-    'critic': lambda: critic_network.CriticNetwork(
-        (OBSERVATION, CONTINUOUS),
-        joint_fc_layer_params=(64, 32),
-        kernel_initializer='glorot_uniform',
-        last_kernel_initializer='glorot_uniform',
     ),
     'normal': lambda: actor_distribution_network.ActorDistributionNetwork(
         OBSERVATION, CONTINUOUS, fc_layer_params=(64, 32)
@@ -118,15 +112,13 @@ def test_in_bfloat16_they_are_near(kind, tmp_path):
 
 def test_last_layer_is_float32():
     """Values near 256 are 2 apart in bfloat16: errors between them would be lost."""
-    for kind in ('q', 'critic'):
-        make, inputs = NETWORKS[kind]
-        net = _made(make, 'bfloat16')
-        net.trainable_weights[-1].assign_add(tf.fill(net.trainable_weights[-1].shape, 256.0))
-        values = _numbers(net, inputs)
-        assert (values % 1 != 0).all(), kind
+    make, inputs = NETWORKS['q']
+    net = _made(make, 'bfloat16')
+    net.trainable_weights[-1].assign_add(tf.fill(net.trainable_weights[-1].shape, 256.0))
+    assert (_numbers(net, inputs) % 1 != 0).all()
 
 
-@pytest.mark.parametrize('kind', ['q', 'q of images', 'critic', 'normal', 'tanh normal'])
+@pytest.mark.parametrize('kind', ['q', 'q of images', 'normal', 'tanh normal'])
 @pytest.mark.parametrize('name', ['float32', 'bfloat16'])
 def test_copy_has_its_own_weights(kind, name):
     make, inputs = NETWORKS[kind]
@@ -142,8 +134,10 @@ def test_copy_has_its_own_weights(kind, name):
 
 
 def test_dueling_values_are_value_and_advantages():
-    net = _made(lambda: networks.QNetwork(OBSERVATION, DISCRETE, None, (16,), last=networks.LastLayers(dueling=True)))
-    plain = _made(lambda: networks.QNetwork(OBSERVATION, DISCRETE, None, (16,)))
+    net = _made(
+        lambda: networks.QNetwork(OBSERVATION, DISCRETE, NetworkOptions((16,)), networks.LastLayers(dueling=True))
+    )
+    plain = _made(lambda: networks.QNetwork(OBSERVATION, DISCRETE, NetworkOptions((16,))))
     assert len(net.variables) == len(plain.variables) + 2
     bias = next(variable for variable in net.variables if 'value/bias' in variable.name and variable.shape == (1,))
     before, _ = net(OBSERVATIONS)
@@ -157,10 +151,9 @@ def test_dueling_values_are_value_and_advantages():
     assert np.isfinite(agent.train(example_data.sequences(agent, 4, 2)).loss)
 
 
-FEW = {'actor_fc_layer_params': (16,)}
 AGENTS = {
     'dqn': (dqn, example_data.DISCRETE, {}, 2),
-    'sac': (sac, example_data.CONTINUOUS, FEW | {'critic_fc_layer_params': (16,)}, 2),
+    'sac': (sac, example_data.CONTINUOUS, {'network': NetworkOptions((16,))}, 2),
     'ppo': (ppo, example_data.CONTINUOUS, {'network': NetworkOptions(fc_layer_params=(16,))}, 9),
     'ppo discrete': (ppo, example_data.DISCRETE, {'network': NetworkOptions(fc_layer_params=(16,))}, 9),
 }
@@ -259,8 +252,6 @@ def test_rejects_text_and_unknown_paths(name):
         make_agent(name, text, action)
     layers = {'robot.leg': tf.keras.layers.Flatten()}
     changes = {'network': NetworkOptions(preprocessing_layers=layers)}
-    if name not in ('ppo', 'impala', 'appo'):
-        changes = {'preprocessing_layers': layers}
     with pytest.raises(ValueError, match="^got preprocessing_layers for 'robot.leg'; need one of: robot.arm, state$"):
         make_agent(name, {'robot': {'arm': OBSERVATION}, 'state': OBSERVATION}, action, **changes)
 
@@ -282,9 +273,6 @@ def test_actions_of_unequal_numbers_of_choices():
 @pytest.mark.parametrize('observation', [OBSERVATION, {'a': OBSERVATION}, bounded((8, 8, 1), tf.int64, 0, 9)])
 @pytest.mark.parametrize('name', ['dqn', 'ppo', 'impala', 'appo'])
 def test_rejects_convolutions_of_other_observations_than_images(name, observation):
-    if name == 'dqn':
-        changes = {'conv_layer_params': ((4, 3, 1),)}
-    else:
-        changes = {'network': NetworkOptions(conv_layer_params=((4, 3, 1),))}
+    changes = {'network': NetworkOptions(conv_layer_params=((4, 3, 1),))}
     with pytest.raises(ValueError, match=r'^got conv_layer_params for .*; need images \[height, width, channels\]'):
         make_agent(name, observation, DISCRETE, **changes)

@@ -7,9 +7,10 @@ from tflearn.agents import dqn
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.networks import noisy
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import distributional
 
-SMALL = {'fc_layer_params': (8,), 'noisy_sigma': 0.5, 'epsilon': 0.0}
+SMALL = {'network': NetworkOptions(fc_layer_params=(8,)), 'noisy_sigma': 0.5, 'epsilon': 0.0}
 
 
 def test_noise_has_the_papers_deviation_in_each_row():

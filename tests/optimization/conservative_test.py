@@ -25,11 +25,11 @@ def test_the_gap_of_drawn_actions_estimates_the_integral():
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        ({'weight': -1.0}, 'got conservative_weight=-1.0; need a number of at least 0'),
-        ({'target_gap': 5.0}, 'got conservative_target_gap=5.0 with conservative_weight=0.0; need .* above 0'),
-        ({'num_actions': 0}, 'got conservative_actions=0; need an integer of at least 1'),
+        ({'weight': -1.0}, 'got Conservative.weight=-1.0; need a number of at least 0'),
+        ({'target_gap': 5.0}, 'got Conservative.target_gap=5.0 with weight=0.0; need .* above 0'),
+        ({'num_actions': 0}, 'got Conservative.num_actions=0; need an integer of at least 1'),
     ],
 )
 def test_rejects_invalid_settings(settings, message):
     with pytest.raises(ValueError, match=message):
-        conservative.Options(**settings)
+        conservative.Conservative(**settings)

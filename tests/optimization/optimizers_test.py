@@ -14,17 +14,23 @@ ITEMS = np.random.default_rng(0).normal(1.0, 2.0, (8, 3)).astype(np.float32)
 STRATEGIES = ['default', 'mirrored:2', 'mirrored:4']
 
 
+def make(train_step, size=1, **settings):
+    """Makes one optimizer of the name 'it'."""
+    return optimizers.OptimizerOptions(**{'gradient_clipping': None} | settings).make(train_step, size, {'it': 0.1})[
+        'it'
+    ]
+
+
 class Problem:
     """Two variables whose gradients are given, under a strategy, stepped as one compiled program."""
 
-    def __init__(self, strategy='default', due=None, **settings):
+    def __init__(self, strategy='default', due=None, size=1, **settings):
         self._due = due
         self.strategy = strategies.make(strategy)
         with self.strategy.scope():
             self.variables = [tf.Variable(np.ones((3,), np.float32), name='a'), tf.Variable(2.0, name='b')]
             self.train_step = create_train_step()
-            settings = {'learning_rate': 0.1, 'name': 'it'} | settings
-            self.optimizer = optimizers.make(self.train_step, **settings)
+            self.optimizer = make(self.train_step, size, **settings)
         self._step = tf.function(self._all, autograph=False)
 
     def step(self, items=ITEMS):
@@ -67,8 +73,8 @@ def _clipped(clip_by, bound):
     ('clip_by', 'bound'), [('global_norm', 1.0), ('global_norm', 1e3), ('variable_norm', 1.5), ('value', 0.5)]
 )
 def test_clips_the_gradient_of_the_global_batch(strategy, clip_by, bound):
-    options = {'rho': 0.0, 'epsilon': 1e-12}
-    problem = Problem(strategy, kind='rmsprop', clip_by=clip_by, gradient_clipping=bound, options=options)
+    arguments = {'rho': 0.0, 'epsilon': 1e-12}
+    problem = Problem(strategy, kind='rmsprop', clip_by=clip_by, gradient_clipping=bound, arguments=arguments)
     problem.step()
     expected = _clipped(clip_by, bound)
     # With rho 0 the slot is the square of the gradient.
@@ -146,7 +152,7 @@ def test_a_step_that_is_not_due_changes_nothing(strategy, skip_nonfinite):
 
 
 def test_the_learning_rate_follows_the_train_step():
-    problem = Problem(kind='rmsprop', learning_rate=schedules.linear(1.0, 0.0, 4), options={'rho': 0.0})
+    problem = Problem(kind='rmsprop', learning_rate=schedules.linear(1.0, 0.0, 4), arguments={'rho': 0.0})
     for _ in range(2):
         problem.step()
     assert problem.optimizer.learning_rate.numpy() == pytest.approx(0.75)
@@ -168,7 +174,7 @@ def test_a_checkpoint_holds_slots_and_iterations(tmp_path):
 
 
 def test_variables_without_a_gradient_are_left_alone():
-    optimizer = optimizers.make(create_train_step(), 0.1)
+    optimizer = make(create_train_step())
     variables = [tf.Variable(1.0), tf.Variable(1.0)]
     optimizer.apply_gradients([(None, variables[0]), (tf.constant(1.0), variables[1])])
     assert float(variables[0]) == 1.0
@@ -178,9 +184,8 @@ def test_variables_without_a_gradient_are_left_alone():
 
 
 def test_rows_of_an_embedding_are_clipped_as_one_gradient():
-    optimizer = optimizers.make(
-        create_train_step(), 1.0, kind='rmsprop', gradient_clipping=1.0, options={'rho': 0.0, 'epsilon': 1e-12}
-    )
+    arguments = {'rho': 0.0, 'epsilon': 1e-12}
+    optimizer = make(create_train_step(), learning_rate=1.0, kind='rmsprop', gradient_clipping=1.0, arguments=arguments)
     variable = tf.Variable(tf.zeros((3, 1)))
     rows = tf.IndexedSlices(tf.constant([[3.0], [3.0], [8.0]]), tf.constant([0, 0, 1]), tf.constant([3, 1]))
     optimizer.apply_gradients([(rows, variable)])
@@ -191,7 +196,7 @@ def test_rows_of_an_embedding_are_clipped_as_one_gradient():
 @pytest.mark.parametrize('strategy', STRATEGIES)
 @pytest.mark.parametrize('clip_by', ['global_norm', 'value'])
 def test_statistics_are_written_where_summaries_are_recorded(tmp_path, strategy, clip_by):
-    problem = Problem(strategy, gradient_clipping=1.0, clip_by=clip_by, per_replica_batch_size=4)
+    problem = Problem(strategy, gradient_clipping=1.0, clip_by=clip_by, size=4)
     writer = tf.summary.create_file_writer(str(tmp_path))
     with writer.as_default(step=7):
         problem.step()
@@ -281,9 +286,34 @@ def test_the_noise_scale_is_the_papers():
         ({'clip_by': 'norm'}, "got clip_by='norm'; need one of global_norm, variable_norm, value"),
         ({'clip_by': 'value'}, "got clip_by='value' without a bound"),
         ({'gradient_clipping': 0.0}, r'got gradient_clipping=0.0; need a number above 0'),
-        ({'gradient_clipping': 1.0, 'options': {'clipvalue': 1.0}}, 'got clipvalue in options; use'),
+        ({'arguments': {'clipvalue': 1.0}}, 'got clipvalue in arguments; use'),
+        ({'learning_rate': {'actor': 0.1}}, "got learning_rate={'actor': 0.1}; need parts of it"),
     ],
 )
 def test_rejects_invalid_arguments(settings, message):
     with pytest.raises(ValueError, match=message):
-        optimizers.make(create_train_step(), 0.1, **settings)
+        make(create_train_step(), **settings)
+
+
+def test_parts_have_rates_of_their_own_and_the_algorithms_defaults():
+    schedule = schedules.constant(0.5)
+    options = optimizers.OptimizerOptions({'critic': 0.3, 'value': schedule})
+    rates = {'critic': 0.1, 'actor': 0.2, 'value': None, 'other': None}
+    made = options.make(create_train_step(), 4, rates, 40.0, unclipped=('actor',))
+    found = {name: float(optimizer.learning_rate) for name, optimizer in made.items()}
+    assert found == pytest.approx({'critic': 0.3, 'actor': 0.2, 'value': 0.5})
+    assert {name: optimizer._gradient_clipping for name, optimizer in made.items()} == {
+        'critic': 40.0,
+        'actor': None,
+        'value': 40.0,
+    }
+    alike = optimizers.OptimizerOptions(0.4, gradient_clipping=None).make(create_train_step(), 4, rates, 40.0)
+    assert {name: optimizer._gradient_clipping for name, optimizer in alike.items()} == {'critic': None, 'actor': None}
+    assert float(alike['actor'].learning_rate) == pytest.approx(0.4)
+
+
+def test_a_keras_optimizer_of_ones_own():
+    optimizer = make(create_train_step(), kind=tf.keras.optimizers.SGD, arguments={'momentum': 0.5})
+    variable = tf.Variable(1.0)
+    optimizer.apply_gradients([(tf.constant(1.0), variable)])
+    assert float(variable) == pytest.approx(0.9)

@@ -15,6 +15,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
 from tflearn.environments.tasks import nim
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError, _log_cdf, _log_probability
 from tflearn.policies.exporter import ACTION_MASK, PolicyExporter
@@ -27,7 +28,11 @@ MAKE = {
     'ppo_discrete': (CARTPOLE, functools.partial(ppo.make_agent), ppo.EXPERIENCE),
     'ppo_normal': (PENDULUM, functools.partial(ppo.make_agent), ppo.EXPERIENCE),
     'sac': (PENDULUM, functools.partial(sac.make_agent), sac.EXPERIENCE),
-    'nim': (nim.make, functools.partial(dqn.make_agent, action_mask='legal', fc_layer_params=(8,)), dqn.EXPERIENCE),
+    'nim': (
+        nim.make,
+        functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), action_mask='legal'),
+        dqn.EXPERIENCE,
+    ),
 }
 SIZE = 12
 

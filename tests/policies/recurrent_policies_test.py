@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tests.testing import experiences
 from tflearn.agents import ppo, r2d2
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.train_step import create_train_step
 from tflearn.environments.tasks import t_maze
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies.exporter import PolicyExporter
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
@@ -24,7 +24,9 @@ def _ppo(specs):
 
 
 def _r2d2(specs):
-    return r2d2.make_agent(specs, create_train_step(), r2d2.EXPERIENCE, lstm_size=(8,), fc_layer_params=(8,))
+    return r2d2.make_agent(
+        specs, create_train_step(), r2d2.EXPERIENCE, network=NetworkOptions(lstm_size=(8,), fc_layer_params=(8,))
+    )
 
 
 MAKE = {'ppo': _ppo, 'r2d2': _r2d2}

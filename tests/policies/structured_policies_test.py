@@ -9,10 +9,10 @@ from tf_agents.specs import tensor_spec
 
 from tests.testing import example_policies, served_policies
 from tflearn.agents import dqn, ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.action_mask import mask_of
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import exporter, loader, tflite
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
@@ -152,7 +152,13 @@ def test_the_loaded_policy_has_the_mask(policy, folder):
 
 def test_dqn_in_tflite(tmp_path):
     specs = EnvironmentSpecs(SPECS.observation, bounded((), tf.int64, 0, 4))
-    agent = dqn.make_agent(specs, create_train_step(), dqn.EXPERIENCE, fc_layer_params=(8,), action_mask='legal.mask')
+    agent = dqn.make_agent(
+        specs,
+        create_train_step(),
+        dqn.EXPERIENCE,
+        network=NetworkOptions(fc_layer_params=(8,)),
+        action_mask='legal.mask',
+    )
     agent.initialize()
     path = exporter.PolicyExporter(agent.policy, tmp_path).export(1, {})
     given = {

@@ -19,6 +19,8 @@ from tflearn.agents import dqn
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.sampler import ReplaySampler
 
@@ -64,8 +66,8 @@ def test_learns_the_value_of_two_states(serve, truncated):
         specs,
         create_train_step(),
         experience,
-        fc_layer_params=(),
-        learning_rate=0.05,
+        network=NetworkOptions(fc_layer_params=()),
+        optimizer=OptimizerOptions(0.05),
         gamma=GAMMA,
         huber=False,
         target_update_period=5,

@@ -13,6 +13,7 @@ from tflearn.agents import dqn
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.core.waiting import wait_until
+from tflearn.networks.networks import NetworkOptions
 from tflearn.sampling.sampler import ReplaySampler
 
 
@@ -20,7 +21,7 @@ from tflearn.sampling.sampler import ReplaySampler
 def test_training_continues_without_partial_items(serve, tmp_path, num_kills):
     served = serve(EXPERIENCE)
     environment = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
-    agent = dqn.make_agent(environment, create_train_step(), EXPERIENCE, fc_layer_params=(8,))
+    agent = dqn.make_agent(environment, create_train_step(), EXPERIENCE, network=NetworkOptions(fc_layer_params=(8,)))
     agent.initialize()
     train = tf.function(agent.train, autograph=False)
     source = ReplaySampler(served.address, served.storage, 16, 60.0)

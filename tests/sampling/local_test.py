@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import math
 
 import numpy as np
@@ -7,10 +8,10 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.testing.replay import BATCH, DATA_SPEC, draw, experience, write_steps
-from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
-from tflearn.core.types import BatchSource
+from tflearn.core.experience import Experience, Prioritization, Prioritized, Queue, Uniform
+from tflearn.core.types import BatchSource, PrioritizedSource
 from tflearn.replay.storage import Storage
-from tflearn.sampling.local import LocalReplay, check
+from tflearn.sampling.local import LocalReplay, check, make
 
 
 def _replay(num_environments=2, seed=0, **changes):
@@ -98,7 +99,26 @@ def test_drops_the_oldest_sequences():
     assert min(episodes) > 20
 
 
-@pytest.mark.parametrize('replay', [Queue(), Prioritized(), Uniform(max_times_sampled=1)])
+@pytest.mark.parametrize('replay', [Queue(), Prioritized(max_times_sampled=1), Uniform(max_times_sampled=1)])
 def test_rejects_unsupported_replay(replay):
     with pytest.raises(ValueError, match=r'need Uniform\('):
         check(Experience(replay=replay))
+
+
+def test_items_are_drawn_by_their_errors():
+    """The weights are (N P)^-beta; `tests/sampling/prioritized_mirror_test.py` has more of the same draws."""
+    given = experience('auto', min_size=20)
+    replay = Prioritized(1_000, 20, 8.0, prioritization=Prioritization(alpha=1.0, beta=0.5, epsilon=0.0))
+    source = make(Storage(dataclasses.replace(given, replay=replay), DATA_SPEC), 2, BATCH, seed=1)
+    assert isinstance(source, PrioritizedSource)
+    _fill(source, 60)
+    _, info = draw(source, 4)
+    np.testing.assert_array_equal(info['weights'], 1.0)  # of new items
+    drawn = source._drawn[0, 0]
+    source.update(1, np.where(source._drawn == drawn, 1.0, 0.001).astype(np.float32))
+    _, info = draw(source, 4)
+    size, others = source.metrics()['replay_size'], np.unique(source._drawn).size
+    assert others > 1
+    priorities = source._tree.get(source._drawn % 1_000)
+    np.testing.assert_allclose(info['weights'], (size * priorities / source._tree.total) ** -0.5, rtol=1e-4)
+    assert source.metrics()['priorities_updated'] == 4 * BATCH

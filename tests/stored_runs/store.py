@@ -23,7 +23,7 @@ _COMMON = {
     'evaluate.target_return': None,
 }
 _DQN = {
-    'dqn.make_agent.fc_layer_params': (4,),
+    'NetworkOptions.fc_layer_params': (4,),
     'train.Intervals.publish_interval_steps': 10,
     'train.Intervals.export_interval_steps': 20,
     'BatchItems.per_replica': 8,

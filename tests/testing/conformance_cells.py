@@ -41,7 +41,6 @@ from tflearn.agents import (
     tqc,
     v_mpo,
 )
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Uniform
 from tflearn.data.reader import Dataset
 from tflearn.environments import vector_env
@@ -54,7 +53,9 @@ from tflearn.jobs.train_offline import train_offline
 from tflearn.jobs.train_settings import Initial
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.networks import sets
+from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import distributional, ppo_loss
+from tflearn.optimization.conservative import Conservative
 from tflearn.optimization.ensemble import Truncated
 from tflearn.policies import plain_nests, versions
 from tflearn.replay import reader
@@ -99,8 +100,8 @@ class Kind:
 
 
 FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
-SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}
-Q = {'fc_layer_params': (8,)}
+SMALL = {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}
+Q = {'network': NetworkOptions(fc_layer_params=(8,))}
 RAINBOW = {'dueling': True, 'distribution': distributional.Categorical(11), 'noisy_sigma': 0.5, 'epsilon': 0.0}
 MEMORY = {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}
 AGENTS = {
@@ -108,27 +109,38 @@ AGENTS = {
     'qr_dqn': Kind(dqn, {**Q, 'distribution': distributional.Quantiles(5)}, ONE_CHOICE, PRIORITIZED),
     'c51': Kind(dqn, {**Q, 'distribution': distributional.Categorical(11)}, ONE_CHOICE, PRIORITIZED),
     'rainbow': Kind(dqn, {**Q, **RAINBOW}, ONE_CHOICE, PRIORITIZED, 4),
-    'r2d2': Kind(r2d2, {**Q, 'lstm_size': (4,), 'loss': r2d2.LossOptions(burn_in_steps=1)}, ONE_CHOICE, PRIORITIZED, 5),
-    'sac': Kind(sac, SMALL, ('continuous',), DRAWN),
-    'recurrent_sac': Kind(sac, {**SMALL, 'lstm_size': (4,), 'burn_in_steps': 1}, ('continuous',), DRAWN, 5),
-    'cql': Kind(sac, {**SMALL, 'conservative_weight': 5.0, 'conservative_actions': 2}, ('continuous',), DRAWN),
-    'td3': Kind(td3, SMALL, ('continuous',), DRAWN),
-    'td3_bc': Kind(
-        td3, {**SMALL, 'behavior_cloning_alpha': 2.5}, ('continuous',), DRAWN, None, lambda: [normalize.Observations()]
+    'r2d2': Kind(
+        r2d2,
+        {**MEMORY, 'loss': r2d2.R2D2Loss(burn_in_steps=1)},
+        ONE_CHOICE,
+        PRIORITIZED,
+        5,
     ),
-    'ddpg': Kind(ddpg, SMALL, ('continuous',), DRAWN),
-    'tqc': Kind(tqc, {**SMALL, 'truncated': Truncated(3, 1)}, ('continuous',), DRAWN),
-    'droq': Kind(droq, SMALL, ('continuous',), DRAWN),
-    'discrete_sac': Kind(discrete_sac, SMALL, ONE_CHOICE, DRAWN),
-    'iql': Kind(iql, {**FEW, 'critic_fc_layer_params': (8,)}, ONE_OF_EACH, DRAWN),
-    'awac': Kind(awac, SMALL, ONE_OF_EACH, DRAWN),
+    'sac': Kind(sac, SMALL, ('continuous',), PRIORITIZED),
+    'recurrent_sac': Kind(sac, {**MEMORY, 'loss': sac.SACLoss(burn_in_steps=1)}, ('continuous',), PRIORITIZED, 5),
+    'cql': Kind(sac, {**SMALL, 'conservative': Conservative(5.0, num_actions=2)}, ('continuous',), PRIORITIZED),
+    'td3': Kind(td3, SMALL, ('continuous',), PRIORITIZED),
+    'td3_bc': Kind(
+        td3,
+        {**SMALL, 'loss': td3.TD3Loss(behavior_cloning_alpha=2.5)},
+        ('continuous',),
+        PRIORITIZED,
+        None,
+        lambda: [normalize.Observations()],
+    ),
+    'ddpg': Kind(ddpg, SMALL, ('continuous',), PRIORITIZED),
+    'tqc': Kind(tqc, {**SMALL, 'truncated': Truncated(3, 1)}, ('continuous',), PRIORITIZED),
+    'droq': Kind(droq, SMALL, ('continuous',), PRIORITIZED),
+    'discrete_sac': Kind(discrete_sac, SMALL, ONE_CHOICE, PRIORITIZED),
+    'iql': Kind(iql, FEW, ONE_OF_EACH, PRIORITIZED),
+    'awac': Kind(awac, SMALL, ONE_OF_EACH, PRIORITIZED),
     'bc': Kind(bc, FEW, tuple(ACTIONS), DRAWN),
     'ppo': Kind(ppo, FEW, tuple(ACTIONS), QUEUED, 5),
-    'a2c': Kind(ppo, {**FEW, 'loss': ppo_loss.LossOptions(clip_epsilon=None)}, tuple(ACTIONS), QUEUED, 5),
+    'a2c': Kind(ppo, {**FEW, 'loss': ppo_loss.PPOLoss(clip_epsilon=None)}, tuple(ACTIONS), QUEUED, 5),
     'v_mpo': Kind(v_mpo, FEW, tuple(ACTIONS), QUEUED, 5),
     'reinforce': Kind(
         reinforce,
-        {'actor_fc_layer_params': (8,), 'value_fc_layer_params': (8,), 'lstm_size': (4,)},
+        {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,), lstm_size=(4,))},
         tuple(ACTIONS),
         QUEUED,
         5,
@@ -265,10 +277,8 @@ def _make_agent(agent: str, observation: str, action: str) -> Callable[..., Any]
         own = {'make_network': functools.partial(sets.make_network, **names, units=8, num_heads=2, num_blocks=1)}
     elif callable(network):
         own = {'make_network': network}
-    if 'network' in arguments:
-        arguments['network'] = dataclasses.replace(arguments['network'], **own)
-    else:
-        arguments |= own
+    if own:
+        arguments['network'] = dataclasses.replace(arguments.get('network', NetworkOptions()), **own)
     if observation == 'image' and kind.module in (bc, ppo, v_mpo):
         arguments['normalize_observations'] = False  # as for Atari: one image has no floats
     made = functools.partial(kind.module.make_agent, **arguments)

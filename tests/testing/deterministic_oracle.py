@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 
+from tests.agents import oracles
+
 
 def network(variables, inputs):
     """Returns the outputs of layers of kernels and biases, with relu in between, before the last activation."""
@@ -45,12 +47,12 @@ class Losses:
         last, first, taken = observation[:, -1], observation[:, 0], action[:, 0]
         smoothed = act(agent._target_actor, last) + half * np.clip(self.sigma * noise, -self.clip, self.clip)
         smoothed = np.clip(smoothed, low, high)
-        bootstrap = np.min([value(critic, last, smoothed) for critic in agent._target_critics], axis=0)
+        bootstrap = np.min([value(critic, last, smoothed) for critic in oracles.members(agent._target_critics)], axis=0)
         targets = self.reward_scale * returns + self.gamma**num_steps * bootstrap
-        critic_losses = sum((targets - value(critic, first, taken)) ** 2 for critic in agent._critics)
+        critic_losses = sum((targets - value(critic, first, taken)) ** 2 for critic in oracles.members(agent._critics))
         own = act(agent._actor, first)
-        actor_losses = -value(agent._critics[0], first, own)
+        actor_losses = -value(oracles.members(agent._critics)[0], first, own)
         if self.alpha is not None:
-            scale = self.alpha / np.abs(value(agent._critics[0], first, taken)).mean()
+            scale = self.alpha / np.abs(value(oracles.members(agent._critics)[0], first, taken)).mean()
             actor_losses = scale * actor_losses + (((own - taken) / half) ** 2).mean(axis=1)
         return (weights * critic_losses).mean(), (weights * actor_losses).mean()

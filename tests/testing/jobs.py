@@ -23,6 +23,7 @@ from tflearn.jobs.train_settings import grouped
 from tflearn.launch.local import free_port
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
+from tflearn.networks.networks import NetworkOptions
 from tflearn.replay import reader
 
 # One item in the queue.
@@ -104,7 +105,7 @@ class SmallRun:
     def factories(self, units=(8,)):
         return {
             'make_environment': functools.partial(gymnasium_env.make, 'CartPole-v1'),
-            'make_agent': functools.partial(dqn.make_agent, fc_layer_params=units, epsilon=0.2),
+            'make_agent': functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=units), epsilon=0.2),
             'experience': self.experience,
         }
 

@@ -9,6 +9,7 @@ from tflearn.agents import dqn
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks.networks import NetworkOptions
 
 SPECS = EnvironmentSpecs(
     tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation'),
@@ -24,7 +25,9 @@ def make_agent():
     def make(strategy=None, units=(7,), **changes):
         tf.random.set_seed(1)
         with (strategy or tf.distribute.get_strategy()).scope():
-            agent = dqn.make_agent(SPECS, create_train_step(), Experience(), fc_layer_params=units, **changes)
+            agent = dqn.make_agent(
+                SPECS, create_train_step(), Experience(), network=NetworkOptions(fc_layer_params=units), **changes
+            )
             for i, variable in enumerate(agent.policy.variables()):
                 value = tf.random.stateless_uniform(variable.shape, (i, 2), -0.5, 0.5)
                 variable.assign(value)

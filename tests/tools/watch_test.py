@@ -14,6 +14,8 @@ from tflearn.jobs.run_outputs import CollectSummaries
 from tflearn.jobs.synchronous import synchronous
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.tools import checks
 from tflearn.tools.watch import Watch
 
@@ -90,7 +92,9 @@ def test_a_run_warns_of_its_gradients(tmp_path, warned):
     """Clipped to a thousandth of their norm, and zero in the hidden layer, whose units are dead."""
 
     def make_agent(*arguments):
-        agent = dqn.make_agent(*arguments, fc_layer_params=(8,), gradient_clipping=1e-4)
+        agent = dqn.make_agent(
+            *arguments, network=NetworkOptions(fc_layer_params=(8,)), optimizer=OptimizerOptions(gradient_clipping=1e-4)
+        )
         hidden_bias = next(variable for variable in agent.collect_policy.variables() if variable.shape == (8,))
         hidden_bias.assign(-1e3 + hidden_bias)
         return agent

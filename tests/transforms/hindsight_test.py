@@ -12,13 +12,14 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments.tasks import bit_flip
 from tflearn.jobs import initial_agent
+from tflearn.networks.networks import NetworkOptions
 from tflearn.replay.storage import Storage
 from tflearn.sampling.local import LocalReplay
 from tflearn.transforms import hindsight, rewards, transformed
 from tflearn.transforms.pipeline import Pipeline
 
 BITS = 5
-MAKE_DQN = functools.partial(dqn.make_agent, fc_layer_params=(4,))
+MAKE_DQN = functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(4,)))
 
 
 def make(strategy='future', proportion=1.0, horizon=BITS - 1, **more):

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tests.testing import jobs
 from tests.testing.jobs import small_run  # noqa: F401 - a fixture
 from tflearn.agents import dqn, ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing, Uniform
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.collect import collect
@@ -18,6 +17,7 @@ from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies.policy_function import load_policy
 from tflearn.transforms import normalize, stack, statistics, transformed
 
@@ -89,7 +89,7 @@ def test_synchronous_job_continues_with_its_statistics(tmp_path):
         'make_environment': make_environment,
         'make_agent': functools.partial(
             transformed.make_agent,
-            make_agent=functools.partial(dqn.make_agent, fc_layer_params=(8,)),
+            make_agent=functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,))),
             transforms=TRANSFORMS,
         ),
         'experience': Experience(

@@ -10,6 +10,7 @@ from tflearn.agents import dqn
 from tflearn.core.experience import Experience, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks.networks import NetworkOptions
 from tflearn.transforms import normalize, stack, statistics, transformed
 from tflearn.transforms.pipeline import Pipeline
 
@@ -115,7 +116,7 @@ def test_agent_updates_and_applies_the_statistics():
         specs,
         create_train_step(),
         settings,
-        make_agent=functools.partial(dqn.make_agent, fc_layer_params=(4,)),
+        make_agent=functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(4,))),
         transforms=[normalize.Observations(), stack.FrameStack(2), normalize.Rewards(clipping=1.5)],
     )
     agent.initialize()
@@ -163,7 +164,7 @@ def test_refuses_what_does_not_fit():
 def test_refuses_to_change_the_mask():
     observation = {'a': tf.TensorSpec((2,), tf.float32, 'a'), 'mask': tf.TensorSpec((2,), tf.float32, 'mask')}
     specs = EnvironmentSpecs(observation, fakes.ACTION_SPEC)
-    make = functools.partial(dqn.make_agent, fc_layer_params=(4,), action_mask='mask')
+    make = functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(4,)), action_mask='mask')
     made = functools.partial(transformed.make_agent, specs, create_train_step(), Experience(), make_agent=make)
     with pytest.raises(ValueError, match="got Observations of 'mask', the mask .* set Observations.paths"):
         made(transforms=[normalize.Observations()])

@@ -10,6 +10,7 @@ from tflearn.core.experience import Experience, Slicing, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.jobs import initial_agent
+from tflearn.networks.networks import NetworkOptions
 from tflearn.replay.storage import Storage
 from tflearn.sampling.local import LocalReplay
 from tflearn.transforms import stack, transformed
@@ -50,7 +51,7 @@ def test_trains_on_what_the_policy_acts_on(slicing):
         specs,
         create_train_step(),
         Experience(slicing),
-        make_agent=lambda *given: dqn.make_agent(*given, fc_layer_params=(4,)),
+        make_agent=lambda *given: dqn.make_agent(*given, network=NetworkOptions(fc_layer_params=(4,))),
         transforms=[stack.FrameStack(FRAMES)],
     )
     experience = Experience(slicing, Uniform(max_size=500, min_size=1))

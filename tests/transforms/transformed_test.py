@@ -16,13 +16,13 @@ from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import Evaluator
 from tflearn.agents import dqn, ppo
-from tflearn.agents.actor_value import NetworkOptions
 from tflearn.core.action_mask import mask_of
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.core.waiting import Stopped
 from tflearn.environments import vector_env
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import exporter, loader, plain_nests
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
@@ -44,7 +44,9 @@ EXPERIENCES = {
     'queue': Experience(Slicing(5, 4, cross_episodes=True), Queue(max_size=8), BatchItems(2)),
 }
 SOURCES = {'mirror': ReplayMirror, 'queue': QueueSource}
-MAKE_DQN = functools.partial(dqn.make_agent, fc_layer_params=(8,), conv_layer_params=CONVOLUTIONS, epsilon=0.5)
+MAKE_DQN = functools.partial(
+    dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,), conv_layer_params=CONVOLUTIONS), epsilon=0.5
+)
 MAKE_PPO = functools.partial(
     ppo.make_agent, network=NetworkOptions(fc_layer_params=(8,), conv_layer_params=CONVOLUTIONS)
 )
@@ -173,7 +175,9 @@ def test_explores_as_the_wrapped_policy(environments):
 
 def test_a_mask_stays_legal(tmp_path):
     with contextlib.closing(structured.make_environment('masked discrete')) as masked:
-        make = functools.partial(dqn.make_agent, fc_layer_params=(8,), epsilon=1.0, action_mask='mask')
+        make = functools.partial(
+            dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), epsilon=1.0, action_mask='mask'
+        )
         agent = make_agent(masked.specs, transforms=[rewards.Clip(-1.0, 0.5)], make=make)
         Actor(masked, agent.collect_policy).run(20)
         Actor(masked, exploration.uniform(agent.collect_policy)).run(20)

@@ -1,88 +1,29 @@
 """A network with two heads, the action's distribution and the observation's value, and the policy that uses it."""
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 from tf_agents.agents.ppo import ppo_utils
-from tf_agents.networks import encoding_network, lstm_encoding_network, network
+from tf_agents.networks import network
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.core.action_mask import ActionMask
-from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.networks import encoder, heads, spec_checks
+from tflearn.networks import heads, spec_checks
+from tflearn.networks.networks import NetworkOptions
 
 DIST_PARAMS = 'dist_params'  # a key of the policy info: the parameters of the distribution of the action
 
-_ACTIVATIONS = {'relu': tf.keras.activations.relu, 'tanh': tf.keras.activations.tanh}
 
-
-@dataclasses.dataclass(frozen=True)
-class NetworkOptions:
-    """The layers between the observation and the heads.
-
-    Attributes:
-      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
-        has none for a single image, and those of `encoder.CONVOLUTIONS` for images in a nest.
-      fc_layer_params: units of the fully connected layers.
-      activation: the activation function of all these layers.
-      lstm_size: units of the LSTM layers after them; None is a network without memory. With memory, set
-        `Slicing.store_policy_state`; otherwise each sequence starts with a state of zeros.
-      shared: whether both heads share these layers; otherwise the value has its own.
-      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
-      make_network: makes a network of one's own from observations to features, in place of all these layers; it is
-        called for policy and value, or once if `shared`; see `encoder.own_network`. If `shared`, it may also return a
-        pair, for a Discrete or MultiDiscrete action: the logits of all choices [B, n], the first integer's first, and
-        the value [B]; no layers follow it then. None makes the layers above.
-      value_fc_layer_params: units of the value's own fully connected layers, if it has its own; None has as many as
-        `fc_layer_params`.
-    """
-
-    conv_layer_params: encoder.ConvLayerParams | None = None
-    fc_layer_params: Sequence[int] = (64, 64)
-    activation: Literal['relu', 'tanh'] = 'tanh'
-    lstm_size: Sequence[int] | None = None
-    shared: bool = False
-    preprocessing_layers: encoder.Layers | None = None
-    make_network: encoder.MakeNetwork | None = None
-    value_fc_layer_params: Sequence[int] | None = None
-
-    def __post_init__(self) -> None:
-        if self.activation not in _ACTIVATIONS:
-            raise UserValueError(f'got activation={self.activation!r}; need one of {", ".join(_ACTIVATIONS)}')
-
-    def check(self, specs: EnvironmentSpecs, algorithm: str) -> None:
-        """Raises ValueError for specs that an algorithm with these networks cannot learn from."""
-        spec_checks.check_observation(specs.observation, algorithm, self.conv_layer_params, self.preprocessing_layers)
-        spec_checks.check_policy_gradient_action(specs.action, algorithm)
-
-    def make_encoder(
-        self, observation_spec: types.NestedTensorSpec, name: str, num_choices: int | None = None
-    ) -> network.Network:
-        """Makes a network from the observation, which `encoder` encodes, to features; see `encoder.own_network`."""
-        if self.make_network is not None:
-            return encoder.own_network(self.make_network, observation_spec, name, True, num_choices)
-        arguments = {
-            **encoder.network_arguments(observation_spec, self.conv_layer_params, self.preprocessing_layers),
-            'activation_fn': _ACTIVATIONS[self.activation],
-            'name': name,
-        }
-        units = tuple(self.fc_layer_params)
-        if self.lstm_size is None:
-            policy = tf.keras.mixed_precision.global_policy()
-            return encoding_network.EncodingNetwork(observation_spec, fc_layer_params=units, dtype=policy, **arguments)
-        return lstm_encoding_network.LSTMEncodingNetwork(
-            observation_spec,
-            input_fc_layer_params=units,
-            lstm_size=tuple(self.lstm_size),
-            output_fc_layer_params=(),
-            **arguments,
-        )
+def complete(
+    network: NetworkOptions, specs: EnvironmentSpecs, algorithm: str, unused: tuple[str, ...] = ()
+) -> NetworkOptions:
+    """Returns the layers of an algorithm that learns a policy's gradient; see `NetworkOptions.completed`."""
+    spec_checks.check_policy_gradient_action(specs.action, algorithm)
+    return network.completed(specs, algorithm, unused, fc_layer_params=(64, 64), activation='tanh')
 
 
 class ActorValueNetwork(network.Network):
@@ -105,11 +46,11 @@ class ActorValueNetwork(network.Network):
         """
         observation_spec = action_mask(specs.observation)[0] if action_mask else specs.observation
         if options.shared:
-            actor = value = options.make_encoder(observation_spec, 'encoder', heads.num_choices(specs.action))
+            choices = heads.num_choices(specs.action)
+            actor = value = options.make_encoder(observation_spec, 'encoder', True, choices)
         else:
-            actor = options.make_encoder(observation_spec, 'actor')
-            units = options.fc_layer_params if options.value_fc_layer_params is None else options.value_fc_layer_params
-            value = dataclasses.replace(options, fc_layer_params=units).make_encoder(observation_spec, 'value')
+            actor = options.make_encoder(observation_spec, 'actor', with_memory=True)
+            value = options.of_critic().make_encoder(observation_spec, 'value', with_memory=True)
         state_spec = actor.state_spec
         if state_spec and not options.shared:
             state_spec = {'actor': actor.state_spec, 'value': value.state_spec}
@@ -167,6 +108,12 @@ class ActorValueNetwork(network.Network):
         """The trainable variables that only the value uses."""
         own = [] if self._shared else self._value.trainable_variables
         return [*own, *self._value_head.trainable_variables]
+
+    @property
+    def policy_variables(self) -> list[tf.Variable]:
+        """The other trainable variables."""
+        of_value = {variable.ref() for variable in self.value_variables}
+        return [variable for variable in self.trainable_variables if variable.ref() not in of_value]
 
     def parameters(self, distribution: Any) -> dict[str, Any]:
         """Returns the policy info with a distribution's parameters."""

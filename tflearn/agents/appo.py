@@ -20,14 +20,17 @@ from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
 from tflearn.agents import impala
-from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents.actor_value import ActorValueNetwork, complete
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent, EnvironmentSpecs
-from tflearn.optimization import optimizers, schedules, vtrace
-from tflearn.optimization.impala_loss import LossOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.networks.targets import Targets
+from tflearn.optimization import vtrace
+from tflearn.optimization.impala_loss import ImpalaLoss
+from tflearn.optimization.optimizers import Optimizer, OptimizerOptions
 
 EXPERIENCE = impala.EXPERIENCE
 
@@ -71,19 +74,17 @@ class SurrogateOptions:
             )
 
 
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
     experience: Experience,
     *,
     surrogate: SurrogateOptions = SurrogateOptions(),
-    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - it is frozen
-    loss: LossOptions = LossOptions(),  # noqa: B008 - it is frozen
-    learning_rate: float | schedules.Schedule = 5e-4,
-    value_learning_rate: float | schedules.Schedule | None = None,
+    network: NetworkOptions = NetworkOptions(),
+    optimizer: OptimizerOptions = OptimizerOptions(),
+    loss: ImpalaLoss = ImpalaLoss(),
     action_mask: str | None = None,
-    gradient_clipping: float | None = 40.0,
-    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
     """Makes an APPO agent.
 
@@ -93,33 +94,19 @@ def make_agent(
       experience: the experience; see `impala.make_agent` for it and the arguments after `surrogate`.
       surrogate: how the policy is kept close to the target policy.
       network: the layers of policy and value.
+      optimizer: the optimizer of `policy`, or those of `policy` and `value`.
       loss: the other terms of the loss.
-      learning_rate: a number, or a schedule of the train step.
-      value_learning_rate: the learning rate of a separate optimizer for the value; None has one optimizer for both.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
-      gradient_clipping: the bound of the global batch's gradient; None does not clip.
-      make_optimizer: makes the optimizers.
 
     Raises:
       ValueError: see `impala.make_agent`.
     """
-    rescaling = ActionRescaling(specs)
-    specs = rescaling.specs
-    network.check(specs, 'APPO')
-    made = impala.make_optimizers(
-        train_step,
-        experience,
-        network,
-        {'appo': learning_rate, 'appo_value': value_learning_rate},
-        gradient_clipping,
-        make_optimizer,
-    )
+    network = complete(network, specs, 'APPO')
+    made = impala.make_optimizers(train_step, experience, network, optimizer)
     mask, _ = make_mask(specs, action_mask)
-    trained = ActorValueNetwork(specs, network, mask)
-    target = ActorValueNetwork(specs, network, mask, name='TargetNetwork')
-    agent = AppoAgent(specs, train_step, experience, trained, loss, made, target, surrogate)
-    return rescaling.wrapped(agent)
+    trained, target = (ActorValueNetwork(specs, network, mask, name) for name in ('ActorValueNetwork', 'TargetNetwork'))
+    return AppoAgent(specs, train_step, experience, (trained, target), loss, made, surrogate)
 
 
 class AppoAgent(impala.ImpalaAgent):
@@ -133,23 +120,21 @@ class AppoAgent(impala.ImpalaAgent):
         specs: EnvironmentSpecs,
         train_step: tf.Variable,
         experience: Experience,
-        network: ActorValueNetwork,
-        loss: LossOptions,
-        made: impala.Optimizers,
-        target: ActorValueNetwork,
+        networks: tuple[ActorValueNetwork, ActorValueNetwork],
+        loss: ImpalaLoss,
+        made: dict[str, Optimizer],
         surrogate: SurrogateOptions,
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
-        super().__init__(specs, train_step, experience, network, loss, made)
-        self._target, self._surrogate = target, surrogate
-        self._kl_coefficient = tf.Variable(surrogate.kl_coefficient, trainable=False, name='kl_coefficient')
-
-    def _initialize(self) -> None:
-        for target, trained in self._target_pairs():
-            target.assign(trained)
-
-    def _target_pairs(self) -> list[tuple[tf.Variable, tf.Variable]]:
-        return list(zip(self._target.variables, self._network.variables, strict=True))
+        """Makes the agent, within the strategy's scope; see `make_agent`. `networks` are the trained and the target."""
+        targets = Targets([networks], surrogate.target_update_tau, surrogate.target_update_interval)
+        super().__init__(specs, train_step, experience, networks[0], loss, made, targets=targets)
+        self._target, self._surrogate = networks[1], surrogate
+        self._kl_coefficient = tf.Variable(
+            surrogate.kl_coefficient,
+            trainable=False,
+            name='kl_coefficient',
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
 
     def _objective(self, unroll: impala.Unroll, training: bool) -> impala.PolicyObjective:
         options, experience = self._surrogate, unroll.experience
@@ -173,29 +158,18 @@ class AppoAgent(impala.ImpalaAgent):
 
         outside = tf.cast(tf.abs(ratios - 1) > options.clip_epsilon, tf.float32)
         metrics = {'kl_to_target': divergence, 'surrogate_clipped_share': outside}
+        metrics['kl_coefficient'] = tf.convert_to_tensor(self._kl_coefficient)
         return impala.PolicyObjective(log_probs - unroll.behaviour_log_probs, loss, metrics)
 
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        info = super()._loss(experience, weights, training)
-        return info._replace(extra=info.extra | {'kl_coefficient': tf.convert_to_tensor(self._kl_coefficient)})
+    def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
+        info, taken = super()._step(experience, weights)
+        self._adapt(info.extra['kl_to_target'])
+        return info, taken
 
-    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        info = super()._train(experience, weights)
-        due = tf.equal(self.train_step_counter % self._surrogate.target_update_interval, 0)
-
-        # Only in cross-replica context may a branch assign variables; see `optimizers`.
-        def update(strategy: tf.distribute.Strategy, due: tf.Tensor, divergence: tf.Tensor) -> None:
-            first = [strategy.experimental_local_results(value)[0] for value in (due, divergence)]
-            tf.cond(first[0], lambda: self._update_target(first[1]), lambda: None)
-
-        tf.distribute.get_replica_context().merge_call(update, (due, info.extra['kl_to_target']))
-        return info
-
-    def _update_target(self, divergence: tf.Tensor) -> None:
-        """Updates the target network and the KL penalty's coefficient."""
-        tau, wanted = self._surrogate.target_update_tau, self._surrogate.kl_target
-        for target, trained in self._target_pairs():
-            target.assign(trained if tau == 1 else (1 - tau) * target + tau * trained)
+    def _adapt(self, divergence: tf.Tensor) -> None:
+        """Adapts the KL penalty's coefficient when the target network was updated; all replicas do the same."""
+        wanted, interval = self._surrogate.kl_target, self._surrogate.target_update_interval
         if wanted is not None:
             factor = tf.where(divergence > 2 * wanted, 1.5, tf.where(divergence < 0.5 * wanted, 0.5, 1.0))
-            self._kl_coefficient.assign(factor * self._kl_coefficient)
+            due = tf.equal(self.train_step_counter % interval, 0)
+            self._kl_coefficient.assign(tf.where(due, factor, 1.0) * self._kl_coefficient)

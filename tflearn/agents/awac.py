@@ -13,26 +13,24 @@ what is drawn.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
-from tf_agents.networks import network
 from tf_agents.policies import actor_policy
-from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.agents import iql
-from tflearn.agents.critics_agent import CriticsAgent
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents import parts, sac
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent, EnvironmentSpecs
-from tflearn.networks import encoder, heads, networks, spec_checks, twin_critics
-from tflearn.networks.twin_critics import TwinCritics
-from tflearn.optimization import offline_loss, optimizers, schedules
+from tflearn.networks import critics as critics_lib
+from tflearn.networks import heads, networks, spec_checks
+from tflearn.networks.networks import NetworkOptions
+from tflearn.networks.targets import Targets
+from tflearn.optimization import offline_loss, transitions
+from tflearn.optimization.optimizers import OptimizerOptions
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=1_000, samples_per_insert=1024.0), batch=BatchItems(1024)
@@ -40,7 +38,7 @@ EXPERIENCE = Experience(
 
 
 @dataclasses.dataclass(frozen=True)
-class LossOptions:
+class AWACLoss:
     """The losses; see the module.
 
     Attributes:
@@ -64,87 +62,47 @@ class LossOptions:
             raise UserValueError(f'got num_action_samples={self.num_action_samples!r}; need at least 1')
 
 
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
     experience: Experience,
     *,
-    actor_fc_layer_params: Sequence[int] = (256, 256),
-    critic_fc_layer_params: Sequence[int] = (256, 256),
-    conv_layer_params: encoder.ConvLayerParams | None = None,
-    preprocessing_layers: encoder.Layers | None = None,
-    make_network: encoder.MakeNetwork | None = None,
-    loss: LossOptions = LossOptions(),
-    actor_learning_rate: float | schedules.Schedule = 3e-4,
-    critic_learning_rate: float | schedules.Schedule = 3e-4,
+    network: NetworkOptions = NetworkOptions(),
+    optimizer: OptimizerOptions = OptimizerOptions(),
+    loss: AWACLoss = AWACLoss(),
     target_update_tau: float = 0.005,
     action_mask: str | None = None,
-    gradient_clipping: float | None = None,
-    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
     """Makes an agent for one vector of continuous actions or one discrete action.
 
     Args:
       specs: the environment's specs; see `encoder` for observations. Continuous actions need finite bounds.
       train_step: int64 scalar, counts gradient steps.
-      experience: the experience, of uniform order. All rows of a sequence but the last are trained.
-      actor_fc_layer_params: units of the actor's fully connected layers.
-      critic_fc_layer_params: units of each critic's fully connected layers.
-      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
-        none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
-      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
-      make_network: makes a network of one's own from observations to features, in place of all layers before the last;
-        see `encoder.own_network`. None makes the layers above.
+      experience: the experience, of uniform or prioritized order. All rows of a sequence but the last are trained.
+      network: the layers of actor and critics; (256, 256) units each; without memory.
+      optimizer: the optimizers of `critic` and `actor`; 3e-4, not clipped.
       loss: the losses' settings.
-      actor_learning_rate: the actor's learning rate, a number or a schedule of the train step.
-      critic_learning_rate: the critics' learning rate, a number or a schedule of the train step.
       target_update_tau: the weight of the critics in an update of their targets, which follows each train step.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
-      gradient_clipping: the bound of the global batch's gradient of the actor and the critics each, by default of its
-        norm (see `optimizers.make`); None does not clip.
-      make_optimizer: makes the two optimizers; Adam by default.
 
     Raises:
-      ValueError: if the action is another one, or the experience has another order.
+      ValueError: if the action is another one, or the experience is a queue.
     """
-    rescaling = ActionRescaling(specs)
-    specs = rescaling.specs
-    twin_critics.check_action(specs.action, 'AWAC')
-    spec_checks.check_observation(specs.observation, 'AWAC', conv_layer_params, preprocessing_layers)
-    iql.check_experience(experience, 'AWAC')
+    spec_checks.check_one_action(specs.action, 'AWAC')
+    parts.check_experience(experience, 'AWAC')
+    network = network.completed(specs, 'AWAC', fc_layer_params=(256, 256))
     mask, observation_spec = make_mask(specs, action_mask)
-    encoding: Any = {
-        'conv_layer_params': conv_layer_params,
-        'preprocessing_layers': preprocessing_layers,
-        'make_network': make_network,
-    }
-    made = {
-        name: make_optimizer(
-            train_step,
-            rate,
-            gradient_clipping=gradient_clipping,
-            per_replica_batch_size=experience.per_replica_batch_size,
-            name=name,
-        )
-        for name, rate in (('critic', critic_learning_rate), ('actor', actor_learning_rate))
-    }
-    actor = networks.actor(observation_spec, specs.action, actor_fc_layer_params, masked=mask is not None, **encoding)
+    actor = networks.actor(observation_spec, specs.action, network, masked=mask is not None)
     actor.create_variables()
-    critics = TwinCritics(observation_spec, specs.action, critic_fc_layer_params, encoding, target_update_tau)
-    agent = AWACAgent(specs, train_step, experience, Networks(actor, critics, mask), loss, made)
-    return rescaling.wrapped(agent)
+    critics = critics_lib.make(observation_spec, specs.action, network)
+    made = optimizer.make(train_step, experience.per_replica_batch_size, {'critic': 3e-4, 'actor': 3e-4})
+    targets = Targets([critics], target_update_tau)
+    return AWACAgent(specs, train_step, experience, sac.Networks(actor, *critics), targets, made, (loss, mask))
 
 
-class Networks(NamedTuple):
-    """The agent's networks, and the mask of legal actions that observations have; None has none."""
-
-    actor: network.Network
-    critics: TwinCritics
-    action_mask: ActionMask | None
-
-
-class AWACAgent(CriticsAgent):
+class AWACAgent(parts.PartsAgent):
     """See the module.
 
     The extra metrics are means over the valid steps of the global batch: `critic_loss`; `value` and `advantage`, in the
@@ -156,58 +114,53 @@ class AWACAgent(CriticsAgent):
         specs: EnvironmentSpecs,
         train_step: tf.Variable,
         experience: Experience,
-        networks: Networks,
-        loss: LossOptions,
-        made: Mapping[str, optimizers.Optimizer],
+        networks: sac.Networks,
+        targets: Targets,
+        made: dict[str, Any],
+        settings: tuple[AWACLoss, ActionMask | None],
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`. `made` are the optimizers by their names."""
-        actor, critics, mask = networks
+        """Makes the agent, within the strategy's scope; see `make_agent`. `settings` are loss and mask."""
+        self._options, self._mask = settings
         policy = actor_policy.ActorPolicy(
-            specs.time_step, specs.action, actor, clip=False, observation_and_action_constraint_splitter=mask
+            specs.time_step,
+            specs.action,
+            networks.actor,
+            clip=False,
+            observation_and_action_constraint_splitter=self._mask,
         )
-        super().__init__(specs, train_step, experience, policy, critics)
-        self._actor, self._mask, self._options = actor, mask, loss
-        self._critic_optimizer, self._actor_optimizer = made['critic'], made['actor']
-        self._draws = Draws(train_step)
+        super().__init__(specs, train_step, experience, policy, made, targets)
+        self._actor, self._critics, self._target_critics = networks
 
-    def _trained(self) -> Sequence[tuple[Sequence[tf.Variable], optimizers.Optimizer]]:
-        return (
-            (self._critics.trainable_variables, self._critic_optimizer),
-            (self._actor.trainable_variables, self._actor_optimizer),
-        )
+    def _trained(self, part: str) -> list[Any]:
+        return [self._critics if part == 'critic' else self._actor]
 
-    def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
-        """Returns the losses of critics and actor: functions that return this replica's share, and metrics."""
-        self._draws.restart()
-        options, now = self._options, tf.nest.map_structure(lambda leaf: leaf[:, :-1], experience)
-        counts = tf.cast(now.next_step_type != ts.StepType.FIRST, tf.float32)
-        item_weights = counts if weights is None else counts * weights[:, tf.newaxis]
-        seen, seen_next = (
-            self._seen(tf.nest.map_structure(lambda leaf, rows=rows: leaf[:, rows], experience.observation))
-            for rows in (slice(None, -1), slice(1, None))
-        )
+    def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
+        """Returns the losses of critics and actor."""
+        options = self._options
+        batch = transitions.of_steps(experience, options.gamma, options.reward_scale)
+        (taken,), counts = tf.nest.flatten(batch.action), batch.counts
+        seen, following = self._seen(batch.observation), self._seen(batch.next_observation)
 
         def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            bootstraps = self._value(*seen_next, num_samples=1, targets=True)
-            targets = options.reward_scale * now.reward + options.gamma * now.discount * bootstraps
-            found = self._critics.values(seen[0], now.action, training=training)
-            losses = tf.add_n([tf.square(tf.stop_gradient(targets) - values) for values in found])
-            return offline_loss.share_of_mean(losses, item_weights), offline_loss.means({'critic_loss': losses}, counts)
+            bootstraps = self._value(*following, self._target_critics, num_samples=1)
+            targets = tf.stop_gradient(batch.reward + batch.discount * bootstraps)
+            errors = targets[:, tf.newaxis] - self._critics.of_actions(seen[0], taken, training)
+            losses = tf.reduce_sum(tf.square(errors), axis=1)
+            return losses, {'critic_loss': losses, parts.ERRORS: tf.reduce_mean(tf.abs(errors), axis=1)}
 
         def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             distribution = self._distribution(*seen, training=training)
-            log_probs = common.log_probability(distribution, now.action, self.action_spec)
+            log_probs = common.log_probability(distribution, batch.action, self.action_spec)
             legal = offline_loss.legal_counts(log_probs, self._mask is not None)
-            value = self._value(*seen, num_samples=options.num_action_samples)
-            advantages = tf.minimum(*self._critics.values(seen[0], now.action)) - value
-            factors = item_weights * offline_loss.softmax_weights(advantages, options.temperature, counts * legal)
+            value = self._value(*seen, self._critics, num_samples=options.num_action_samples)
+            advantages = tf.reduce_min(self._critics.of_actions(seen[0], taken), axis=1) - value
+            factors = offline_loss.softmax_weights(advantages, options.temperature, counts * legal)
             log_probs *= legal
-            share = offline_loss.share_of_mean(-log_probs, factors)
+            losses = -log_probs * offline_loss.with_mean_one(factors, counts)
             metrics = {'value': value, 'advantage': advantages, 'log_likelihood': log_probs}
-            total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(share))
-            return share, offline_loss.means(metrics, counts) | {'actor_loss': total}
+            return losses, metrics | {'actor_loss': losses}
 
-        return [critic_loss, actor_loss]
+        return parts.Losses(counts, {'critic': critic_loss, 'actor': actor_loss})
 
     def _seen(self, observation: Any) -> tuple[Any, Any]:
         """Returns what the networks see of an observation, and its mask of legal actions, or None."""
@@ -217,13 +170,13 @@ class AWACAgent(CriticsAgent):
         masked = {} if mask is None else {'mask': mask}
         return self._actor(observation, step_type=(), network_state=(), training=training, **masked)[0]
 
-    def _value(self, observation: Any, mask: Any, num_samples: int, targets: bool = False) -> tf.Tensor:
-        """Returns the mean value of the policy's actions, float32 [B, T], without a gradient."""
+    def _value(self, observation: Any, mask: Any, critics: critics_lib.Critics, num_samples: int) -> tf.Tensor:
+        """Returns the mean value of the policy's actions, float32 [R], without a gradient."""
         distribution = self._distribution(observation, mask)
-        if self._critics.is_discrete:
+        if critics.is_discrete:
             (probabilities,) = (leaf.probs_parameter() for leaf in tf.nest.flatten(distribution))
-            values = tf.minimum(*self._critics.all_values(observation, targets))
+            values = tf.reduce_min(critics(observation), axis=1)
             return tf.stop_gradient(tf.reduce_sum(probabilities * values, axis=-1))
-        drawn = [heads.sample(distribution, self._draws) for _ in range(num_samples)]
-        values = [tf.minimum(*self._critics.values(observation, action, targets)) for action in drawn]
+        drawn = [tf.nest.flatten(heads.sample(distribution, self._draws))[0] for _ in range(num_samples)]
+        values = [tf.reduce_min(critics.of_actions(observation, action), axis=1) for action in drawn]
         return tf.stop_gradient(tf.add_n(values) / num_samples)

@@ -18,18 +18,19 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
-from tf_agents.policies import greedy_policy
-from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
+from tflearn.agents import parts
+from tflearn.agents.actor_value import ActorValueNetwork, complete
 from tflearn.agents.normalizer import Normalizer, NormalizingPolicy, make_observation_normalizer
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.types import Agent, EnvironmentSpecs, leaf_paths
-from tflearn.optimization import offline_loss, optimizers, schedules
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import offline_loss
+from tflearn.optimization.optimizers import OptimizerOptions
 
 EXPERIENCE = Experience(replay=Uniform(), batch=BatchItems(256))
 
@@ -40,7 +41,7 @@ Kind = Literal['log_likelihood', 'mse']
 
 
 @dataclasses.dataclass(frozen=True)
-class LossOptions:
+class BCLoss:
     """The loss; see the module.
 
     Attributes:
@@ -77,19 +78,18 @@ class LossOptions:
             )
 
 
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
     experience: Experience,
     *,
-    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - it is frozen
-    loss: LossOptions = LossOptions(),
-    learning_rate: float | schedules.Schedule = 1e-3,
+    network: NetworkOptions = NetworkOptions(),
+    optimizer: OptimizerOptions = OptimizerOptions(),
+    loss: BCLoss = BCLoss(),
     normalize_observations: bool = True,
     normalizer_steps: int = 1_000,
     action_mask: str | None = None,
-    gradient_clipping: float | None = None,
-    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
     """Makes an agent that imitates recorded actions: discrete, several discrete, continuous, or a nest of them.
 
@@ -99,41 +99,30 @@ def make_agent(
       experience: the experience, of uniform order. Of a sequence, all rows but the last are imitated. With memory,
         sequences are longer than 2, and each starts with a state of zeros.
       network: the layers of the policy, and of a value that a later PPO run may train; equal ones let it begin with
-        these weights.
+        these weights. They are PPO's: (64, 64) units, with tanh.
+      optimizer: the optimizer, of the part `bc`; 1e-3, not clipped.
       loss: the loss's kind and weights.
-      learning_rate: a number, or a schedule of the train step.
       normalize_observations: whether to normalize observations by their mean and variance, as PPO does.
       normalizer_steps: train steps whose batches count for these; after them mean and variance are constant.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         Recorded actions that it forbids are not imitated. None has none.
-      gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
-        does not clip.
-      make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
       ValueError: if the experience has another order or stores the policy's state, the action is not supported, or the
         weight is no column of numbers.
     """
-    rescaling = ActionRescaling(specs)
-    specs = rescaling.specs
-    network.check(specs, 'behavioural cloning')
+    network = complete(network, specs, 'behavioural cloning')
     _check(specs, experience, loss)
     mask, _ = make_mask(specs, action_mask)
     skipped = {*(network.preprocessing_layers or ()), action_mask}
     normalizer = make_observation_normalizer(specs.observation, skipped) if normalize_observations else None
-    optimizer = make_optimizer(
-        train_step,
-        learning_rate,
-        gradient_clipping=gradient_clipping,
-        per_replica_batch_size=experience.per_replica_batch_size,
-        name='bc',
-    )
+    made = optimizer.make(train_step, experience.per_replica_batch_size, {'bc': 1e-3})
     actor_value = ActorValueNetwork(specs, network, mask)
     observations = Observations(normalizer, normalizer_steps)
-    return rescaling.wrapped(BCAgent(specs, train_step, experience, actor_value, loss, optimizer, observations))
+    return BCAgent(specs, train_step, experience, actor_value, loss, made, observations)
 
 
-def _check(specs: EnvironmentSpecs, experience: Experience, loss: LossOptions) -> None:
+def _check(specs: EnvironmentSpecs, experience: Experience, loss: BCLoss) -> None:
     replay = experience.replay
     if not isinstance(replay, Uniform):
         raise UserValueError(
@@ -178,7 +167,7 @@ class Observations(NamedTuple):
     normalizer_steps: int
 
 
-class BCAgent(tf_agent.TFAgent):
+class BCAgent(parts.PartsAgent):
     """See the module.
 
     The extra metrics of the loss are means over the valid steps of the global batch, without weights:
@@ -193,26 +182,23 @@ class BCAgent(tf_agent.TFAgent):
         train_step: tf.Variable,
         experience: Experience,
         network: ActorValueNetwork,
-        loss: LossOptions,
-        optimizer: optimizers.Optimizer,
+        loss: BCLoss,
+        made: dict[str, Any],
         observations: Observations,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
-        normalizer, self._normalizer_steps = observations
-        super().__init__(
-            specs.time_step,
-            specs.action,
-            policy=greedy_policy.GreedyPolicy(NormalizingPolicy(specs, network, normalizer, False, 'policy')),
-            collect_policy=NormalizingPolicy(specs, network, normalizer, False, 'collect_policy'),
-            train_sequence_length=experience.slicing.sequence_length,
-            train_step_counter=train_step,
-        )
         # The names of these two are PPO's, for a warm start.
-        self._network, self._observation_normalizer = network, normalizer
-        self._options, self._optimizer = loss, optimizer
-        untrained = {variable.ref() for variable in network.value_variables}
-        self._trained = lambda: [v for v in network.trainable_variables if v.ref() not in untrained]
+        self._network, self._options = network, loss
+        self._observation_normalizer, self._normalizer_steps = observations
+        policy, collect_policy = (
+            NormalizingPolicy(specs, network, self._observation_normalizer, False, name)
+            for name in ('policy', 'collect_policy')
+        )
+        super().__init__(specs, train_step, experience, collect_policy, made, policy=policy)
         self._discrete = tuple(not leaf.dtype.is_floating for leaf in tf.nest.flatten(specs.action))
+
+    def _trained(self, part: str) -> list[tf.Variable]:
+        return self._network.policy_variables
 
     @property
     def collect_data_spec(self) -> Any:
@@ -233,39 +219,35 @@ class BCAgent(tf_agent.TFAgent):
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         if self._observation_normalizer:
-            counts = _counts(experience) * tf.cast(self.train_step_counter < self._normalizer_steps, tf.float32)
-            self._observation_normalizer.update(_now(experience.observation), counts)
-        variables = self._trained()
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            info = self._loss(experience, weights, training=True)
-        gradients = tape.gradient(info.loss, variables)
-        self._optimizer.apply_gradients(zip(gradients, variables, strict=True), info.loss)
-        self.train_step_counter.assign_add(1)
-        return info
+            counts = parts.counts(experience) * tf.cast(self.train_step_counter < self._normalizer_steps, tf.float32)
+            self._observation_normalizer.update(parts.now(experience.observation), counts)
+        return super()._train(experience, weights)
 
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        """Returns this replica's share of the mean loss over the global batch."""
-        observation, action = _now(experience.observation), _now(experience.action)
-        if self._observation_normalizer:
-            observation = self._observation_normalizer(observation)
-        step_type = experience.step_type[:, :-1] if self._network.state_spec else None
-        (distribution, _), _ = self._network(observation, step_type=step_type, training=training)
-        log_probs = common.log_probability(distribution, action, self.action_spec)
-        counts, masked = _counts(experience), self._network.action_mask is not None
-        legal = offline_loss.legal_counts(log_probs, masked)
-        trained = counts * legal
-        entropy = common.entropy(distribution, self.action_spec, outer_rank=2)
-        metrics = {'log_likelihood': log_probs, 'entropy': entropy, **self._errors(distribution, action)}
-        losses = metrics['squared_error'] if self._options.kind == 'mse' else -log_probs
-        item_weights = self._weights(experience, trained)
-        if weights is not None:
-            item_weights *= weights[:, tf.newaxis]
-        loss = offline_loss.share_of_mean(losses - self._options.entropy_coefficient * entropy, item_weights)
-        means = offline_loss.means(metrics, trained)
-        if masked:
-            means |= offline_loss.means({'illegal_share': 1.0 - legal}, counts)
-        return tf_agent.LossInfo(loss, means)
+    def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
+        counts, masked = parts.counts(experience), self._network.action_mask is not None
+
+        def loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            observation, action = parts.now(experience.observation), parts.now(experience.action)
+            if self._observation_normalizer:
+                observation = self._observation_normalizer(observation)
+            step_type = experience.step_type[:, :-1] if self._network.state_spec else None
+            (distribution, _), _ = self._network(observation, step_type=step_type, training=training)
+            log_probs = common.log_probability(distribution, action, self.action_spec)
+            legal = offline_loss.legal_counts(log_probs, masked)
+            entropy = common.entropy(distribution, self.action_spec, outer_rank=2)
+            metrics = {'log_likelihood': log_probs, 'entropy': entropy, **self._errors(distribution, action)}
+            losses = metrics['squared_error'] if self._options.kind == 'mse' else -log_probs
+            factors = self._weights(experience, counts * legal)
+            if weights is not None:
+                factors *= weights[:, tf.newaxis]
+            losses -= self._options.entropy_coefficient * entropy
+            if masked:
+                share = offline_loss.with_mean_one(counts * legal, counts)
+                metrics = {name: share * tf.where(legal > 0, value, 0.0) for name, value in metrics.items()}
+                metrics['illegal_share'] = 1.0 - legal
+            return tf.where(factors > 0, losses, 0.0) * offline_loss.with_mean_one(factors, counts), metrics
+
+        return parts.Losses(counts, {'bc': loss})
 
     def _weights(self, experience: Any, counts: tf.Tensor) -> tf.Tensor:
         """Returns the weight of each row but the last, [B, T]; 0 where `counts` is."""
@@ -273,7 +255,7 @@ class BCAgent(tf_agent.TFAgent):
         if weight is None:
             return counts
         column = f'policy_info.{weight}' if weight in EPISODE_WEIGHTS else weight
-        numbers = tf.cast(_now(self._columns(experience)[column]), tf.float32)
+        numbers = tf.cast(parts.now(self._columns(experience)[column]), tf.float32)
         if temperature is not None:
             return offline_loss.softmax_weights(numbers, temperature, counts)
         return counts * tf.maximum(numbers, 0.0)
@@ -292,13 +274,3 @@ class BCAgent(tf_agent.TFAgent):
             alike = tf.stack([tf.reduce_all(each, axis=inner(each)) for each in equal])
             errors['accuracy'] = tf.cast(tf.reduce_all(alike, axis=0), tf.float32)
         return errors
-
-
-def _now(nest: Any) -> Any:
-    """Returns all rows but the last of each sequence, [B, T, ...]."""
-    return tf.nest.map_structure(lambda leaf: leaf[:, :-1], nest)
-
-
-def _counts(experience: Any) -> tf.Tensor:
-    """Returns float32 [B, T]: 1, but 0 between two episodes, where an environment failed, and in padding."""
-    return tf.cast(experience.next_step_type != ts.StepType.FIRST, tf.float32)[:, :-1]

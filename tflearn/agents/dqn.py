@@ -7,7 +7,7 @@ Reinforcement Learning with Double Q-learning" (arXiv 1509.06461); n-step return
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -15,35 +15,35 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
-from tf_agents.typing import types
 from tf_agents.utils import common
 
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue, Uniform
 from tflearn.core.joined_leaves import JoinedLeaves
 from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent, EnvironmentSpecs
-from tflearn.networks import encoder, networks, noisy, spec_checks
+from tflearn.networks import noisy, spec_checks
+from tflearn.networks.action_embeddings import ActionEmbeddings, EmbeddedQNetwork
 from tflearn.networks.distributional import DistributionalQNetwork
-from tflearn.optimization import conservative, distributional, optimizers, schedules
+from tflearn.networks.networks import LastLayers, NetworkOptions, QNetwork
+from tflearn.optimization import conservative, distributional, schedules
+from tflearn.optimization.optimizers import OptimizerOptions
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
 
 
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
     experience: Experience,
     *,
-    conv_layer_params: encoder.ConvLayerParams | None = None,
-    fc_layer_params: Sequence[int] = (100, 50),
-    preprocessing_layers: encoder.Layers | None = None,
-    make_network: encoder.MakeNetwork | None = None,
+    network: NetworkOptions = NetworkOptions(),
+    optimizer: OptimizerOptions = OptimizerOptions(),
     action_mask: str | None = None,
-    action_embeddings: networks.ActionEmbeddings | None = None,
-    learning_rate: float | schedules.Schedule = 1e-3,
+    action_embeddings: ActionEmbeddings | None = None,
     gamma: float = 0.99,
     reward_scale: float = 1.0,
     double: bool = True,
@@ -55,8 +55,6 @@ def make_agent(
     target_update_period: int = 100,
     target_update_tau: float = 1.0,
     huber: bool = True,
-    gradient_clipping: float | None = None,
-    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
     debug_summaries: bool = False,
 ) -> Agent:
     """Makes a DQN agent for one discrete action, with n-step returns, n = `experience.slicing.sequence_length` - 1.
@@ -66,18 +64,13 @@ def make_agent(
       train_step: int64 scalar, counts gradient steps.
       experience: the experience, of uniform or prioritized order. With the latter, `train` takes the items' weights
         [B], and the extra `td_error` [B] becomes their priorities.
-      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
-        has none for a single image, and `encoder.CONVOLUTIONS` for images in a nest. Mnih et al. used ((32, 8, 4),
-        (64, 4, 2), (64, 3, 1)).
-      fc_layer_params: units of the fully connected layers.
-      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
-      make_network: makes a network of one's own from observations to features, in place of all layers before the last;
-        see `encoder.own_network`. None makes the layers above.
+      network: the layers before the last one; fully connected ones of (100, 50) units. Mnih et al. used the
+        convolutions ((32, 8, 4), (64, 4, 2), (64, 3, 1)).
+      optimizer: the optimizer, of the part `dqn`; 1e-3, without clipping.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
       action_embeddings: values as a function of the observation and of each action's vector, for thousands of actions;
         not together with `dueling`, `distribution` or `noisy_sigma`. None has an output for each action.
-      learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
       reward_scale: the factor of the rewards: with returns in the hundreds a network learns sooner what is near 1.
       double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
@@ -97,36 +90,30 @@ def make_agent(
       target_update_tau: weight of the online network in an update of the target; 1 copies it.
       huber: whether the loss is the Huber loss of the temporal-difference error, as in Mnih et al.; else its square.
         With a distribution it has no meaning.
-      gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
-        does not clip.
-      make_optimizer: makes the optimizer; Adam by default.
       debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes for debugging.
 
     Raises:
       ValueError: if the action is not one discrete number, the experience is a queue, there are convolutions and the
         observation has no image, or the embeddings do not fit the actions.
     """
-    specs = (rescaling := _checked(specs, experience, conv_layer_params, preprocessing_layers)).specs
-    mask, observation_spec = make_mask(specs, action_mask)
-    encoding: Any = {
-        'conv_layer_params': conv_layer_params,
-        'fc_layer_params': fc_layer_params,
-        'preprocessing_layers': preprocessing_layers,
-        'make_network': make_network,
-        'last': networks.LastLayers(dueling, None if noisy_sigma is None else noisy.Noise(noisy_sigma)),
-        'embeddings': action_embeddings,
-    }
-    made, q_network = _parts(distribution, double, observation_spec, specs.action, encoding)
-    batch_size = experience.per_replica_batch_size
-    optimizer = make_optimizer(
-        train_step, learning_rate, gradient_clipping=gradient_clipping, per_replica_batch_size=batch_size, name='dqn'
+    network = network.completed(
+        specs, 'DQN', ('lstm_size', 'shared', 'critic_fc_layer_params'), fc_layer_params=(100, 50)
     )
-    agent = made(
+    spec_checks.check_one_discrete_action(specs.action, 'DQN')
+    if isinstance(experience.replay, Queue):
+        raise UserValueError(
+            'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
+        )
+    mask, observation_spec = make_mask(specs, action_mask)
+    last = LastLayers(dueling, None if noisy_sigma is None else noisy.Noise(noisy_sigma))
+    parts = (observation_spec, specs.action, network)
+    made, q_network = _kind(parts, double, distribution, action_embeddings, last)
+    return made(
         *(specs.time_step, specs.action),
         q_network=q_network,
-        optimizer=optimizer,
+        optimizer=optimizer.make(train_step, experience.per_replica_batch_size, {'dqn': 1e-3})['dqn'],
         conservative_weight=conservative_weight,
-        noise=encoding['last'].noise,
+        noise=last.noise,
         observation_and_action_constraint_splitter=mask,
         epsilon_greedy=(lambda: epsilon(train_step)) if callable(epsilon) else epsilon,
         n_step_update=experience.slicing.sequence_length - 1,
@@ -138,51 +125,28 @@ def make_agent(
         debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
-    return rescaling.wrapped(agent)
 
 
-def _checked(
-    specs: EnvironmentSpecs,
-    experience: Experience,
-    conv_layer_params: encoder.ConvLayerParams | None,
-    preprocessing_layers: encoder.Layers | None,
-) -> ActionRescaling:
-    """Checks the arguments of `make_agent`; returns how actions are counted."""
-    rescaling = ActionRescaling(specs)
-    spec_checks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
-    spec_checks.check_one_discrete_action(rescaling.specs.action, 'DQN')
-    if isinstance(experience.replay, Queue):
-        raise UserValueError(
-            'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
-        )
-    return rescaling
-
-
-def _parts(
-    distribution: distributional.Distribution | None,
+def _kind(
+    parts: tuple[Any, Any, NetworkOptions],
     double: bool,
-    observation_spec: types.NestedTensorSpec,
-    action_spec: types.BoundedTensorSpec,
-    encoding: Mapping[str, Any],
-) -> tuple[Callable[..., '_DqnAgent'], networks.QNetwork]:
-    """Returns the agent's class, or what makes it, and the network."""
-    encoding, embeddings = dict(encoding), encoding['embeddings']
-    del encoding['embeddings']
-    if embeddings is not None:
-        last = encoding.pop('last')
-        if distribution is not None or last.dueling or last.noise is not None:
+    distribution: distributional.Distribution | None,
+    action_embeddings: ActionEmbeddings | None,
+    last: LastLayers,
+) -> tuple[Callable[..., '_DqnAgent'], QNetwork]:
+    """Returns the agent's class, or what makes it, and the network, of the specs and layers."""
+    plain = _DdqnAgent if double else _DqnAgent
+    if action_embeddings is not None:
+        if distribution is not None or last != LastLayers():
             raise UserValueError(
                 'got action_embeddings with dueling, distribution or noisy_sigma; need none of them: the values of '
                 'embedded actions have last layers of their own'
             )
-        network = networks.EmbeddedQNetwork(observation_spec, action_spec, embeddings, **encoding)
-        return _DdqnAgent if double else _DqnAgent, network
+        return plain, EmbeddedQNetwork(*parts, action_embeddings)
     if distribution is None:
-        return _DdqnAgent if double else _DqnAgent, networks.QNetwork(observation_spec, action_spec, **encoding)
-    distributions = DistributionalQNetwork(
-        observation_spec, action_spec, num_outputs=distribution.num, means=distribution.means, **encoding
-    )
-    return functools.partial(_DistributionalAgent, distribution, double), distributions
+        return plain, QNetwork(*parts, last)
+    network = DistributionalQNetwork(*parts, num_outputs=distribution.num, means=distribution.means, last=last)
+    return functools.partial(_DistributionalAgent, distribution, double), network
 
 
 class _DqnAgent(dqn_agent.DqnAgent):

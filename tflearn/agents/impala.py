@@ -1,6 +1,6 @@
 """IMPALA: an actor-critic whose learner corrects for older policies of the actors by V-trace.
 Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures" (arXiv
-1802.01561). Differs from the paper: the loss is a mean over the steps unless `LossOptions.reduction` is 'sum', Adam is
+1802.01561). Differs from the paper: the loss is a mean over the steps unless `ImpalaLoss.reduction` is 'sum', Adam is
 the default, and the defaults are for small observation vectors instead of images.
 
 Without the correction (`off_policy_correction=False`) it is the asynchronous actor-critic of Mnih et al. 2016,
@@ -14,20 +14,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tf_agents.agents import tf_agent
 from tf_agents.agents.ppo import ppo_utils
-from tf_agents.policies import greedy_policy
 from tf_agents.utils import common
 
-from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents import parts
+from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, complete
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import recurrent
-from tflearn.optimization import optimizers, schedules, vtrace
-from tflearn.optimization.impala_loss import LossOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.networks.targets import Targets
+from tflearn.optimization import vtrace
+from tflearn.optimization.impala_loss import ImpalaLoss
+from tflearn.optimization.optimizers import Optimizer, OptimizerOptions
 
 # 50 transitions and the observation after them, with which the next sequence of the episode starts.
 EXPERIENCE = Experience(
@@ -69,19 +71,17 @@ class PolicyObjective(NamedTuple):
     metrics: Mapping[str, tf.Tensor]
 
 
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
     experience: Experience,
     *,
-    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - it is frozen
-    loss: LossOptions = LossOptions(),  # noqa: B008 - it is frozen
-    learning_rate: float | schedules.Schedule = 5e-4,
-    value_learning_rate: float | schedules.Schedule | None = None,
+    network: NetworkOptions = NetworkOptions(),
+    optimizer: OptimizerOptions = OptimizerOptions(),
+    loss: ImpalaLoss = ImpalaLoss(),
     action_mask: str | None = None,
     off_policy_correction: bool = True,
-    gradient_clipping: float | None = 40.0,
-    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
     """Makes an IMPALA agent, for discrete, several discrete, or continuous actions.
 
@@ -90,68 +90,29 @@ def make_agent(
       train_step: int64 scalar, counts gradient steps.
       experience: the experience, usually a queue, of sequences whose last row is only used for its observation's value,
         and is the first row of the next sequence (stride = sequence_length - 1 and pad_episodes use each step once).
-      network: the layers of policy and value.
+      network: the layers of policy and value; (64, 64) units, with tanh.
+      optimizer: the optimizer of `policy`, which trains the value too, 5e-4, clipped at 40. A learning rate of `value`
+        gives it an optimizer of its own; it then needs a network of its own.
       loss: the loss's coefficients and bounds.
-      learning_rate: a number, or a schedule of the train step.
-      value_learning_rate: the learning rate of a separate optimizer for the value, which then needs its own network;
-        None has one optimizer for both.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
       off_policy_correction: whether V-trace corrects for the policy that acted; otherwise the data count as on-policy,
         and the bounds of the ratios have no effect.
-      gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
-        does not clip.
-      make_optimizer: makes the optimizers; Adam by default.
 
     Raises:
       ValueError: if the experience is prioritized, or a value has its own optimizer and no network of its own.
     """
-    rescaling = ActionRescaling(specs)
-    specs = rescaling.specs
-    network.check(specs, 'IMPALA')
-    made = make_optimizers(
-        train_step,
-        experience,
-        network,
-        {'impala': learning_rate, 'impala_value': value_learning_rate},
-        gradient_clipping,
-        make_optimizer,
-    )
+    network = complete(network, specs, 'IMPALA')
+    made = make_optimizers(train_step, experience, network, optimizer)
     mask, _ = make_mask(specs, action_mask)
     networks = ActorValueNetwork(specs, network, mask)
-    agent = ImpalaAgent(specs, train_step, experience, networks, loss, made, off_policy_correction)
-    return rescaling.wrapped(agent)
-
-
-class Optimizers(NamedTuple):
-    """The optimizers of policy and value.
-
-    Attributes:
-      policy: the optimizer of the policy, and of the value if that has none of its own.
-      value: the value's optimizer; None if it has none of its own.
-    """
-
-    policy: optimizers.Optimizer
-    value: optimizers.Optimizer | None
+    return ImpalaAgent(specs, train_step, experience, networks, loss, made, off_policy_correction)
 
 
 def make_optimizers(
-    train_step: tf.Variable,
-    experience: Experience,
-    network: NetworkOptions,
-    rates: Mapping[str, float | schedules.Schedule | None],
-    gradient_clipping: float | None,
-    make_optimizer: optimizers.OptimizerFactory,
-) -> Optimizers:
+    train_step: tf.Variable, experience: Experience, network: NetworkOptions, optimizer: OptimizerOptions
+) -> dict[str, Optimizer]:
     """Checks the arguments of `make_agent`, and makes the optimizers.
-
-    Args:
-      train_step: see `make_agent`.
-      experience: see `make_agent`.
-      network: see `make_agent`.
-      rates: the learning rates of policy and value, by the optimizers' names.
-      gradient_clipping: see `make_agent`.
-      make_optimizer: see `make_agent`.
 
     Raises:
       ValueError: see `make_agent`.
@@ -160,23 +121,16 @@ def make_optimizers(
         raise UserValueError(
             'got Experience.replay=Prioritized(...); need Queue or Uniform: it returns no errors of items'
         )
-    if network.shared and all(rate is not None for rate in rates.values()):
+    made = optimizer.make(train_step, experience.per_replica_batch_size, {'policy': 5e-4, 'value': None}, 40.0)
+    if network.shared and 'value' in made:
         raise UserValueError(
-            'got value_learning_rate with a shared network; need shared=False, so that the value has variables of its '
-            'own, or value_learning_rate=None'
+            "got a learning_rate of 'value' with a shared network; need shared=False, so that the value has variables "
+            'of its own, or no such learning rate'
         )
-
-    def make(name: str, rate: float | schedules.Schedule) -> optimizers.Optimizer:
-        size = experience.per_replica_batch_size
-        return make_optimizer(
-            train_step, rate, gradient_clipping=gradient_clipping, per_replica_batch_size=size, name=name
-        )
-
-    made: list[Any] = [None if rate is None else make(name, rate) for name, rate in rates.items()]
-    return Optimizers(*made)
+    return made
 
 
-class ImpalaAgent(tf_agent.TFAgent):
+class ImpalaAgent(parts.PartsAgent):
     """See the module. The info of its collect policy has the parameters of the distribution.
 
     The extra metrics of the loss are means over the valid steps of the global batch: `policy_loss`, `value_loss`,
@@ -191,60 +145,49 @@ class ImpalaAgent(tf_agent.TFAgent):
         train_step: tf.Variable,
         experience: Experience,
         network: ActorValueNetwork,
-        loss: LossOptions,
-        made: Optimizers,
+        loss: ImpalaLoss,
+        made: dict[str, Optimizer],
         off_policy_correction: bool = True,
+        targets: Targets | None = None,
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
-        super().__init__(
-            specs.time_step,
-            specs.action,
-            policy=greedy_policy.GreedyPolicy(ActorValuePolicy(specs, network, records_distribution=False)),
-            collect_policy=ActorValuePolicy(specs, network, records_distribution=True, name='collect_policy'),
-            train_sequence_length=experience.slicing.sequence_length,
-            train_step_counter=train_step,
-        )
+        """Makes the agent, within the strategy's scope; see `make_agent`. `targets` are those of an extension."""
+        policy = ActorValuePolicy(specs, network, records_distribution=False)
+        collect_policy = ActorValuePolicy(specs, network, records_distribution=True, name='collect_policy')
+        super().__init__(specs, train_step, experience, collect_policy, made, targets, policy)
         self._network, self._options, self._corrects = network, loss, off_policy_correction
-        self._optimizer, self._value_optimizer = made
         self._stored_state = experience.slicing.store_policy_state
 
-    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        variables = self._network.trainable_variables
-        with tf.GradientTape() as tape:
-            info = self._loss(experience, weights, training=True)
-        gradients = tape.gradient(info.loss, variables)
-        own = self._network.value_variables if self._value_optimizer else []
-        values = {variable.ref() for variable in own}
-        parts: list[list[Any]] = [[], []]
-        for gradient, variable in zip(gradients, variables, strict=True):
-            parts[variable.ref() in values].append((gradient, variable))
-        self._optimizer.apply_gradients(parts[0], info.loss)
-        if self._value_optimizer:
-            self._value_optimizer.apply_gradients(parts[1], info.loss)
-        self.train_step_counter.assign_add(1)
-        return info
+    def _optimized(self, part: str) -> list[str]:
+        return list(self._optimizers)
 
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        options, unroll = self._options, self._unroll(experience, training)
-        objective = self._objective(unroll, training)
-        targets = self._targets(unroll, objective.log_ratios)
-        policy_loss = objective.loss(targets.advantages)
-        errors = targets.values - unroll.values[:, :-1]
-        value_loss = 0.5 * tf.square(errors)
-        entropy = common.entropy(unroll.distribution, self.action_spec, outer_rank=2)[:, :-1]
-        losses = (
-            options.policy_coefficient * policy_loss
-            + options.value_coefficient * value_loss
-            - options.entropy_weight(self.train_step_counter) * entropy
-        )
-        if weights is not None:
-            losses *= weights[:, tf.newaxis]
-        metrics = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **objective.metrics}
-        means, count = self._means(unroll, metrics | self._off_policy(unroll, objective), targets.values, errors)
-        loss = tf.reduce_sum(tf.where(unroll.valid, losses, 0.0))
-        return tf_agent.LossInfo(loss if options.reduction == 'sum' else tf.math.divide_no_nan(loss, count), means)
+    def _trained(self, part: str) -> list[tf.Variable]:
+        if part == 'value':
+            return self._network.value_variables
+        return self._network.policy_variables if 'value' in self._optimizers else [self._network]
 
-    def _targets(self, unroll: Unroll, log_ratios: tf.Tensor) -> vtrace.Targets:
+    def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
+        def loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            options, unroll = self._options, self._unroll(experience, training)
+            objective = self._objective(unroll, training)
+            targets = self._vtrace_targets(unroll, objective.log_ratios)
+            policy_loss = objective.loss(targets.advantages)
+            value_loss = 0.5 * tf.square(targets.values - unroll.values[:, :-1])
+            entropy = common.entropy(unroll.distribution, self.action_spec, outer_rank=2)[:, :-1]
+            losses = (
+                options.policy_coefficient * policy_loss
+                + options.value_coefficient * value_loss
+                - options.entropy_weight(self.train_step_counter) * entropy
+            )
+            metrics = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **objective.metrics}
+            metrics |= self._off_policy(unroll, objective) | parts.moments(unroll.values[:, :-1], targets.values)
+            if options.reduction == 'sum':
+                of_items = 1.0 if weights is None else weights[:, tf.newaxis]
+                return tf.reduce_sum(tf.where(unroll.valid, of_items * losses, 0.0)), metrics
+            return losses, metrics
+
+        return parts.Losses(tf.cast(_valid(experience), tf.float32), {'policy': loss})
+
+    def _vtrace_targets(self, unroll: Unroll, log_ratios: tf.Tensor) -> vtrace.Targets:
         """Returns the values' targets and the advantages; without the correction each ratio is 1."""
         options, experience = self._options, unroll.experience
         bounds = {'rho_bar': options.rho_bar, 'c_bar': options.c_bar, 'pg_rho_bar': options.pg_rho_bar}
@@ -268,8 +211,7 @@ class ImpalaAgent(tf_agent.TFAgent):
             network_state=self._initial_state(experience),
             training=training,
         )
-        # Rows between two episodes, and those in which an environment failed, have no action.
-        valid = ~(experience.is_boundary() | (experience.next_step_type == 0))[:, :-1]
+        valid = _valid(experience)
         log_prob = lambda of: common.log_probability(of, experience.action, self.action_spec)[:, :-1]  # noqa: E731
         behaviour_log_probs = log_prob(self._network.distribution(experience.policy_info))
         # For rows of zeros it is not finite, and their gradients would not be either.
@@ -301,19 +243,7 @@ class ImpalaAgent(tf_agent.TFAgent):
             'mean_abs_log_rho': tf.abs(log_ratios),
         }
 
-    def _means(
-        self, unroll: Unroll, metrics: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor
-    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """Returns the metrics' means over the valid steps of the global batch, and the number of these steps."""
-        moments = [tf.ones_like(targets), targets, tf.square(targets), errors, tf.square(errors)]
-        parts = tf.stack([*metrics.values(), *moments])
-        sums = tf.reduce_sum(tf.where(unroll.valid, tf.stop_gradient(parts), 0.0), axis=[1, 2])
-        rows = tf.cast(tf.size(unroll.valid), tf.float32)
-        summed = tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, tf.concat([sums, rows[tf.newaxis]], axis=0)
-        )
-        count, num_rows = summed[-6], summed[-1]
-        *means, _, target, target_square, error, error_square, _ = tf.unstack(tf.math.divide_no_nan(summed, count))
-        unexplained = tf.math.divide_no_nan(error_square - tf.square(error), target_square - tf.square(target))
-        named = dict(zip(metrics, means, strict=True))
-        return named | {'explained_variance': 1.0 - unexplained, 'valid_share': count / num_rows}, count
+
+def _valid(experience: Any) -> tf.Tensor:
+    """Returns bool [B, T], false for rows without an action: between two episodes, and where an environment failed."""
+    return ~(experience.is_boundary() | (experience.next_step_type == 0))[:, :-1]

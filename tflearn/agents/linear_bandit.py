@@ -33,13 +33,13 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents import parts
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue
 from tflearn.core.types import Agent, EnvironmentSpecs, leaf_paths
 from tflearn.networks import encoder, spec_checks
-from tflearn.optimization import offline_loss
 
 EXPERIENCE = Experience(replay=Queue(max_size=1_000), batch=BatchItems(16))
 
@@ -74,6 +74,7 @@ class LinearOptions:
             )
 
 
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
@@ -101,8 +102,6 @@ def make_agent(
       ValueError: if the action is another one, the experience prefers items or trains on them several times, or the
         observation does not have the features.
     """
-    rescaling = ActionRescaling(specs)
-    specs = rescaling.specs
     spec_checks.check_one_discrete_action(specs.action, 'a linear bandit')
     spec_checks.check_observation(specs.observation, 'a linear bandit')
     replay = experience.replay
@@ -113,7 +112,7 @@ def make_agent(
         )
     mask, observation_spec = make_mask(specs, action_mask)
     contexts = _Contexts(observation_spec, int(specs.action.maximum) + 1, arm_features, options.bias)
-    return rescaling.wrapped(LinearBanditAgent(specs, train_step, experience, contexts, mask, options))
+    return LinearBanditAgent(specs, train_step, experience, contexts, mask, options)
 
 
 class _Contexts:
@@ -194,7 +193,7 @@ class _Posterior(tf.Module):
         self.theta.assign(tf.linalg.matvec(root, tf.linalg.matvec(inverse, moment)))
 
 
-class LinearBanditAgent(tf_agent.TFAgent):
+class LinearBanditAgent(parts.PartsAgent):
     """See the module.
 
     The loss is the mean squared error of the rewards that the posterior before the batch predicts. The extra metrics
@@ -217,14 +216,7 @@ class LinearBanditAgent(tf_agent.TFAgent):
         policy, collect_policy = (
             LinearBanditPolicy(specs, contexts, self._posterior, mask, kind, options.alpha) for kind in kinds
         )
-        super().__init__(
-            specs.time_step,
-            specs.action,
-            policy=policy,
-            collect_policy=collect_policy,
-            train_sequence_length=experience.slicing.sequence_length,
-            train_step_counter=train_step,
-        )
+        super().__init__(specs, train_step, experience, collect_policy, {}, policy=policy)
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         info = self._loss(experience, weights)
@@ -250,14 +242,17 @@ class LinearBanditAgent(tf_agent.TFAgent):
             x, action = tf.gather(x, action, batch_dims=1), tf.zeros_like(action)
         return counts, action, tf.cast(tf.reshape(now.reward, [-1, 1]), tf.float64), x
 
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        counts, owners, reward, x = self._rows(experience, weights)
+    def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
+        counts, owners, reward, x = self._rows(experience, None)
         predicted = tf.reduce_sum(x * tf.gather(self._posterior.theta, owners), axis=-1)
         deviation = tf.norm(tf.einsum('nd,nde->ne', x, tf.gather(self._posterior.root, owners)), axis=-1)
         shaped = lambda values: tf.reshape(tf.cast(values, tf.float32), tf.shape(counts))  # noqa: E731
         errors = shaped(tf.square(reward[:, 0] - predicted))
-        metrics = offline_loss.means({'reward': shaped(reward), 'deviation': shaped(deviation)}, counts)
-        return tf_agent.LossInfo(offline_loss.share_of_mean(errors, counts), metrics)
+        metrics = {'reward': shaped(reward), 'deviation': shaped(deviation)}
+        return parts.Losses(counts, {'bandit': lambda: (errors, metrics)})
+
+    def _trained(self, part: str) -> list[Any]:
+        return []
 
 
 class LinearBanditPolicy(tf_policy.TFPolicy):

@@ -14,20 +14,21 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.agents.ppo import ppo_utils
-from tf_agents.policies import greedy_policy
-from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.agents.actor_value import DIST_PARAMS, ActorValueNetwork, NetworkOptions
+from tflearn.agents import parts
+from tflearn.agents.actor_value import DIST_PARAMS, ActorValueNetwork, complete
 from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import recurrent
-from tflearn.optimization import optimizers, ppo_loss, schedules
-from tflearn.optimization.ppo_loss import LossOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import ppo_loss
+from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.optimization.ppo_loss import PPOLoss
 
 # Sequences of 128 transitions and the observation after them, with which the next sequence starts.
 EXPERIENCE = Experience(
@@ -63,19 +64,18 @@ class Samples(NamedTuple):
     state: Any = ()
 
 
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
     experience: Experience,
     *,
-    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - it is frozen
-    loss: LossOptions = LossOptions(),  # noqa: B008 - it is frozen
-    learning_rate: float | schedules.Schedule = 3e-4,
+    network: NetworkOptions = NetworkOptions(),
+    optimizer: OptimizerOptions = OptimizerOptions(),
+    loss: PPOLoss = PPOLoss(),
     normalize_observations: bool = True,
     normalize_rewards: bool = True,
     action_mask: str | None = None,
-    gradient_clipping: float | None = 0.5,
-    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
     """Makes a PPO agent, for discrete, several discrete, or continuous actions.
 
@@ -85,10 +85,10 @@ def make_agent(
       experience: the experience, a queue, with an `iteration` for several steps on the same sequences. The last row of
         a sequence is only used for its observation's value, and is the first row of the next sequence (stride =
         sequence_length - 1).
-      network: the layers of policy and value. With memory, minibatches are of complete sequences, which start with the
-        state that the collector had there (`Slicing.store_policy_state`).
+      network: the layers of policy and value; (64, 64) units, with tanh. With memory, minibatches are of complete
+        sequences, which start with the state that the collector had there (`Slicing.store_policy_state`).
+      optimizer: the optimizer, of the part `ppo`; 3e-4, clipped at 0.5.
       loss: the loss's coefficients and bounds.
-      learning_rate: a number, or a schedule of the train step.
       normalize_observations: whether to normalize observations by the mean and variance of all observations so far,
         within +-5. Categories stay as they are, and so do, in a nest, images of bytes, other integers, and what has a
         layer of one's own.
@@ -96,9 +96,6 @@ def make_agent(
         largest so far if that is more, so that the order of returns stays.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
-      gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
-        does not clip.
-      make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
       ValueError: if the experience is not a queue of new items, the KL coefficient adapts without iterations,
@@ -111,20 +108,11 @@ def make_agent(
             f'got kl_target={loss.kl_target} without Queue.training=Iteration(...), after which the coefficient adapts '
             'to it; need an iteration, or kl_target=None'
         )
-    rescaling = ActionRescaling(specs)
-    specs = rescaling.specs
     actor_value, normalizers = make_networks(
         specs, experience, network, action_mask, (normalize_observations, normalize_rewards), 'PPO'
     )
-    optimizer = make_optimizer(
-        train_step,
-        learning_rate,
-        gradient_clipping=gradient_clipping,
-        per_replica_batch_size=experience.per_replica_batch_size,
-        name='ppo',
-    )
-    agent = PPOAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
-    return rescaling.wrapped(agent)
+    made = optimizer.make(train_step, experience.per_replica_batch_size, {'ppo': 3e-4}, 0.5)
+    return PPOAgent(specs, train_step, experience, actor_value, loss, made, normalizers)
 
 
 def make_networks(
@@ -135,20 +123,12 @@ def make_networks(
     normalized: tuple[bool, bool],
     algorithm: str,
 ) -> tuple[ActorValueNetwork, Normalizers]:
-    """Checks the arguments of `make_agent`, and makes the network and the normalizers.
-
-    Args:
-      specs: see `make_agent`.
-      experience: see `make_agent`.
-      network: see `make_agent`.
-      action_mask: see `make_agent`.
-      normalized: whether to normalize observations, and rewards.
-      algorithm: the algorithm's name, for messages.
+    """Checks the arguments of `make_agent`, and makes the network and the normalizers of observations and rewards.
 
     Raises:
       ValueError: see `make_agent`.
     """
-    network.check(specs, algorithm)
+    network = complete(network, specs, algorithm)
     replay = experience.replay
     if not isinstance(replay, Queue) or isinstance(replay.training, Reuse):
         raise UserValueError(
@@ -180,7 +160,7 @@ def _check_sequences(experience: Experience) -> None:
         )
 
 
-class PPOAgent(tf_agent.TFAgent):
+class PPOAgent(parts.PartsAgent):
     """See the module. The info of its collect policy has the parameters of the distribution.
 
     `prepare` converts new sequences to samples once; `train` takes a step on a minibatch of samples, or on sequences
@@ -201,21 +181,17 @@ class PPOAgent(tf_agent.TFAgent):
         train_step: tf.Variable,
         experience: Experience,
         network: ActorValueNetwork,
-        loss: LossOptions,
-        optimizer: optimizers.Optimizer,
+        loss: PPOLoss,
+        made: dict[str, Any],
         normalizers: Normalizers,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
-        normalizer = normalizers.observation
-        super().__init__(
-            specs.time_step,
-            specs.action,
-            policy=greedy_policy.GreedyPolicy(NormalizingPolicy(specs, network, normalizer, False, 'policy')),
-            collect_policy=NormalizingPolicy(specs, network, normalizer, True, 'collect_policy'),
-            train_sequence_length=experience.slicing.sequence_length,
-            train_step_counter=train_step,
+        policy, collect_policy = (
+            NormalizingPolicy(specs, network, normalizers.observation, records, name)
+            for records, name in ((False, 'policy'), (True, 'collect_policy'))
         )
-        self._network, self._options, self._optimizer = network, loss, optimizer
+        super().__init__(specs, train_step, experience, collect_policy, made, policy=policy)
+        self._network, self._options = network, loss
         self.trains_on_sequences = bool(network.state_spec)
         self._observation_normalizer, self._reward_normalizer = normalizers
         self._kl_coefficient = _variable(loss.kl_coefficient, 'kl_coefficient')
@@ -233,7 +209,7 @@ class PPOAgent(tf_agent.TFAgent):
         Returns:
           Samples [B, T, ...], and float32 [B, T]: 1 for valid steps, 0 between two episodes and in padding.
         """
-        counts = _counts(experience)
+        counts = parts.counts(experience)
         if self._options.kl_coefficient and self._options.kl_target is not None:
             coefficient = ppo_loss.next_kl_coefficient(self._kl_coefficient, self._divergence, self._options.kl_target)
             self._kl_coefficient.assign(coefficient)
@@ -248,18 +224,16 @@ class PPOAgent(tf_agent.TFAgent):
 
     def _update_observation_normalizer(self, experience: Any, counts: tf.Tensor) -> None:
         if self._observation_normalizer:
-            now = tf.nest.map_structure(lambda leaf: leaf[:, :-1], experience.observation)
-            self._observation_normalizer.update(now, counts)
+            self._observation_normalizer.update(parts.now(experience.observation), counts)
 
     def _samples(self, experience: Any) -> Samples:
         """Returns the samples of sequences [B, T + 1]."""
-        now = lambda nest: tf.nest.map_structure(lambda leaf: leaf[:, :-1], nest)  # noqa: E731
-        observation, reward = experience.observation, experience.reward[:, :-1]
+        now, observation, reward = parts.now, experience.observation, experience.reward[:, :-1]
         if self._observation_normalizer:
             observation = self._observation_normalizer(observation)
         if self._reward_normalizer:
             reward = self._reward_normalizer(reward)
-        counts = _counts(experience)
+        counts = parts.counts(experience)
         state = recurrent.stored_state(experience) if self.trains_on_sequences else ()
         (_, values), _ = self._network(observation, step_type=experience.step_type, network_state=state)
         advantages = ppo_loss.advantages(
@@ -287,35 +261,34 @@ class PPOAgent(tf_agent.TFAgent):
     def _log_prob(self, distribution: Any, action: Any) -> tf.Tensor:
         return common.log_probability(distribution, action, self.action_spec)
 
-    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
+    def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
         """Takes one step on samples [B] or [B, T], or on sequences [B, T + 1], which it adds to the normalizers."""
         is_new = not isinstance(experience, Samples)
         if is_new:
-            self._update_reward_normalizer(experience, _counts(experience))
-        samples, counts = self._as_samples(experience, weights)
-        with tf.GradientTape() as tape:
-            info = self._loss_of(samples, counts, training=True)
-        taken = self._minimize(tape, info.loss)
-        self.train_step_counter.assign_add(1)
+            self._update_reward_normalizer(experience, parts.counts(experience))
+        info, taken = super()._step(self._as_samples(experience, weights), None)
         self._divergence.assign(info.extra['kl_to_behaviour'])
         if is_new:
-            new = _counts(experience) * (1.0 if taken is None else tf.cast(taken, tf.float32))
-            self._update_observation_normalizer(experience, new)
-        return info
-
-    def _minimize(self, tape: tf.GradientTape, loss: tf.Tensor) -> tf.Tensor | None:
-        """Takes a step; see `optimizers.Optimizer.apply_gradients`."""
-        variables = self._network.trainable_variables
-        return self._optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True), loss)
+            counts = parts.counts(experience) * (1.0 if taken is None else tf.cast(taken, tf.float32))
+            self._update_observation_normalizer(experience, counts)
+        return info, taken
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return self._loss_of(*self._as_samples(experience, weights), training)
+        return super()._loss(self._as_samples(experience, weights), None, training)
+
+    def _trained(self, part: str) -> list[Any]:
+        return [self._network]
+
+    def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
+        """Takes samples and the weight of each."""
+        samples, counts = experience
+        return parts.Losses(counts, {'ppo': lambda: self._losses_of(samples, counts, training)})
 
     def _as_samples(self, experience: Any, weights: tf.Tensor | None) -> tuple[Samples, tf.Tensor]:
         """Returns samples and the weight of each; `weights` are those of steps, or of sequences [B]."""
         if isinstance(experience, Samples):
             return experience, tf.ones_like(experience.advantage) if weights is None else weights  # of each step
-        counts = _counts(experience)
+        counts = parts.counts(experience)
         samples = tf.nest.map_structure(tf.stop_gradient, self._samples(experience))
         return samples, counts if weights is None else counts * weights[:, tf.newaxis]
 
@@ -327,8 +300,7 @@ class PPOAgent(tf_agent.TFAgent):
         )
         return outputs
 
-    def _loss_of(self, samples: Samples, counts: tf.Tensor, training: bool) -> tf_agent.LossInfo:
-        """Returns this replica's share of the mean loss over the global batch."""
+    def _losses_of(self, samples: Samples, counts: tf.Tensor, training: bool) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         options = self._options
         distribution, values = self._outputs(samples, training)
         log_ratios = tf.where(counts > 0, self._log_prob(distribution, samples.action) - samples.log_prob, 0.0)
@@ -355,15 +327,8 @@ class PPOAgent(tf_agent.TFAgent):
         )
         if options.kl_coefficient:
             losses += warmed_up(self._kl_coefficient * divergence)
-        means, count = ppo_loss.means(metrics, samples.target, samples.target - values, counts)
-        loss = tf.reduce_sum(tf.where(counts > 0, counts * losses, 0.0))
-        extra = means | {'kl_coefficient': tf.identity(self._kl_coefficient)}
-        return tf_agent.LossInfo(tf.math.divide_no_nan(loss, count), extra)
-
-
-def _counts(experience: Any) -> tf.Tensor:
-    """Returns float32 [B, T]: 1, but 0 between two episodes, where an environment failed, and in padding."""
-    return tf.cast(experience.next_step_type != ts.StepType.FIRST, tf.float32)[:, :-1]
+        metrics['kl_coefficient'] = tf.identity(self._kl_coefficient)
+        return losses, metrics | parts.moments(values, samples.target)
 
 
 def _variable(value: float, name: str) -> tf.Variable:

@@ -22,21 +22,23 @@ action are no inputs of the network, unless the observation has them. Adam is th
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tf_agents.agents import tf_agent
-from tf_agents.policies import epsilon_greedy_policy, greedy_policy, q_policy
+from tf_agents.policies import epsilon_greedy_policy, q_policy
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents import parts
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
 from tflearn.core.types import Agent, EnvironmentSpecs
-from tflearn.networks import encoder, recurrent, spec_checks
-from tflearn.optimization import optimizers, schedules
+from tflearn.networks import recurrent, spec_checks
+from tflearn.networks.networks import NetworkOptions
+from tflearn.networks.targets import Targets
+from tflearn.optimization import schedules
+from tflearn.optimization.optimizers import OptimizerOptions
 
 # 10 steps of burn-in, 20 that are trained, and the observation after them; each step is trained in one sequence.
 EXPERIENCE = Experience(
@@ -47,7 +49,7 @@ EXPERIENCE = Experience(
 
 
 @dataclasses.dataclass(frozen=True)
-class LossOptions:
+class R2D2Loss:
     """The targets of the values, and the priorities.
 
     Attributes:
@@ -78,25 +80,20 @@ class LossOptions:
             raise UserValueError(f'got rescaling={self.rescaling!r}; need a number above 0, or None')
 
 
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
     experience: Experience,
     *,
-    lstm_size: Sequence[int] = (64,),
-    fc_layer_params: Sequence[int] = (64,),
-    conv_layer_params: encoder.ConvLayerParams | None = None,
-    preprocessing_layers: encoder.Layers | None = None,
-    make_network: encoder.MakeNetwork | None = None,
+    network: NetworkOptions = NetworkOptions(),
+    optimizer: OptimizerOptions = OptimizerOptions(),
+    loss: R2D2Loss = R2D2Loss(),
     dueling: bool = True,
     action_mask: str | None = None,
-    loss: LossOptions = LossOptions(),
-    learning_rate: float | schedules.Schedule = 1e-3,
     epsilon: float | schedules.Schedule = 0.1,
     target_update_period: int = 100,
     target_update_tau: float = 1.0,
-    gradient_clipping: float | None = 40.0,
-    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
     """Makes an R2D2 agent for one discrete action.
 
@@ -107,76 +104,41 @@ def make_agent(
         The last row is only used for its observation's value. Without `Slicing.store_policy_state` each sequence starts
         with a state of zeros. With prioritized order, `train` takes the items' weights [B], and the extra `td_error`
         [B] becomes their priorities.
-      lstm_size: units of the LSTM layers.
-      fc_layer_params: units of the fully connected layers before them.
-      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
-        none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
-      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
-      make_network: makes a network of one's own from observations to features, in place of all layers before the last,
-        or, if it has no state, of those before the LSTM; see `encoder.own_network`. None makes the layers above.
+      network: the layers; (64,) units, before an LSTM of (64,).
+      optimizer: the optimizer, of the part `r2d2`; 1e-3, clipped at 40.
+      loss: the targets of the values, the burn-in, and the priorities.
       dueling: whether the last layer computes the observation's value and the actions' advantages (Wang et al. 2016,
         arXiv 1511.06581).
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
-      loss: the targets of the values, the burn-in, and the priorities.
-      learning_rate: a number, or a schedule of the train step.
       epsilon: the share of random actions in the collect policy, or a schedule of the train step.
       target_update_period: train steps between two updates of the target network.
       target_update_tau: the weight of the trained network in an update of the target; 1 copies it.
-      gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
-        does not clip.
-      make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
       ValueError: if the action is not one discrete number, the experience is a queue, or its sequences are too short.
     """
-    rescaling = ActionRescaling(specs)
-    specs = rescaling.specs
     spec_checks.check_one_discrete_action(specs.action, 'R2D2')
-    spec_checks.check_observation(specs.observation, 'R2D2', conv_layer_params, preprocessing_layers)
-    _check(experience, loss, target_update_period, target_update_tau)
-    mask, observation_spec = make_mask(specs, action_mask)
-
-    def q_network(name: str) -> recurrent.RecurrentQNetwork:
-        features = recurrent.make_encoder(
-            observation_spec,
-            lstm_size,
-            fc_layer_params,
-            conv_layer_params=conv_layer_params,
-            preprocessing_layers=preprocessing_layers,
-            make_network=make_network,
-        )
-        return recurrent.RecurrentQNetwork(observation_spec, specs.action, features, dueling, name)
-
-    optimizer = make_optimizer(
-        train_step,
-        learning_rate,
-        gradient_clipping=gradient_clipping,
-        per_replica_batch_size=experience.per_replica_batch_size,
-        name='r2d2',
-    )
-    made = Networks(q_network('QNetwork'), q_network('TargetNetwork'), mask)
-    update = TargetUpdate(target_update_period, target_update_tau)
-    explored = (lambda: epsilon(train_step)) if callable(epsilon) else epsilon
-    return rescaling.wrapped(R2d2Agent(specs, train_step, experience, made, loss, optimizer, update, explored))
-
-
-def _check(experience: Experience, loss: LossOptions, period: int, tau: float) -> None:
+    unused = ('shared', 'critic_fc_layer_params')
+    network = network.completed(specs, 'R2D2', unused, fc_layer_params=(64,), lstm_size=(64,))
+    parts.check_experience(experience, 'R2D2', with_memory=True)
     length = experience.slicing.sequence_length
-    if isinstance(experience.replay, Queue):
-        raise UserValueError(
-            'got a Queue as Experience.replay; R2D2 needs Uniform or Prioritized: it learns from old items'
-        )
     if length < loss.burn_in_steps + 2:
         raise UserValueError(
             f'got Slicing.sequence_length={length} with burn_in_steps={loss.burn_in_steps}; need at least '
             f'{loss.burn_in_steps + 2}, so that a step is trained, with the observation after it'
         )
-    if period < 1 or not 0 < tau <= 1:
-        raise UserValueError(
-            f'got target_update_period={period!r}, target_update_tau={tau!r}; need at least 1 train step, and a number '
-            'above 0, at most 1'
-        )
+    mask, observation_spec = make_mask(specs, action_mask)
+
+    def q_network(name: str) -> recurrent.RecurrentQNetwork:
+        features = network.make_encoder(observation_spec, 'encoder', with_memory=True)
+        return recurrent.RecurrentQNetwork(observation_spec, specs.action, features, dueling, name)
+
+    made = optimizer.make(train_step, experience.per_replica_batch_size, {'r2d2': 1e-3}, 40.0)
+    networks = Networks(q_network('QNetwork'), q_network('TargetNetwork'), mask)
+    targets = Targets([networks[:2]], target_update_tau, target_update_period)
+    explored = (lambda: epsilon(train_step)) if callable(epsilon) else epsilon
+    return R2D2Agent(specs, train_step, experience, networks, targets, made, (loss, explored))
 
 
 class Networks(NamedTuple):
@@ -193,24 +155,12 @@ class Networks(NamedTuple):
     action_mask: ActionMask | None
 
 
-class TargetUpdate(NamedTuple):
-    """How the target network follows the trained one.
-
-    Attributes:
-      period: train steps between two updates.
-      tau: the weight of the trained network in an update.
-    """
-
-    period: int
-    tau: float
-
-
-class R2d2Agent(tf_agent.TFAgent):
+class R2D2Agent(parts.PartsAgent):
     """See the module.
 
     The extra metrics of the loss: `td_error` [B], the errors of the sequences from which priorities are made; and means
     over the valid trained steps of the global batch: `td_loss`, `mean_abs_td_error`, `mean_value` (of the actions that
-    were taken), and `valid_share`, the share of valid ones among all trained steps.
+    were taken).
     """
 
     def __init__(
@@ -219,76 +169,49 @@ class R2d2Agent(tf_agent.TFAgent):
         train_step: tf.Variable,
         experience: Experience,
         networks: Networks,
-        loss: LossOptions,
-        optimizer: optimizers.Optimizer,
-        target_update: TargetUpdate,
-        epsilon: Any,
+        targets: Targets,
+        made: dict[str, Any],
+        settings: tuple[R2D2Loss, Any],
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        """Makes the agent, within the strategy's scope; see `make_agent`. `settings` are loss and epsilon."""
+        self._options, epsilon = settings
+        self._network, self._target, self._action_mask = networks
         policy = q_policy.QPolicy(
             specs.time_step,
             specs.action,
             networks.trained,
             observation_and_action_constraint_splitter=networks.action_mask,
         )
-        super().__init__(
-            specs.time_step,
-            specs.action,
-            policy=greedy_policy.GreedyPolicy(policy),
-            collect_policy=epsilon_greedy_policy.EpsilonGreedyPolicy(policy, epsilon),
-            train_sequence_length=experience.slicing.sequence_length,
-            train_step_counter=train_step,
-        )
-        self._network, self._target, self._action_mask = networks
-        self._options, self._optimizer, self._target_update = loss, optimizer, target_update
+        explored = epsilon_greedy_policy.EpsilonGreedyPolicy(policy, epsilon)
+        super().__init__(specs, train_step, experience, explored, made, targets, policy)
         self._stored_state = experience.slicing.store_policy_state
 
-    def _initialize(self) -> None:
-        for target, trained in self._target_pairs():
-            target.assign(trained)
+    def _trained(self, part: str) -> list[Any]:
+        return [self._network]
 
-    def _target_pairs(self) -> list[tuple[tf.Variable, tf.Variable]]:
-        return list(zip(self._target.variables, self._network.variables, strict=True))
+    def errors(self, errors: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """See `PartsAgent.errors`; here the paper's mix of the largest and the mean one."""
+        return sequence_errors(errors, counts, self._options.priority_eta)
 
-    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        variables = self._network.trainable_variables
-        with tf.GradientTape() as tape:
-            info = self._loss(experience, weights, training=True)
-        gradients = tape.gradient(info.loss, variables)
-        self._optimizer.apply_gradients(zip(gradients, variables, strict=True), info.loss)
-        self.train_step_counter.assign_add(1)
-        due = tf.equal(self.train_step_counter % self._target_update.period, 0)
-
-        # Only in cross-replica context may a branch assign variables; see `optimizers`.
-        def update(strategy: tf.distribute.Strategy, due: tf.Tensor) -> None:
-            tf.cond(strategy.experimental_local_results(due)[0], self._update_target, lambda: None)
-
-        tf.distribute.get_replica_context().merge_call(update, (due,))
-        return info
-
-    def _update_target(self) -> None:
-        tau = self._target_update.tau
-        for target, trained in self._target_pairs():
-            target.assign(trained if tau == 1 else (1 - tau) * target + tau * trained)
-
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        """Returns this replica's share of the mean loss over the global batch's valid trained steps."""
+    def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
+        """Returns the loss of the trained steps, [B, M]."""
         options, burn_in = self._options, self._options.burn_in_steps
         trained = tf.nest.map_structure(lambda leaf: leaf[:, burn_in:-1], experience._replace(policy_info=()))
-        values, bootstraps = self._values(experience, training)
         # Rows between two episodes, and those in which an environment failed, have no action.
         valid = trained.next_step_type != ts.StepType.FIRST
-        returns = n_step_returns(trained.reward, options.gamma * trained.discount, bootstraps, valid, options.n_step)
-        targets = tf.stop_gradient(rescaled(returns, options.rescaling))
-        taken = tf.gather(values[:, :-1], tf.cast(trained.action, tf.int32), batch_dims=2)
-        errors = tf.where(valid, targets - taken, 0.0)
-        counts = tf.cast(valid, tf.float32)
-        metrics = {'td_loss': 0.5 * tf.square(errors), 'mean_abs_td_error': tf.abs(errors), 'mean_value': taken}
-        means, count = _means(metrics, counts)
-        losses = tf.reduce_sum(metrics['td_loss'], axis=1)
-        loss = tf.reduce_sum(losses if weights is None else weights * losses)
-        priorities = sequence_errors(errors, counts, options.priority_eta)
-        return tf_agent.LossInfo(tf.math.divide_no_nan(loss, count), means | {'td_error': priorities})
+
+        def loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            values, bootstraps = self._values(experience, training)
+            discounts = options.gamma * trained.discount
+            returns = n_step_returns(trained.reward, discounts, bootstraps, valid, options.n_step)
+            targets = tf.stop_gradient(rescaled_values(returns, options.rescaling))
+            taken = tf.gather(values[:, :-1], tf.cast(trained.action, tf.int32), batch_dims=2)
+            errors = tf.where(valid, targets - taken, 0.0)
+            losses = 0.5 * tf.square(errors)
+            metrics = {'td_loss': losses, 'mean_abs_td_error': tf.abs(errors), 'mean_value': taken}
+            return losses, metrics | {parts.ERRORS: errors}
+
+        return parts.Losses(tf.cast(valid, tf.float32), {'r2d2': loss})
 
     def _values(self, experience: Any, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the actions' values [B, M + 1, A] after the burn-in, and V [B, M + 1] of the targets."""
@@ -329,7 +252,7 @@ def n_step_returns(
     return returns[:, :-1]
 
 
-def rescaled(values: tf.Tensor, epsilon: float | None) -> tf.Tensor:
+def rescaled_values(values: tf.Tensor, epsilon: float | None) -> tf.Tensor:
     """Returns h(x), of any shape; x if epsilon is None. (Without the difference of the formula, which rounds badly.)"""
     if epsilon is None:
         return values
@@ -356,13 +279,3 @@ def sequence_errors(errors: tf.Tensor, counts: tf.Tensor, eta: float) -> tf.Tens
     sizes = tf.abs(tf.stop_gradient(errors))
     mean = tf.math.divide_no_nan(tf.reduce_sum(sizes, axis=1), tf.reduce_sum(counts, axis=1))
     return eta * tf.reduce_max(sizes, axis=1) + (1.0 - eta) * mean
-
-
-def _means(metrics: dict[str, tf.Tensor], counts: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns the means of metrics [B, T] over the global batch's valid steps, and the number of these steps."""
-    parts = [*(tf.reduce_sum(counts * tf.stop_gradient(part)) for part in metrics.values()), tf.reduce_sum(counts)]
-    own = tf.stack([*parts, tf.cast(tf.size(counts), tf.float32)])
-    summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
-    count = summed[-2]
-    means = tf.unstack(tf.math.divide_no_nan(summed[:-2], count))
-    return dict(zip(metrics, means, strict=True)) | {'valid_share': count / summed[-1]}, count

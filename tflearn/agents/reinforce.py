@@ -5,23 +5,25 @@ Learning 8). Unlike TF-Agents' agent, it trains on unclipped actions, and the re
 replicas. TF-Agents' loss fails without a complete episode, and includes padding when it normalizes returns.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+from typing import Any
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
-from tf_agents.policies import greedy_policy
 from tf_agents.utils import common, value_ops
 
-from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
+from tflearn.agents import parts
+from tflearn.agents.actor_value import ActorValueNetwork, complete
 from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.core.types import Agent, EnvironmentSpecs
-from tflearn.networks import encoder
-from tflearn.optimization import optimizers, ppo_loss, schedules
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import ppo_loss, schedules
+from tflearn.optimization.optimizers import OptimizerOptions
 
 # Episodes of up to 200 steps, and the row at their end.
 EXPERIENCE = Experience(
@@ -29,27 +31,38 @@ EXPERIENCE = Experience(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class ReinforceLoss:
+    """The loss: policy + value_coefficient * baseline's - entropy_coefficient * entropy.
+
+    Attributes:
+      gamma: the discount per environment step, in [0, 1].
+      entropy_coefficient: the coefficient of the policy's entropy, or a schedule of the train step.
+      value_coefficient: the coefficient of the baseline's squared error.
+      normalize_returns: whether to normalize returns, minus the baseline, to mean 0 and variance 1 over the batch's
+        complete episodes.
+      baseline: whether there is a baseline, the observation's value.
+    """
+
+    gamma: float = 0.99
+    entropy_coefficient: float | schedules.Schedule = 0.0
+    value_coefficient: float = 0.5
+    normalize_returns: bool = True
+    baseline: bool = True
+
+
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
     experience: Experience,
     *,
-    actor_fc_layer_params: Sequence[int] = (64, 64),
-    value_fc_layer_params: Sequence[int] | None = (64, 64),
-    conv_layer_params: encoder.ConvLayerParams | None = None,
-    preprocessing_layers: encoder.Layers | None = None,
-    make_network: encoder.MakeNetwork | None = None,
-    lstm_size: Sequence[int] | None = None,
+    network: NetworkOptions = NetworkOptions(),
+    optimizer: OptimizerOptions = OptimizerOptions(),
+    loss: ReinforceLoss = ReinforceLoss(),
     normalize_observations: bool = False,
     normalize_rewards: bool = False,
     action_mask: str | None = None,
-    learning_rate: float | schedules.Schedule = 1e-3,
-    gamma: float = 0.99,
-    entropy_coefficient: float | schedules.Schedule = 0.0,
-    value_coefficient: float = 0.5,
-    normalize_returns: bool = True,
-    gradient_clipping: float | None = 0.5,
-    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
     """Makes a REINFORCE agent.
 
@@ -58,59 +71,28 @@ def make_agent(
       train_step: int64 scalar, counts gradient steps.
       experience: the experience, a queue of padded items, each long enough for a complete episode and the row after it;
         longer episodes are ignored.
-      actor_fc_layer_params: units of the policy's fully connected layers, with tanh.
-      value_fc_layer_params: units of the baseline's fully connected layers; None has no baseline.
-      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
-        none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
-      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
-      make_network: makes a network of one's own from observations to features, in place of all layers before the last;
-        it is called for policy and baseline; see `encoder.own_network`. None makes those of the other arguments.
-      lstm_size: units of the LSTM layers after the fully connected ones, in the policy and in the baseline; None is
-        without memory. An item starts with its episode, so no states are stored (`Slicing.store_policy_state`).
+      network: the layers of policy and baseline, which share none; (64, 64) units, with tanh. With memory, an item
+        starts with its episode, so no states are stored (`Slicing.store_policy_state`).
+      optimizer: the optimizer, of the part `reinforce`; 1e-3, clipped at 0.5.
+      loss: the loss's coefficients.
       normalize_observations: whether to normalize observations by the mean and variance of all that it trained on,
         within +-5; see `ppo.make_agent`.
       normalize_rewards: whether to divide rewards by the root mean square of all so far, or by a tenth of the
         largest so far if that is more, so that the order of returns stays.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
-      learning_rate: a number, or a schedule of the train step.
-      gamma: the discount per environment step, in [0, 1].
-      entropy_coefficient: the coefficient of the policy's entropy, or a schedule of the train step.
-      value_coefficient: the coefficient of the baseline's squared error.
-      normalize_returns: whether to normalize returns, minus the baseline, to mean 0 and variance 1 over the batch's
-        complete episodes.
-      gradient_clipping: the bound of the gradient's norm; None does not clip.
-      make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
       ValueError: if the action is not supported (see `networks`), observations to normalize are not floats, or the
         experience is not a queue of padded items without stored states.
     """
     _check(experience)
-    network = NetworkOptions(
-        conv_layer_params=conv_layer_params,
-        fc_layer_params=actor_fc_layer_params,
-        lstm_size=lstm_size,
-        preprocessing_layers=preprocessing_layers,
-        make_network=make_network,
-        value_fc_layer_params=value_fc_layer_params,
-    )
-    rescaling = ActionRescaling(specs)
-    specs = rescaling.specs
-    network.check(specs, 'REINFORCE')
-    skipped = {*(preprocessing_layers or ()), action_mask}
+    network = complete(network, specs, 'REINFORCE', ('shared',))
+    skipped = {*(network.preprocessing_layers or ()), action_mask}
     normalizers = make_normalizers(specs, skipped, normalize_observations, normalize_rewards)
-    optimizer = make_optimizer(
-        train_step,
-        learning_rate,
-        gradient_clipping=gradient_clipping,
-        per_replica_batch_size=experience.per_replica_batch_size,
-        name='reinforce',
-    )
-    loss = Loss(gamma, entropy_coefficient, value_coefficient, normalize_returns, value_fc_layer_params is not None)
+    made = optimizer.make(train_step, experience.per_replica_batch_size, {'reinforce': 1e-3}, 0.5)
     actor_value = ActorValueNetwork(specs, network, make_mask(specs, action_mask)[0])
-    agent = ReinforceAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
-    return rescaling.wrapped(agent)
+    return ReinforceAgent(specs, train_step, experience, actor_value, loss, made, normalizers)
 
 
 def _check(experience: Experience) -> None:
@@ -126,17 +108,7 @@ def _check(experience: Experience) -> None:
         )
 
 
-class Loss(NamedTuple):
-    """What the loss consists of; see `make_agent`. `baseline` is whether there is one."""
-
-    gamma: float
-    entropy_coefficient: float | schedules.Schedule
-    value_coefficient: float
-    normalize_returns: bool
-    baseline: bool
-
-
-class ReinforceAgent(tf_agent.TFAgent):
+class ReinforceAgent(parts.PartsAgent):
     """See the module.
 
     The extra metrics of the loss are sums over an episode, averaged over the episodes of the global batch:
@@ -150,8 +122,8 @@ class ReinforceAgent(tf_agent.TFAgent):
         train_step: tf.Variable,
         experience: Experience,
         network: ActorValueNetwork,
-        loss: Loss,
-        optimizer: optimizers.Optimizer,
+        loss: ReinforceLoss,
+        made: dict[str, Any],
         normalizers: Normalizers,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
@@ -159,33 +131,30 @@ class ReinforceAgent(tf_agent.TFAgent):
             NormalizingPolicy(specs, network, normalizers.observation, False, name)
             for name in ('policy', 'collect_policy')
         )
-        super().__init__(
-            specs.time_step,
-            specs.action,
-            policy=greedy_policy.GreedyPolicy(policy),
-            collect_policy=collect_policy,
-            train_sequence_length=None,
-            train_step_counter=train_step,
-        )
-        self._network, self._options, self._optimizer = network, loss, optimizer
+        super().__init__(specs, train_step, experience, collect_policy, made, policy=policy)
+        self._train_sequence_length = None
+        self._network, self._options = network, loss
         self._observation_normalizer, self._reward_normalizer = normalizers
 
-    def _train(self, experience: Any, weights: tf.Tensor | None = None) -> tf_agent.LossInfo:
-        without = set() if self._options.baseline else {variable.ref() for variable in self._network.value_variables}
-        variables = [variable for variable in self._network.trainable_variables if variable.ref() not in without]
+    def _trained(self, part: str) -> list[Any]:
+        return [self._network] if self._options.baseline else self._network.policy_variables
+
+    def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
         if self._reward_normalizer:
             self._reward_normalizer.update(experience.reward, _counts(experience))
-        with tf.GradientTape() as tape:
-            info = self._loss(experience, weights, training=True)
-        gradients = tape.gradient(info.loss, variables)
-        taken = self._optimizer.apply_gradients(zip(gradients, variables, strict=True), info.loss)
-        counts = _counts(experience) * (1.0 if taken is None else tf.cast(taken, tf.float32))
+        info, taken = super()._step(experience, weights)
         if self._observation_normalizer:
+            counts = _counts(experience) * (1.0 if taken is None else tf.cast(taken, tf.float32))
             self._observation_normalizer.update(experience.observation, counts)
-        self.train_step_counter.assign_add(1)
-        return tf.nest.map_structure(tf.identity, info)
+        return info, taken
 
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+    def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
+        loss = functools.partial(self._loss_of, experience, weights, training)
+        return parts.Losses(_counts(experience), {'reinforce': loss})
+
+    def _loss_of(
+        self, experience: Any, weights: tf.Tensor | None, training: bool
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Returns this replica's share of sums over complete episodes, divided by their number in the global batch.
 
         It is 0 if there is none.
@@ -223,7 +192,7 @@ class ReinforceAgent(tf_agent.TFAgent):
         means = tf.unstack(tf.math.divide_no_nan(total[:-3], num_episodes))
         ignored = tf.math.divide_no_nan(total[-2] - total[-3], total[-2])
         extra = dict(zip(losses, means, strict=True)) | {'num_episodes': num_episodes, 'ignored_share': ignored}
-        return tf_agent.LossInfo(tf.math.divide_no_nan(loss, num_episodes), extra)
+        return tf.math.divide_no_nan(loss, num_episodes), extra
 
 
 def _ends(experience: Any) -> tf.Tensor:

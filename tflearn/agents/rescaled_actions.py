@@ -2,14 +2,14 @@
 
 Learning rates, deviations and entropies are of one size then. What policies return, and what is stored, exported and
 recorded, is in the environment's unit: the parameters of distributions too, so that densities are those of the
-environment's actions. An agent's factory makes the agent for `ActionRescaling.specs`, and returns it in
-`ActionRescaling.wrapped`: policies convert the actions that they return, and batches are converted when they are
-trained on. Where all bounds are -1 and 1 already, the agent stays as it is.
+environment's actions. An agent's factory is decorated with `rescaled`: policies convert the actions that they return,
+and batches are converted when they are trained on. Where all bounds are -1 and 1 already, the agent stays as it is.
 
 A float whose bounds are equal is a constant: the agent does not see it, and policies add it. Integers are counted from
 0 for the agent, whatever their minimum is. Integers and floats without finite bounds stay as they are.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -118,6 +118,20 @@ class ActionRescaling:
         leaves = [leaf for leaf in self._leaves if leaf.agent_spec]
         mapped = [function(leaf, parameters) for leaf, parameters in zip(leaves, found, strict=True)]
         return {**info, DIST_PARAMS: tf.nest.pack_sequence_as(self.specs.action, mapped)}
+
+
+def rescaled(make_agent: Callable[..., Agent]) -> Callable[..., Agent]:
+    """Decorates an agent's factory: it gets specs of rescaled actions, and what it makes is wrapped.
+
+    An `actor_network` of one's own works on the environment's floats.
+    """
+
+    @functools.wraps(make_agent)
+    def make(specs: EnvironmentSpecs, *args: Any, **arguments: Any) -> Agent:
+        rescaling = ActionRescaling(specs, rescales=arguments.get('actor_network') is None)
+        return rescaling.wrapped(make_agent(rescaling.specs, *args, **arguments))
+
+    return make
 
 
 class RescaledAgent(WrappedAgent):

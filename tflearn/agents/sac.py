@@ -1,7 +1,14 @@
 """Soft actor-critic with a learned temperature, for continuous actions; and conservative Q-learning, for recorded data.
 
-Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905). The agent is TF-Agents'; here
-it gets its networks and optimizers. Differs from the paper: the log of the standard deviation is clipped to [-20, 2].
+Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905). With the actor pi, critics Q_i
+and their targets Q'_i, and the temperature alpha:
+
+  y = r + gamma (min_i Q'_i(s', a') - alpha log pi(a' | s'))   a' drawn from pi(. | s')
+  critic loss = sum_i (y - Q_i(s, a))^2
+  actor loss = alpha log pi(a | s) - min_i Q_i(s, a)           a drawn from pi(. | s)
+  temperature loss = - log alpha (log pi(a | s) + target entropy)
+
+Differs from the paper: the log of the standard deviation is clipped to [-20, 2]; squares have the factor 1, not 1/2.
 
 CQL (Kumar et al. 2020, arXiv 2006.04779) adds to the critics' loss, with the `gap` of `optimization/conservative.py`:
 
@@ -9,67 +16,85 @@ CQL (Kumar et al. 2020, arXiv 2006.04779) adds to the critics' loss, with the `g
   weight sum_i (gap(Q_i) - target gap)                         with one that is adapted: it grows above the target gap
 
 The integral over actions is estimated from N uniform actions and N of the policy, each divided by its density
-(appendix F). The squared errors of the critics have the factor 1, as in the authors' code, not 1/2. That
-code also draws from the policy at the next observation, and leaves the entropy out of the targets; here they are SAC's.
+(appendix F). The authors' code also draws from the policy at the next observation, and leaves the entropy out of the
+targets; here they are SAC's.
+
+With memory, actor and critics have LSTMs of their own, trained on sequences after a burn-in, as in Ni et al. 2022,
+"Recurrent Model-Free RL Can Be a Strong Baseline for Many POMDPs" (arXiv 2110.05038); stored states and burn-in are
+those of Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (ICLR). A critic's
+memory is of observations only. The actor starts with its stored state; the critics, which do not act, start with zeros,
+so they need the burn-in.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tf_agents.agents import tf_agent
-from tf_agents.agents.sac import sac_agent
-from tf_agents.networks import network
-from tf_agents.policies import greedy_policy, tf_policy
-from tf_agents.typing import types
+from tf_agents.networks import network as network_lib
+from tf_agents.policies import actor_policy
 from tf_agents.utils import common
 
-from tflearn.agents import recurrent_sac
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents import parts
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent, EnvironmentSpecs
-from tflearn.networks import encoder, heads, networks, spec_checks
-from tflearn.optimization import conservative, optimizers, schedules
+from tflearn.networks import critics as critics_lib
+from tflearn.networks import heads, networks, recurrent, spec_checks
+from tflearn.networks.networks import NetworkOptions
+from tflearn.networks.targets import Targets
+from tflearn.optimization import conservative as conservative_lib
+from tflearn.optimization import ensemble, transitions
+from tflearn.optimization.conservative import Conservative
+from tflearn.optimization.optimizers import OptimizerOptions
 
 _MAX_CONSERVATIVE_WEIGHT = 1e6
-
+RATES = {'critic': 3e-4, 'actor': 3e-4, 'alpha': 3e-4}
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0), batch=BatchItems(256)
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class SACLoss:
+    """The losses; see the module.
+
+    Attributes:
+      gamma: the discount per environment step, in [0, 1].
+      reward_scale: the factor of the rewards.
+      target_entropy: the entropy [nats] of actions rescaled to [-1, 1] to which the temperature adapts; None is minus
+        the number of action dimensions.
+      initial_log_alpha: the initial log of the temperature.
+      burn_in_steps: with memory, the first steps of a sequence, which only change the networks' states.
+    """
+
+    gamma: float = 0.99
+    reward_scale: float = 1.0
+    target_entropy: float | None = None
+    initial_log_alpha: float = 0.0
+    burn_in_steps: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
+
+
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
     experience: Experience,
     *,
-    actor_fc_layer_params: Sequence[int] = (256, 256),
-    critic_fc_layer_params: Sequence[int] = (256, 256),
-    conv_layer_params: encoder.ConvLayerParams | None = None,
-    preprocessing_layers: encoder.Layers | None = None,
-    make_network: encoder.MakeNetwork | None = None,
-    actor_learning_rate: float | schedules.Schedule = 3e-4,
-    critic_learning_rate: float | schedules.Schedule = 3e-4,
-    alpha_learning_rate: float | schedules.Schedule = 3e-4,
-    gamma: float = 0.99,
+    network: NetworkOptions = NetworkOptions(),
+    optimizer: OptimizerOptions = OptimizerOptions(),
+    loss: SACLoss = SACLoss(),
+    conservative: Conservative = Conservative(),
     target_update_tau: float = 0.005,
     target_update_period: int = 1,
-    reward_scale: float = 1.0,
-    target_entropy: float | None = None,
-    initial_log_alpha: float = 0.0,
-    gradient_clipping: float | None = None,
-    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
-    debug_summaries: bool = False,
-    actor_network: network.Network | None = None,
-    lstm_size: Sequence[int] | None = None,
-    burn_in_steps: int = 10,
-    conservative_weight: float = 0.0,
-    conservative_target_gap: float | None = None,
-    conservative_actions: int = 10,
+    actor_network: network_lib.Network | None = None,
 ) -> Agent:
     """Makes a SAC agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
@@ -77,286 +102,283 @@ def make_agent(
       specs: the environment's specs; see `encoder` for observations. Actions need finite bounds, into which tanh
         squashes them.
       train_step: int64 scalar, counts gradient steps.
-      experience: the experience, of uniform order, with items of 2 steps; with `lstm_size`, of more than
-        `burn_in_steps` + 1, of which the last one is only used for its observation.
-      actor_fc_layer_params: units of the actor's fully connected layers; with `lstm_size`, the first are before the
-        memory, the others after it.
-      critic_fc_layer_params: units of each critic's fully connected layers, after the concatenation of observation and
-        action.
-      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
-        none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
-      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
-      make_network: makes a network of one's own from observations to features, in place of all layers before the last;
-        see `encoder.own_network`. None makes the layers above.
-      actor_learning_rate: the actor's learning rate, a number or a schedule of the train step.
-      critic_learning_rate: the critics' learning rate, a number or a schedule of the train step.
-      alpha_learning_rate: the temperature's learning rate, a number or a schedule of the train step.
-      gamma: the discount per environment step, in [0, 1].
+      experience: the experience, of uniform or prioritized order; returns are of n steps, n = sequence_length - 1,
+        without the entropies of the steps between. With memory, sequences are longer than `burn_in_steps` + 1, and the
+        last row is only used for its observation.
+      network: the layers of actor and critics; (256, 256) units each. With `lstm_size`, the first layer is before the
+        memory of each network, the others after it.
+      optimizer: the optimizers of `critic`, `actor`, `alpha`, and with a target gap `conservative`; 3e-4, not clipped.
+      loss: the losses' settings.
+      conservative: CQL's regularizer; by default it has none. For training from files, without memory.
       target_update_tau: the weight of the critics in an update of their targets; 1 copies them.
       target_update_period: train steps between two updates of the targets.
-      reward_scale: the factor of the rewards.
-      target_entropy: the entropy [nats] of actions rescaled to [-1, 1] to which the temperature adapts; None is minus
-        the number of action dimensions.
-      initial_log_alpha: the initial log of the temperature.
-      gradient_clipping: the bound of the global batch's gradient of the actor, the critics and the temperature each, by
-        default of its norm (see `optimizers.make`); None does not clip.
-      make_optimizer: makes the three optimizers; Adam by default.
-      debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes for debugging.
       actor_network: observation -> distribution of the environment's action, with which the agent works on actions in
         their own unit; None makes a tanh-squashed normal one, of actions in [-1, 1].
-      lstm_size: units of the LSTM layers of the actor and of each critic, after a layer of as many units as the first
-        of `actor_fc_layer_params`; None is without memory. See `recurrent_sac`.
-      burn_in_steps: with `lstm_size`, the first steps of a sequence, which only change the networks' states.
-      conservative_weight: CQL's weight of the values of actions that the data do not have; the paper's is 5 for most
-        robots. For training from files, without memory; 0 has none.
-      conservative_target_gap: the gap to which the weight is adapted, the paper's tau, which has 5 and 10; it begins at
-        `conservative_weight`. None keeps the weight.
-      conservative_actions: the number N of uniform actions, and of those of the policy, for each item.
 
     Raises:
-      ValueError: if the action is not one vector of floats with bounds, or the experience has another order or
-        sequence length.
+      ValueError: if the action is not one vector of floats with bounds, or the experience is a queue, or its sequences
+        are too short.
     """
-    specs = (rescaling := ActionRescaling(specs, rescales=actor_network is None)).specs
-    action = _checked_action(specs, experience, lstm_size is not None)
-    encoding = _encoding(specs, conv_layer_params, preprocessing_layers, make_network)
-    rates = {'critic': critic_learning_rate, 'actor': actor_learning_rate, 'alpha': alpha_learning_rate}
-    rates |= {} if conservative_target_gap is None else {'conservative': critic_learning_rate}
-    made = _make_optimizers(make_optimizer, train_step, experience, gradient_clipping, rates)
-    entropy = _papers_entropy(action) if target_entropy is None else target_entropy
-    if lstm_size is not None:
-        recurrent_sac.check(experience, burn_in_steps, actor_network, conservative_weight)
-        units = recurrent_sac.Units(tuple(lstm_size), actor_fc_layer_params, critic_fc_layer_params)
-        loss = recurrent_sac.LossOptions(gamma, reward_scale, entropy, initial_log_alpha, burn_in_steps)
-        update = recurrent_sac.TargetUpdate(target_update_period, target_update_tau)
-        memory, optimizer_of = recurrent_sac.make_networks(specs, units, encoding), [*made.values()]
-        agent = recurrent_sac.RecurrentSacAgent(specs, train_step, experience, memory, optimizer_of, loss, update)
-        return rescaling.wrapped(agent)
-    made_agent = _SacAgent(
-        specs,
-        critic_network=networks.CriticNetwork((specs.observation, specs.action), critic_fc_layer_params, **encoding),
-        actor_network=actor_network or _make_actor(specs, actor_fc_layer_params, **encoding),
-        **made,
-        conservative_options=conservative.Options(conservative_weight, conservative_target_gap, conservative_actions),
-        target_update_tau=target_update_tau,
-        target_update_period=target_update_period,
-        gamma=gamma,
-        reward_scale_factor=reward_scale,
-        initial_log_alpha=initial_log_alpha,
-        target_entropy=entropy,
-        debug_summaries=debug_summaries,
-        train_step_counter=train_step,
+    network = checked(specs, experience, network, 'SAC', ('shared',))
+    if network.lstm_size:
+        _check_memory(experience, loss.burn_in_steps, actor_network, conservative)
+    actor, following = make_networks(specs, network, critics_lib.CriticOptions(), actor_network)
+    rates = RATES if conservative.target_gap is None else {**RATES, 'conservative': 3e-4}
+    made = optimizer.make(train_step, experience.per_replica_batch_size, rates)
+    targets = Targets([following], target_update_tau, target_update_period)
+    kind = RecurrentSACAgent if network.lstm_size else SACAgent
+    rule = ensemble.Least(2, for_actor=True)
+    return kind(
+        specs, train_step, experience, Networks(actor, *following), targets, made, Objective(loss, rule, conservative)
     )
-    return rescaling.wrapped(made_agent)
 
 
-def _encoding(specs: EnvironmentSpecs, *layers: Any) -> dict[str, Any]:
-    """Checks the observation. Returns how it enters the networks, as their arguments."""
-    spec_checks.check_observation(specs.observation, 'SAC', *layers[:2])
-    return dict(zip(('conv_layer_params', 'preprocessing_layers', 'make_network'), layers, strict=True))
-
-
-def _papers_entropy(action: types.BoundedTensorSpec) -> float:
-    """Returns the target entropy, in the unit of `action`; TF-Agents' own default is half of the paper's."""
-    half = np.broadcast_to((np.asarray(action.maximum, float) - action.minimum) / 2, action.shape)
-    return float((np.log(half) - 1.0).sum())
-
-
-def _make_actor(specs: EnvironmentSpecs, units: Sequence[int], **encoding: Any) -> network.Network:
-    return networks.actor(specs.observation, specs.action, units, continuous=heads.tanh_normal, **encoding)
-
-
-def _make_optimizers(
-    make_optimizer: optimizers.OptimizerFactory,
-    train_step: tf.Variable,
+def checked(
+    specs: EnvironmentSpecs,
     experience: Experience,
-    gradient_clipping: float | None,
-    rates: Mapping[str, float | schedules.Schedule],
-) -> dict[str, Any]:
-    """Returns an optimizer for each learning rate, as SacAgent's arguments."""
-    size = experience.per_replica_batch_size
-    return {
-        f'{name}_optimizer': make_optimizer(
-            train_step, rate, gradient_clipping=gradient_clipping, per_replica_batch_size=size, name=name
-        )
-        for name, rate in rates.items()
-    }
-
-
-def _checked_action(specs: EnvironmentSpecs, experience: Experience, with_memory: bool) -> types.BoundedTensorSpec:
-    """Checks what SAC can learn from. Returns the spec of the one tensor of actions."""
+    network: NetworkOptions,
+    algorithm: str,
+    unused: tuple[str, ...] = ('lstm_size', 'shared'),
+    **defaults: Any,
+) -> NetworkOptions:
+    """Checks what an algorithm with these losses can learn from; returns the layers; see `NetworkOptions.completed`."""
     actions = tf.nest.flatten(specs.action)
     if len(actions) != 1 or not actions[0].dtype.is_floating or actions[0].shape.rank != 1:
         raise UserValueError(
-            f'got the action {specs.action}; SAC needs one vector of continuous actions; choose another algorithm, or '
-            'wrap the environment so that it has one'
+            f'got the action {specs.action}; {algorithm} needs one vector of continuous actions; choose another '
+            'algorithm, or wrap the environment so that it has one'
         )
-    action = actions[0]
-    spec_checks.check_bounded(action, 'SAC')
-    replay, length = experience.replay, experience.slicing.sequence_length
-    if not isinstance(replay, Uniform) or (length != 2 and not with_memory):
+    spec_checks.check_bounded(actions[0], algorithm)
+    parts.check_experience(experience, algorithm, with_memory=network.lstm_size is not None)
+    return network.completed(specs, algorithm, unused, fc_layer_params=(256, 256), **defaults)
+
+
+def _check_memory(experience: Experience, burn_in_steps: int, actor_network: Any, conservative: Conservative) -> None:
+    if actor_network is not None:
         raise UserValueError(
-            f'got Experience.replay of the type {type(replay).__name__}, sequence_length={length}; SAC needs Uniform '
-            'and 2: it learns from single transitions, and returns no errors of items; lstm_size needs more than 2'
+            'got actor_network with lstm_size; need one of them; use make_network for a memory of your own'
         )
-    return action
+    if conservative.weight:
+        raise UserValueError('got Conservative.weight with lstm_size; need one of them; remove lstm_size')
+    length = experience.slicing.sequence_length
+    if burn_in_steps < 0 or length < burn_in_steps + 2:
+        raise UserValueError(
+            f'got Slicing.sequence_length={length} with burn_in_steps={burn_in_steps}; need at least '
+            f'{max(burn_in_steps, 0) + 2}, and at least 0 steps of burn-in, so that a step is trained, with the '
+            'observation after it'
+        )
 
 
-class _SacAgent(sac_agent.SacAgent):
-    """TF-Agents' agent with another train step and a deterministic policy.
+def make_networks(
+    specs: EnvironmentSpecs,
+    network: NetworkOptions,
+    options: critics_lib.CriticOptions,
+    actor_network: network_lib.Network | None = None,
+) -> tuple[network_lib.Network, tuple[critics_lib.Critics, critics_lib.Critics]]:
+    """Returns a tanh-squashed normal policy unless there is another one; and the critics, and those of the targets."""
+    if network.lstm_size:
+        units, activation = tuple(network.fc_layer_params or ()), network.activation_function
+        critic_units = network.of_critic().fc_layer_params
+        network = dataclasses.replace(network, fc_layer_params=units[:1], critic_fc_layer_params=critic_units)
+        features = network.make_encoder(specs.observation, 'actor', with_memory=True)
+        actor: Any = recurrent.RecurrentActor(specs.observation, specs.action, features, units[1:], activation)
+    else:
+        actor = actor_network or networks.actor(specs.observation, specs.action, network, continuous=heads.tanh_normal)
+    actor.create_variables()
+    return actor, critics_lib.make(specs.observation, specs.action, network, options)
 
-    TF-Agents' train step takes the critics' variables from a set, whose order differs from process to process, and
-    raises an error if a loss is not finite, which the learner checks.
+
+class Networks(NamedTuple):
+    """The agent's networks."""
+
+    actor: network_lib.Network
+    critics: critics_lib.Critics
+    targets: critics_lib.Critics
+
+
+class Objective(NamedTuple):
+    """What is minimized: the losses' settings, the rule of targets and errors, and CQL's regularizer."""
+
+    options: SACLoss
+    rule: ensemble.Rule
+    conservative: Conservative = Conservative()
+
+
+class SACAgent(parts.PartsAgent):
+    """See the module.
+
+    The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`, `alpha_loss`; `value`
+    in the unit of returns; `entropy` [nats], estimated by the drawn actions; and `alpha`.
     """
 
     def __init__(
         self,
         specs: EnvironmentSpecs,
-        conservative_options: conservative.Options,
-        conservative_optimizer: Any = None,
-        **kwargs: Any,
+        train_step: tf.Variable,
+        experience: Experience,
+        networks: Networks,
+        targets: Targets,
+        made: dict[str, Any],
+        objective: Objective,
     ):
-        """Takes the specs, CQL's settings with the optimizer of an adapted weight, and SacAgent's other arguments."""
-        super().__init__(specs.time_step, specs.action, **kwargs)
-        self._mean_policy = greedy_policy.GreedyPolicy(self._policy)
-        self._draws = Draws(self.train_step_counter)
-        self._conservative = conservative_options
-        if conservative_optimizer is not None:
-            self._conservative_optimizer = conservative_optimizer
-            self._log_conservative_weight = tf.Variable(math.log(conservative_options.weight), name='conservative')
-
-    @property
-    def policy(self) -> tf_policy.TFPolicy:
-        """The policy that takes the distribution's mean, as in the paper's evaluations; `collect_policy` draws."""
-        return self._mean_policy
-
-    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        critics = [*self._critic_network_1.trainable_weights, *self._critic_network_2.trainable_weights]
-        trained = [
-            (critics, self._critic_optimizer),
-            (self._actor_network.trainable_weights, self._actor_optimizer),
-            ([self._log_alpha], self._alpha_optimizer),
-        ]
+        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        policy = actor_policy.ActorPolicy(specs.time_step, specs.action, networks.actor, training=False)
+        super().__init__(specs, train_step, experience, policy, made, targets)
+        self._actor, self._critics, self._target_critics = networks
+        self._options, self._rule, self._conservative = objective
+        self._stored_state = experience.slicing.store_policy_state
+        self._log_alpha = tf.Variable(self._options.initial_log_alpha, dtype=tf.float32, name='log_alpha')
+        (action,) = tf.nest.flatten(specs.action)
+        low, high = (
+            np.broadcast_to(bound, action.shape).astype(np.float32) for bound in (action.minimum, action.maximum)
+        )
+        self._bounds = lambda: (low, high)
+        given = self._options.target_entropy
+        self._target_entropy = float((np.log((high - low) / 2) - 1.0).sum()) if given is None else given
         if self._conservative.target_gap is not None:
-            trained.append(([self._log_conservative_weight], self._conservative_optimizer))
-        losses: list[tf.Tensor] = []
-        for loss, (variables, optimizer) in zip(self._parts(experience, weights, True), trained, strict=True):
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(variables)
-                losses.append(loss())
-            gradients = tape.gradient(losses[-1], variables)
-            # The sum of the losses so far: if the critics' step is skipped, so is the actor's on the same batch.
-            optimizer.apply_gradients(zip(gradients, variables, strict=True), tf.add_n(losses))
-        info = self._loss_info(losses)
-        self.train_step_counter.assign_add(1)
-        self._update_target()
-        return info
+            self._log_conservative_weight = tf.Variable(math.log(self._conservative.weight), name='conservative')
 
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return self._loss_info([loss() for loss in self._parts(experience, weights, training)])
+    def _trained(self, part: str) -> list[Any]:
+        trained: dict[str, Any] = {'critic': self._critics, 'actor': self._actor, 'alpha': self._log_alpha}
+        return [self._log_conservative_weight if part == 'conservative' else trained[part]]
 
-    def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[Callable[[], tf.Tensor]]:
-        """Returns the losses of the critics, the actor, the temperature and CQL's weight, in the order of training."""
-        self._draws.restart()
-        steps, policy_steps, next_steps = self._as_transition(experience)
-        gaps: list[tf.Tensor] = []
-        actors_log_probs: list[tf.Tensor] = []
+    def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
+        batch, gaps, drawn = self._transitions(experience), [], []
+        draws = self._draws
 
-        def critic_loss() -> tf.Tensor:
-            loss = self._critic_loss_weight * self.critic_loss(
-                steps,
-                policy_steps.action,
-                next_steps,
-                td_errors_loss_fn=self._td_errors_loss_fn,
-                gamma=self._gamma,
-                reward_scale_factor=self._reward_scale_factor,
-                weights=weights,
-                training=training,
-            )
-            if not self._conservative.weight:
-                return loss
-            gaps.append(self._excess_gap(steps, policy_steps.action, weights))
-            return loss + self._conservative_weight() * gaps[0]
+        def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            action, log_probs = self._draw(batch, following=True)
+            values = self._values(batch, action, self._target_critics, following=True, draws=draws)
+            bootstraps = self._rule.bootstraps(values, draws) - (tf.exp(self._log_alpha) * log_probs)[:, tf.newaxis]
+            targets = tf.stop_gradient(batch.reward[:, tf.newaxis] + batch.discount[:, tf.newaxis] * bootstraps)
+            (taken,) = tf.nest.flatten(batch.action)
+            values = self._values(batch, taken, self._critics, training=training, draws=draws if training else None)
+            losses = self._rule.losses(values, targets)
+            metrics = {'critic_loss': losses, parts.ERRORS: ensemble.errors(values, targets)}
+            if self._conservative.weight:
+                gaps.append(self._excess_gaps(batch))
+                losses += self._conservative_weight() * gaps[0]
+                metrics['critic_loss'] = losses
+            return losses, metrics
 
-        def actor_loss() -> tf.Tensor:
-            loss, log_probs = self._actor_loss_and_log_probs(steps, weights, training)
-            actors_log_probs.append(tf.stop_gradient(log_probs))
-            return self._actor_loss_weight * loss
+        def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            action, log_probs = self._draw(batch, training)
+            drawn.append(tf.stop_gradient(log_probs))
+            values = self._values(batch, action, self._critics, draws=draws if training else None)
+            value = self._rule.value(values)
+            losses = tf.exp(self._log_alpha) * log_probs - value
+            return losses, {'actor_loss': losses, 'value': value}
 
-        adapted = [lambda: -self._conservative_weight() * tf.stop_gradient(gaps[0]) / 2]
-        return [
-            critic_loss,
-            actor_loss,
-            lambda: self._alpha_loss_weight * self._temperature_loss(actors_log_probs[0], weights),
-            *([] if self._conservative.target_gap is None else adapted),
-        ]
+        def alpha_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            # The actor's own draws: others would cost another pass through its network.
+            losses = self._log_alpha * (-drawn[0] - self._target_entropy)
+            return losses, {'alpha_loss': losses, 'entropy': -drawn[0], 'alpha': tf.exp(self._log_alpha)}
 
-    def _actor_loss_and_log_probs(
-        self, steps: Any, weights: tf.Tensor | None, training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        with tf.name_scope('actor_loss'):
-            actions, log_probs = self._actions_and_log_probs(steps, training)
-            inputs, critics = (steps.observation, actions), (self._critic_network_1, self._critic_network_2)
-            value = tf.minimum(*(critic(inputs, step_type=steps.step_type, training=False)[0] for critic in critics))
-            loss = common.aggregate_losses(
-                per_example_loss=tf.exp(self._log_alpha) * log_probs - value,
-                sample_weight=weights,
-                regularization_loss=self._actor_network.losses,
-            ).total_loss
-            self._actor_loss_debug_summaries(loss, actions, log_probs, value, steps)
-            return loss, log_probs
+        made = {'critic': critic_loss, 'actor': actor_loss, 'alpha': alpha_loss}
+        if self._conservative.target_gap is not None:
+            made['conservative'] = lambda: (-self._conservative_weight() * tf.stop_gradient(gaps[0]) / 2, {})
+        return parts.Losses(batch.counts, made)
 
-    def _temperature_loss(self, log_probs: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
-        # The actor's own draws: others would cost another pass through its network.
-        with tf.name_scope('alpha_loss'):
-            differences = -log_probs - self._target_entropy
-            factor = self._log_alpha if self._use_log_alpha_in_alpha_loss else tf.exp(self._log_alpha)
-            losses = factor * differences
-            loss = common.aggregate_losses(per_example_loss=losses, sample_weight=weights).total_loss
-            self._alpha_loss_debug_summaries(loss, differences)
-            return loss
+    def _transitions(self, experience: Any) -> Any:
+        """Returns `transitions.Transitions`, or an extension, of sequences."""
+        return transitions.of_n_steps(experience, self._options.gamma, self._options.reward_scale)
 
-    def _actions_and_log_probs(self, time_steps: Any, training: bool = False) -> tuple[Any, tf.Tensor]:
-        policy = self._train_policy if training else self._policy
-        distribution = policy.distribution(time_steps, ()).action
-        actions = heads.sample(distribution, self._draws)
-        return actions, common.log_probability(distribution, actions, self.action_spec)
+    def _distribution(self, batch: Any, training: bool = False, following: bool = False) -> Any:
+        """Returns the policy's distribution at the observations of a batch, or at the ones that follow."""
+        observation = batch.next_observation if following else batch.observation
+        return self._actor(observation, step_type=(), network_state=(), training=training)[0]
+
+    def _values(
+        self,
+        batch: Any,
+        action: tf.Tensor,
+        critics: critics_lib.Critics,
+        following: bool = False,
+        training: bool = False,
+        draws: Draws | None = None,
+    ) -> tf.Tensor:
+        """Returns what critics have for actions at the observations of a batch, or those that follow, [R, N, M]."""
+        return critics(batch.next_observation if following else batch.observation, action, training, draws)
+
+    def _draw(self, batch: Any, training: bool = False, following: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns actions of the policy, float32 [R, A], and their log-probabilities [R]."""
+        distribution = self._distribution(batch, training, following)
+        drawn = heads.sample(distribution, self._draws)
+        return tf.nest.flatten(drawn)[0], common.log_probability(distribution, drawn, self.action_spec)
 
     def _conservative_weight(self) -> float | tf.Tensor:
         if self._conservative.target_gap is None:
             return self._conservative.weight
         return tf.minimum(tf.exp(self._log_conservative_weight), _MAX_CONSERVATIVE_WEIGHT)
 
-    def _excess_gap(self, steps: Any, action: Any, weights: tf.Tensor | None) -> tf.Tensor:
-        """Returns this replica's share of the mean of the critics' gaps, less the target gap, summed over critics."""
-        drawn, log_densities = self._draw(steps)
-        count = drawn.shape[1]
-        repeat = lambda leaf: tf.repeat(leaf, count, axis=0)  # noqa: E731
-        flat = tf.nest.pack_sequence_as(self.action_spec, [tf.reshape(drawn, [-1, drawn.shape[2]])])
-        repeated = (tf.nest.map_structure(repeat, steps.observation), flat)
-        gaps = []
-        for critic in (self._critic_network_1, self._critic_network_2):
-            values, _ = critic(repeated, step_type=())
-            own, _ = critic((steps.observation, action), step_type=())
-            gaps.append(conservative.gap(tf.reshape(values, [-1, count]), own, log_densities))
-        excess = tf.add_n(gaps) - 2 * (self._conservative.target_gap or 0.0)
-        return common.aggregate_losses(per_example_loss=excess, sample_weight=weights).total_loss
+    def _excess_gaps(self, batch: Any) -> tf.Tensor:
+        """Returns the critics' gaps, less the target gap, summed over critics, float32 [R]."""
+        actions, log_densities = self._draw_others(batch)
+        count = actions.shape[1]
+        repeated = tf.nest.map_structure(lambda leaf: tf.repeat(leaf, count, axis=0), batch.observation)
+        values = self._critics(repeated, tf.reshape(actions, [-1, actions.shape[2]]))[..., 0]
+        (taken,) = tf.nest.flatten(batch.action)
+        own = tf.unstack(self._critics(batch.observation, taken)[..., 0], axis=1)
+        others = tf.unstack(tf.reshape(values, [-1, count, len(own)]), axis=2)
+        gaps = [conservative_lib.gap(*each, log_densities) for each in zip(others, own, strict=True)]
+        return tf.add_n(gaps) - len(own) * (self._conservative.target_gap or 0.0)
 
-    def _draw(self, steps: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns uniform actions and the policy's, float32 [B, 2 N, A], and the logs of their densities [B, 2 N]."""
-        spec, count = tf.nest.flatten(self.action_spec)[0], self._conservative.num_actions
-        distribution = tf.nest.flatten(self._train_policy.distribution(steps, ()).action)[0]
+    def _draw_others(self, batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns uniform actions and the policy's, float32 [R, 2 N, A], and the logs of their densities [R, 2 N]."""
+        (spec,), count = tf.nest.flatten(self.action_spec), self._conservative.num_actions
+        distribution = tf.nest.flatten(self._distribution(batch, training=True))[0]
         own = heads.sample(distribution, self._draws, (count,))
         own_densities = common.log_probability(distribution, own, spec)
-        low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
+        low, high = self._bounds()
         uniform = low + (high - low) * tf.cast(self._draws.uniform(tf.shape(own)), own.dtype)
         density = -np.log((high - low)[high > low]).sum()
         log_densities = tf.concat([tf.fill(tf.shape(own_densities), np.float32(density)), own_densities], axis=0)
         return tf.transpose(tf.concat([uniform, own], axis=0), [1, 0, 2]), tf.transpose(log_densities)
 
-    def _loss_info(self, losses: Sequence[tf.Tensor]) -> tf_agent.LossInfo:
-        critic, actor, alpha, *_ = losses  # that of CQL's weight is a part of the critics'
-        with tf.name_scope('Losses'):
-            for name, loss in (('critic_loss', critic), ('actor_loss', actor), ('alpha_loss', alpha)):
-                tf.summary.scalar(name, loss, self.train_step_counter)
-        return tf_agent.LossInfo(critic + actor + alpha, sac_agent.SacLossInfo(critic, actor, alpha))
+
+class _Rows(NamedTuple):
+    """The transitions of the rows after the burn-in, and the sequences that they are of, with their burn-in."""
+
+    action: Any
+    reward: tf.Tensor
+    discount: tf.Tensor
+    counts: tf.Tensor
+    sequences: Any
+
+
+class RecurrentSACAgent(SACAgent):
+    """The agent with memory: the rows of sequences after the burn-in are its items [R = B * T, ...]."""
+
+    def _transitions(self, experience: Any) -> _Rows:
+        trained = tf.nest.map_structure(lambda leaf: leaf[:, self._options.burn_in_steps :], experience)
+        rows = transitions.of_steps(trained, self._options.gamma, self._options.reward_scale)
+        return _Rows(rows.action, rows.reward, rows.discount, rows.counts, experience)
+
+    def _draw(self, batch: _Rows, training: bool = False, following: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
+        state = recurrent.stored_state(batch.sequences) if self._stored_state else ()
+        distribution = self._unrolled(self._actor, batch, state, training)
+        drawn = heads.sample(distribution, self._draws)
+        log_probs = common.log_probability(distribution, drawn, self.action_spec)
+        return _rows(tf.nest.flatten(drawn)[0], following), _rows(log_probs, following)
+
+    def _values(
+        self,
+        batch: _Rows,
+        action: tf.Tensor,
+        critics: critics_lib.Critics,
+        following: bool = False,
+        training: bool = False,
+        draws: Any = None,
+    ) -> tf.Tensor:
+        features = [_rows(self._unrolled(memory, batch, (), training), following) for memory in critics.encoders]
+        return critics.of_features(features, action, draws)
+
+    def _unrolled(self, network: Any, batch: _Rows, state: Any, training: bool) -> Any:
+        """Returns a network's outputs for each row from the burn-in on, [B, T + 1, ...]."""
+        experience, burn_in = batch.sequences, self._options.burn_in_steps
+        return recurrent.after_burn_in(network, experience.observation, experience.step_type, state, burn_in, training)
+
+
+def _rows(leaf: tf.Tensor, following: bool) -> tf.Tensor:
+    """Returns all rows but the last of [B, T + 1, ...], or but the first, as [B * T, ...]."""
+    return transitions.joined_rows(leaf[:, 1:] if following else leaf[:, :-1])

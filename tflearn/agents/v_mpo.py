@@ -10,38 +10,40 @@ steps are used several times, and advantages are those at an iteration's start; 
 normalized by running statistics instead of PopArt; temperature and multipliers have an optimizer of their own.
 """
 
+from typing import Any
+
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.utils import common
 
-from tflearn.agents import ppo
-from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
+from tflearn.agents import parts, ppo
+from tflearn.agents.actor_value import ActorValueNetwork
 from tflearn.agents.normalizer import Normalizers
-from tflearn.agents.rescaled_actions import ActionRescaling
+from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent, EnvironmentSpecs
-from tflearn.optimization import optimizers, ppo_loss, schedules, v_mpo_loss
-from tflearn.optimization.v_mpo_loss import LossOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import ppo_loss, v_mpo_loss
+from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.optimization.v_mpo_loss import VMPOLoss
 
 EXPERIENCE = ppo.EXPERIENCE
 
 _LEAST = 1e-8  # of the temperature and the multipliers, as in the paper
 
 
+@rescaled
 def make_agent(
     specs: EnvironmentSpecs,
     train_step: tf.Variable,
     experience: Experience,
     *,
-    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - it is frozen
-    loss: LossOptions = LossOptions(),  # noqa: B008 - it is frozen
-    learning_rate: float | schedules.Schedule = 3e-4,
-    dual_learning_rate: float | schedules.Schedule = 1e-2,
+    network: NetworkOptions = NetworkOptions(),
+    optimizer: OptimizerOptions = OptimizerOptions(),
+    loss: VMPOLoss = VMPOLoss(),
     normalize_observations: bool = True,
     normalize_rewards: bool = True,
     action_mask: str | None = None,
-    gradient_clipping: float | None = 0.5,
-    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
     """Makes a V-MPO agent, for discrete, several discrete, or continuous actions.
 
@@ -50,38 +52,26 @@ def make_agent(
       train_step: int64 scalar, counts gradient steps.
       experience: the experience, a queue; see `ppo.make_agent` for it, the network, the mask and the normalization.
       network: the layers of policy and value.
+      optimizer: the optimizers of `v_mpo`, the network, 3e-4, clipped at 0.5; and of `v_mpo_dual`, the temperature and
+        the multipliers, 1e-2, never clipped.
       loss: the loss's coefficients and bounds.
-      learning_rate: a number, or a schedule of the train step.
-      dual_learning_rate: the same for the temperature and the multipliers.
       normalize_observations: whether to normalize observations by the mean and variance of all so far, within +-5.
       normalize_rewards: whether to divide rewards by the root mean square of all so far, or by a tenth of the
         largest so far if that is more, so that the order of returns stays.
       action_mask: the path of the observation's part that marks legal actions; None has none.
-      gradient_clipping: the bound of the global batch's gradient, but for temperature and multipliers; None does not
-        clip.
-      make_optimizer: makes the optimizers; Adam by default.
 
     Raises:
       ValueError: if the experience is not a queue of new items; see `ppo.make_agent`.
     """
-    rescaling = ActionRescaling(specs)
-    specs = rescaling.specs
     actor_value, normalizers = ppo.make_networks(
         specs, experience, network, action_mask, (normalize_observations, normalize_rewards), 'V-MPO'
     )
-    size = experience.per_replica_batch_size
-    made = [
-        make_optimizer(train_step, rate, gradient_clipping=bound, per_replica_batch_size=size, name=name)
-        for name, rate, bound in (
-            ('v_mpo', learning_rate, gradient_clipping),
-            ('v_mpo_dual', dual_learning_rate, None),
-        )
-    ]
-    agent = VMpoAgent(specs, train_step, experience, actor_value, loss, (made[0], made[1]), normalizers)
-    return rescaling.wrapped(agent)
+    rates: Any = {'v_mpo': 3e-4, 'v_mpo_dual': 1e-2}
+    made = optimizer.make(train_step, experience.per_replica_batch_size, rates, 0.5, unclipped=('v_mpo_dual',))
+    return VMPOAgent(specs, train_step, experience, actor_value, loss, made, normalizers)
 
 
-class VMpoAgent(ppo.PPOAgent):
+class VMPOAgent(ppo.PPOAgent):
     """See the module. It prepares samples as PPO's agent does.
 
     The extra metrics of the loss: `policy_loss` and `temperature_loss`, sums over the better half, and means over the
@@ -96,29 +86,38 @@ class VMpoAgent(ppo.PPOAgent):
         train_step: tf.Variable,
         experience: Experience,
         network: ActorValueNetwork,
-        loss: LossOptions,
-        made: tuple[optimizers.Optimizer, optimizers.Optimizer],
+        loss: VMPOLoss,
+        made: dict[str, Any],
         normalizers: Normalizers,
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`. `made` are the optimizers."""
-        samples = ppo_loss.LossOptions(gamma=loss.gamma, lambda_=loss.lambda_, normalize_advantages=False)
-        super().__init__(specs, train_step, experience, network, samples, made[0], normalizers)
-        self._v_mpo, self._dual_optimizer = loss, made[1]
+        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        samples = ppo_loss.PPOLoss(gamma=loss.gamma, lambda_=loss.lambda_, normalize_advantages=False)
+        super().__init__(specs, train_step, experience, network, samples, made, normalizers)
+        self._v_mpo = loss
         is_floating = [leaf.dtype.is_floating for leaf in tf.nest.flatten(specs.action)]
         kinds = (['kl_mean', 'kl_covariance'] if any(is_floating) else []) + ([] if all(is_floating) else ['kl'])
         self._eta = tf.Variable(loss.initial_eta, name='eta', dtype=tf.float32)
         self._alphas = {kind: tf.Variable(loss.initial_alpha, name=f'{kind}_alpha') for kind in kinds}
 
-    def _minimize(self, tape: tf.GradientTape, loss: tf.Tensor) -> tf.Tensor | None:
-        trained, dual = self._network.trainable_variables, [self._eta, *self._alphas.values()]
-        gradients, of_dual = tape.gradient(loss, [trained, dual])
-        taken = self._optimizer.apply_gradients(zip(gradients, trained, strict=True), loss)
-        self._dual_optimizer.apply_gradients(zip(of_dual, dual, strict=True), due=taken)
-        for variable in dual:
-            variable.assign(tf.maximum(variable, _LEAST))
-        return taken
+    def _optimized(self, part: str) -> tuple[str, ...]:
+        return ('v_mpo', 'v_mpo_dual')
 
-    def _loss_of(self, samples: ppo.Samples, counts: tf.Tensor, training: bool) -> tf_agent.LossInfo:
+    def _trained(self, part: str) -> list[Any]:
+        return [self._network] if part == 'v_mpo' else [self._eta, *self._alphas.values()]
+
+    def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
+        info, taken = super()._step(experience, weights)
+        for variable in self._trained('v_mpo_dual'):
+            variable.assign(tf.maximum(variable, _LEAST))
+        return info, taken
+
+    def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
+        samples, counts = experience
+        return parts.Losses(counts, {'v_mpo': lambda: self._losses_of(samples, counts, training)})
+
+    def _losses_of(
+        self, samples: ppo.Samples, counts: tf.Tensor, training: bool
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         options, rank = self._v_mpo, counts.shape.rank
         distribution, values = self._outputs(samples, training)
         half = v_mpo_loss.best(samples.advantage, counts, self._eta)
@@ -139,10 +138,7 @@ class VMpoAgent(ppo.PPOAgent):
             alpha = self._alphas[kind]
             losses += alpha * (options.epsilon(kind) - tf.stop_gradient(divergence))
             losses += tf.stop_gradient(alpha) * divergence
-        means, count = ppo_loss.means(metrics, samples.target, samples.target - values, counts)
-        loss = tf.math.divide_no_nan(tf.reduce_sum(tf.where(counts > 0, counts * losses, 0.0)), count)
         temperature_loss = v_mpo_loss.temperature_loss(self._eta, half, options.epsilon_eta)
         multipliers = {f'{kind}_alpha': tf.identity(alpha) for kind, alpha in self._alphas.items()}
-        extra = means | multipliers | {'temperature_loss': temperature_loss, 'eta': tf.identity(self._eta)}
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        return tf_agent.LossInfo(loss + temperature_loss / replicas, extra)
+        metrics |= multipliers | {'temperature_loss': temperature_loss, 'eta': tf.identity(self._eta)}
+        return losses + temperature_loss, metrics | parts.moments(values, samples.target)

@@ -386,10 +386,15 @@ def _streams(experience: Experience, num_bytes: int, reading: Reading) -> bool:
     return reading.storage == 'stream' or (reading.storage == 'auto' and not fits)
 
 
-def _max_gb(experience: Experience) -> float:
+def check_files(experience: Experience) -> Uniform:
+    """Returns the replay; raises ValueError if the experience is not for episodes in files."""
     if not isinstance(experience.replay, Uniform):
         raise UserValueError(f'got Experience.replay={experience.replay!r} for episodes in files; need Uniform(...)')
-    return experience.replay.max_mirror_gb
+    return experience.replay
+
+
+def _max_gb(experience: Experience) -> float:
+    return check_files(experience).max_mirror_gb
 
 
 def _check_stream(dataset: Dataset) -> None:

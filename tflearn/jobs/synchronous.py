@@ -125,7 +125,7 @@ def _make_replay(
     storage: Storage, num_environments: int, agent: Agent, initial: Initial, seed: int
 ) -> local.LocalReplay | HybridSource:
     """Makes the replay, with recorded episodes in it or beside it if the run has demonstrations."""
-    replay = local.LocalReplay(storage, num_environments, storage.experience.per_replica_batch_size, seed)
+    replay = local.make(storage, num_environments, storage.experience.per_replica_batch_size, seed)
     demonstrations = initial.demonstrations
     if demonstrations is not None and demonstrations.fill_replay:
         reader = EpisodeReader(demonstrations.dataset, storage.data_spec)

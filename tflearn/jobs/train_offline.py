@@ -127,6 +127,7 @@ def train_offline(
 def _check(
     experience: Experience, initial: Initial, validation: Validation, data_stop_conditions: DataStopConditions
 ) -> None:
+    batch_source.check_files(experience)
     local.check(experience)
     initial.check_no_cloning('the offline job')
     if initial.demonstrations is not None:

@@ -425,5 +425,5 @@ class Learner:
         return FloatingPointError(
             f'got a loss that is not finite at train step {self.step}; {more}'
             f'continue from {self.checkpoints.newest or "the beginning"} with a smaller learning rate or with clipped '
-            "gradients, or set on_nonfinite to 'skip' with optimizers.make(skip_nonfinite=True)"
+            "gradients, or set on_nonfinite to 'skip' with OptimizerOptions(skip_nonfinite=True)"
         )

@@ -115,7 +115,7 @@ class SummarizedLoop:
 
     Attributes:
       num_traces: traces of the train step so far: one for each program, or two where the first makes variables, such as
-        the slots of an optimizer that is not one of `optimizers.make`.
+        the slots of an optimizer that is not one of `OptimizerOptions`.
     """
 
     def __init__(

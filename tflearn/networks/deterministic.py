@@ -1,17 +1,18 @@
 """Actors that return actions instead of distributions, with critics and the policy that explores: TD3's and DDPG's."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_probability as tfp
-from tf_agents.networks import encoding_network, network
+from tf_agents.networks import network
 from tf_agents.policies import actor_policy
 from tf_agents.typing import types
 
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.networks import encoder
-from tflearn.networks.networks import CriticNetwork
+from tflearn.networks import critics as critics_lib
+from tflearn.networks.critics import CriticOptions, Critics
+from tflearn.networks.networks import NetworkOptions
 
 Noise = float | Callable[[], tf.Tensor]  # a deviation, or a function that returns the present one
 
@@ -27,10 +28,7 @@ class DeterministicActor(network.Network):
         self,
         observation_spec: types.NestedTensorSpec,
         action_spec: types.NestedTensorSpec,
-        fc_layer_params: Sequence[int],
-        conv_layer_params: encoder.ConvLayerParams | None = None,
-        preprocessing_layers: encoder.Layers | None = None,
-        make_network: encoder.MakeNetwork | None = None,
+        options: NetworkOptions,
         name: str = 'DeterministicActor',
     ):
         """Makes no variables yet.
@@ -38,23 +36,11 @@ class DeterministicActor(network.Network):
         Args:
           observation_spec: the observation's spec; `encoder` encodes observations.
           action_spec: a nest of specs of floats with finite bounds.
-          fc_layer_params: units of the fully connected layers.
-          conv_layer_params: convolutions of images; see `networks.QNetwork`.
-          preprocessing_layers: layers of one's own for leaves of the observation, by path.
-          make_network: see `encoder.own_network`.
+          options: the layers before the last ones.
           name: the network's name.
         """
         super().__init__(observation_spec, state_spec=(), name=name)
-        if make_network is not None:
-            self._encoder = encoder.own_network(make_network, observation_spec, 'encoder')
-        else:
-            self._encoder = encoding_network.EncodingNetwork(
-                observation_spec,
-                **encoder.network_arguments(observation_spec, conv_layer_params, preprocessing_layers),
-                fc_layer_params=tuple(fc_layer_params),
-                kernel_initializer='glorot_uniform',
-                dtype=tf.keras.mixed_precision.global_policy(),
-            )
+        self._encoder = options.make_encoder(observation_spec, 'encoder', kernel_initializer='glorot_uniform')
         self._action_spec = action_spec
         self._last_layers = [
             tf.keras.layers.Dense(
@@ -80,46 +66,28 @@ class DeterministicActor(network.Network):
 
 
 class Networks(NamedTuple):
-    """The agent's networks, each with a copy of other weights for the targets."""
+    """The agent's networks, and those of the targets, which have weights of their own."""
 
     actor: DeterministicActor
-    critics: tuple[CriticNetwork, ...]
+    critics: Critics
     target_actor: DeterministicActor
-    target_critics: tuple[CriticNetwork, ...]
+    target_critics: Critics
+
+    @property
+    def pairs(self) -> Iterator[tuple[Any, Any]]:
+        """The trained networks, each with that of the targets."""
+        return zip(self[:2], self[2:], strict=True)
 
 
-def make_networks(
-    specs: EnvironmentSpecs,
-    actor_units: Sequence[int],
-    critic_units: Sequence[int],
-    num_critics: int,
-    encoding: Mapping[str, Any],
-) -> Networks:
-    """Makes the agent's networks and their variables, within the strategy's scope.
-
-    Args:
-      specs: the environment's specs.
-      actor_units: units of the actor's fully connected layers.
-      critic_units: units of each critic's fully connected layers.
-      num_critics: the number of critics.
-      encoding: how observations enter each of them, as further arguments of `networks.CriticNetwork`.
-    """
+def make_networks(specs: EnvironmentSpecs, network: NetworkOptions, options: CriticOptions) -> Networks:
+    """Makes the agent's networks and their variables, within the strategy's scope."""
+    actors = [DeterministicActor(specs.observation, specs.action, network, name) for name in ('Actor', 'TargetActor')]
+    for actor in actors:
+        actor.create_variables()
     numbers = sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(specs.action))
     joined = tf.TensorSpec((numbers,), tf.float32, 'action')
-
-    def actor(name: str) -> DeterministicActor:
-        return DeterministicActor(specs.observation, specs.action, actor_units, **encoding, name=name)
-
-    def critics(name: str) -> tuple[CriticNetwork, ...]:
-        return tuple(
-            CriticNetwork((specs.observation, joined), critic_units, **encoding, name=f'{name}{i + 1}')
-            for i in range(num_critics)
-        )
-
-    made = Networks(actor('Actor'), critics('Critic'), actor('TargetActor'), critics('TargetCritic'))
-    for made_network in tf.nest.flatten(made):
-        made_network.create_variables()
-    return made
+    critics, target_critics = critics_lib.make(specs.observation, joined, network, options)
+    return Networks(actors[0], critics, actors[1], target_critics)
 
 
 class NoisyPolicy(actor_policy.ActorPolicy):

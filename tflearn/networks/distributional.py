@@ -7,7 +7,7 @@ import tensorflow as tf
 from tf_agents.typing import types
 
 from tflearn.networks import noisy
-from tflearn.networks.networks import LastLayers, QNetwork
+from tflearn.networks.networks import LastLayers, NetworkOptions, QNetwork
 
 
 class DistributionalQNetwork(QNetwork):
@@ -17,27 +17,27 @@ class DistributionalQNetwork(QNetwork):
         self,
         input_tensor_spec: types.TensorSpec,
         action_spec: types.BoundedTensorSpec,
+        options: NetworkOptions,
         *,
         num_outputs: int,
         means: Callable[[tf.Tensor], tf.Tensor],
-        last: LastLayers = LastLayers(),  # noqa: B008 - it is frozen
+        last: LastLayers = LastLayers(),
         name: str = 'DistributionalQNetwork',
-        **encoding: Any,
     ):
         """Makes no variables yet.
 
         Args:
           input_tensor_spec: the observation's spec.
           action_spec: the spec of one discrete action.
+          options: the layers before the last ones.
           num_outputs: N, the numbers that are an action's distribution.
           means: returns float32 [..., num_actions] of float32 [..., num_actions, N].
           last: what the last layers are; dueling ones compute the observation's distribution and the actions'
             differences from it.
           name: the network's name.
-          **encoding: `QNetwork`'s other arguments.
         """
         self._num_outputs = num_outputs
-        super().__init__(input_tensor_spec, action_spec, last=last, name=name, **encoding)
+        super().__init__(input_tensor_spec, action_spec, options, last, name)
         self._means = means
 
     def _last_layer(self, plain: tf.keras.layers.Dense, last: LastLayers) -> tf.keras.layers.Layer:

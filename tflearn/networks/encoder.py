@@ -112,6 +112,11 @@ class Embedding(_Categories):
         return tf.reshape(rows * known, [-1, len(self.sizes) * EMBEDDING_SIZE])
 
 
+def compute_dtype() -> tf.DType:
+    """Returns the dtype in which layers compute: that of Keras' global policy."""
+    return tf.as_dtype(tf.keras.mixed_precision.global_policy().compute_dtype)
+
+
 def is_categorical(spec: types.TensorSpec) -> bool:
     """Returns whether a leaf of the observation contains categories."""
     if spec.dtype == tf.uint8 and spec.shape.rank:

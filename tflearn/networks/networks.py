@@ -6,19 +6,147 @@ distributions, and all variables are float32. Under the float32 policy these are
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import tensorflow as tf
-from tf_agents.agents.ddpg import critic_network
-from tf_agents.networks import actor_distribution_network, network, q_network
+from tf_agents.networks import actor_distribution_network, encoding_network, lstm_encoding_network, network, q_network
 from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.types import leaf_paths
-from tflearn.networks import encoder, heads, noisy
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks import encoder, heads, noisy, spec_checks
+
+_ACTIVATIONS = {'relu': tf.keras.activations.relu, 'tanh': tf.keras.activations.tanh}
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkOptions:
+    """The layers between the observation and the last ones of an agent's networks.
+
+    An algorithm that has no use for a field refuses another value than its default.
+
+    Attributes:
+      fc_layer_params: units of the fully connected layers; None has the algorithm's.
+      critic_fc_layer_params: units of each critic's fully connected layers, after the concatenation of observation and
+        continuous action; or of the value's own, in an algorithm without critics. None has those of
+        `fc_layer_params`, or the algorithm's.
+      activation: the activation function of these layers; None is the algorithm's.
+      lstm_size: units of the LSTM layers after them; None is a network without memory. With memory, set
+        `Slicing.store_policy_state`; otherwise each sequence starts with a state of zeros.
+      shared: whether policy and value share these layers; otherwise the value has its own.
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
+        has none for a single image, and those of `encoder.CONVOLUTIONS` for images in a nest.
+      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
+      make_network: makes a network of one's own from observations to features, in place of all these layers, or, if it
+        has no state, of those before the LSTM layers; see `encoder.own_network`. It is called for each network, once
+        for policy and value if `shared`. If `shared`, it may also return a pair, for a Discrete or MultiDiscrete
+        action: the logits of all choices [B, n], the first integer's first, and the value [B]; no layers follow it
+        then. None makes the layers above.
+    """
+
+    fc_layer_params: Sequence[int] | None = None
+    critic_fc_layer_params: Sequence[int] | None = None
+    activation: Literal['relu', 'tanh'] | None = None
+    lstm_size: Sequence[int] | None = None
+    shared: bool = False
+    conv_layer_params: encoder.ConvLayerParams | None = None
+    preprocessing_layers: encoder.Layers | None = None
+    make_network: encoder.MakeNetwork | None = None
+
+    def __post_init__(self) -> None:
+        if self.activation not in (None, *_ACTIVATIONS):
+            raise UserValueError(f'got activation={self.activation!r}; need one of {", ".join(_ACTIVATIONS)}')
+
+    def completed(
+        self,
+        specs: EnvironmentSpecs,
+        algorithm: str,
+        unused: Sequence[str] = ('lstm_size', 'shared'),
+        **defaults: Any,
+    ) -> 'NetworkOptions':
+        """Returns the layers of an algorithm.
+
+        Args:
+          specs: the environment's specs.
+          algorithm: the algorithm's name, for messages.
+          unused: the fields that the algorithm has no use for.
+          **defaults: what takes the place of None.
+
+        Raises:
+          ValueError: for an observation that the algorithm cannot learn from, or a field without a use.
+        """
+        spec_checks.check_observation(specs.observation, algorithm, self.conv_layer_params, self.preprocessing_layers)
+        for name in unused:
+            if getattr(self, name):
+                raise UserValueError(
+                    f'got NetworkOptions.{name}={getattr(self, name)!r}; {algorithm} has no use for it; remove it, or '
+                    'choose another algorithm'
+                )
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing)
+
+    @property
+    def activation_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        """The activation function."""
+        return _ACTIVATIONS[self.activation or 'relu']
+
+    def of_critic(self) -> 'NetworkOptions':
+        """Returns these options with the critic's layers in place of the others."""
+        units = self.fc_layer_params if self.critic_fc_layer_params is None else self.critic_fc_layer_params
+        return dataclasses.replace(self, fc_layer_params=units)
+
+    def arguments(self, observation_spec: types.NestedTensorSpec) -> dict[str, Any]:
+        """Returns the arguments with which a TF-Agents network encodes an observation; `encoder` has more."""
+        made = encoder.network_arguments(observation_spec, self.conv_layer_params, self.preprocessing_layers)
+        return {**made, 'activation_fn': self.activation_function}
+
+    def make_encoder(
+        self,
+        observation_spec: types.NestedTensorSpec,
+        name: str,
+        with_memory: bool = False,
+        num_choices: int | None = None,
+        **more: Any,
+    ) -> network.Network:
+        """Makes a network from the observation, which `encoder` encodes, to features.
+
+        Args:
+          observation_spec: the observation's spec.
+          name: the network's name.
+          with_memory: whether a network of one's own may have a state.
+          num_choices: see `encoder.own_network`.
+          **more: further arguments of TF-Agents' network.
+        """
+        units = tuple(self.fc_layer_params or ())
+        if self.make_network is not None:
+            own = encoder.own_network(self.make_network, observation_spec, name, with_memory, num_choices)
+            return _WithMemory(own, self.lstm_size) if self.lstm_size and not own.state_spec else own
+        arguments = {**self.arguments(observation_spec), 'name': name, **more}
+        if not self.lstm_size:
+            policy = tf.keras.mixed_precision.global_policy()
+            return encoding_network.EncodingNetwork(observation_spec, fc_layer_params=units, dtype=policy, **arguments)
+        return _lstm(observation_spec, units, self.lstm_size, **arguments)
+
+
+def _lstm(spec: Any, units: Sequence[int], lstm_size: Sequence[int], **arguments: Any) -> network.Network:
+    return lstm_encoding_network.LSTMEncodingNetwork(
+        spec, input_fc_layer_params=units, lstm_size=tuple(lstm_size), output_fc_layer_params=(), **arguments
+    )
+
+
+class _WithMemory(network.Network):
+    """LSTM layers after a network without memory."""
+
+    def __init__(self, features: network.Network, lstm_size: Sequence[int]):
+        memory = _lstm(features.create_variables(), (), lstm_size)
+        super().__init__(features.input_tensor_spec, memory.state_spec, name=features.name)
+        self._features, self._memory = features, memory
+
+    def call(self, inputs: Any, step_type: Any = None, network_state: Any = (), training: bool = False) -> Any:
+        """See `network.Network.call`."""
+        features, _ = self._features(inputs, step_type, (), training=training)
+        return self._memory(features, step_type, network_state, training=training)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +171,7 @@ class QNetwork(q_network.QNetwork):
         self,
         input_tensor_spec: types.TensorSpec,
         action_spec: types.BoundedTensorSpec,
-        conv_layer_params: encoder.ConvLayerParams | None = None,
-        fc_layer_params: Sequence[int] = (),
-        preprocessing_layers: encoder.Layers | None = None,
-        make_network: encoder.MakeNetwork | None = None,
+        options: NetworkOptions,
         last: LastLayers = LastLayers(),
         name: str = 'QNetwork',
     ):
@@ -55,26 +180,24 @@ class QNetwork(q_network.QNetwork):
         Args:
           input_tensor_spec: the observation's spec; `encoder` encodes observations.
           action_spec: the spec of one discrete action.
-          conv_layer_params: (filters, kernel size, stride) of convolutions of images [height, width, channels].
-          fc_layer_params: units of the fully connected layers.
-          preprocessing_layers: layers of one's own for leaves of the observation, by path.
-          make_network: see `encoder.own_network`.
+          options: the layers before the last ones.
           last: what the last layers are.
           name: the network's name.
         """
+        units = tuple(options.fc_layer_params or ())
         super().__init__(
             input_tensor_spec,
             action_spec,
-            **encoder.network_arguments(input_tensor_spec, conv_layer_params, preprocessing_layers),
-            fc_layer_params=() if last.noise else tuple(fc_layer_params),
+            **options.arguments(input_tensor_spec),
+            fc_layer_params=() if last.noise else units,
             dtype=tf.keras.mixed_precision.global_policy(),
             name=name,
         )
         self._q_value_layer = self._last_layer(heads.in_float32(self._q_value_layer), last)
         if last.noise:
-            self._q_value_layer = noisy.Layers(fc_layer_params, last.noise, self._q_value_layer)
-        if make_network is not None:
-            self._encoder = encoder.own_network(make_network, input_tensor_spec, 'encoder')
+            self._q_value_layer = noisy.Layers(units, last.noise, self._q_value_layer)
+        if options.make_network is not None:
+            self._encoder = options.make_encoder(input_tensor_spec, 'encoder')
 
     def _last_layer(self, plain: tf.keras.layers.Dense, last: LastLayers) -> tf.keras.layers.Layer:
         values = noisy.NoisyDense(plain.units, last.noise, name='values') if last.noise else plain
@@ -100,196 +223,10 @@ class Dueling(tf.keras.layers.Layer):
         return self._value(inputs) + advantages - tf.reduce_mean(advantages, axis=-1, keepdims=True)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ActionEmbeddings:
-    """Values of thousands of actions from their vectors: what is learned of one action holds for those like it.
-
-    Dulac-Arnold et al. 2015, "Deep Reinforcement Learning in Large Discrete Action Spaces" (arXiv 1512.07679), has the
-    setting: each action has a vector. With a tower of layers for the observation s, one for an action's vector e_a, and
-    D numbers at the end of each,
-
-      Q(s, a) = state(s)^T action(e_a) / sqrt(D) + bias(s)
-
-    as in recommenders of two towers. Differs from the paper, whose policy (Wolpertinger) makes a vector and values its
-    k nearest actions: here all actions are valued, since this is one product of matrices; what made candidates
-    beforehand can pass them as the actions, with their vectors in the observation.
-
-    Attributes:
-      table: floats [number of actions, E], constant, which becomes a part of checkpoints and exported policies; or the
-        path of the observation's part with such floats, which may differ in each step, such as 'items'.
-      units: D, the numbers in which both towers end.
-      fc_layer_params: units of fully connected layers, with relu, of the actions' tower before its end.
-    """
-
-    table: np.ndarray | str
-    units: int = 64
-    fc_layer_params: Sequence[int] = ()
-
-    def __post_init__(self) -> None:
-        if self.units < 1:
-            raise UserValueError(f'got units={self.units}; need at least 1')
-
-
-class EmbeddedQNetwork(QNetwork):
-    """Observation -> values of the actions, float32 [B, num_actions]; see `ActionEmbeddings`."""
-
-    def __init__(
-        self,
-        input_tensor_spec: types.NestedTensorSpec,
-        action_spec: types.BoundedTensorSpec,
-        embeddings: ActionEmbeddings,
-        name: str = 'EmbeddedQNetwork',
-        **encoding: Any,
-    ):
-        """Makes no variables yet.
-
-        Args:
-          input_tensor_spec: the observation's spec.
-          action_spec: the spec of one discrete action.
-          embeddings: the actions' vectors.
-          name: the network's name.
-          **encoding: `QNetwork`'s other arguments, without `last`.
-
-        Raises:
-          ValueError: if there is not one vector of floats for each action, or the observation has nothing else.
-        """
-        table = embeddings.table
-        path = table if isinstance(table, str) else None
-        self._divide, vectors = _divider(input_tensor_spec, path)
-        shape, dtype = (np.shape(table), np.asarray(table).dtype) if vectors is None else (vectors.shape, vectors.dtype)
-        num_actions = int(action_spec.maximum) + 1
-        if len(shape) != 2 or shape[0] != num_actions or not tf.as_dtype(dtype).is_floating:
-            raise UserValueError(
-                f'got action_embeddings of shape {tuple(shape)}, {dtype}; need floats [{num_actions}, E]: a vector for '
-                'each action'
-            )
-        super().__init__(self._divide(input_tensor_spec)[0], action_spec, name=name, **encoding)
-        self._input_tensor_spec = input_tensor_spec
-        self._q_value_layer = _Towers(embeddings)
-
-    def call(self, observation: Any, step_type: Any = None, network_state: Any = (), training: bool = False) -> Any:
-        """See `network.Network.call`."""
-        rest, vectors = self._divide(observation)
-        features, network_state = self._encoder(
-            rest, step_type=step_type, network_state=network_state, training=training
-        )
-        return self._q_value_layer(features, vectors), network_state
-
-
-def _divider(spec: types.NestedTensorSpec, path: str | None) -> tuple[Callable[[Any], tuple[Any, Any]], Any]:
-    """Returns what divides observations into other parts and that at `path`, and its spec, or None."""
-    if path is None:
-        return lambda observation: (observation, None), None
-    paths = leaf_paths(spec)
-    if path not in paths or len(paths) == 1:
-        raise UserValueError(
-            f"got action_embeddings '{path}' and an observation with the parts {', '.join(paths)}; need one of several "
-            'parts'
-        )
-    index = paths.index(path)
-    others = [other for other in paths if other != path]
-
-    def divide(observation: Any) -> tuple[Any, Any]:
-        leaves = tf.nest.flatten(observation)
-        vectors = leaves.pop(index)
-        return dict(zip(others, leaves, strict=True)), vectors
-
-    return divide, tf.nest.flatten(spec)[index]
-
-
-class _Towers(tf.keras.layers.Layer):
-    """(Features [B, F], vectors [B, K, E] or None for those of the table) -> values, float32 [B, K]."""
-
-    def __init__(self, embeddings: ActionEmbeddings):
-        super().__init__(dtype='float32', name='towers')
-        dense = tf.keras.layers.Dense
-        self._units = embeddings.units
-        self._state = dense(self._units, dtype='float32', name='state')
-        self._bias = dense(1, dtype='float32', name='bias')
-        hidden = [
-            dense(units, 'relu', dtype='float32', name=f'action_{i}')
-            for i, units in enumerate(embeddings.fc_layer_params)
-        ]
-        self._action = tf.keras.Sequential([*hidden, dense(self._units, dtype='float32', name='action')])
-        self._table = None
-        if not isinstance(embeddings.table, str):
-            table = np.asarray(embeddings.table, np.float32)
-            constant = tf.keras.initializers.Constant(table)
-            self._table = self.add_weight('table', table.shape, initializer=constant, trainable=False)
-
-    def call(self, features: tf.Tensor, vectors: tf.Tensor | None = None) -> tf.Tensor:
-        """See the class."""
-        features = tf.cast(features, tf.float32)
-        state = self._state(features) / math.sqrt(self._units)
-        if vectors is None:
-            products = tf.matmul(state, self._action(self._table), transpose_b=True)
-        else:
-            products = tf.linalg.matvec(self._action(tf.cast(vectors, tf.float32)), state)
-        return products + self._bias(features)
-
-
-class CriticNetwork(critic_network.CriticNetwork):
-    """(Observation, action) -> value of the action, float32 [B]."""
-
-    def __init__(
-        self,
-        input_tensor_spec: tuple[types.NestedTensorSpec, types.TensorSpec],
-        fc_layer_params: Sequence[int],
-        conv_layer_params: encoder.ConvLayerParams | None = None,
-        preprocessing_layers: encoder.Layers | None = None,
-        make_network: encoder.MakeNetwork | None = None,
-        name: str = 'CriticNetwork',
-    ):
-        """Makes no variables yet.
-
-        Args:
-          input_tensor_spec: the specs of the observation, which `encoder` encodes, and of the action.
-          fc_layer_params: units of the fully connected layers, after the concatenation of both.
-          conv_layer_params: convolutions of images; see `QNetwork`.
-          preprocessing_layers: layers of one's own for leaves of the observation, by path.
-          make_network: see `encoder.own_network`.
-          name: the network's name.
-        """
-        observation_spec, action_spec = input_tensor_spec
-        leaves = tf.nest.flatten(observation_spec)
-        is_vector = not tf.nest.is_nested(observation_spec) and leaves[0].shape.rank < 2 and not preprocessing_layers
-        last_layer = tf.keras.layers.Dense(1, kernel_initializer='glorot_uniform', name='value', dtype='float32')
-        super().__init__(
-            # TF-Agents' network takes one tensor: here the features of a nest.
-            (leaves[0], action_spec),
-            joint_fc_layer_params=tuple(fc_layer_params),
-            kernel_initializer='glorot_uniform',
-            last_layer=last_layer,
-            name=name,
-        )
-        self._input_tensor_spec = input_tensor_spec
-        if make_network is not None:
-            self._observation_layer = encoder.own_network(make_network, observation_spec, 'encoder')
-        elif is_vector:
-            self._observation_layer = encoder.make_layer(leaves[0])
-        else:
-            self._observation_layer = encoder.NestEncoder(observation_spec, conv_layer_params, preprocessing_layers)
-
-    def call(
-        self, inputs: tuple[tf.Tensor, tf.Tensor], step_type: Any, network_state: Any = (), training: bool = False
-    ) -> Any:
-        """See `network.Network.call`. Takes (observation, action)."""
-        observation, action = inputs
-        if self._observation_layer is not None:
-            observation = self._observation_layer(observation)
-            if isinstance(observation, tuple):  # of a network: with its state, which is empty
-                observation = observation[0]
-        return super().call((observation, action), step_type, network_state, training=training)
-
-
 def actor(
     observation_spec: types.NestedTensorSpec,
     action_spec: types.NestedTensorSpec,
-    fc_layer_params: Sequence[int],
-    *,
-    conv_layer_params: encoder.ConvLayerParams | None = None,
-    preprocessing_layers: encoder.Layers | None = None,
-    make_network: encoder.MakeNetwork | None = None,
+    options: NetworkOptions,
     continuous: heads.MakeProjection = heads.normal,
     masked: bool = False,
 ) -> network.Network:
@@ -298,22 +235,19 @@ def actor(
     Args:
       observation_spec: the observation's spec; `encoder` encodes observations.
       action_spec: the action's spec.
-      fc_layer_params: units of the fully connected layers.
-      conv_layer_params: convolutions of images; see `QNetwork`.
-      preprocessing_layers: layers of one's own for leaves of the observation, by path.
-      make_network: see `encoder.own_network`.
+      options: the layers before the last ones.
       continuous: makes the last layer for a tensor of floats: `normal` or `tanh_normal`.
       masked: whether the network takes a mask of legal actions.
     """
     made = actor_distribution_network.ActorDistributionNetwork(
         observation_spec,
         action_spec,
-        **encoder.network_arguments(observation_spec, conv_layer_params, preprocessing_layers),
-        fc_layer_params=tuple(fc_layer_params),
+        **options.arguments(observation_spec),
+        fc_layer_params=tuple(options.fc_layer_params or ()),
         dtype=tf.keras.mixed_precision.global_policy(),
         discrete_projection_net=heads.made_in_float32(functools.partial(heads.categorical, masked=masked)),
         continuous_projection_net=heads.made_in_float32(continuous),
     )
-    if make_network is not None:
-        made._encoder = encoder.own_network(make_network, observation_spec, 'encoder')
+    if options.make_network is not None:
+        made._encoder = options.make_encoder(observation_spec, 'encoder')
     return made

@@ -5,70 +5,16 @@ sequences that start in the middle of an episode start with the stored state; an
 steps of a sequence may serve only to let the state recover (burn-in).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tf_agents.networks import lstm_encoding_network, network
+from tf_agents.networks import network
 from tf_agents.typing import types
 
-from tflearn.networks import encoder, heads, networks
+from tflearn.networks import heads, networks
 
 POLICY_STATE = 'policy_state'  # the key of a row's policy info: the state before its step
-
-
-def make_encoder(
-    observation_spec: types.NestedTensorSpec,
-    lstm_size: Sequence[int],
-    fc_layer_params: Sequence[int],
-    *,
-    conv_layer_params: encoder.ConvLayerParams | None = None,
-    preprocessing_layers: encoder.Layers | None = None,
-    make_network: encoder.MakeNetwork | None = None,
-    activation: Callable[[tf.Tensor], tf.Tensor] = tf.keras.activations.relu,
-    name: str = 'encoder',
-) -> network.Network:
-    """Makes a network with memory: observations [B, ...] or [B, T, ...] -> features.
-
-    Args:
-      observation_spec: the observation's spec; `encoder` encodes observations.
-      lstm_size: units of the LSTM layers.
-      fc_layer_params: units of the fully connected layers before them.
-      conv_layer_params: convolutions of images; see `encoder.network_arguments`.
-      preprocessing_layers: layers of one's own for leaves of the observation, by path.
-      make_network: makes a network of one's own in place of all these layers, or, if it has no state, in place of those
-        before the LSTM layers; see `encoder.own_network`.
-      activation: the activation function of the fully connected layers.
-      name: the network's name.
-    """
-    if make_network is not None:
-        own = encoder.own_network(make_network, observation_spec, name, with_memory=True)
-        return own if own.state_spec else _WithMemory(own, lstm_size)
-    return lstm_encoding_network.LSTMEncodingNetwork(
-        observation_spec,
-        input_fc_layer_params=tuple(fc_layer_params),
-        lstm_size=tuple(lstm_size),
-        output_fc_layer_params=(),
-        activation_fn=activation,
-        name=name,
-        **encoder.network_arguments(observation_spec, conv_layer_params, preprocessing_layers),
-    )
-
-
-class _WithMemory(network.Network):
-    """LSTM layers after a network without memory."""
-
-    def __init__(self, features: network.Network, lstm_size: Sequence[int]):
-        memory = lstm_encoding_network.LSTMEncodingNetwork(
-            features.create_variables(), input_fc_layer_params=(), lstm_size=tuple(lstm_size), output_fc_layer_params=()
-        )
-        super().__init__(features.input_tensor_spec, memory.state_spec, name=features.name)
-        self._features, self._memory = features, memory
-
-    def call(self, inputs: Any, step_type: Any = None, network_state: Any = (), training: bool = False) -> Any:
-        """See `network.Network.call`."""
-        features, _ = self._features(inputs, step_type, (), training=training)
-        return self._memory(features, step_type, network_state, training=training)
 
 
 def stored_state(experience: Any) -> Any:
@@ -92,7 +38,7 @@ class RecurrentQNetwork(network.Network):
         Args:
           observation_spec: the observation's spec, without a mask.
           action_spec: the spec of one discrete action, counted from 0.
-          features: observations -> features, with a state; see `make_encoder`.
+          features: observations -> features, with a state; see `NetworkOptions.make_encoder`.
           dueling: whether the last layer computes the observation's value and the actions' advantages.
           name: the network's name.
         """
@@ -147,6 +93,7 @@ class RecurrentActor(network.Network):
         action_spec: types.NestedTensorSpec,
         features: network.Network,
         fc_layer_params: Sequence[int] = (),
+        activation: Any = 'relu',
         name: str = 'actor',
     ):
         """Makes the variables, in the strategy's scope.
@@ -154,13 +101,14 @@ class RecurrentActor(network.Network):
         Args:
           observation_spec: the observation's spec.
           action_spec: the action's spec, of one vector of floats.
-          features: observations -> features, with a state; see `make_encoder`.
+          features: observations -> features, with a state; see `NetworkOptions.make_encoder`.
           fc_layer_params: units of the fully connected layers after the memory.
+          activation: the activation function of these.
           name: the network's name.
         """
         super().__init__(input_tensor_spec=observation_spec, state_spec=features.state_spec, name=name)
         self._features = features
-        self._layers_after = [tf.keras.layers.Dense(units, 'relu') for units in fc_layer_params]
+        self._layers_after = [tf.keras.layers.Dense(units, activation) for units in fc_layer_params]
         self._action_spec = action_spec
         self._head = heads.made_in_float32(heads.tanh_normal)(tf.nest.flatten(action_spec)[0])
         self.create_variables(observation_spec)
@@ -174,41 +122,3 @@ class RecurrentActor(network.Network):
             features = layer(features, training=training)
         distribution, _ = self._head(features, features.shape.rank - 1, training=training)
         return tf.nest.pack_sequence_as(self._action_spec, [distribution]), state
-
-
-class RecurrentCritic(tf.Module):
-    """Memory of observations, and (memory, action) -> value.
-
-    Attributes:
-      memory: observations [B, T, ...] -> features [B, T, n], with a state.
-    """
-
-    def __init__(
-        self,
-        action_spec: types.NestedTensorSpec,
-        memory: network.Network,
-        fc_layer_params: Sequence[int],
-        name: str = 'critic',
-    ):
-        """Makes the variables, in the strategy's scope.
-
-        Args:
-          action_spec: the action's spec, of one vector of floats.
-          memory: see the class.
-          fc_layer_params: units of the fully connected layers after the concatenation of memory and action.
-          name: the module's name.
-        """
-        super().__init__(name)
-        self.memory = memory
-        size = memory.create_variables().shape[-1] + tf.nest.flatten(action_spec)[0].shape[0]
-        last = tf.keras.layers.Dense(1, kernel_initializer='glorot_uniform', dtype='float32', name='value')
-        hidden = [
-            tf.keras.layers.Dense(units, 'relu', kernel_initializer='glorot_uniform') for units in fc_layer_params
-        ]
-        self._layers = tf.keras.Sequential([*hidden, last])
-        self._layers.build([None, None, size])
-
-    def value(self, features: tf.Tensor, action: types.NestedTensor) -> tf.Tensor:
-        """Returns values float32 [B, T] of features [B, T, n] and actions [B, T, ...]."""
-        joined = tf.concat([features, tf.cast(tf.nest.flatten(action)[0], features.dtype)], axis=-1)
-        return tf.squeeze(self._layers(joined), axis=-1)

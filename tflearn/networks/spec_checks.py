@@ -94,3 +94,24 @@ def check_bounded(spec: types.BoundedTensorSpec, algorithm: str) -> None:
         raise UserValueError(
             f'got the action {spec}; {algorithm} needs bounded actions; rescale them in the environment'
         )
+
+
+def check_one_action(spec: types.NestedTensorSpec, algorithm: str) -> None:
+    """Checks the action's spec for an algorithm that learns values of one discrete action, or of a vector of floats.
+
+    Args:
+      spec: the action's spec.
+      algorithm: the algorithm's name, for the message.
+
+    Raises:
+      ValueError: if it is neither one discrete action with bounds, nor one vector of floats with bounds.
+    """
+    leaves = tf.nest.flatten(spec)
+    one = len(leaves) == 1
+    if one and leaves[0].dtype.is_floating and leaves[0].shape.rank == 1:
+        check_bounded(leaves[0], algorithm)
+    elif not one or not leaves[0].dtype.is_integer or leaves[0].shape.rank != 0 or leaves[0].minimum != 0:
+        raise UserValueError(
+            f'got the action {spec}; {algorithm} needs one discrete action with bounds, or one vector of '
+            'continuous actions; choose another algorithm, or wrap the environment so that it has one'
+        )

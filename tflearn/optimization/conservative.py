@@ -15,8 +15,16 @@ from tflearn.core.errors import UserValueError
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """The regularizer for continuous actions; see `sac.make_agent` for the settings."""
+class Conservative:
+    """The regularizer for continuous actions.
+
+    Attributes:
+      weight: the weight of the values of actions that the data do not have; the paper's is 5 for most robots. 0 has
+        none.
+      target_gap: the gap to which the weight is adapted, the paper's tau, which has 5 and 10; it begins at `weight`.
+        None keeps the weight.
+      num_actions: the number N of uniform actions, and of those of the policy, for each item.
+    """
 
     weight: float = 0.0
     target_gap: float | None = None
@@ -24,14 +32,14 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < math.inf:
-            raise UserValueError(f'got conservative_weight={self.weight!r}; need a number of at least 0')
+            raise UserValueError(f'got Conservative.weight={self.weight!r}; need a number of at least 0')
         if self.target_gap is not None and not (self.weight > 0 and math.isfinite(self.target_gap)):
             raise UserValueError(
-                f'got conservative_target_gap={self.target_gap!r} with conservative_weight={self.weight!r}; need a '
-                'number, and a weight above 0 to begin with'
+                f'got Conservative.target_gap={self.target_gap!r} with weight={self.weight!r}; need a number, and a '
+                'weight above 0 to begin with'
             )
         if not isinstance(self.num_actions, int) or self.num_actions < 1:
-            raise UserValueError(f'got conservative_actions={self.num_actions!r}; need an integer of at least 1')
+            raise UserValueError(f'got Conservative.num_actions={self.num_actions!r}; need an integer of at least 1')
 
 
 def gap(values: tf.Tensor, own: tf.Tensor, log_densities: tf.Tensor | None = None) -> tf.Tensor:

@@ -41,6 +41,10 @@ class Truncated:
         pooled = tf.sort(tf.reshape(values, [-1, num_critics * num_quantiles]), axis=1)
         return pooled[:, : (num_quantiles - self.num_dropped) * num_critics]
 
+    def value(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns what an actor maximizes, float32 [B]."""
+        return tf.reduce_mean(values, axis=[1, 2])
+
     def losses(self, values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         """Returns the quantile Huber losses, float32 [B]: sums over the critics, means over pairs of their quantiles.
 
@@ -60,9 +64,11 @@ class Least:
 
     Attributes:
       num_critics: how many are drawn, the paper's M; all of them if there are no more.
+      for_actor: whether an actor maximizes the least value of all critics, as SAC's, instead of their mean.
     """
 
     num_critics: int = 2
+    for_actor: bool = False
 
     def __post_init__(self) -> None:
         if self.num_critics < 1:
@@ -76,9 +82,19 @@ class Least:
             values = tf.gather(values, drawn, axis=1)
         return tf.reduce_min(values, axis=1)
 
+    def value(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns what an actor maximizes, float32 [B]."""
+        return (tf.reduce_min if self.for_actor else tf.reduce_mean)(values, axis=[1, 2])
+
     def losses(self, values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         """Returns the squared errors, float32 [B], summed over the critics; see `Truncated.losses`."""
         return tf.reduce_sum(tf.square(targets[:, tf.newaxis, :] - values), axis=[1, 2])
 
 
 Rule = Truncated | Least
+
+
+def errors(values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """Returns the mean difference of critics' values from their target, float32 [B]; see `Truncated.losses`."""
+    differences = tf.reduce_mean(targets, axis=1)[:, tf.newaxis] - tf.reduce_mean(values, axis=2)
+    return tf.reduce_mean(tf.abs(differences), axis=1)

@@ -12,7 +12,7 @@ Reduction = Literal['mean', 'sum']
 
 
 @dataclasses.dataclass(frozen=True)
-class LossOptions:
+class ImpalaLoss:
     """The loss: policy_coefficient * policy + value_coefficient * value - entropy_coefficient * entropy.
 
     Attributes:

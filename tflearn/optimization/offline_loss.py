@@ -5,8 +5,6 @@ Q-Learning" (arXiv 2110.06169), equations 5 and 7. Weights that sum to 1 over a 
 Accelerating Online Reinforcement Learning with Offline Datasets" (arXiv 2006.09359), equation 13 and appendix.
 """
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
 _ILLEGAL = -1e8
@@ -38,12 +36,12 @@ def advantage_weights(advantages: tf.Tensor, inverse_temperature: float, max_wei
 def softmax_weights(scores: tf.Tensor, temperature: float, counts: tf.Tensor) -> tf.Tensor:
     """Returns exp((score - greatest score of the global batch) / temperature), without a gradient; in replica context.
 
-    `share_of_mean` divides weights by their sum, so that they become the softmax over the global batch.
+    Divided by their sum, they are the softmax over the global batch; see `with_mean_one`.
 
     Args:
-      scores: float32 [B, T].
+      scores: float32 [...].
       temperature: above 0; the smaller, the more the greatest scores count.
-      counts: float32 [B, T]: 0 where a row does not count. Its weight is 0.
+      counts: float32 [...]: 0 where a row does not count. Its weight is 0.
     """
     greatest = tf.reduce_max(tf.where(counts > 0, scores, scores.dtype.min))
     context = tf.distribute.get_replica_context()
@@ -63,25 +61,13 @@ def legal_counts(log_probs: tf.Tensor, masked: bool) -> tf.Tensor:
     return tf.cast(log_probs > _ILLEGAL, tf.float32) if masked else tf.ones_like(log_probs)
 
 
-def share_of_mean(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns this replica's share of sum(weight * loss) / sum(weight) over the global batch; in replica context.
+def with_mean_one(weights: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Returns weights divided by their mean over the rows of the global batch that count; in replica context.
 
     Args:
-      losses: float32 [B, T].
-      weights: float32 [B, T]; where one is 0, the loss may be anything.
+      weights: float32 [...], 0 where a row does not count.
+      counts: float32 [...], 1 for the rows of the mean, 0 for others.
     """
-    return tf.math.divide_no_nan(
-        tf.reduce_sum(tf.where(weights > 0, weights * losses, 0.0)), _summed(tf.reduce_sum(weights))
-    )
-
-
-def means(metrics: Mapping[str, tf.Tensor], counts: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the means of metrics [B, T] over the rows of the global batch with `counts` above 0."""
-    parts = tf.stack([*metrics.values(), tf.ones_like(counts)])
-    sums = _summed(tf.reduce_sum(tf.where(counts > 0, counts * tf.stop_gradient(parts), 0.0), axis=[1, 2]))
-    *totals, count = tf.unstack(sums)
-    return {name: tf.math.divide_no_nan(total, count) for name, total in zip(metrics, totals, strict=True)}
-
-
-def _summed(values: tf.Tensor) -> tf.Tensor:
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+    sums = tf.stack([tf.reduce_sum(weights), tf.reduce_sum(counts)])
+    total, count = tf.unstack(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums))
+    return weights * tf.math.divide_no_nan(count, total)

@@ -1,12 +1,13 @@
-"""The optimizer of all agents: a Keras optimizer that clips the gradients of the global batch.
+"""The optimizers of all agents: Keras optimizers that clip the gradients of the global batch.
 
 TF-Agents clips the gradients of each replica and variable before they are summed, so the effect of a bound depends on
 the number of replicas. Here they are summed first, and the agents do not clip.
 """
 
 import concurrent.futures
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import tensorflow as tf
 from absl import logging
@@ -15,8 +16,7 @@ from tflearn.core import histograms
 from tflearn.core.errors import UserValueError
 from tflearn.optimization import schedules
 
-# Returns this replica's share of a loss, a scalar, and metrics.
-PartialLoss = Callable[[], tuple[tf.Tensor, dict[str, tf.Tensor]]]
+Rate = float | schedules.Schedule
 Kind = Literal['adam', 'rmsprop']
 ClipBy = Literal['global_norm', 'variable_norm', 'value']
 _KINDS = {'adam': tf.keras.optimizers.Adam, 'rmsprop': tf.keras.optimizers.RMSprop}
@@ -35,22 +35,21 @@ class Optimizer(tf.Module):
 
     def __init__(
         self,
+        options: 'OptimizerOptions',
         keras: tf.keras.optimizers.Optimizer,
         train_step: tf.Variable,
         gradient_clipping: float | None,
-        clip_by: ClipBy,
-        skip_nonfinite: bool,
         per_replica_batch_size: int,
         name: str,
     ):
-        """See `make`."""
+        """See `OptimizerOptions.make`."""
         super().__init__(name)
         self.keras = keras
         self._train_step = train_step
-        self._gradient_clipping, self._clip_by = gradient_clipping, clip_by
+        self._gradient_clipping, self._clip_by = gradient_clipping, options.clip_by
         self._noise = GradientNoise(per_replica_batch_size)
         self._has_slots = False
-        self.num_skipped = tf.Variable(0, trainable=False, dtype=tf.int64) if skip_nonfinite else None
+        self.num_skipped = tf.Variable(0, trainable=False, dtype=tf.int64) if options.skip_nonfinite else None
 
     @property
     def learning_rate(self) -> tf.Variable:
@@ -178,68 +177,90 @@ class Optimizer(tf.Module):
                 tf.summary.scalar('noise_scale', scale, step=step)
 
 
-class OptimizerFactory(Protocol):
-    """Makes an agent's optimizer; the other arguments of `make` are bound before."""
+@dataclasses.dataclass(frozen=True)
+class OptimizerOptions:
+    """The optimizers of an agent, one for each of its parts.
 
-    def __call__(
-        self,
-        train_step: tf.Variable,
-        learning_rate: float | schedules.Schedule,
-        *,
-        gradient_clipping: float | None,
-        per_replica_batch_size: int,
-        name: str,
-    ) -> Optimizer:
-        """Makes the optimizer, within the strategy's scope. See `make`."""
-
-
-def make(
-    train_step: tf.Variable,
-    learning_rate: float | schedules.Schedule,
-    *,
-    gradient_clipping: float | None = None,
-    per_replica_batch_size: int = 1,
-    name: str = 'optimizer',
-    kind: Kind = 'adam',
-    clip_by: ClipBy = 'global_norm',
-    skip_nonfinite: bool = False,
-    options: Mapping[str, float] | None = None,
-) -> Optimizer:
-    """Makes the optimizer of an agent, within the strategy's scope.
-
-    Args:
-      train_step: int64 scalar, the step of the summaries.
-      learning_rate: a number, or a schedule of the train step.
-      gradient_clipping: the bound of the global batch's gradients, see `clip_by`; None does not clip.
-      per_replica_batch_size: items in a replica's batch, the unit of the gradient noise scale.
-      name: the name in the summaries' tags, `gradients/<name>/...`.
-      kind: 'adam' (Kingma and Ba 2014, arXiv 1412.6980) or 'rmsprop'.
+    Attributes:
+      learning_rate: a number, or a schedule of the train step, for all parts; or those of some parts by name, such as
+        {'actor': 1e-4}, while the others have the algorithm's. None has the algorithm's.
+      gradient_clipping: the bound of the global batch's gradients of each part, see `clip_by`; None does not clip,
+        'default' is the algorithm's bound.
+      kind: 'adam' (Kingma and Ba 2014, arXiv 1412.6980), 'rmsprop', or a class of Keras' optimizers.
       clip_by: the quantity with the bound: 'global_norm', the norm of all gradients; 'variable_norm', the norm of each
         variable's gradient; 'value', each element.
       skip_nonfinite: whether a step whose gradients or their norm are not finite is skipped and counted: it changes
         neither variables nor slots. Otherwise it is applied. Not for TPUs.
-      options: further arguments of the Keras optimizer (`epsilon`, `beta_1`; `rho`, `momentum`).
-
-    Raises:
-      ValueError: if an argument is invalid.
+      arguments: further arguments of the Keras optimizer (`epsilon`, `beta_1`; `rho`, `momentum`).
     """
-    if kind not in get_args(Kind):
-        raise UserValueError(f'got kind={kind!r}; need one of {", ".join(get_args(Kind))}')
-    if clip_by not in get_args(ClipBy):
-        raise UserValueError(f'got clip_by={clip_by!r}; need one of {", ".join(get_args(ClipBy))}')
-    if gradient_clipping is None and clip_by != 'global_norm':
-        raise UserValueError(f'got clip_by={clip_by!r} without a bound; need gradient_clipping, a number above 0')
-    if gradient_clipping is not None and not gradient_clipping > 0:
-        raise UserValueError(f'got gradient_clipping={gradient_clipping}; need a number above 0, or None')
-    owned = {'learning_rate', 'clipnorm', 'clipvalue', 'global_clipnorm'}.intersection(options or {})
-    if owned:
-        raise UserValueError(
-            f'got {", ".join(sorted(owned))} in options; use learning_rate, gradient_clipping and clip_by'
-        )
-    # A schedule even for a number: Keras would save a number in the checkpoint, and its restore would undo a change.
-    rate = learning_rate if callable(learning_rate) else schedules.constant(learning_rate)
-    keras = _KINDS[kind](schedules.LearningRate(rate), name=name, **(options or {}))
-    return Optimizer(keras, train_step, gradient_clipping, clip_by, skip_nonfinite, per_replica_batch_size, name)
+
+    learning_rate: Rate | Mapping[str, Rate] | None = None
+    gradient_clipping: float | Literal['default'] | None = 'default'
+    kind: Kind | Callable[..., tf.keras.optimizers.Optimizer] = 'adam'
+    clip_by: ClipBy = 'global_norm'
+    skip_nonfinite: bool = False
+    arguments: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.kind) and self.kind not in _KINDS:
+            raise UserValueError(f'got kind={self.kind!r}; need one of {", ".join(_KINDS)}, or a Keras optimizer')
+        if self.clip_by not in get_args(ClipBy):
+            raise UserValueError(f'got clip_by={self.clip_by!r}; need one of {", ".join(get_args(ClipBy))}')
+        bound = self.gradient_clipping
+        if bound is not None and bound != 'default' and (isinstance(bound, str) or not bound > 0):
+            raise UserValueError(f"got gradient_clipping={bound!r}; need a number above 0, None or 'default'")
+        owned = {'learning_rate', 'clipnorm', 'clipvalue', 'global_clipnorm'}.intersection(self.arguments or {})
+        if owned:
+            raise UserValueError(
+                f'got {", ".join(sorted(owned))} in arguments; use learning_rate, gradient_clipping and clip_by'
+            )
+
+    def make(
+        self,
+        train_step: tf.Variable,
+        per_replica_batch_size: int,
+        rates: Mapping[str, Rate | None],
+        gradient_clipping: float | None = None,
+        unclipped: Sequence[str] = (),
+    ) -> dict[str, Optimizer]:
+        """Makes the optimizers of an agent by the names of its parts, within the strategy's scope.
+
+        Args:
+          train_step: int64 scalar, the step of schedules and summaries.
+          per_replica_batch_size: items in a replica's batch, the unit of the gradient noise scale.
+          rates: the algorithm's learning rate of each part; a part with None has no optimizer unless `learning_rate`
+            names it. The names are in the summaries' tags, `gradients/<name>/...`.
+          gradient_clipping: the algorithm's bound.
+          unclipped: the parts that are never clipped.
+
+        Raises:
+          ValueError: if `learning_rate` names another part, or there is nothing to clip by.
+        """
+        bound = gradient_clipping if self.gradient_clipping == 'default' else self.gradient_clipping
+        if bound is None and self.clip_by != 'global_norm':
+            raise UserValueError(f'got clip_by={self.clip_by!r} without a bound; need gradient_clipping, a number')
+        given = self.learning_rate
+        if isinstance(given, Mapping):
+            if not given.keys() <= rates.keys():
+                raise UserValueError(f'got learning_rate={dict(given)!r}; need parts of {", ".join(rates)}')
+            chosen = {**rates, **given}
+        else:
+            chosen = {name: rate if given is None or rate is None else given for name, rate in rates.items()}
+        bounds = {name: None if name in unclipped else bound for name in chosen}
+        return {
+            name: Optimizer(
+                self, self._keras(train_step, rate, name), train_step, bounds[name], per_replica_batch_size, name
+            )
+            for name, rate in chosen.items()
+            if rate is not None
+        }
+
+    def _keras(self, train_step: tf.Variable, rate: Rate, name: str) -> tf.keras.optimizers.Optimizer:
+        # Of the train step, not of the optimizer's own count, which leaves out steps that are not due. A schedule even
+        # for a number: Keras would save a number in the checkpoint, and its restore would undo a change.
+        schedule = (lambda _: rate(train_step)) if callable(rate) else schedules.constant(rate)
+        make = self.kind if callable(self.kind) else _KINDS[self.kind]
+        return make(schedules.LearningRate(schedule), name=name, **(self.arguments or {}))
 
 
 _DECAY = 0.9
@@ -278,36 +299,6 @@ def summarize(
                 tf.summary.scalar(f'{tag}/zero_gradient_share', share, step=step)
             histograms.write(f'{tag}/gradient', gradient, step)
             histograms.write(f'{tag}/variable', variable, step)
-
-
-def total(found: Sequence[tuple[tf.Tensor, dict[str, tf.Tensor]]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Returns the sum of the losses of several parts of an agent, and the metrics of all."""
-    metrics = {name: value for _, of_part in found for name, value in of_part.items()}
-    return tf.add_n([loss for loss, _ in found]), metrics
-
-
-def minimize_in_turn(
-    losses: Sequence[PartialLoss], trained: Sequence[tuple[Sequence[tf.Variable], Optimizer]]
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Takes a step on each loss in turn, so that each sees what the ones before changed; in replica context.
-
-    If the step of one is skipped since it is not finite, so are those after it on the same batch.
-
-    Args:
-      losses: the losses of the parts of an agent.
-      trained: for each of them the variables that it trains, and their optimizer.
-
-    Returns:
-      The sum of the losses, and the metrics of all.
-    """
-    found: list[tuple[tf.Tensor, dict[str, tf.Tensor]]] = []
-    for loss, (variables, optimizer) in zip(losses, trained, strict=True):
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            found.append(loss())
-        gradients = tape.gradient(found[-1][0], variables)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True), total(found)[0])
-    return total(found)
 
 
 class GradientNoise(tf.Module):

@@ -6,7 +6,6 @@ terms are those of TF-Agents' PPOAgent.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -15,7 +14,7 @@ from tflearn.optimization import schedules, vtrace
 
 
 @dataclasses.dataclass(frozen=True)
-class LossOptions:
+class PPOLoss:
     """The loss: policy + value_coefficient * value - entropy_coefficient * entropy + kl_coefficient * KL.
 
     Attributes:
@@ -127,21 +126,3 @@ def normalized(advantages: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     mean = tf.math.divide_no_nan(total, count)
     squares = reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(counts * tf.square(advantages - mean)))
     return (advantages - mean) * tf.math.rsqrt(tf.math.divide_no_nan(squares, count) + 1e-8)
-
-
-def means(
-    metrics: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor, counts: tf.Tensor
-) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns the metrics' means over the global batch, weighted by `counts`, and the sum of these weights."""
-    rows = tf.ones_like(counts)
-    parts = tf.stack([*metrics.values(), targets, tf.square(targets), errors, tf.square(errors), rows])
-    sums = tf.reduce_sum(
-        tf.where(counts > 0, counts * tf.stop_gradient(parts), 0.0), axis=list(range(1, parts.shape.rank))
-    )
-    own = tf.concat([sums, [tf.cast(tf.size(counts), tf.float32)]], axis=0)
-    summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
-    count, num_rows = summed[-2], summed[-1]
-    *means, target, target_square, error, error_square, _, _ = tf.unstack(tf.math.divide_no_nan(summed, count))
-    unexplained = tf.math.divide_no_nan(error_square - tf.square(error), target_square - tf.square(target))
-    named = dict(zip(metrics, means, strict=True))
-    return named | {'explained_variance': 1.0 - unexplained, 'valid_share': count / num_rows}, count

@@ -23,7 +23,7 @@ from tflearn.core.errors import UserValueError
 
 
 @dataclasses.dataclass(frozen=True)
-class LossOptions:
+class VMPOLoss:
     """The loss: policy + temperature + KL + value_coefficient * value.
 
     Attributes:

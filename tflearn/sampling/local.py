@@ -9,24 +9,31 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Uniform
+from tflearn.core.experience import Experience, Prioritized, Uniform
 from tflearn.replay.chunks import ChunkBuilder
 from tflearn.replay.storage import Storage
+from tflearn.sampling.by_priority import ByPriority
 from tflearn.sampling.ring_buffer import RingBuffer
 
 
 def check(experience: Experience) -> None:
-    """Checks that a `LocalReplay` supports the experience.
+    """Checks that a replay within one process supports the experience.
 
     Raises:
-      ValueError: if the experience is not drawn uniformly without a limit.
+      ValueError: for a queue, or a limit of an item's draws.
     """
     replay = experience.replay
-    if not isinstance(replay, Uniform) or replay.max_times_sampled:
+    if not isinstance(replay, Uniform | Prioritized) or replay.max_times_sampled:
         raise UserValueError(
-            f'got Experience.replay={replay!r} for a replay within one process, which draws uniformly, without a '
-            'limit; need Uniform(...) with max_times_sampled=0, or a replay server'
+            f'got Experience.replay={replay!r} for a replay within one process, which draws without a limit; need '
+            'Uniform(...) or Prioritized(...) with max_times_sampled=0, or a replay server'
         )
+
+
+def make(storage: Storage, num_environments: int, batch_size: int, seed: int = 0) -> 'LocalReplay':
+    """Makes a `LocalReplay`, or one that draws by priority, as the experience says."""
+    kind = PrioritizedReplay if isinstance(storage.experience.replay, Prioritized) else LocalReplay
+    return kind(storage, num_environments, batch_size, seed)
 
 
 class LocalReplay:
@@ -146,3 +153,12 @@ class LocalReplay:
     def close(self) -> None:
         """Grants no more."""
         self._closed = True
+
+
+class PrioritizedReplay(ByPriority, LocalReplay):
+    """A `LocalReplay` that draws by priority, with importance weights."""
+
+    def __init__(self, storage: Storage, num_environments: int, batch_size: int, seed: int = 0):
+        """See `LocalReplay`."""
+        super().__init__(storage, num_environments, batch_size, seed)
+        self._begin(storage.experience.replay)  # type: ignore[arg-type]

@@ -1,0 +1,262 @@
+"""PartsAgent: an agent of parts, such as critics and an actor, each with a loss and an optimizer of its own."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.policies import greedy_policy, tf_policy
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience, Queue
+from tflearn.core.train_step import Draws
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks.targets import Targets
+from tflearn.optimization.optimizers import Optimizer
+
+ERRORS = 'td_error'  # the metric that becomes the items' priorities; the default of `Prioritization.error`
+
+_MOMENTS = ('target', 'target_square', 'error', 'error_square')
+
+# Returns the losses of the batch's rows, or this replica's share of their mean, a scalar; and metrics, alike.
+Loss = Callable[[], tuple[tf.Tensor, dict[str, tf.Tensor]]]
+
+
+class Losses(NamedTuple):
+    """What an agent minimizes on a batch of B items.
+
+    Attributes:
+      counts: float32 [B], [B, T] or [B * T]: 0 for rows that are left out, such as those between two episodes; else 1.
+      parts: losses of the shape of `counts`, by the names of the parts, in the order in which they are trained. Among
+        the metrics `td_error` is the error of a row, of which `errors` makes that of its item.
+    """
+
+    counts: tf.Tensor
+    parts: Mapping[str, Loss]
+
+
+class PartsAgent(tf_agent.TFAgent):
+    """Minimizes the losses of its parts in turn, each with what the ones before have changed; then targets follow.
+
+    A loss is the mean over the rows of the global batch that count, each times the weight of its item. The extra
+    metrics are means over these rows, `valid_share`, their share of all rows, and `td_error` [B].
+    """
+
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        train_step: tf.Variable,
+        experience: Experience,
+        collect_policy: tf_policy.TFPolicy,
+        optimizers: Mapping[str, Optimizer],
+        targets: Targets | None = None,
+        policy: tf_policy.TFPolicy | None = None,
+    ):
+        """Makes the agent, within the strategy's scope.
+
+        Args:
+          specs: the environment's specs.
+          train_step: int64 scalar, counts gradient steps.
+          experience: the experience.
+          collect_policy: the policy that collects.
+          optimizers: the optimizers of the parts, by their names.
+          targets: what follows the trained networks.
+          policy: the policy whose greedy one is the agent's; None is the one that collects.
+        """
+        super().__init__(
+            specs.time_step,
+            specs.action,
+            policy=greedy_policy.GreedyPolicy(policy or collect_policy),
+            collect_policy=collect_policy,
+            train_sequence_length=experience.slicing.sequence_length,
+            train_step_counter=train_step,
+        )
+        self._optimizers, self._targets, self._draws = dict(optimizers), targets, Draws(train_step)
+        if len(optimizers) == 1:  # its name in checkpoints
+            (self._optimizer,) = optimizers.values()
+
+    def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> Losses:
+        """Returns what is minimized; `weights` are those of the items, for those who reduce losses themselves."""
+        raise NotImplementedError
+
+    def _trained(self, part: str) -> Sequence[Any]:
+        """Returns the networks or variables that an optimizer changes."""
+        raise NotImplementedError
+
+    def _optimized(self, part: str) -> Sequence[str]:
+        """Returns the names of the optimizers that a part's loss trains."""
+        return (part,)
+
+    def _due(self, part: str) -> tf.Tensor | None:
+        """Returns whether a part is trained in this train step; None is always."""
+        return None
+
+    def errors(self, errors: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """Returns the error of each item, float32 [B]; here the mean size of its rows' errors.
+
+        Args:
+          errors: float32 [B, T].
+          counts: float32 [B, T], 0 for rows that are left out.
+        """
+        return tf.math.divide_no_nan(tf.reduce_sum(counts * tf.abs(errors), axis=1), tf.reduce_sum(counts, axis=1))
+
+    def _initialize(self) -> None:
+        if self._targets:
+            self._targets.copy()
+
+    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
+        return self._step(experience, weights)[0]
+
+    def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
+        """Trains each part; returns also whether the last step was taken, as `Optimizer.apply_gradients` does."""
+        info, taken = self._visit_parts(experience, weights, training=True, trains=True)
+        self.train_step_counter.assign_add(1)
+        if self._targets:
+            self._targets.update(self.train_step_counter)
+        return info, taken
+
+    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+        return self._visit_parts(experience, weights, training, trains=False)[0]
+
+    def _visit_parts(
+        self, experience: Any, weights: tf.Tensor | None, training: bool, trains: bool
+    ) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
+        """Computes the losses in turn, and takes a step on each if it `trains`."""
+        self._draws.restart()
+        losses = self._losses(experience, weights, training)
+        reduce = self._reduce(losses, experience, weights)
+        shares: list[tf.Tensor] = []
+        metrics: dict[str, tf.Tensor] = {}
+        taken = None
+        for part, loss in losses.parts.items():
+            names, due = self._optimized(part) if trains else (), self._due(part) if trains else None
+            groups = [_variables(self._trained(name)) for name in names]
+            evaluate = functools.partial(self._evaluated, part, loss, reduce, groups)
+            # In replica context a branch may compute gradients, but not apply them.
+            share, found, gradients = (
+                evaluate()
+                if due is None
+                else tf.cond(due, functools.partial(evaluate, dense=True), functools.partial(evaluate, still=True))
+            )
+            shares.append(share)
+            metrics |= found
+            for name, variables, computed in zip(names, groups, gradients, strict=True):
+                # The sum of the losses so far: if one step is skipped, so are those after it on the same batch.
+                pairs = zip(computed, variables, strict=True)
+                taken = self._optimizers[name].apply_gradients(pairs, tf.add_n(shares), due)
+                due = taken if len(names) > 1 else due
+        return tf_agent.LossInfo(tf.add_n(shares), self._means(metrics, losses.counts, experience)), taken
+
+    def _reduce(self, losses: Losses, experience: Any, weights: tf.Tensor | None) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Returns the function from the losses of rows to this replica's share of their mean."""
+        counts = losses.counts
+        total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(counts))
+        if weights is None:
+            of_rows = counts
+        else:
+            of_rows = tf.reshape(_by_item(counts, experience) * weights[:, tf.newaxis], tf.shape(counts))
+
+        def share(values: tf.Tensor) -> tf.Tensor:
+            return tf.math.divide_no_nan(tf.reduce_sum(tf.where(of_rows > 0, of_rows * values, 0.0)), total)
+
+        return share
+
+    def _evaluated(
+        self,
+        part: str,
+        loss: Loss,
+        reduce: Callable[[tf.Tensor], tf.Tensor],
+        groups: Sequence[Sequence[tf.Variable]],
+        dense: bool = False,
+        still: bool = False,
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[list[tf.Tensor]]]:
+        """Returns a part's share of the loss, its metrics, and the gradients of groups of variables.
+
+        `dense` returns tensors for all of them, and `still` zeros without computing any.
+        """
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([] if still else [variable for group in groups for variable in group])
+            values, metrics = loss()
+            share = reduce(values) if values.shape.rank else values
+            penalties = [penalty for each in self._trained(part) for penalty in getattr(each, 'losses', ())]
+            if penalties:
+                share += tf.nn.scale_regularization_loss(tf.add_n(penalties))
+        if still or not groups:
+            return share, metrics, [[tf.zeros_like(variable) for variable in group] for group in groups]
+        unconnected = tf.UnconnectedGradients.ZERO if dense else tf.UnconnectedGradients.NONE
+        gradients = tape.gradient(share, list(map(list, groups)), unconnected_gradients=unconnected)
+        if dense:
+            gradients = tf.nest.map_structure(tf.convert_to_tensor, gradients)
+        return share, metrics, gradients
+
+    def _means(self, metrics: dict[str, tf.Tensor], counts: tf.Tensor, experience: Any) -> dict[str, tf.Tensor]:
+        """Returns the metrics of rows as means over the global batch, and the errors of the items."""
+        errors = metrics.pop(ERRORS, None)
+        rows = {name: value for name, value in metrics.items() if value.shape.rank}
+        means = {name: value for name, value in metrics.items() if name not in rows}
+        if rows:
+            parts = tf.stack([*rows.values(), tf.ones_like(counts)])
+            masked = tf.where(counts > 0, counts * tf.stop_gradient(parts), 0.0)
+            sums = tf.reduce_sum(masked, axis=list(range(1, parts.shape.rank)))
+            sums = tf.concat([sums, [tf.cast(tf.size(counts), tf.float32)]], axis=0)
+            sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
+            means |= dict(zip(rows, tf.unstack(tf.math.divide_no_nan(sums[:-2], sums[-2])), strict=True))
+            means['valid_share'] = sums[-2] / sums[-1]
+            if _MOMENTS[0] in means:
+                target, target_square, error, error_square = (means.pop(name) for name in _MOMENTS)
+                unexplained = tf.math.divide_no_nan(error_square - error**2, target_square - target**2)
+                means['explained_variance'] = 1.0 - unexplained
+        if errors is not None:
+            errors = tf.where(counts > 0, tf.stop_gradient(errors), 0.0)
+            means[ERRORS] = self.errors(_by_item(errors, experience), _by_item(counts, experience))
+        return means
+
+
+def _by_item(rows: tf.Tensor, experience: Any) -> tf.Tensor:
+    """Returns rows of B items as [B, T]."""
+    return tf.reshape(rows, [tf.shape(tf.nest.flatten(experience)[0])[0], -1])
+
+
+def _variables(parts: Sequence[Any]) -> list[tf.Variable]:
+    """Returns the trainable variables of networks and variables."""
+    return [
+        variable
+        for part in parts
+        for variable in ([part] if isinstance(part, tf.Variable) else part.trainable_variables)
+    ]
+
+
+def moments(values: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns metrics of rows that become `explained_variance` of values, at most 1."""
+    errors = targets - values
+    numbers = (targets, tf.square(targets), errors, tf.square(errors))
+    return dict(zip(_MOMENTS, numbers, strict=True))
+
+
+def now(nest: Any) -> Any:
+    """Returns all rows but the last of each sequence, [B, T, ...] of [B, T + 1, ...]."""
+    return tf.nest.map_structure(lambda leaf: leaf[:, :-1], nest)
+
+
+def counts(experience: Any) -> tf.Tensor:
+    """Returns float32 [B, T]: 1, but 0 between two episodes, where an environment failed, and in padding."""
+    return tf.cast(experience.next_step_type != ts.StepType.FIRST, tf.float32)[:, :-1]
+
+
+def check_experience(experience: Experience, algorithm: str, with_memory: bool = False) -> None:
+    """Checks the experience of an algorithm that learns from old items.
+
+    Raises:
+      ValueError: for a queue, or stored states of the policy without memory.
+    """
+    replay = experience.replay
+    if isinstance(replay, Queue):
+        raise UserValueError(
+            f'got a Queue as Experience.replay; {algorithm} needs Uniform or Prioritized: it learns from old items'
+        )
+    if experience.slicing.store_policy_state and not with_memory:
+        raise UserValueError(
+            f'got Slicing.store_policy_state=True; {algorithm} needs False: it has no memory; set it to False'
+        )
