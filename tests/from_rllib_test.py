@@ -103,7 +103,6 @@ OURS = {
     'SurrogateOptions': appo.SurrogateOptions,
     'collect': collect,
     'evaluate': evaluate,
-    'make_agent': impala.make_agent,
     'OptimizerOptions': optimizers.OptimizerOptions,
 }
 

@@ -16,6 +16,7 @@ from tflearn.coordinator.weights_server import WeightsServer
 from tflearn.core.train_step import create_train_step
 from tflearn.core.waiting import wait_until
 from tflearn.net.server_options import ServerOptions
+from tflearn.replay.reverb import library
 
 
 def _variables(value, units=3):
@@ -27,7 +28,7 @@ def _variables(value, units=3):
 
 @pytest.fixture
 def address():
-    server = reverb.Server([weights_contract.table(_variables(0))])
+    server = reverb.Server([library.make_table(weights_contract.table(_variables(0)))])
     yield f'localhost:{server.port}'
     streams.wait_until_ended()
     server.stop()
@@ -166,7 +167,7 @@ def test_names_do_not_matter(address):
 
 
 def test_acting_continues_while_the_server_is_down(opened):
-    server = reverb.Server([weights_contract.table(_variables(0))])
+    server = reverb.Server([library.make_table(weights_contract.table(_variables(0)))])
     subscriber = opened(Subscriber(f'localhost:{server.port}', _variables(0), create_train_step(), interval_secs=0.05))
     server.stop()
     with pytest.raises(TimeoutError):

@@ -21,7 +21,7 @@ def _dtype():
 
 
 def _q_network():
-    return networks.QNetwork(OBSERVATION, DISCRETE, None, (64, 32))
+    return networks.QNetwork(OBSERVATION, DISCRETE, networks.NetworkOptions(fc_layer_params=(64, 32)))
 
 
 def _fix_weights(net):

@@ -67,10 +67,10 @@ def _fixed(agent):
 
 def _dqn(**changes):
     settings = {
-        **changes,
         'network': NetworkOptions(fc_layer_params=(8,)),
         'optimizer': OptimizerOptions(schedules.linear(1e-2, 1e-3, 100), gradient_clipping=1.0),
         'target_update_period': 7,
+        **changes,
     }
     tf.random.set_seed(5)  # that of what the train steps draw
     agent = _fixed(dqn.make_agent(example_data.DISCRETE, create_train_step(), REPLAY, **settings))

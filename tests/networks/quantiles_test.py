@@ -63,5 +63,5 @@ def test_rejects_what_is_no_boundaries(tmp_path):
         quantiles.from_files(str(tmp_path))
     with pytest.raises(ValueError, match=r"got paths=\['sizes'\]; need one or more of call_argument_setup, "):
         quantiles.boundaries(MAKE, paths=['sizes'])
-    with pytest.raises(ValueError, match='got num_steps=0; need at least 1'):
+    with pytest.raises(ValueError, match='got num_steps=0; need an integer of at least 1'):
         quantiles.boundaries(MAKE, num_steps=0)

@@ -290,8 +290,9 @@ def summarize(
     with tf.name_scope(f'gradients/{name}/'):  # the last slash makes the name absolute
         tf.summary.scalar('norm', norm, step=step)
         tf.summary.scalar('clipped_norm', clipped_norm, step=step)
-        for variable, gradient in zip(variables, gradients, strict=True):
-            tag = variable.name.replace(':', '_')
+        names = [variable.name.replace(':', '_') for variable in variables]
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            tag = names[i] if names.count(names[i]) == 1 else f'{names[i]}_{names[:i].count(names[i])}'
             tf.summary.scalar(f'{tag}/gradient_norm', tf.norm(gradient), step=step)
             tf.summary.scalar(f'{tag}/variable_norm', tf.norm(variable), step=step)
             if variable.shape.rank == 1:
