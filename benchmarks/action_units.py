@@ -26,6 +26,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ppo_loss, schedules
+from tflearn.optimization.conservative import Conservative
 from tflearn.optimization.ensemble import Truncated
 from tflearn.optimization.optimizers import OptimizerOptions
 
@@ -47,11 +48,11 @@ AGENTS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         REPLAY,
         {**_SAC, 'network': NetworkOptions((16,), (16, 16), lstm_size=(8,)), 'loss': sac.SACLoss(burn_in_steps=0)},
     ),
-    'CQL': (sac, RECORDED, {**_SAC, 'conservative_weight': 0.01}),
+    'CQL': (sac, RECORDED, {**_SAC, 'conservative': Conservative(0.01)}),
     'TQC': (tqc, REPLAY, {**_SAC, 'truncated': Truncated(5, 1)}),
     'DroQ': (droq, REPLAY, _SAC),
     'TD3': (td3, REPLAY, {**_SMALL, **_RATES}),
-    'TD3+BC': (td3, RECORDED, {**_SMALL, **_RATES, 'behavior_cloning_alpha': 50.0}),
+    'TD3+BC': (td3, RECORDED, {**_SMALL, **_RATES, 'loss': td3.TD3Loss(behavior_cloning_alpha=50.0)}),
     'DDPG': (ddpg, REPLAY, {**_SMALL, **_RATES}),
     'PPO': (ppo, ON_POLICY, _PLAIN),
     'A2C': (ppo, ON_POLICY, {**_PLAIN, 'loss': ppo_loss.PPOLoss(clip_epsilon=None)}),
@@ -71,7 +72,6 @@ AGENTS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         iql,
         RECORDED,
         {
-            **_RATES,
             'optimizer': OptimizerOptions(_RATE),
             'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16, 16)),
             'loss': iql.IQLLoss(inverse_temperature=100.0),
