@@ -382,26 +382,25 @@ def test_what_was_not_confirmed_is_sent_again_to_a_restarted_server(apart, closi
     assert collections.Counter(ring_content(source._ring, apart.storage)) == {1: 39, 2: 19, 3: 19}
 
 
-def test_a_writer_changes_to_another_server_and_returns(serve, tmp_path, monkeypatch):
+def test_a_writer_changes_to_another_server_and_returns(apart, serve, monkeypatch):
     monkeypatch.setattr(writers, '_RETURN_POLL_SECS', 0.1)
-    paths = [tmp_path / name / 'checkpoints' for name in 'ab']
-    first, second = (serve(MIRRORED, checkpoints=path) for path in paths)
-    addresses = [first.address, second.address]
-    writer = ReplayWriter(addresses, first.storage, 1, second.stop, tables=[REPLAY], server_timeout_secs=30.0)
+    other = serve(MIRRORED)
+    shards = Shards((apart.address, other.address))
+    writer = ReplayWriter(shards.addresses, apart.storage, 1, other.stop, tables=[REPLAY], server_timeout_secs=30.0)
     environment = fakes.CheckedEnvironment((1000,))
     write_steps(writer, environment, 16)
-    assert (first.table().size, second.table().size) == (4, 0)
-    first.server.close()
+    assert (shards.counts()[REPLAY].size, other.table().size) == (4, 0)
+    apart.lose()
+    assert shards.counts() is None
     write_steps(writer, environment, 16)
-    moved = second.table().size
+    moved = other.table().size
     assert moved >= 4
-    again = serve(MIRRORED, first.server.port, paths[0])
+    apart.start()
     wait_until(writer._first_is_back.is_set, 'the first server', 30)
     write_steps(writer, environment, 16)
-    assert again.table().size >= 4 and second.table().size == moved
+    assert other.table().size == moved
+    assert shards.counts()[REPLAY].size >= moved + 4
     assert writer.lost_steps == 0
-    counts = Shards(tuple(addresses)).counts()
-    assert counts[REPLAY].size == again.table().size + moved
 
 
 def test_items_of_several_servers_are_taken_alternately(serve, tmp_path, closing):
