@@ -150,7 +150,7 @@ def cloned(tmp_path, make_environment, wanted, **given):
     rows = zeros(agent.collect_data_spec, (8, 2))
     rows = rows._replace(next_step_type=tf.ones_like(rows.next_step_type), step_type=tf.ones_like(rows.step_type))
     rows = rows._replace(action=tf.nest.map_structure(lambda leaf, value: leaf + np.int64(value), rows.action, wanted))
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     losses = [float(train(rows).loss) for _ in range(300)]
     assert losses[-1] < losses[0] / 4
     run_dir = tflearn.RunDir(tmp_path / 'run')

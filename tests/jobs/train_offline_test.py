@@ -36,9 +36,8 @@ make_agent = functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_p
 def sequences(replay):
     """All different sequences that are drawn in many draws, as bytes."""
     replay.grant(1)
-    drawn = tf.function(lambda: replay.batch(replay.draw(tf.constant(1), tf.constant(0, tf.int64)), tf.constant(0)))()[
-        0
-    ]
+    draw = lambda: replay.batch(replay.draw(tf.constant(1), tf.constant(0, tf.int64)), tf.constant(0))[0]  # noqa: E731
+    drawn = tf.function(draw, autograph=False)()
     leaves = [leaf.numpy() for leaf in tf.nest.flatten(drawn)]
     return {b''.join(leaf[i].tobytes() for leaf in leaves) for i in range(len(leaves[0]))}
 

@@ -52,7 +52,7 @@ class Agreement:
     def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy, self.layout = strategy, strategies.layout(strategy)
         self._alone = self.layout.workers == 1
-        self._gather = tf.function(self._gathered, input_signature=[tf.TensorSpec([None], tf.int64)])
+        self._gather = tf.function(self._gathered, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
 
     def on_any(self, flag: bool) -> bool:
         """Returns whether `flag` is set on any worker: a request to stop, data that ended, a timeout."""

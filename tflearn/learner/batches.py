@@ -34,7 +34,6 @@ class NonfiniteColumns:
         self._names: list[str] = []
         self._found: tf.Variable | None = None
 
-    @tf.autograph.experimental.do_not_convert
     def record(self, element: Any) -> None:
         """Looks at a batch. For a graph."""
         data, _ = batch_structure.split(element)
@@ -106,17 +105,31 @@ class DatasetBatches:
           Train steps taken; seconds waited; the sums and the means of `last_info`; and (the items' errors
           [num_steps, B],) or ().
         """
-        taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
-        element, waited_secs = _next(self._iterator, taken)
-        while going_on and taken < num_steps and batch_structure.is_complete(self._strategy, element):
+
+        def goes_on(taken: tf.Tensor, _: tf.Tensor, going_on: tf.Tensor, element: Any, *rest: tf.Tensor) -> tf.Tensor:
+            del rest
+            wanted = tf.logical_and(going_on, taken < num_steps)
+            return tf.cond(
+                wanted, lambda: batch_structure.is_complete(self._strategy, element), lambda: tf.constant(False)
+            )
+
+        def one(taken: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor, element: Any, waited: tf.Tensor) -> Any:
             sums, going_on, _ = take(sums, element.get_value())
             taken += 1
-            if going_on and taken < num_steps:
-                element, secs = _next(self._iterator, sums)
-                waited_secs += secs
-        if self._strategy.num_replicas_in_sync == 1 and not going_on:
-            self.nonfinite.record(element.get_value())
-        return taken, waited_secs, sums, ()
+            element, secs = tf.cond(
+                tf.logical_and(going_on, taken < num_steps),
+                lambda: _next(self._iterator, sums),
+                lambda: (element, tf.constant(0.0, tf.float64)),
+            )
+            return taken, sums, going_on, element, waited + secs
+
+        start = tf.constant(0, tf.int64)
+        taken, sums, going_on, element, waited = tf.while_loop(
+            goes_on, one, (start, sums, tf.constant(True), *_next(self._iterator, start))
+        )
+        if self._strategy.num_replicas_in_sync == 1:
+            tf.cond(going_on, lambda: None, lambda: self.nonfinite.record(element.get_value()))
+        return taken, waited, sums, ()
 
     def update(self, step: int, errors: np.ndarray) -> None:
         """Receives the items' errors [num_steps, B] of the train steps up to `step`."""
@@ -177,34 +190,24 @@ class SourceBatches:
         return self._element(self._source.draw(tf.constant(1, tf.int64), self._train_step.read_value()), 0)
 
     def loop(self, take: TakeStep, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
-        taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
-        means = tf.zeros([len(self.last_info)])
-        arrays = (tf.TensorArray(tf.float32, tf.cast(num_steps, tf.int32)),) if self.prioritization else ()
-        # `and` would be a conditional, which costs more than the comparison that it may save.
-        while tf.logical_and(going_on, taken < num_steps):
-            count = tf.minimum(num_steps - taken, self._source.max_draw_steps)
-            drawn = self._source.draw(count, self._train_step)
-            i = tf.constant(0, tf.int64)
-            if self._makes_ahead:
-                following = self._element(drawn, i)
-                while tf.logical_and(going_on, i < count):
-                    element = following
-                    following = self._element(drawn, tf.minimum(i + 1, count - 1))
-                    sums, going_on, errors = take(sums, element)
-                    arrays = _write(arrays, tf.cast(taken + i, tf.int32), errors)
-                    i += 1
-            else:
-                while tf.logical_and(going_on, i < count):
-                    sums, going_on, errors = take(sums, self._element(drawn, i))
-                    arrays = _write(arrays, tf.cast(taken + i, tf.int32), errors)
-                    i += 1
-            taken += i
-            if not going_on:
-                self.nonfinite.record(self._source.batch(drawn, i - 1))
-            if self.last_info:  # of each step they would cost more than the step's own metrics
-                means = self._means(drawn, i - 1)
-        stacked = tuple(array.stack() for array in arrays)
-        return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), stacked
+        def steps(drawn: Any, count: tf.Tensor, before: tf.Tensor, sums: tf.Tensor, arrays: Any) -> Any:
+            def one(i: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor, ahead: Any, arrays: Any) -> Any:
+                del going_on
+                element = ahead[0] if ahead else self._element(drawn, i)
+                ahead = tuple(self._element(drawn, tf.minimum(i + 1, count - 1)) for _ in ahead)
+                sums, going_on, errors = take(sums, element)
+                return i + 1, sums, going_on, ahead, _write(arrays, tf.cast(before + i, tf.int32), errors)
+
+            start = tf.constant(0, tf.int64)
+            ahead = (self._element(drawn, start),) if self._makes_ahead else ()
+            taken, sums, going_on, _, arrays = tf.while_loop(
+                lambda i, _, going_on, *rest: tf.logical_and(going_on, i < count),
+                one,
+                (start, sums, tf.constant(True), ahead, arrays),
+            )
+            return taken, sums, going_on, arrays
+
+        return self._over_draws(steps, sums, num_steps)
 
     def loop_over_draws(self, take: TakeSteps, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
         """Like `loop`, on the same batches, where `take` takes the train steps of a whole draw. For a graph.
@@ -213,20 +216,38 @@ class SourceBatches:
           take: (draw, its train steps, sums) -> those taken, the sums after them, whether to go on, and (the items'
             errors [at least those taken, B],) or ().
         """
-        taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
-        means = tf.zeros([len(self.last_info)])
-        arrays = (tf.TensorArray(tf.float32, tf.cast(num_steps, tf.int32)),) if self.prioritization else ()
-        while tf.logical_and(going_on, taken < num_steps):
+
+        def steps(drawn: Any, count: tf.Tensor, before: tf.Tensor, sums: tf.Tensor, arrays: Any) -> Any:
+            taken, sums, going_on, errors = take(drawn, count, sums)
+            rows = tf.cast(tf.range(before, before + taken), tf.int32)
+            pairs = zip(arrays, errors, strict=True)
+            return taken, sums, going_on, tuple(array.scatter(rows, part[:taken]) for array, part in pairs)
+
+        return self._over_draws(steps, sums, num_steps)
+
+    def _over_draws(self, steps: Callable[..., Any], sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
+        """Takes train steps on draws.
+
+        Args:
+          steps: (draw, its train steps, train steps before, sums, arrays of items' errors) -> train steps taken, the
+            sums and whether to go on after them, and the arrays.
+        """
+
+        def one(taken: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor, means: tf.Tensor, arrays: Any) -> Any:
             count = tf.minimum(num_steps - taken, self._source.max_draw_steps)
             drawn = self._source.draw(count, self._train_step)
-            i, sums, going_on, errors = take(drawn, count, sums)
-            steps = tf.cast(tf.range(taken, taken + i), tf.int32)
-            arrays = tuple(array.scatter(steps, part[:i]) for array, part in zip(arrays, errors, strict=True))
-            taken += i
-            if not going_on:
-                self.nonfinite.record(self._source.batch(drawn, i - 1))
-            if self.last_info:
+            i, sums, going_on, arrays = steps(drawn, count, taken, sums, arrays)
+            tf.cond(going_on, lambda: None, lambda: self.nonfinite.record(self._source.batch(drawn, i - 1)))
+            if self.last_info:  # of each step they would cost more than the step's own metrics
                 means = self._means(drawn, i - 1)
+            return taken + i, sums, going_on, means, arrays
+
+        arrays = (tf.TensorArray(tf.float32, tf.cast(num_steps, tf.int32)),) if self.prioritization else ()
+        taken, sums, _, means, arrays = tf.while_loop(
+            lambda taken, _, going_on, *rest: tf.logical_and(going_on, taken < num_steps),
+            one,
+            (tf.constant(0, tf.int64), sums, tf.constant(True), tf.zeros([len(self.last_info)]), arrays),
+        )
         stacked = tuple(array.stack() for array in arrays)
         return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), stacked
 

@@ -43,7 +43,7 @@ class ReplicaConsistency:
         if not self._variables:
             raise UserValueError(f'got {type(root).__name__} without variables; need an agent whose networks are built')
         self._strategy, self._tolerance, self._strict = strategy, tolerance, strict
-        self._statistics = tf.function(self._gathered)
+        self._statistics = tf.function(self._gathered, autograph=False)
         self.difference: float | None = None
 
     def __call__(self, step: int) -> float:

@@ -68,7 +68,9 @@ class Layout:
         self._optimizers = tuple(f'{paths[i]}/' for i in paths if isinstance(live[i], _OPTIMIZERS))
         self._variables = {key: value for key, value in self.objects.items() if isinstance(value, tf.Variable)}
         self._states = {key: value for key, value in self.objects.items() if key not in self._variables}
-        self._read_all = tf.function(lambda: [_read(variable) for variable in self._variables.values()])
+        self._read_all = tf.function(
+            lambda: [_read(variable) for variable in self._variables.values()], autograph=False
+        )
         self.snapshot()  # compiles now, so that later calls are fast
 
     def stale(self) -> bool:

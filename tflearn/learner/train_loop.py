@@ -161,7 +161,7 @@ class TrainLoop:
 
     def _compiled(self, layout: StepMetrics, batches: Batches, loop: Callable[..., Any], *first: Any) -> Program:
         """Compiles a loop, (*first, sums, number of steps) -> what `Batches.loop` returns."""
-        in_graph = tf.function(loop)
+        in_graph = tf.function(loop, autograph=False)
         # One tensor: fetching many small ones costs more than a small train step.
         compiled = tf.function(
             lambda num_steps: _packed(*in_graph(*first, tf.zeros([layout.size]), num_steps)), autograph=False

@@ -78,7 +78,9 @@ class PolicyExporter:
         self._others = {_SPECS: _specs(policy)}
         self._check = ExportCheck(self._live, policy, self._signatures)
         self._constant_facts = _constant_facts(policy)
-        self._read_all = tf.function(lambda: [_on_host(variable) for variable in self._live.model_variables])
+        self._read_all = tf.function(
+            lambda: [_on_host(variable) for variable in self._live.model_variables], autograph=False
+        )
         self._check_finite = FiniteCheck(self._named(self._read_all()))
         self._background = Background('policy_exporter')
         self._writing = threading.Lock()

@@ -27,6 +27,8 @@ _LOST_SECS = 2.0
 _REFRESH_SECS = 1.0
 
 Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
+# For functions of datasets: AutoGraph would read their source in its file, where another one may stand by then.
+unconverted = tf.autograph.experimental.do_not_convert
 
 
 class TableReader:
@@ -124,8 +126,10 @@ class TableReader:
         """Reads until closed, each stream in one operation outside of Python."""
         samples = self._samples(in_flight)
         # A batch that is half full at a timeout waits for its other half.
-        elements = prepare(tf.data.Dataset.counter().take_while(self._is_open).flat_map(lambda _: samples))
+        is_open = tf.data.Dataset.counter().take_while(unconverted(self._is_open))
+        elements = prepare(is_open.flat_map(unconverted(lambda _: samples)))
 
+        @unconverted
         def put(count: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
             components = tf.nest.flatten(tensors)
             by_itself = components[0].shape.rank == self._queue.shapes[0].rank
@@ -259,8 +263,11 @@ class ShardedReader:
             info = sample.info
             return sample.data['chunk'], info.key, info.priority, info.probability, info.table_size
 
+        def prepare(samples: tf.data.Dataset) -> tf.data.Dataset:
+            return samples.batch(together, drop_remainder=True).map(unconverted(arrange))
+
         for reader in self._readers:
-            reader.start(lambda samples: samples.batch(together, drop_remainder=True).map(arrange), 2 * together)
+            reader.start(prepare, 2 * together)
         background.Thread(target=self._run, name='replay_draw').start()
 
     @property
@@ -377,4 +384,4 @@ def one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:
     """Returns single items, without additional buffers; see `TableReader.start`."""
     options = tf.data.Options()
     options.autotune.enabled = False  # it would add buffers
-    return samples.map(lambda sample: sample.data['chunk']).with_options(options)
+    return samples.map(unconverted(lambda sample: sample.data['chunk'])).with_options(options)

@@ -12,7 +12,7 @@ from tflearn.core.experience import Prioritized
 from tflearn.core.types import WEIGHTS
 from tflearn.replay.backend import Sample
 from tflearn.replay.priorities import PriorityUpdater, importance_weights
-from tflearn.replay.reader import ShardedReader, TableReader
+from tflearn.replay.reader import ShardedReader, TableReader, unconverted
 from tflearn.replay.storage import REPLAY, Storage
 
 _MAX_AHEAD_BYTES = 1 << 20
@@ -116,7 +116,7 @@ class ReplaySampler:
         self._reader.start(lambda samples: self._batches(samples, chunks), in_flight=2 * chunks)
 
     def _batches(self, samples: tf.data.Dataset, num_chunks: int) -> tf.data.Dataset:
-        sequences = samples.batch(num_chunks, drop_remainder=True).map(self._sequences)
+        sequences = samples.batch(num_chunks, drop_remainder=True).map(unconverted(self._sequences))
         if self._storage.num_starts > 1:
             sequences = sequences.rebatch(self._steps_ahead * self._batch_size, drop_remainder=True)
         steps = [] if self._steps_ahead == 1 else [self._steps_ahead]
@@ -126,7 +126,7 @@ class ReplaySampler:
             self._storage.experience.slicing.num_rows,
             self._storage.layout.num_bytes,
         ]
-        return sequences.map(lambda rows: tf.reshape(rows, shape))
+        return sequences.map(unconverted(lambda rows: tf.reshape(rows, shape)))
 
     def _sequences(self, sample: Sample) -> tf.Tensor:
         """Returns sequences [n, T, num_bytes] of chunks [k, rows, num_bytes]; several of a chunk in random order."""
@@ -233,4 +233,4 @@ class PrioritizedSampler(ReplaySampler):
             expected = tf.cast(tf.cast(info.table_size, tf.float64) * info.probability, tf.float32)
             return sample.data['chunk'], info.key, expected
 
-        return samples.batch(num_chunks, drop_remainder=True).map(arrange)
+        return samples.batch(num_chunks, drop_remainder=True).map(unconverted(arrange))

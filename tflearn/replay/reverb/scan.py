@@ -18,7 +18,7 @@ from tflearn.core.experience import Prioritization
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
 from tflearn.replay import connection
 from tflearn.replay.priorities import PriorityUpdater
-from tflearn.replay.reader import TableReader
+from tflearn.replay.reader import TableReader, unconverted
 from tflearn.replay.storage import Storage
 
 _MAX_AHEAD = 32  # items in flight, which may be drawn again before the server knows that they were read
@@ -93,7 +93,7 @@ class _Scan:
 
     def _elements(self, samples: tf.data.Dataset) -> tf.data.Dataset:
         batches = samples.batch(min(_BATCH, self._ahead))
-        return batches.map(lambda sample: (sample.info.key, sample.info.priority, sample.data['chunk']))
+        return batches.map(unconverted(lambda sample: (sample.info.key, sample.info.priority, sample.data['chunk'])))
 
     def _wait(self, stop: threading.Event) -> None:
         """Waits for items."""
