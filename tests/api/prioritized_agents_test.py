@@ -12,6 +12,9 @@ from tflearn.environments import gymnasium_env
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.networks.networks import NetworkOptions
 
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+
 DISCRETE, CONTINUOUS = 'CartPole-v1', 'Pendulum-v1'
 MEMORY = Slicing(sequence_length=5, stride=3, cross_episodes=True, store_policy_state=True)
 FEW, LSTM = {'network': NetworkOptions((8,))}, {'network': NetworkOptions((8,), lstm_size=(4,))}
