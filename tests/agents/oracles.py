@@ -69,7 +69,9 @@ def members(critics):
     """Each network of an ensemble of critics: its `variables` are kernels and biases in turn."""
     layers = critics._layers
     return [
-        types.SimpleNamespace(variables=[part[i] for layer in layers for part in (layer._kernel, layer._bias)])
+        types.SimpleNamespace(
+            variables=[layer.each(part)[i] for layer in layers for part in (layer._kernels, layer._biases)]
+        )
         for i in range(critics._options.num)
     ]
 

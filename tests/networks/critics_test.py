@@ -35,7 +35,9 @@ def test_each_critic_is_a_network_of_its_own(layer_norm):
     for critic in range(3):
         outputs = inputs
         for i, layer in enumerate(layers):
-            outputs = outputs @ np.float64(layer._kernel[critic]) + np.float64(layer._bias[critic])
+            outputs = outputs @ np.float64(layer.each(layer._kernels)[critic]) + np.float64(
+                layer.each(layer._biases)[critic]
+            )
             if i < len(layers) - 1:
                 if layer_norm:
                     outputs = (outputs - outputs.mean(-1, keepdims=True)) / np.sqrt(
@@ -115,7 +117,8 @@ def test_bfloat16_layers_and_values_of_float32():
     exact, _ = make()
     with precision.use('bfloat16'):
         got = rough(OBSERVATIONS, ACTIONS)
-        rough._layers[-1]._bias.assign_add(tf.fill((2, 1), 256.0))
+        (bias,) = rough._layers[-1]._biases
+        bias.assign_add(tf.fill((2, 1), 256.0))
         assert (rough(OBSERVATIONS, ACTIONS).numpy() % 1 != 0).all()
     assert got.dtype == tf.float32 and {variable.dtype for variable in rough.variables} == {tf.float32}
     expected = exact(OBSERVATIONS, ACTIONS)

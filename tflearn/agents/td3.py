@@ -148,7 +148,7 @@ class DeterministicAgent(parts.PartsAgent):
 
         def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             targets = self._targets_of(batch)[:, tf.newaxis]
-            values = self._critics(batch.observation, taken, training)[..., 0]
+            values = tf.squeeze(self._critics(batch.observation, taken, training), axis=2)
             # Before the critics change, which the actor's loss uses as it is then.
             found.append(self._value_scale(batch, values[:, 0]))
             losses = tf.reduce_sum(tf.square(targets - values), axis=1)
@@ -157,7 +157,7 @@ class DeterministicAgent(parts.PartsAgent):
 
         def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             action = self._join(self._actor(batch.observation, training=training)[0])
-            losses = -self._critics(batch.observation, action, num=1)[:, 0, 0]
+            losses = -tf.squeeze(self._critics(batch.observation, action, num=1), axis=[1, 2])
             if found[0] is not None:
                 losses = found[0] * losses + td3_loss.distances(action, taken, self._bounds())
             return losses, {'actor_loss': losses}

@@ -10,6 +10,7 @@ Letters in shapes: R rows, N critics, M numbers of each.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import Draws
 from tflearn.networks import encoder
 from tflearn.networks.networks import NetworkOptions
+
+# The numbers of a kernel from which on two critics have variables of their own.
+_LARGE = 16_384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +145,9 @@ class Critics(tf.Module):
         """
         if self.is_discrete:
             values = self(observation, training=training)
-            return tf.gather(values, tf.repeat(action[:, tf.newaxis], values.shape[1], axis=1), batch_dims=2)
+            return tf.gather(values, action, axis=2, batch_dims=1)
         bounded = tf.clip_by_value(action, self._action_spec.minimum, self._action_spec.maximum)
-        return self(observation, bounded, training)[..., 0]
+        return tf.squeeze(self(observation, bounded, training), axis=2)
 
 
 def make(
@@ -173,7 +177,8 @@ def _make_encoder(spec: types.NestedTensorSpec, network: NetworkOptions) -> tupl
 class _Layer(tf.Module):
     """One layer of all critics, whose inputs [R, inputs] and outputs [R, units] are lists of N.
 
-    The products are apart: one product of stacked matrices takes a fifth longer on a CPU.
+    The products are apart: one product of stacked matrices takes a fifth longer on a CPU. So are large variables of two
+    critics, which need no division then; of others, an optimizer takes less time for one stacked variable.
     """
 
     def __init__(
@@ -186,28 +191,38 @@ class _Layer(tf.Module):
         """Without an activation it is the last one, in float32."""
         super().__init__('layer')
         bound = (6 / (num_inputs + units)) ** 0.5  # Glorot and Bengio 2010
-        self._kernel = tf.Variable(tf.random.uniform((options.num, num_inputs, units), -bound, bound), name='kernel')
-        self._bias = tf.Variable(tf.zeros((options.num, units)), name='bias')
+        self._num = options.num
+        self._kernels = self._make('kernel', lambda shape: tf.random.uniform(shape, -bound, bound), num_inputs, units)
+        self._biases = self._make('bias', tf.zeros, units)
         self._dropout_rate, self._activation = options.dropout_rate, activation
         self._dtype = tf.float32 if activation is None else encoder.compute_dtype()
-        self._scale = self._shift = None
+        self._scales: list[tf.Variable] = []
         if options.layer_norm and activation:
-            self._scale = tf.Variable(tf.ones((options.num, units)), name='scale')
-            self._shift = tf.Variable(tf.zeros((options.num, units)), name='shift')
+            self._scales, self._shifts = self._make('scale', tf.ones, units), self._make('shift', tf.zeros, units)
+
+    def _make(self, name: str, initial: Callable[[Sequence[int]], tf.Tensor], *shape: int) -> list[tf.Variable]:
+        """Returns a variable for each critic, or one for all."""
+        if self._num == 1 or (self._num == 2 and math.prod(shape) >= _LARGE):
+            return [tf.Variable(initial(shape), name=name) for _ in range(self._num)]
+        return [tf.Variable(initial((self._num, *shape)), name=name)]
+
+    def each(self, variables: Sequence[tf.Variable]) -> Sequence[tf.Tensor]:
+        """Returns the values of each critic, of variables of this layer."""
+        return variables if len(variables) == self._num else tf.unstack(variables[0])
 
     def __call__(self, inputs: Sequence[tf.Tensor], draws: Draws | None) -> list[tf.Tensor]:
-        kernels, biases = (tf.unstack(tf.cast(each, self._dtype)) for each in (self._kernel, self._bias))
-        pairs = zip(inputs, kernels, biases, strict=False)  # there may be fewer inputs
-        outputs = [tf.nn.bias_add(tf.cast(each, self._dtype) @ kernel, bias) for each, kernel, bias in pairs]
+        parts = zip(inputs, self.each(self._kernels), self.each(self._biases), strict=False)  # inputs may be fewer
+        cast = lambda values: tf.cast(values, self._dtype)  # noqa: E731
+        outputs = [tf.nn.bias_add(cast(each) @ cast(kernel), cast(bias)) for each, kernel, bias in parts]
         if self._activation is None:
             return outputs
         if draws and self._dropout_rate:
             kept = draws.uniform(tf.concat([[len(outputs)], tf.shape(outputs[0])], axis=0)) >= self._dropout_rate
             factors = tf.unstack(tf.cast(kept, self._dtype) / (1 - self._dropout_rate), len(outputs))
             outputs = [output * factor for output, factor in zip(outputs, factors, strict=True)]
-        if self._scale is not None:
-            parameters = zip(outputs, tf.unstack(self._scale), tf.unstack(self._shift), strict=False)
-            outputs = [_normalized(*each) for each in parameters]
+        if self._scales:
+            scaled = zip(outputs, self.each(self._scales), self.each(self._shifts), strict=False)
+            outputs = [_normalized(*each) for each in scaled]
         return [self._activation(output) for output in outputs]
 
 
