@@ -15,7 +15,7 @@ import pytest
 
 import tflearn
 from tests.testing import forks, jobs, written_summaries
-from tflearn.agents import dqn
+from tflearn.agents import dqn, ppo
 from tflearn.core.errors import UserError
 from tflearn.core.waiting import wait_until
 from tflearn.environments import vector_env
@@ -64,6 +64,17 @@ def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path
     assert more.evaluations[:3] == run.evaluations, 'nothing that was there is lost'
     assert more.evaluations[-1]['train_step'] == more.train_step
     assert json.loads((tmp_path / 'DONE-1').read_text())['train_step'] == 60
+
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+@pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+def test_an_environment_and_an_agent_suffice(tmp_path):
+    """The agent's own experience is a queue: 2 iterations of 8 environments with 128 steps each, of 160 train steps."""
+    given = {name: SMALL[name] for name in ('make_environment', 'num_episodes', 'exports')}
+    run = tflearn.train(**given, make_agent=ppo.make_agent, num_train_steps=320, seed=1, root_dir=tmp_path)
+    assert (run.reason, run.train_step) == ('num_train_steps 320 reached', 320)
+    assert 1_900 < run.env_steps <= 2 * 8 * 128 + 8
+    assert run.best_return > 20
 
 
 class Counter(gymnasium.Env):
@@ -142,13 +153,18 @@ def test_a_target_return_ends_it(tmp_path):
             TypeError,
             r"unexpected keyword argument 'networks' \(did you mean network\?\)",
         ),
+        ({'experience': None, 'make_agent': lambda a, b, c: None}, TypeError, 'got no experience; need '),
         ({'experience': {}}, TypeError, r'got experience=\{\}; need a tflearn.Experience'),
         ({'num_episodes': 0}, ValueError, 'got num_episodes=0'),
         ({'num_train_steps': 0}, ValueError, 'got StopConditions.num_train_steps=0'),
         ({'max_sec': 3}, TypeError, r'got max_sec=...; did you mean max_secs\? need one of make_environment, '),
         ({'on_restored': print}, TypeError, 'got on_restored=...; '),
         ({'exports': ExportOptions(('raw_policy',))}, ValueError, "need 'greedy_policy' among its policies"),
-        ({'experience': tflearn.Experience(replay=tflearn.Queue())}, ValueError, r'need Uniform\('),
+        (
+            {'experience': tflearn.Experience(replay=tflearn.Uniform(max_times_sampled=1))},
+            ValueError,
+            r'need Uniform\(',
+        ),
         ({'root_dir': 'gs://bucket/run'}, ValueError, 'which is a URL'),
     ],
 )

@@ -67,7 +67,7 @@ STORED = {'max_size': 64, 'min_size': 1}
 
 IN_PROCESS = ('synchronous', 'worker processes')
 DRAWN = (*IN_PROCESS, 'mirror', 'server', 'recorded')  # paths of uniform draws
-QUEUED = ('queue', 'worker processes')
+QUEUED = (*IN_PROCESS, 'queue')
 PRIORITIZED = (*DRAWN, 'prioritized')
 STREAMED = (*IN_PROCESS, 'mirror', 'server', 'queue')
 PATHS = ('synchronous', 'worker processes', 'mirror', 'server', 'prioritized', 'queue', 'recorded')
@@ -302,7 +302,7 @@ def _experience(kind: Kind, path: str) -> Experience:
         replay = Uniform(**STORED, sampling='learner' if path == 'mirror' else 'server')
     elif path == 'prioritized':
         replay = Prioritized(**STORED)
-    elif path == 'queue' or (path == 'worker processes' and 'synchronous' not in kind.paths):
+    elif path == 'queue' or (path in IN_PROCESS and isinstance(own.replay, Queue)):
         replay = Queue(max_size=8, training=training)
     return Experience(slicing, replay, BatchItems(2))
 
@@ -337,7 +337,7 @@ class Run:
         exports = ExportOptions(('greedy_policy',))
         if self.path == 'recorded':
             self._train_recorded(RunDir(root), exports)
-        elif not isinstance(self._parts['experience'].replay, Uniform) or self.path not in IN_PROCESS:
+        elif self.path not in IN_PROCESS:
             self._train_jobs(root, exports)
         else:
             tflearn.train(

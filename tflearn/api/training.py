@@ -2,10 +2,12 @@
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import os
 import pathlib
 import signal
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -94,7 +96,8 @@ def train(
       num_collectors: how many collect jobs to start, in the mode 'processes'.
       make_environment: makes the environment.
       make_agent: makes the agent.
-      experience: the data that the learner consumes; drawn uniformly.
+      experience: the data that the learner consumes; None is `EXPERIENCE` of the agent's module, which all agents of
+        `tflearn.agents` have.
       num_train_steps: train steps at which training ends; None if `max_env_steps` or `max_secs` is given. A run
         that has ended goes on with a greater number.
       target_return: mean return (or `evaluate_options.target_metric`) at which training ends: of one evaluation, and of
@@ -113,7 +116,7 @@ def train(
     parts = {
         'make_environment': make_environment,
         'make_agent': make_agent,
-        'experience': experience,
+        'experience': _own_experience(make_agent) if experience is None and gin_file is None else experience,
         'num_train_steps': num_train_steps,
     }
     evaluation = {'target_return': target_return, 'num_episodes': num_episodes}
@@ -139,6 +142,15 @@ def train(
     else:
         _run_processes(run_dir, gin_file, gin_bindings, num_collectors)
     return _result(run_dir)
+
+
+def _own_experience(make_agent: Any) -> Experience | None:
+    """Returns `EXPERIENCE` of the module of an agent's factory, or of the factory within it; None if there is none."""
+    while isinstance(make_agent, functools.partial):
+        make_agent = make_agent.keywords.get('make_agent', make_agent.func)
+    module = sys.modules.get(getattr(make_agent, '__module__', ''))
+    found = getattr(module, 'EXPERIENCE', None)
+    return found if isinstance(found, Experience) else None
 
 
 def _check_gin(others: Mapping[str, Any], gin_file: str, gin_bindings: Sequence[str]) -> None:

@@ -19,6 +19,8 @@ from tflearn.data.reader import Dataset, EpisodeReader, Part
 from tflearn.jobs.train_settings import Reading
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
+from tflearn.replay import backend
+from tflearn.replay.reader import DirectReader, TableReader
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import Storage
 from tflearn.sampling import mixed
@@ -89,7 +91,9 @@ def make(
         fills = demonstrations is not None and demonstrations.fill_replay
         source = _uniform(Shards(tuple(addresses)), storage, batch_size, timeout_secs, seed, layout, fills)
         return with_demonstrations(source, demonstrations, storage, agent, seed, replicas_here)
-    queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed)
+    own = all(address.startswith(backend.IN_PROCESS) for address in addresses)
+    make_reader = DirectReader if own else TableReader
+    queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed, make_reader)
     return _in_iterations(queue, storage, agent, placement, seed)
 
 

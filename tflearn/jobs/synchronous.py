@@ -2,13 +2,17 @@
 
 import contextlib
 import dataclasses
+import math
+import sys
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from absl import logging
 
 from tflearn.core import strategies, waiting
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience
+from tflearn.core.experience import Experience, Queue
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory
 from tflearn.data.reader import EpisodeReader
@@ -18,10 +22,11 @@ from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous_session import SynchronousSession, check_strategy, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings
-from tflearn.learner import agent_data
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
+from tflearn.replay import backend
 from tflearn.replay.storage import Storage
+from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import local, recorded
 from tflearn.sampling.hybrid import HybridSource
 from tflearn.tools.watch import Watch
@@ -50,7 +55,8 @@ def synchronous(
 
     After each batched environment step it takes the train steps that `samples_per_insert` allows by then; if that is
     less than one, it continues to collect. So at any time it is less than one train step behind, and never ahead. If
-    there is no ratio, it takes one train step after each batched step.
+    there is no ratio, it takes one train step after each batched step. From a queue it trains as soon as there are the
+    items of a batch, or of an iteration: all of it, and then it collects again with these weights.
 
     On the same machine the same seed gives bit-equal weights, losses and returns in every process, if the environment
     is deterministic too. This excludes everything that depends on the clock (`max_secs`, rates), and resumed runs: they
@@ -64,7 +70,7 @@ def synchronous(
       stop: ends the job when set; a checkpoint is saved.
       make_environment: makes the run's environment.
       make_agent: makes the run's agent.
-      experience: the run's experience settings; items are drawn uniformly.
+      experience: the run's experience settings. `Queue.max_size` and `versions_ahead` have no meaning here.
       stop_conditions: when training ends; also at `collect_options.max_env_steps`.
       num_environments: the number of environments stepped together.
       intervals: how often policies are exported, and reward weights are read (`publish_interval_steps`); the others
@@ -84,7 +90,8 @@ def synchronous(
     check_strategy(device.strategy)
     device.check_no_dry_run('the synchronous job')
     initial.check_no_cloning('the synchronous job')
-    local.check(experience)
+    if not isinstance(experience.replay, Queue):
+        local.check(experience)
     if collect_options.episode_limit is not None:
         raise UserValueError(
             f'got {collect_options.episode_limit} in the synchronous job, which collects with the newest weights at '
@@ -105,20 +112,38 @@ def synchronous(
             opened.callback(environment.close)
             placement = strategies.make(device.strategy)
             agent = initial_agent.make(make_agent, environment.specs, experience, placement, device.precision)
-            settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent), watch=Watch(run_dir))
             initial_agent.load(agent, initial, run_dir)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
-            replay = _make_replay(storage, num_environments, agent, initial, seed)
+            source, write = opened.enter_context(_replay(storage, num_environments, agent, initial, seed, stop))
+            preprocess = batch_source.preprocessing(source, agent)
+            settings = dataclasses.replace(settings, preprocess=preprocess, watch=Watch(run_dir))
             acting = collection.Collection(
                 environment,
                 agent.collect_policy,
                 collect_options,
                 stores_policy_state=experience.slicing.store_policy_state,
             )
-            session = SynchronousSession(run_dir, acting, replay, agent, settings, stop_conditions)
+            session = SynchronousSession(run_dir, acting, source, write, agent, settings, stop_conditions)
             hooks.on_restored()
             session.begin()
         session.run(stop)
+
+
+@contextlib.contextmanager
+def _replay(
+    storage: Storage, num_environments: int, agent: Agent, initial: Initial, seed: int, stop: threading.Event
+) -> Iterator[tuple[Any, Callable[[Any, int], None]]]:
+    """Opens the replay for the time of the block: a source of batches, and what writes steps."""
+    experience = storage.experience
+    if not isinstance(experience.replay, Queue):
+        replay = _make_replay(storage, num_environments, agent, initial, seed)
+        yield replay, replay
+        return
+    # Nobody waits for room in the queue: all of its items are taken as soon as there are enough for a batch.
+    endless = dataclasses.replace(experience, replay=dataclasses.replace(experience.replay, max_size=sys.maxsize))
+    with backend.in_process(dataclasses.replace(storage, experience=endless).make_tables()) as address:
+        writer = ReplayWriter(address, storage, num_environments, stop)
+        yield batch_source.make([address], storage, agent, strategies.make('default'), math.inf, seed), writer
 
 
 def _make_replay(

@@ -25,9 +25,6 @@ from tflearn.learner.learner import Learner
 from tflearn.learner.replica_check import ReplicaConsistency
 from tflearn.learner.stop_conditions import Forecast, StopConditions
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.sampling import local
-from tflearn.sampling.episode_stream import FileSource
-from tflearn.sampling.hybrid import HybridSource
 from tflearn.transforms.reward_weights import RewardWeights
 
 _REPORT_SECS = 1.0
@@ -88,34 +85,39 @@ class Counts(tf.train.experimental.PythonState):
       env_steps: environment steps.
       episodes: finished episodes.
       secs: the time of collecting and training, without each session's first call of the learner, which compiles.
+      policy_version: how often the weights that act have changed; None in a checkpoint that does not have it.
     """
 
     def __init__(self) -> None:
         self.env_steps = self.episodes = 0
         self.secs = 0.0
+        self.policy_version: int | None = 0
 
     def serialize(self) -> str:
         """Returns the counts as JSON."""
-        return json.dumps({'env_steps': self.env_steps, 'episodes': self.episodes, 'secs': self.secs})
+        names = ('env_steps', 'episodes', 'secs', 'policy_version')
+        return json.dumps({name: getattr(self, name) for name in names})
 
     def deserialize(self, string_value: str) -> None:
         """Restores the counts of a checkpoint."""
         saved = json.loads(string_value)
         self.env_steps, self.episodes, self.secs = saved['env_steps'], saved['episodes'], saved['secs']
+        self.policy_version = saved.get('policy_version')
 
 
 class SynchronousSession:
     """Alternates between one batched environment step and the train steps that are due.
 
-    The policy's version is the train step: each action is computed with the newest weights. Of several workers, which
-    need steps in files, only the chief exports; the others write to temporary directories. All end together.
+    Each action is computed with the newest weights, whose version counts the calls of the learner. Of several workers,
+    which need steps in files, only the chief exports; the others write to temporary directories. All end together.
     """
 
     def __init__(
         self,
         run_dir: RunDir,
         acting: Acting,
-        replay: local.LocalReplay | HybridSource | FileSource,
+        source: Any,
+        write: Callable[[Any, int], None],
         agent: Agent,
         settings: Settings,
         stop_conditions: StopConditions,
@@ -126,7 +128,8 @@ class SynchronousSession:
         Args:
           run_dir: the run's directory.
           acting: takes the environment steps.
-          replay: gives the batches; stores the steps, unless they are in files.
+          source: gives the batches; its `owed_steps` are the train steps that are due.
+          write: stores a step of every environment, with the version of the policy that took it.
           agent: the agent to train, whose collect policy acts.
           settings: what the session does, and how often.
           stop_conditions: when training is over.
@@ -136,7 +139,7 @@ class SynchronousSession:
           ValueError: if the checkpoint is made for other networks.
         """
         self._run_dir, self._collection = run_dir, acting
-        self._replay: Any = replay  # files need no steps
+        self._source, self._write = source, write
         self._stop_conditions, self._num_pretrain_steps = stop_conditions, settings.num_pretrain_steps
         self._status = Status(run_dir.status('train'), 'train')
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
@@ -148,16 +151,17 @@ class SynchronousSession:
         strategy = strategy or tf.distribute.get_strategy()
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
         self._consistency: ReplicaConsistency | None = None
-        counter = agent.train_step_counter
         self._learner = Learner(
             agent,
-            replay,
+            source,
             run_dir,
             triggers=self._triggers(settings, agent, strategy),
             strategy=strategy,
-            options=settings.learner_options(lambda: int(counter.numpy()), self._metrics),
-            state={'in_step': self._counts, **acting.state, **batch_source.checkpointed(replay)},
+            options=settings.learner_options(lambda: self._version, self._metrics),
+            state={'in_step': self._counts, **acting.state, **batch_source.checkpointed(source)},
         )
+        if self._counts.policy_version is None:
+            self._counts.policy_version = self._learner.step
         self._earlier = {'env_steps': self._counts.env_steps, 'episodes': self._counts.episodes}
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
 
@@ -176,6 +180,10 @@ class SynchronousSession:
             self._consistency = ReplicaConsistency(strategy, agent)
             triggers.append(IntervalTrigger(intervals.replica_check_interval_steps, self._consistency))
         return triggers
+
+    @property
+    def _version(self) -> int:
+        return self._counts.policy_version or 0
 
     @property
     def train_step(self) -> int:
@@ -223,7 +231,7 @@ class SynchronousSession:
             self._exports.settle()
         self._agreement.on_any(False)  # no worker leaves before all have written their files
         if ending == Ending.NO_DATA:
-            raise self._replay.error or PeerStopped(
+            raise self._source.error or PeerStopped(
                 'got an error of the data of another worker; see its log; fix it, and start all again'
             )
         if ending == Ending.STOP:
@@ -246,9 +254,9 @@ class SynchronousSession:
         self._counted_at = time.monotonic()
 
     def _collect(self) -> None:
-        step = self._learner.step
+        version = self._version
         train_step.set_env_steps(self._counts.env_steps)
-        self._collection.run(1, lambda row: self._replay(row, step), self._counts.env_steps, step)
+        self._collection.run(1, lambda row: self._write(row, version), self._counts.env_steps, self._learner.step)
         metrics = self._collection.metrics
         self._counts.env_steps = self._earlier['env_steps'] + metrics.env_steps
         self._counts.episodes = self._earlier['episodes'] + metrics.episodes
@@ -261,13 +269,15 @@ class SynchronousSession:
 
     def _train(self) -> None:
         before = self._learner.step
-        owed = self._stop_conditions.most_steps(before, self._replay.owed_steps)
+        owed = self._stop_conditions.most_steps(before, self._source.owed_steps)
         if owed:
             first = self._loss is None
             result = self._learner.run(self._learner.calls(owed))
-            self._data_failed = result.data_ended and self._replay.error is not None
+            self._data_failed = result.data_ended and self._source.error is not None
             if result.num_steps:
                 self._loss = result.loss
+                self._counts.policy_version = self._version + 1
+                batch_source.set_newest_version(self._source, self._version)
             if first:  # the time of compiling does not count
                 self._counted_at = time.monotonic()
             self._count_secs()
@@ -299,7 +309,7 @@ class SynchronousSession:
         return {
             'env_steps': self._counts.env_steps,
             'mean_return': mean_return,
-            'policy_version': self._learner.step,
+            'policy_version': self._version,
         }
 
     def _finish(self, reason: str) -> None:
@@ -323,7 +333,7 @@ class SynchronousSession:
             'failed_exports': self._exports.num_failed,
             **({'replica_difference': self._consistency.difference} if self._consistency else {}),
             **self._collection.metrics.means(),
-            **self._replay.metrics(),
+            **self._source.metrics(),
         }
 
     def _report_if_due(self) -> None:

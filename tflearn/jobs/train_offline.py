@@ -116,7 +116,7 @@ def train_offline(
                     settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
             source.owed_steps = _steps_per_call(source.owed_steps, settings, validation)
             steps = _FileSteps(source, agreement, validator, max_epochs)
-            session = SynchronousSession(run_dir, steps, source, agent, settings, stop_conditions, placement)
+            session = SynchronousSession(run_dir, steps, source, _no_steps, agent, settings, stop_conditions, placement)
             if strategies.is_chief(placement):
                 hooks.on_restored()
             session.begin()
@@ -176,6 +176,10 @@ def _checksum(dataset: Dataset) -> int:
     """Returns a checksum of the files' names, in which are their numbers of episodes and steps."""
     names = [shard.path.name for directory in find_directories(dataset) for shard in writer.shards(directory)]
     return zlib.crc32('\n'.join(names).encode())
+
+
+def _no_steps(trajectory: Any, policy_version: int) -> None:
+    """Stores nothing: no environment takes a step."""
 
 
 class _FileSteps:

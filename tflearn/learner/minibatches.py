@@ -27,6 +27,7 @@ class MinibatchSource:
     Attributes:
       max_draw_steps: train steps of an iteration.
       takes_indices: see `BatchSource`.
+      has_rounds: that of the other source.
     """
 
     takes_indices = True
@@ -54,6 +55,7 @@ class MinibatchSource:
         """
         layout = strategies.layout(strategy)
         self.source, self._prepare, self._strategy = source, prepare, strategy
+        self.has_rounds = getattr(source, 'has_rounds', False)
         self._replicas, self._seed, self._of_sequences = layout.replicas // layout.workers, seed, of_sequences
         self._agreement = workers.Agreement(strategy)
         prepared = tf.function(self._prepared, autograph=False).get_concrete_function()
@@ -86,6 +88,12 @@ class MinibatchSource:
     def error(self) -> Exception | None:
         """Why there are no more batches; None if it was closed."""
         return self.source.error
+
+    @property
+    def owed_steps(self) -> int:
+        """Train steps of the iteration that are left, or those of the next one if its sequences are there."""
+        source: Any = self.source
+        return self._left or (self.max_draw_steps if source.owed_steps else 0)
 
     def metrics(self) -> dict[str, Any]:
         """Returns `num_iterations` and the source's own metrics, if it has any."""

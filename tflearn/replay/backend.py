@@ -6,6 +6,7 @@ tests/replay/conformance_test.py.
 """
 
 import abc
+import contextlib
 import importlib
 import pathlib
 import threading
@@ -192,6 +193,11 @@ def serve(
       ValueError: if its tables differ from `tables`, or if the port is in use.
     """
     return _module(kind, 'server').ReplayServer(tables, port, checkpoints, fresh, restore, needed)
+
+
+def in_process(tables: Sequence[TableSpec]) -> contextlib.AbstractContextManager[str]:
+    """Serves tables to this process for the time of a block, without files; the block gets their address."""
+    return _module(LOCAL, 'server').serving(tables)
 
 
 def stored_items(checkpoint: pathlib.Path, names: Sequence[str], at_most: int | None = None) -> list[np.ndarray]:

@@ -1,4 +1,5 @@
 """TableReader: reads items of a replay table into a small queue in this process. ShardedReader: of several tables.
+DirectReader: of a table that is in this process itself, without a queue.
 
 A stream cannot be interrupted and may wait for a lost server without a deadline, so it runs on its own thread. The
 reader of the queue can be stopped, logs what it waits for, and gives up at a deadline.
@@ -199,6 +200,23 @@ class TableReader:
         tables = connection.counts(self._address)
         table = f'with {ReplayStatistics.of(tables[REPLAY], self._storage)}' if tables else 'which does not answer'
         return f'the replay server at {self._address}, {table}'
+
+
+class DirectReader(TableReader):
+    """Takes the items of a server of this process when it is asked for them: on no thread, so in a fixed order."""
+
+    def start(self, prepare: Prepare, in_flight: int, num_streams: int = 1) -> None:
+        """Nothing: no item is read ahead."""
+
+    def size(self) -> int:
+        """Returns the number of items in the table."""
+        tables = connection.counts(self._address)
+        return tables[self._table].size if tables else 0
+
+    def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
+        """See `TableReader.take`; not for a graph."""
+        items = connection.sample(self._address, self._table, int(count))
+        return [tf.constant(np.stack([item for (item,) in items]))]
 
 
 class ShardedReader:

@@ -14,7 +14,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Queue, Reuse
-from tflearn.replay.reader import TableReader, close_all, one_by_one
+from tflearn.replay.reader import DirectReader, TableReader, close_all, one_by_one
 from tflearn.replay.storage import REPLAY, Storage
 
 
@@ -42,6 +42,11 @@ class ReusePlan:
     def num_slots(self) -> int:
         """The number of slots needed."""
         return self._num_recent + self._reuse.replay_batches
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next train step has its batch."""
+        return bool(self._uses_left[self._turn] or (self._owed >= 1 and self._num_replayable))
 
     def next_slot(self) -> int | None:
         """Takes the next train step's slot and returns it; None if a new batch is needed first."""
@@ -90,6 +95,7 @@ class QueueSource:
       num_used: items taken for train steps so far.
       num_stale: items dropped as too old so far.
       takes_indices: see `BatchSource`.
+      has_rounds: whether a call of the learner ends where there is no batch, since nothing waits for one.
     """
 
     takes_indices = True
@@ -122,6 +128,7 @@ class QueueSource:
         self._readers = [
             make_reader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses
         ]
+        self.has_rounds = all(isinstance(reader, DirectReader) for reader in self._readers)
         self._max_policy_lag, self._episode_steps = replay.max_policy_lag, replay.episode_steps
         self._num_others = 0
         reuse = replay.training if isinstance(replay.training, Reuse) else None
@@ -144,6 +151,11 @@ class QueueSource:
     def error(self) -> Exception | None:
         """Why there are no more batches; None if there are, or if the source was closed."""
         return next((reader.error for reader in self._readers if reader.error), None)
+
+    @property
+    def owed_steps(self) -> int:
+        """Train steps that can be taken at once, at most; 0 if they need items that are not there yet."""
+        return self.max_draw_steps if self._plan.is_ready or self._fill_pool() else 0
 
     def metrics(self) -> dict[str, Any]:
         """Returns `stale_sequences`, dropped so far, and `greatest_policy_lag` that was trained on [versions].
@@ -208,7 +220,7 @@ class QueueSource:
     def _fetch(self, slots: Sequence[int], waits: bool) -> bool:
         """Puts a new batch into slots. Returns False if there is none: immediately, or if `waits`, after the end."""
         while not self._fill_pool():
-            if not waits or any(reader.closed for reader in self._readers):
+            if not waits or self.has_rounds or any(reader.closed for reader in self._readers):
                 return False
             for reader in self._readers:
                 reader.wait(_POLL_SECS / len(self._readers))

@@ -1,11 +1,12 @@
 """ReplayServer: tables in this process, saved to and restored from checkpoints."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import pathlib
 import zipfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,17 @@ class ReplayServer(backend.Server):
 
     def close(self) -> None:
         SERVERS.remove(self.address)
+
+
+@contextlib.contextmanager
+def serving(tables: Sequence[TableSpec]) -> Iterator[str]:
+    """Serves tables to this process for the time of the block, without files, and gives their address."""
+    address = f'{backend.IN_PROCESS}own-{next(_numbers)}'
+    SERVERS.add(address, {table.name: Table(table) for table in tables})
+    try:
+        yield address
+    finally:
+        SERVERS.remove(address)
 
 
 def _describe(table: TableSpec) -> dict[str, Any]:
