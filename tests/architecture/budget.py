@@ -18,7 +18,7 @@ MAX_BINARY_LINES = 40
 # Drop-ins: another library defines their constructors' arguments.
 GIVEN_CONSTRUCTORS = ('tflearn/learner/tf_agents_learner.py', 'tflearn/learner/tf_agents_ppo_learner.py')
 # Folders within a package: of files that are alike and do not know each other.
-COLLECTIONS = ('tflearn/environments/tasks', 'tflearn/replay/reverb', 'tflearn/replay/local')
+COLLECTIONS = ('tflearn/environments/tasks', 'tflearn/replay/reverb', 'tflearn/replay/local', 'tflearn/replay/valkey')
 FORBIDDEN_WORDS = {'util', 'utils', 'common', 'helper', 'helpers', 'misc'}
 
 

@@ -69,6 +69,7 @@ NEVER = {
 # What may be used where. A name stands for all that is in it; what nobody may use has no place.
 DOORS = {
     'reverb': ('tflearn/replay/reverb/library.py',),
+    'valkey': ('tflearn/replay/valkey/library.py',),
     'gymnasium': ('tflearn/environments/',),
     'envpool': ('tflearn/environments/',),
     'dm_env': ('tflearn/environments/',),
@@ -82,7 +83,10 @@ DOORS = {
     'prometheus_client': ('tflearn/net/', 'tflearn/serving/'),
     'tensorflow_serving': ('tflearn/serving/',),
     'fsspec': ('tflearn/files/',),
-    'subprocess': ('tflearn/launch/', 'tflearn/launch/ray_driver.py'),  # a program that imports nothing of ours
+    'subprocess': (
+        *('tflearn/launch/', 'tflearn/replay/valkey/server.py'),
+        'tflearn/launch/ray_driver.py',  # a program that imports nothing of ours
+    ),
     'ray': ('tflearn/launch/ray_driver.py',),
     'yaml': ('tflearn/launch/',),
     'kubernetes': ('tflearn/launch/',),

@@ -57,7 +57,8 @@ def serving(folder, kind=backend.REVERB):
 
         def start(experience, port=0, checkpoints=folder / 'replay' / 'checkpoints', data_spec=DATA_SPEC):
             storage = Storage(experience, data_spec)
-            server = backend.serve([*storage.make_tables(), reports.table()], port, checkpoints, kind=kind)
+            messages = [] if kind == backend.VALKEY else [reports.table()]
+            server = backend.serve([*storage.make_tables(), *messages], port, checkpoints, kind=kind)
             stack.callback(server.close)
             stack.callback(streams.wait_until_ended)
             served = Served(server, server.address, storage)

@@ -22,8 +22,10 @@ from tflearn.core.table_counts import TableCounts
 from tflearn.replay.storage import Storage
 from tflearn.replay.tables import TableSpec
 
-REVERB, LOCAL = 'reverb', 'local'
+REVERB, LOCAL, VALKEY = 'reverb', 'local', 'valkey'
+VALKEY_FILE = 'items.bin'  # a file of its checkpoints, and of no others
 IN_PROCESS = 'inproc://'  # how addresses of servers of this process begin
+_SCHEMES = {'inproc': LOCAL, 'valkey': VALKEY, 'valkeys': VALKEY}
 
 
 class ItemInfo(NamedTuple):
@@ -67,7 +69,13 @@ class Writer(abc.ABC):
 
 
 class Client(abc.ABC):
-    """Reaches the server at one address. For many threads."""
+    """Reaches the server at one address. For many threads.
+
+    Attributes:
+      loses_in_flight: whether items that the server has sent ahead are lost when a stream ends after a silence.
+    """
+
+    loses_in_flight = True
 
     def __init__(self, address: str):
         """Connects with the first call."""
@@ -95,7 +103,7 @@ class Client(abc.ABC):
 
         Args:
           item_shape: the shape of an item's column 'chunk', of bytes.
-          in_flight: the number of items that the server may send ahead. If it is 1, a timeout loses none.
+          in_flight: the number of items that the server may send ahead; see `loses_in_flight`.
         """
 
     @abc.abstractmethod
@@ -166,7 +174,7 @@ class Server(abc.ABC):
 
 def connect(address: str) -> Client:
     """Returns a client of the server at `address`; nothing is asked yet."""
-    return _module(LOCAL if address.startswith(IN_PROCESS) else REVERB, 'client').Client(address)
+    return _module(_SCHEMES.get(address.partition('://')[0], REVERB), 'client').Client(address)
 
 
 def serve(
@@ -210,7 +218,8 @@ def stored_items(checkpoint: pathlib.Path, names: Sequence[str], at_most: int | 
     Raises:
       DamagedCheckpoint: if it cannot be read.
     """
-    return _module(REVERB, 'stored_items').draw_once(checkpoint, names, at_most)
+    kind = VALKEY if (checkpoint / VALKEY_FILE).exists() else REVERB
+    return _module(kind, 'stored_items').draw_once(checkpoint, names, at_most)
 
 
 def _module(kind: str, name: str) -> Any:
@@ -220,5 +229,6 @@ def _module(kind: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         raise UserImportError(
             f'got no backend {kind!r} of the replay ({error}); need tflearn/replay/{kind} for replay servers; install '
-            'all of tflearn, or train in one process (tflearn-synchronous, tflearn-train_offline)'
+            f'all of tflearn, with its extra [{kind}] if it has one, or train in one process (tflearn-synchronous, '
+            'tflearn-train_offline)'
         ) from error

