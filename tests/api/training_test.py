@@ -22,6 +22,7 @@ from tflearn.environments import vector_env
 from tflearn.files.run_dir import read_json
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.transforms import rewards, transformed
 
 SMALL = {
@@ -139,7 +140,7 @@ def test_a_target_return_ends_it(tmp_path):
     ('changes', 'error', 'message'),
     [
         ({'make_agent': None, 'root_dir': None}, TypeError, 'got no make_agent, root_dir; need'),
-        ({'mode': 'processes'}, TypeError, "got mode='processes'.* without a gin file"),
+        ({'mode': 'processes'}, TypeError, r'got <function .*never.* in make_environment for several processes; need'),
         ({'gin_bindings': ['a.b = 1']}, TypeError, r"gin_bindings=\['a.b = 1'\] without a gin file"),
         ({'mode': 'fast'}, ValueError, "got mode='fast'; need one of synchronous, processes"),
         ({'make_environment': 'CartPole-v1'}, TypeError, "got make_environment='CartPole-v1'; need a function"),
@@ -255,6 +256,25 @@ def test_a_wrong_configuration_is_refused_before_any_work(tmp_path, monkeypatch,
     with pytest.raises(error, match=message):
         tflearn.train(**{'gin_file': 'dqn_cartpole', **arguments})
     assert not list(tmp_path.iterdir())
+
+
+def test_python_objects_in_several_processes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
+    experience = tflearn.Experience(
+        tflearn.Slicing(9, 8, cross_episodes=True),
+        tflearn.Queue(max_size=8, versions_ahead=1, training=tflearn.Iteration(2, 8)),
+        tflearn.BatchItems(2),
+    )
+    given = {**SMALL, 'make_agent': functools.partial(ppo.make_agent, optimizer=OptimizerOptions({'ppo': 1e-3}))}
+    given |= {'experience': experience, 'num_train_steps': 40, 'max_secs': 300.0, 'seed': 5}
+    run = tflearn.train(**given, root_dir=tmp_path, mode='processes', num_collectors=2)
+    assert (run.reason, run.train_step) == ('num_train_steps 40 reached', 40)
+    assert [len(evaluation['returns']) for evaluation in run.evaluations] == [3] * len(run.evaluations)
+    assert (run.run_dir.status('collect_1')).exists()
+    text = run.run_dir.config.read_text()
+    assert "learning_rate = {'ppo': 0.001}" in text and 'publish_interval_steps = 1\n' in text
+    again = tflearn.train(**given, root_dir=tmp_path, mode='processes', num_collectors=2)
+    assert again.evaluations == run.evaluations
 
 
 def test_processes_need_the_main_thread(tmp_path):

@@ -33,7 +33,7 @@ from tflearn.optimization.ppo_loss import PPOLoss
 # Sequences of 128 transitions and the observation after them, with which the next sequence starts.
 EXPERIENCE = Experience(
     slicing=Slicing(sequence_length=129, stride=128, cross_episodes=True),
-    replay=Queue(max_size=16, training=Iteration(num_epochs=10, minibatch_steps=64)),
+    replay=Queue(max_size=16, max_policy_lag=2, versions_ahead=1, training=Iteration(10, 64)),
     batch=BatchItems(8),
 )
 

@@ -27,7 +27,7 @@ from tflearn.launch.code_revision import code_revision
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _NO_TIMEOUT_SECS = float('inf')
 # Evaluations do not play episodes that were trained on.
-_EVALUATION_SEED = 1_000_000
+EVALUATION_SEED = 1_000_000
 
 
 def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
@@ -55,7 +55,7 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
             connect_timeout_secs=_NO_TIMEOUT_SECS,
             idle_timeout_secs=_NO_TIMEOUT_SECS,
             make_environment=arguments['make_environment'],
-            seed=None if seed is None else seed + _EVALUATION_SEED,
+            seed=None if seed is None else seed + EVALUATION_SEED,
             **evaluation,
         ),
     )

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from tflearn.actors.evaluation_record import EvaluationRecord
-from tflearn.api import process_run, synchronous_run
+from tflearn.api import gin_text, process_run, synchronous_run
 from tflearn.config import files
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.types import AgentFactory, EnvironmentFactory, check_agent_factory, check_call
-from tflearn.files.run_dir import RunDir, read_json
+from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
@@ -30,6 +30,7 @@ Mode = Literal['synchronous', 'processes']
 
 # Arguments of the synchronous job that `train` itself gives.
 _GIVEN = ('run_dir', 'stop', 'hooks')
+_GIN_FILE = 'run.gin'  # of a run in several processes that Python objects describe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +91,9 @@ def train(
     Args:
       gin_file: a path, or the name of a packaged gin file.
       root_dir: the run's directory; runs/<name of the gin file> by default.
-      mode: 'processes' runs the jobs of a gin file as processes of this machine, as tflearn-launch does, and is the
-        default for a gin file. 'synchronous' collects and trains alternately in this process.
+      mode: 'processes' runs the jobs as processes of this machine, as tflearn-launch does, and is the default for a gin
+        file. They import functions and classes by their names: those of a module, `functools.partial` of them, and
+        dataclasses. 'synchronous' collects and trains alternately in this process.
       gin_bindings: gin statements that come after the gin file.
       num_collectors: how many collect jobs to start, in the mode 'processes'.
       make_environment: makes the environment.
@@ -127,7 +129,7 @@ def train(
     if mode == 'synchronous' and num_collectors != 1:
         raise UserValueError(f"got num_collectors={num_collectors} with mode='synchronous'; need mode='processes'")
     if gin_file is None:
-        _check_parts({**parts, 'root_dir': root_dir}, mode, gin_bindings)
+        _check_parts({**parts, 'root_dir': root_dir}, gin_bindings)
         _check_settings(num_episodes, settings)
     else:
         gin_file = os.fspath(gin_file)
@@ -135,8 +137,14 @@ def train(
     run_dir = RunDir(root_dir or pathlib.Path('runs', pathlib.Path(gin_file or '').stem))
     if gin_file is None:
         given = {name: each for name, each in evaluation.items() if each is not None}
-        options = evaluate_options or EvaluateOptions('each')
-        synchronous_run.of_objects(run_dir, {**parts, **settings}, {**given, 'options': options})
+        given['options'] = evaluate_options or EvaluateOptions('each')
+        if mode == 'synchronous':
+            synchronous_run.of_objects(run_dir, {**parts, **settings}, given)
+        else:
+            text = gin_text.of_run({**parts, **settings}, given)
+            run_dir.make()
+            write_atomically(run_dir.root / _GIN_FILE, text.encode())
+            _run_processes(run_dir, str(run_dir.root / _GIN_FILE), (), num_collectors)
     elif mode == 'synchronous':
         synchronous_run.of_gin_file(run_dir, gin_file, gin_bindings)
     else:
@@ -165,15 +173,14 @@ def _check_gin(others: Mapping[str, Any], gin_file: str, gin_bindings: Sequence[
     files.resolve(gin_file)
 
 
-def _check_parts(parts: Mapping[str, Any], mode: Mode, gin_bindings: Sequence[str]) -> None:
+def _check_parts(parts: Mapping[str, Any], gin_bindings: Sequence[str]) -> None:
     """Checks the run's parts as Python objects, as far as it can be done before they are used."""
     parts = {name: value for name, value in parts.items() if name != 'num_train_steps'}
     if missing := [name for name, value in parts.items() if value is None]:
         raise UserTypeError(f'got no {", ".join(missing)}; need {", ".join(parts)}, or a gin file instead')
-    if mode != 'synchronous' or gin_bindings:
+    if gin_bindings:
         raise UserTypeError(
-            f'got mode={mode!r}, gin_bindings={list(gin_bindings)} without a gin file; need a gin file for both: '
-            "processes get no Python objects; use mode='synchronous' without gin_bindings"
+            f'got gin_bindings={list(gin_bindings)} without a gin file; need a gin file, or none of them'
         )
     example = 'functools.partial(vector_env.in_process, MyEnvironment)'
     check_call('make_environment', parts['make_environment'], example, num_environments=1, seed=0)
