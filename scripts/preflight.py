@@ -15,10 +15,13 @@ from collections.abc import Iterator, Mapping
 from tflearn.core import stderr
 from tflearn.core.errors import UserImportError
 
-# Reverb's operations are compiled against exactly this TensorFlow, which is compiled for NumPy 1.
-NEEDED_VERSIONS = {'tensorflow': '2.15', 'dm-reverb': '0.14', 'tf-agents': '0.19', 'gin-config': '0.5', 'numpy': '1'}
+# The two lanes: Reverb's operations are compiled against exactly TensorFlow 2.15, which is compiled for NumPy 1 and has
+# no package for Python 3.12.
+CLASSIC = {'tensorflow': '2.15', 'dm-reverb': '0.14', 'tf-agents': '0.19', 'gin-config': '0.5', 'numpy': '1'}
+CURRENT = {'tensorflow': '2.21', 'tf-keras': '2.21', 'tf-agents': '0.19', 'gin-config': '0.5'}
+LANES = {(3, 11): CLASSIC, (3, 12): CURRENT, (3, 13): CURRENT}
 
-# What TensorFlow 2.15 and gym print when they are imported, and the user need not see.
+# What TensorFlow and gym print when they are imported, and the user need not see.
 _IMPORT_NOISE = re.compile(
     r'Unable to register cu(DNN|FFT|BLAS) factory'
     r'|^Gym has been unmaintained|^Please upgrade to Gymnasium|^See the migration guide at https://gymnasium'
@@ -26,22 +29,22 @@ _IMPORT_NOISE = re.compile(
 
 
 def check(
-    needed_versions: Mapping[str, str] = NEEDED_VERSIONS, python_version: tuple[int, int] = sys.version_info[:2]
+    python_version: tuple[int, int] = sys.version_info[:2], lanes: Mapping[tuple[int, int], Mapping[str, str]] = LANES
 ) -> None:
     """Checks the version of Python and those of the packages that every job needs, without importing them.
 
     Args:
-      needed_versions: the beginning of each distribution's version, by name.
+      lanes: the beginning of each distribution's version, by its name, for each version of Python.
 
     Raises:
       ImportError: naming what to install.
     """
-    if not (3, 10) <= python_version <= (3, 11):
+    if python_version not in lanes:
         raise UserImportError(
-            f'got Python {python_version[0]}.{python_version[1]}; need 3.10 or 3.11, which TensorFlow 2.15 and Reverb '
-            '0.14 are built for; use a virtual environment of one of them (./scripts/quickstart makes one)'
+            f'got Python {python_version[0]}.{python_version[1]}; need 3.11 (with TensorFlow 2.15 and Reverb), 3.12 or '
+            '3.13 (with TensorFlow 2.21); use a virtual environment of one of them (./scripts/quickstart makes one)'
         )
-    for name, needed in needed_versions.items():
+    for name, needed in lanes[python_version].items():
         try:
             found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -71,7 +74,7 @@ def import_quietly(*modules: str) -> None:
       modules: the modules' names; those that are not installed are skipped.
     """
     # tf_agents compares with `is ()`; Python warns when it compiles these files for the first time.
-    warnings.filterwarnings('ignore', '"is( not)?" with a literal', SyntaxWarning)
+    warnings.filterwarnings('ignore', '"is( not)?" with .*literal', SyntaxWarning)
     wants_all = 'TF_CPP_MIN_LOG_LEVEL' in os.environ
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
     with contextlib.nullcontext() if wants_all else stderr.without(_IMPORT_NOISE), _no_collections():

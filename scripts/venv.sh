@@ -1,48 +1,70 @@
 # shellcheck shell=bash
-# Sourced by scripts/quickstart and scripts/test. Offers make_venv, after which $venv holds what requirements/lock.txt
-# lists and the checkout itself. pip checks the SHA-256 of each file that it installs.
+# Sourced by scripts/quickstart and scripts/test. Offers make_venv, after which $venv holds what the lane's lock lists and
+# the checkout itself. pip checks the SHA-256 of each file that it installs.
+#
+# There are two lanes: classic (Python 3.11, TensorFlow 2.15, Reverb), which is taken where there is a Python 3.11, and
+# current (Python 3.13 or 3.12, TensorFlow 2.21). TFLEARN_LANE and TFLEARN_PYTHON choose.
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-venv=${TFLEARN_VENV:-$checkout/.venv}
+venv=${TFLEARN_VENV:-$checkout/.venv${TFLEARN_LANE:+-$TFLEARN_LANE}}
 [[ "$venv" == /* ]] || venv=$PWD/$venv
-lock=$checkout/requirements/hashed/lock.txt
 stamp=$venv/tflearn-stamp # What is installed: written first as `incomplete`, last as the real thing.
 
 say() { echo "scripts/$(basename "$0"): $*" >&2; }
 fail() { say "error: $*"; exit 2; }
 
-# Prints a Python 3.11 or 3.10 that can make environments. One on the PATH may be a shim without a Python behind it, so
-# each is tried. TFLEARN_PYTHON=FILE names the one to take.
+# Prints the versions of Python that may be taken, the first choice first.
+versions() {
+  case "${TFLEARN_LANE:-}" in
+    '') echo 3.11 3.13 3.12 ;;
+    classic) echo 3.11 ;;
+    current) echo 3.13 3.12 ;;
+    *) fail "got TFLEARN_LANE=$TFLEARN_LANE; need classic or current" ;;
+  esac
+}
+
+version_of() { "$1" -IS -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+
+# Prints the lane of a Python.
+lane_of() { if [[ "$(version_of "$1")" == 3.11 ]]; then echo classic; else echo current; fi; }
+
+# Prints a Python that can make environments. One on the PATH may be a shim without a Python behind it, so each is tried.
 find_python() {
-  local candidate without_venv=
-  while read -r candidate; do
-    "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' 2>/dev/null || continue
-    "$candidate" -c 'import ensurepip, venv' 2>/dev/null && echo "$candidate" && return
-    without_venv=$candidate
-  done < <(
-    [[ -n "${TFLEARN_PYTHON:-}" ]] && echo "$TFLEARN_PYTHON" && exit
-    type -aP python3.11 python3.10 python3 python || true
-    ls -dr "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[01].*/bin/python 2>/dev/null
-  )
+  local wanted version candidate without_venv=
+  wanted=$(versions) || exit
+  for version in $wanted; do
+    while read -r candidate; do
+      [[ "$(version_of "$candidate")" == "$version" ]] || continue
+      "$candidate" -c 'import ensurepip, venv' 2>/dev/null && echo "$candidate" && return
+      without_venv=$candidate
+    done < <(
+      [[ -n "${TFLEARN_PYTHON:-}" ]] && echo "$TFLEARN_PYTHON" && exit
+      type -aP "python$version" python3 python || true
+      ls -dr "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python 2>/dev/null
+    )
+  done
   if [[ -n "$without_venv" ]]; then
     fail "got $without_venv, which cannot make virtual environments; need its venv module; install it (Debian:" \
       'apt-get install python3-venv)'
   fi
-  fail "got no Python 3.11 or 3.10${TFLEARN_PYTHON:+ in TFLEARN_PYTHON=$TFLEARN_PYTHON}; need one of them; install it" \
-    'or set TFLEARN_PYTHON=FILE'
+  fail "got no Python ${wanted// / or }${TFLEARN_PYTHON:+ in TFLEARN_PYTHON=$TFLEARN_PYTHON}; need one of them; install" \
+    'it or set TFLEARN_PYTHON=FILE'
 }
+
+lock_of() { echo "$checkout/requirements/$(lane_of "$1")/hashed/lock.txt"; }
 
 # What the environment must hold: a digest of all that it is made from, and the Python that runs in it now.
 wanted_stamp() {
-  { cat "$lock" "$checkout/setup.py"; echo "$checkout $venv ${TFLEARN_PYTHON:-}"; } | sha256sum
-  "$venv/bin/python" -IS -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo 'no Python'
+  { cat "$(lock_of "$venv/bin/python")" "$checkout/setup.py"; echo "$checkout $venv ${TFLEARN_PYTHON:-}"; } | sha256sum
+  version_of "$venv/bin/python" || echo 'no Python'
 }
 
 venv_is_ready() { [[ -f "$stamp" && "$(<"$stamp")" == "$(wanted_stamp)" ]]; }
 
 # pip in the environment: reports its progress now and then; the log has it all.
 pip_install() {
-  local log=$venv/install.log total fetched=0 line
+  local log=$venv/install.log lock total fetched=0 line
+  lock=$(lock_of "$venv/bin/python")
   total=$(grep -c '^[^ ]*==' "$lock")
   "$venv/bin/python" -m pip --disable-pip-version-check --no-input install --no-deps "$@" 2>&1 |
     while read -r line; do
@@ -55,9 +77,11 @@ pip_install() {
 }
 
 install_venv() {
-  local python
+  local python lock why=
   python=$(find_python)
-  say "installing into $venv with $("$python" --version), once; a minute or two"
+  lock=$(lock_of "$python")
+  [[ $lock != */current/* || -n "${TFLEARN_LANE:-}${TFLEARN_PYTHON:-}" ]] || why=', since there is no Python 3.11'
+  say "installing the $(lane_of "$python") lane into $venv with $("$python" --version)$why, once; a minute or two"
   echo incomplete >"$stamp"
   find "$venv" -mindepth 1 -maxdepth 1 ! -name "$(basename "$stamp")" -exec rm -rf {} +
   "$python" -m venv "$venv" || fail "got no environment from $python -m venv; see above"

@@ -5,6 +5,10 @@ import os
 import sys
 
 import pytest
+
+import tflearn  # noqa: F401  (first: tf.keras is Keras 2)
+
+# isort: split
 import tensorflow as tf
 from absl import logging
 

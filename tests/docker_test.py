@@ -66,7 +66,7 @@ def test_the_versions_are_those_of_setup_py():
     assert needed.contains(f'{ARGUMENTS["PYTHON"]}.0') and needed.contains(f'{CONTAINER["build"]["args"]["PYTHON"]}.0')
     assert _of('FROM') and all(text.startswith('python:${PYTHON}-slim') for text in _of('FROM'))
     constraints = re.findall(r'--constraint (\S+)', TEXT)
-    assert constraints == ['requirements/lock.txt', 'requirements/gpu.txt']
+    assert constraints == ['requirements/classic/lock.txt', 'requirements/classic/gpu.txt']
     assert all((ROOT / path).exists() for path in constraints)
     named = [*re.findall(r'EXTRAS=([\w,-]+)', TEXT), CONTAINER['build']['args']['EXTRAS']]
     assert {extra for text in named for extra in text.split(',')} <= EXTRAS

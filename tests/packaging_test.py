@@ -22,7 +22,8 @@ from tflearn.core import extras
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
 EXTRAS = ('mujoco', 'atari', 'minatar', 'box2d', 'envpool', 'dm-control', 'video', 'minari', 'rlds', 'remote', 'gpu')
-LOCKED_EXTRAS = ('dev', 'serving')  # in lock.txt: the tests need them
+LANES = {'classic': ('3.11',), 'current': ('3.12', '3.13')}  # and their versions of Python
+LOCKED_EXTRAS = ('dev', 'serving', 'valkey')  # in lock.txt: the tests need them
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)
 REGISTRY = re.compile(r'py' r'pi\.org|python' r'hosted|index' r'-url|--find' r'-links|debian' r'\.org')
@@ -63,9 +64,9 @@ def metadata(wheel: pathlib.Path) -> email.message.Message:
         return email.message_from_bytes(archive.read(name))
 
 
-def locked(name: str) -> list[Requirement]:
-    """Returns the lines of requirements/<name>.txt."""
-    lines = (ROOT / 'requirements' / f'{name}.txt').read_text(encoding='utf-8').splitlines()
+def locked(name: str, lane: str = 'classic') -> list[Requirement]:
+    """Returns the lines of requirements/<lane>/<name>.txt."""
+    lines = (ROOT / 'requirements' / lane / f'{name}.txt').read_text(encoding='utf-8').splitlines()
     return [Requirement(line) for line in lines if line.strip() and not line.strip().startswith('#')]
 
 
@@ -83,7 +84,7 @@ def test_the_wheel_has_its_metadata(wheel):
     fields = metadata(wheel)
     version = re.search(r"__version__ = '(.+)'", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'))
     assert (fields['Name'], fields['Version']) == ('tflearn-agents', version.group(1))
-    assert set(fields['Requires-Python'].split(',')) == {'>=3.10', '<3.12'}
+    assert set(fields['Requires-Python'].split(',')) == {'>=3.11', '<3.14'}
     assert [pathlib.PurePath(name).name for name in fields.get_all('License-File')] == ['LICENSE']
 
 
@@ -144,30 +145,32 @@ def test_what_the_code_imports_is_declared(wheel):
     assert not undeclared, '\n'.join(undeclared)
 
 
+@pytest.mark.parametrize('lane', LANES)
 @pytest.mark.parametrize('name', ['lock', *EXTRAS])
-def test_locked_versions_are_exact(name):
-    inexact = [str(line) for line in locked(name) if not re.fullmatch(r'==[\w.]+', str(line.specifier)) or line.url]
-    assert locked(name) and not inexact
+def test_locked_versions_are_exact(name, lane):
+    lines = locked(name, lane)
+    assert lines and not [str(line) for line in lines if not re.fullmatch(r'==[\w.]+', str(line.specifier)) or line.url]
 
 
+@pytest.mark.parametrize('lane', LANES)
 @pytest.mark.parametrize('name', ['lock', *EXTRAS])
-def test_locked_versions_have_hashes(name):
-    text = (ROOT / 'requirements' / 'hashed' / f'{name}.txt').read_text(encoding='utf-8')
+def test_locked_versions_have_hashes(name, lane):
+    text = (ROOT / 'requirements' / lane / 'hashed' / f'{name}.txt').read_text(encoding='utf-8')
     blocks = re.findall(r'^[^\s#].*(?:\n .*)*', text, re.M)
-    assert [Requirement(block.splitlines()[0].rstrip(' \\')) for block in blocks] == locked(name)
+    assert [Requirement(block.splitlines()[0].rstrip(' \\')) for block in blocks] == locked(name, lane)
     assert not [block for block in blocks if not re.search(r'--hash=sha256:[0-9a-f]{64}\b', block)]
 
 
 @pytest.mark.parametrize('extra', [*LOCKED_EXTRAS, *EXTRAS])
-@pytest.mark.parametrize('python_version', ['3.10', '3.11'])
-def test_the_lock_fits_setup_py(wheel, extra, python_version):
+@pytest.mark.parametrize(('lane', 'python_version'), [(lane, each) for lane in LANES for each in LANES[lane]])
+def test_the_lock_fits_setup_py(wheel, extra, lane, python_version):
     full_version = f'{python_version}.9'
     environment = {
         'python_version': python_version,
         'python_full_version': full_version,
         'extra': extra,
     }
-    lines = locked('lock') + (locked(extra) if extra in EXTRAS else [])
+    lines = locked('lock', lane) + (locked(extra, lane) if extra in EXTRAS else [])
     versions = {line.name: line.specifier for line in lines if not line.marker or line.marker.evaluate(environment)}
     for text in metadata(wheel).get_all('Requires-Dist'):
         requirement = Requirement(text)
@@ -181,7 +184,8 @@ def test_the_lock_fits_setup_py(wheel, extra, python_version):
 
 
 def test_the_bill_of_materials_lists_the_lock_and_named_extras():
-    bill = json.loads(run(ROOT / 'scripts' / 'sbom', 'video').stdout)
+    environment = {**os.environ, 'TFLEARN_LANE': 'classic'}
+    bill = json.loads(run(ROOT / 'scripts' / 'sbom', 'video', env=environment).stdout)
     assert (bill['bomFormat'], bill['specVersion']) == ('CycloneDX', '1.5')
     wanted = [f'{line.name}{line.specifier}' for name in ('lock', 'video') for line in locked(name)]
     assert [f'{found["name"]}=={found["version"]}' for found in bill['components']] == wanted
@@ -192,7 +196,7 @@ def test_the_bill_of_materials_lists_the_lock_and_named_extras():
     assert any('/portpicker@' in each for each in needs[reverb])
     hashes = {found['name']: found['hashes'] for found in bill['components']}
     (line,) = [line for line in locked('lock') if line.name == 'dm-reverb']
-    text = (ROOT / 'requirements' / 'hashed' / 'lock.txt').read_text()
+    text = (ROOT / 'requirements' / 'classic' / 'hashed' / 'lock.txt').read_text()
     assert hashes[line.name] and all(f'sha256:{each["content"]}' in text for each in hashes[line.name])
     licenses = {found['name']: found.get('licenses') for found in bill['components']}
     assert licenses['tensorflow'] == [{'license': {'name': 'Apache Software License'}}]
@@ -203,7 +207,7 @@ def test_the_bill_of_materials_lists_the_lock_and_named_extras():
 
 def test_no_file_names_a_registry():
     shown = [
-        path for path in ROOT.rglob('*') if not {'.git', '.venv', 'runs'}.intersection(path.relative_to(ROOT).parts)
+        path for path in ROOT.rglob('*') if not re.match(r'\.git/|\.venv|runs/', path.relative_to(ROOT).as_posix())
     ]
     texts = [
         path for path in shown if path.is_file() and path.suffix not in ('.png', '.pyc') and '_cache' not in str(path)
@@ -214,18 +218,18 @@ def test_no_file_names_a_registry():
 
 def test_a_wrong_python_is_reported_in_one_line():
     # The interpreter's own number, replaced before setup.py looks at it.
-    program = 'import runpy, sys; sys.version_info = (3, 12, 1, "final", 0); runpy.run_path("setup.py")'
+    program = 'import runpy, sys; sys.version_info = (3, 14, 1, "final", 0); runpy.run_path("setup.py")'
     result = run(sys.executable, '-c', program, cwd=ROOT)
     assert result.returncode == 1
-    assert result.stderr == 'tflearn-agents: error: got Python 3.12; need 3.10 or 3.11; use one of these\n'
+    assert result.stderr == 'tflearn-agents: error: got Python 3.14; need 3.11, 3.12 or 3.13\n'
 
 
 @pytest.mark.parametrize('job', JOBS)
 def test_a_wrong_python_is_reported_before_a_program_imports_anything(job):
-    program = f'import sys; sys.version_info = (3, 12, 1, "final", 0); import scripts.{job}'
+    program = f'import sys; sys.version_info = (3, 14, 1, "final", 0); import scripts.{job}'
     result = run(sys.executable, '-c', program, cwd=ROOT)
     assert result.returncode == 2
-    assert result.stderr.startswith('tflearn: error: got Python 3.12; need 3.10 or 3.11')
+    assert result.stderr.startswith('tflearn: error: got Python 3.14; need 3.11 (with')
     assert result.stderr.count('\n') == 1
 
 
@@ -245,7 +249,7 @@ def test_no_fitting_python_is_reported_in_one_line(command, tmp_path):
     result = run(ROOT / 'scripts' / command, cwd=tmp_path, env=environment)
     assert result.returncode == 2
     assert result.stderr.startswith(
-        f'scripts/{command}: error: got no Python 3.11 or 3.10 in TFLEARN_PYTHON=/bin/false'
+        f'scripts/{command}: error: got no Python 3.11 or 3.13 or 3.12 in TFLEARN_PYTHON=/bin/false'
     )
     assert result.stderr.count('\n') == 1
 

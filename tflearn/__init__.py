@@ -4,10 +4,14 @@ The public names are loaded on first use, so `import tflearn` stays free of Tens
 """
 
 import importlib
+import os
 import pathlib
+import sys
 import warnings
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from tflearn.core.errors import UserImportError
 
 if TYPE_CHECKING:
     from tflearn.api.training import TrainedRun, train
@@ -131,4 +135,22 @@ def _warn_of_namesake() -> None:
     )
 
 
+def _use_keras_2() -> None:
+    """Lets `tf.keras` be Keras 2, as TF-Agents needs: TensorFlow 2.16 and later read this variable when imported.
+
+    Raises:
+      ImportError: if it is Keras 3 already, or shall be.
+    """
+    wanted = os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
+    tensorflow = sys.modules.get('tensorflow')
+    is_late = tensorflow is not None and tensorflow.keras.layers.Dense.__module__.startswith('keras.')
+    if is_late or wanted not in ('1', 'true', 'True'):
+        raise UserImportError(
+            'got Keras 3 as tf.keras; need Keras 2 (the package tf-keras): set the environment variable '
+            'TF_USE_LEGACY_KERAS=1, or import tflearn before tensorflow'
+        )
+
+
 _warn_of_namesake()
+if sys.version_info >= (3, 12):  # where TensorFlow is 2.21
+    _use_keras_2()

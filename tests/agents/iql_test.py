@@ -142,7 +142,7 @@ def test_losses_of_awac_are_the_papers(specs):
 def test_the_expectile_of_numbers_and_bounded_weights():
     """The number that minimizes the expectile loss balances both sides; weights do not overflow."""
     numbers = np.random.default_rng(0).normal(size=2000).astype(np.float32)
-    candidates = np.linspace(-2, 2, 2001)
+    candidates = np.linspace(-2, 2, 2001, dtype=np.float32)
     losses = [float(tf.reduce_mean(offline_loss.expectile_losses(tf.constant(numbers - c), 0.9))) for c in candidates]
     best = candidates[int(np.argmin(losses))]
     above, below = np.maximum(numbers - best, 0).sum(), np.maximum(best - numbers, 0).sum()

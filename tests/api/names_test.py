@@ -15,7 +15,7 @@ USERS_PROGRAM = pathlib.Path(__file__).with_name('users_program.py')
 STRICT = """
 [mypy]
 strict = True
-python_version = 3.10
+python_version = 3.11
 [mypy-tflearn.*]
 follow_imports = silent
 [mypy-tensorflow.*,tf_agents.*,absl.*,reverb.*,gin.*,google.*]

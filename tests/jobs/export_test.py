@@ -80,7 +80,7 @@ def test_exports_a_quantized_actor(tmp_path):
     versions.point_best(run_dir.greedy_policy / '3')
     assert export(**given, tflite='float32') == run_dir.tflite('greedy_policy', 3, 'float32')
     example_policies.reweigh(policy, seed=1)
-    details = tf.lite.Interpreter(model_content=quantised).get_tensor_details()
+    details = tflite.interpreter(quantised).get_tensor_details()
     assert any(tensor['dtype'] == np.int8 for tensor in details)
     shuffled = {'observation': observation[::-1].copy()}
     fixed = tf.saved_model.load(str(export(run_dir=run_dir, batch_size=2, output=str(tmp_path / 'fixed'))))

@@ -5,7 +5,6 @@ import threading
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import gin
 from tests.policies.products_aot_test import TOOL, run
@@ -49,7 +48,7 @@ def test_greedy_and_collect_policies(task, tmp_path):
         shown = run(*TOOL, 'run', '--dir', path, '--tag_set=serve', '--signature_def=action', *flags)
         assert 'Result for output key decision' in shown and 'Result for output key logits' in shown
         model = (path / products.TFLITE).read_bytes()
-        details = tf.lite.Interpreter(model_content=model).get_input_details()
+        details = tflite.interpreter(model).get_input_details()
         assert {tensor['name'] for tensor in details} == {f'action_{name}:0' for name in inputs}
         decisions = {int(tflite.run(model, inputs, 'action')['decision'][0]) for _ in range(10)}
         assert decisions <= set(legal) and (len(decisions) > 1) == (policy == 'collect_policy')

@@ -87,7 +87,7 @@ def test_greedy_policy_with_chosen_names_and_logits(exported, tmp_path):
     saved, run_tflite = load(output)
     inputs = {'callee_users', 'node_count', 'step_type', 'reward', 'discount'}
     assert {name: spec.shape for name, spec in saved.structured_input_signature[1].items()} == dict.fromkeys(inputs, 1)
-    interpreter = tf.lite.Interpreter(model_path=str(output / 'model.tflite'))
+    interpreter = tflite.interpreter((output / 'model.tflite').read_bytes())
     assert {tensor['name'] for tensor in interpreter.get_input_details()} == {f'action_{name}:0' for name in inputs}
     specs = json.loads((output / 'output_spec.json').read_text())
     assert [spec['logging_name'] for spec in specs] == ['inlining_decision', 'inlining_logits']

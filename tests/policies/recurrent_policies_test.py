@@ -19,7 +19,7 @@ PLAIN = {'normalize_observations': False}  # random variances could be negative
 
 
 def _ppo(specs):
-    experience = experiences.changed(ppo.EXPERIENCE, store_policy_state=True)
+    experience = experiences.changed(ppo.EXPERIENCE, store_policy_state=True, sequence_length=33, stride=32)
     return ppo.make_agent(specs, create_train_step(), experience, network=NetworkOptions(lstm_size=(8,)), **PLAIN)
 
 

@@ -7,7 +7,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import reverb
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
@@ -153,9 +152,7 @@ def _stack(*parts):
 
 def read_items(served):
     """All sequences in the table, as (trajectory [T, ...], version [T])."""
-    dataset = reverb.TrajectoryDataset.from_table_signature(
-        served.address, REPLAY, max_in_flight_samples_per_worker=1, rate_limiter_timeout_ms=200
-    )
+    dataset = backend.connect(served.address).samples(REPLAY, served.storage.item_shape, 1, 200)
     size = served.table().size
     found = {}
     for sample in dataset.take(200 * size):

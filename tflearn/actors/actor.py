@@ -99,7 +99,7 @@ class Actor:
         action, self._policy_state, info = self._policy.step(time_step, state)
         self._time_step = next_time_step = self._environment.step(action)
         # FIRST is 0; no action leads to it.
-        self.env_steps += np.count_nonzero(next_time_step.step_type)
+        self.env_steps += int(np.count_nonzero(next_time_step.step_type))
         reported = self._environment.info
         if reported and EXECUTED_ACTION in reported:
             action = reported[EXECUTED_ACTION]

@@ -153,7 +153,7 @@ class EpisodeMetrics:
         self._weights *= self._factors
         self._weights += self._addends
         self.lengths += 1  # at boundaries too, but the next row resets it
-        num_steps = np.count_nonzero(next_step_type)  # FIRST is 0; no action leads to it
+        num_steps = int(np.count_nonzero(next_step_type))  # FIRST is 0; no action leads to it
         self.env_steps += num_steps
         info = self._read_info()
         if info:
@@ -165,7 +165,7 @@ class EpisodeMetrics:
             failed = (next_step_type == _FIRST) & (step_type != _LAST)
             # One that had no episode, or begins its next one, has lost none.
             self.interrupted = failed & np.logical_not(self._was_idle)
-            self.dropped_episodes += np.count_nonzero(self.interrupted)
+            self.dropped_episodes += int(np.count_nonzero(self.interrupted))
         self._was_idle = info.get(IDLE, False)
         ended = next_step_type == _LAST
         if np.count_nonzero(ended):

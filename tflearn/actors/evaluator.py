@@ -265,7 +265,7 @@ class _Played:
                 self._take(i, episode)
         if self._metrics.interrupted.any():
             interrupted = self._metrics.interrupted & (self.missing > 0)
-            self.dropped += np.count_nonzero(interrupted)
+            self.dropped += int(np.count_nonzero(interrupted))
             self._dropped_in_a_row += interrupted
             if self._dropped_in_a_row.max() > _MAX_DROPPED_IN_A_ROW:
                 raise RuntimeError(

@@ -41,7 +41,7 @@ REQUIREMENTS = {
         'grpcio-health-checking>=1.62',
         'prometheus-client>=0.20',
         'protobuf>=4.21',
-        'tensorflow-serving-api>=2.15,<2.16',
+        'tensorflow-serving-api>=2.15,<2.22',
     ),
     'video': ('moviepy>=2.1,<3', 'pillow<12'),
     'minari': ('minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'),

@@ -35,10 +35,25 @@ class EnvironmentSpecs:
     action: types.NestedTensorSpec
     reward: types.NestedTensorSpec = dataclasses.field(default_factory=lambda: tf.TensorSpec((), tf.float32, 'reward'))
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'observation', tf.nest.map_structure(_that_can_be_drawn, self.observation))
+
     @property
     def time_step(self) -> ts.TimeStep:
         """The time step's spec: step_type int32, reward, discount float32 in [0, 1], observation."""
         return ts.time_step_spec(self.observation, self.reward)
+
+
+def _that_can_be_drawn(spec: tf.TensorSpec) -> tf.TensorSpec:
+    """Returns the spec, with bounds that have its rank if it is uint8.
+
+    TF-Agents draws such values to make variables, up to the bound and 1, which is 0 for a scalar 255 in NumPy 2.
+    """
+    if spec.dtype != tf.uint8 or not spec.shape.rank:
+        return spec
+    bounded = tensor_spec.BoundedTensorSpec.from_spec(spec)
+    bounds = (np.atleast_1d(bound) for bound in (bounded.minimum, bounded.maximum))
+    return tensor_spec.BoundedTensorSpec(spec.shape, spec.dtype, *bounds, spec.name)
 
 
 class BatchedEnvironment(Protocol):

@@ -31,8 +31,8 @@ class _Range:
 
     def add(self, values: np.ndarray) -> None:
         if values.dtype.kind == 'f' and not (finite := np.isfinite(values)).all():
-            missing = np.count_nonzero(np.isnan(values))
-            self.missing, self.infinite = self.missing + missing, self.infinite + np.count_nonzero(~finite) - missing
+            missing, finite_less = int(np.count_nonzero(np.isnan(values))), int(np.count_nonzero(~finite))
+            self.missing, self.infinite = self.missing + missing, self.infinite + finite_less - missing
             values = values[finite]
         if values.size:
             self.least, self.greatest = min(self.least, float(values.min())), max(self.greatest, float(values.max()))
@@ -69,7 +69,7 @@ class Statistics:
                 found.add(episode[name] if name.startswith(('observation', 'step_type')) else episode[name][taken])
             rewards = [episode[name][taken].sum(dtype=np.float64) for name in episode if name.startswith('reward')]
             returns.append(sum(rewards))
-            lengths.append(np.count_nonzero(taken))
+            lengths.append(int(np.count_nonzero(taken)))
             terminated += bool((episode['discount'][taken][-1:] == 0).any())
         self.returns, self.lengths = np.array(returns), np.array(lengths)
         self.terminated = terminated / max(1, len(returns))
@@ -88,7 +88,7 @@ class Statistics:
             lines.append(f'{reader.num_damaged} damaged records skipped')
         if len(self.lengths):
             lines += [_quartiles('return', self.returns), _quartiles('length', self.lengths)]
-            if unknown := np.count_nonzero(~np.isfinite(self.returns)):
+            if unknown := int(np.count_nonzero(~np.isfinite(self.returns))):
                 lines.append(f'{unknown} episodes have no return, since rewards are missing or infinite')
             lines.append(f'{self.terminated:.0%} terminated, the others ended by a time limit')
         width = max(len(str(column)) for column in reader.columns)

@@ -231,7 +231,7 @@ class EpisodeRecorder:
             self._begin[ends] = -1
             self._ended.append((ended, first, self._number + 1))
             self.num_episodes += len(ended)
-            num_boundaries = np.count_nonzero(step_type[ended] == LAST)
+            num_boundaries = int(np.count_nonzero(step_type[ended] == LAST))
             self.num_steps += len(ended) * (self._number + 1) - int(first.sum()) - num_boundaries
         self._number += 1
         if len(self._rows) >= self._max_rows:

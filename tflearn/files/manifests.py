@@ -232,7 +232,7 @@ class Manifests:
         others = (base or found[0]).parts if base or found else {}
         epochs = {job: max(part.epoch, newest[job].epoch if job in newest else 0) for job, part in others.items()}
         parts = {job: dataclasses.replace(part, epoch=epochs[job]) for job, part in others.items()}
-        now = datetime.datetime.now(datetime.timezone.utc)
+        now = datetime.datetime.now(datetime.UTC)
         content = Manifest(number + 1, f'{now:%FT%TZ}', {**parts, self.job: mine}).encode()
         if not self._store.create(self._path(number + 1), content):
             return False

@@ -8,8 +8,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.agents.sac import sac_agent, tanh_normal_projection_network
 from tf_agents.distributions import utils as distribution_utils
-from tf_agents.networks import categorical_projection_network, network, normal_projection_network
-from tf_agents.specs import tensor_spec
+from tf_agents.networks import network, normal_projection_network, utils
+from tf_agents.specs import distribution_spec, tensor_spec
 from tf_agents.typing import types
 
 from tflearn.core.train_step import Draws
@@ -69,7 +69,34 @@ def tanh_normal(action_spec: types.BoundedTensorSpec) -> network.Network:
     return _TanhNormal(action_spec, std_transform=sac_agent.std_clip_transform, name='TanhNormalProjectionNetwork')
 
 
-class _MultiCategorical(categorical_projection_network.CategoricalProjectionNetwork):
+class _Categorical(network.DistributionNetwork):
+    """Categorical distributions of one number of choices. (TF-Agents' own class fails with NumPy 2.)"""
+
+    def __init__(self, sample_spec: types.BoundedTensorSpec, name: str = 'CategoricalProjectionNetwork'):
+        """Takes the spec of integers counted from 0, with one maximum."""
+        shape = (*sample_spec.shape, int(np.max(sample_spec.maximum)) + 1)
+        parameters = {'logits': tensor_spec.TensorSpec(shape, tf.float32, f'{name}_logits')}
+        output_spec = distribution_spec.DistributionSpec(
+            tfp.distributions.Categorical, parameters, sample_spec=sample_spec, dtype=sample_spec.dtype
+        )
+        super().__init__(input_tensor_spec=None, state_spec=(), output_spec=output_spec, name=name)
+        self._output_shape = shape
+        self._projection_layer = tf.keras.layers.Dense(
+            int(np.prod(shape)),
+            kernel_initializer=tf.compat.v1.keras.initializers.VarianceScaling(0.1),
+            name='logits',
+        )
+
+    def call(self, inputs: tf.Tensor, outer_rank: int, training: bool = False, mask: None = None) -> Any:
+        """See `DistributionNetwork.call`."""
+        del mask
+        batch_squash = utils.BatchSquash(outer_rank)
+        logits = self._projection_layer(tf.cast(batch_squash.flatten(inputs), tf.float32), training=training)
+        logits = batch_squash.unflatten(tf.reshape(logits, [-1, *self._output_shape]))
+        return self.output_spec.build_distribution(logits=logits), ()
+
+
+class _MultiCategorical(_Categorical):
     """Categorical distributions of several numbers of choices: each has the logits of the largest, some impossible."""
 
     def __init__(self, sample_spec: types.BoundedTensorSpec, name: str = 'MultiCategoricalProjectionNetwork'):
@@ -121,7 +148,7 @@ def categorical(action_spec: types.BoundedTensorSpec, masked: bool = False) -> n
     """Makes a categorical distribution of each integer of an action, all counted from 0; `masked` takes a mask."""
     if masked or np.unique(action_spec.maximum).size > 1:
         return _MultiCategorical(action_spec)
-    return categorical_projection_network.CategoricalProjectionNetwork(action_spec)
+    return _Categorical(action_spec)
 
 
 def projections(action_spec: types.NestedTensorSpec, masked: bool = False) -> Any:

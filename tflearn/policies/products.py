@@ -319,7 +319,7 @@ def _output_spec(path: pathlib.Path, signature: str, names: list[str]) -> list[d
 
 
 def _check_names(model: bytes, outputs: list[dict[str, Any]]) -> None:
-    found = {tensor['name'] for tensor in tf.lite.Interpreter(model_content=model).get_output_details()}
+    found = {tensor['name'] for tensor in tflite.interpreter(model).get_output_details()}
     wanted = {f'{each["tensor_spec"]["name"]}:{each["tensor_spec"]["port"]}' for each in outputs}
     if found != wanted:
         raise RuntimeError(f'got the outputs {sorted(found)} of the TFLite model; need {sorted(wanted)}')

@@ -96,8 +96,17 @@ def compare(model: bytes, version: pathlib.Path, given: Arrays, precision: str) 
 
 def run(model: bytes, given: Arrays, signature: str = signatures.DEFAULT) -> dict[str, np.ndarray]:
     """Returns the outputs of a converted model, by name, for inputs [N, ...] by name."""
-    outputs: dict[str, np.ndarray] = tf.lite.Interpreter(model_content=model).get_signature_runner(signature)(**given)
+    outputs: dict[str, np.ndarray] = interpreter(model).get_signature_runner(signature)(**given)
     return outputs
+
+
+def interpreter(model: bytes) -> Any:
+    """Returns an interpreter of a converted model: LiteRT's where it is installed. TensorFlow 2.20 warns of its own."""
+    try:
+        from ai_edge_litert import interpreter as litert
+    except ModuleNotFoundError:
+        return tf.lite.Interpreter(model_content=model)
+    return litert.Interpreter(model_content=model)
 
 
 def _load(version: pathlib.Path) -> Any:

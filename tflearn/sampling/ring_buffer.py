@@ -162,7 +162,7 @@ class RingBuffer:
                 self.columns.write(offset, rows[begins[0] : begins[-1] + self._length])
                 starts.append(offset + begins - begins[0])
             num_taken += 1
-            num_sequences += np.count_nonzero(flags == NEW)
+            num_sequences += int(np.count_nonzero(flags == NEW))
         with self._lock:
             self._new_starts += starts
             self.num_written += num_sequences
