@@ -81,8 +81,8 @@ class GinText:
 
     def _name(self, function: Any, what: str) -> str:
         """Returns the name of a function or class in the text, and imports its module there."""
-        module, name = getattr(function, '__module__', None), getattr(function, '__qualname__', '')
-        if module == '__main__' or getattr(importlib.import_module(module or 'builtins'), name, None) is not function:
+        module, name = getattr(function, '__module__', None) or 'builtins', getattr(function, '__qualname__', '')
+        if module == '__main__' or getattr(importlib.import_module(module), name, None) is not function:
             raise UserTypeError(
                 f'got {function!r} in {what} for several processes; need what they can import: functions and classes '
                 'of a module (not of the program itself), functools.partial of them, dataclasses, and literals; or '

@@ -136,7 +136,7 @@ def train(
         _check_gin({**parts, **more}, gin_file, gin_bindings)
     run_dir = RunDir(root_dir or pathlib.Path('runs', pathlib.Path(gin_file or '').stem))
     if gin_file is None:
-        given = {name: each for name, each in evaluation.items() if each is not None}
+        given: dict[str, Any] = {name: each for name, each in evaluation.items() if each is not None}
         given['options'] = evaluate_options or EvaluateOptions('each')
         if mode == 'synchronous':
             synchronous_run.of_objects(run_dir, {**parts, **settings}, given)
