@@ -146,8 +146,10 @@ def insert(client, values, table_name='table', timeout_secs=5.0):
 
 def drawn(client, count, table_name='table'):
     """Draws so many items, or those that come until there is none for a while; their first bytes."""
-    samples = client.samples(table_name, (4,), 1, 500).take(count)
-    return [int(sample.data['chunk'][0]) for sample in samples]
+    if client.has_stream:
+        blocks = itertools.takewhile(len, client.stream(table_name, (4,), 1))
+        return [int(item[0]) for item in itertools.islice(itertools.chain.from_iterable(blocks), count)]
+    return [int(sample.data['chunk'][0]) for sample in client.samples(table_name, (4,), 1, 500).take(count)]
 
 
 def inserted_ids(served):
@@ -178,8 +180,7 @@ def test_a_queue_gives_each_item_once_in_order_and_blocks_its_writers(serve_tabl
     background.join(30)
     assert writer.flush(0, 0.0)
     writer.close()
-    counts = client.counts(5)['table']
-    assert (counts.size, counts.inserts, counts.samples) == (0, 6, 6)
+    assert dataclasses.astuple(client.counts(5)['table'])[:4] == (0, 4, 6, 6)
 
 
 @DRAWING
@@ -187,8 +188,7 @@ def test_a_queue_gives_each_item_once_in_order_and_blocks_its_writers(serve_tabl
 def test_the_oldest_item_makes_room(serve_tables, order):
     client = serve_tables(table(order, 5))
     assert insert(client, items(0, 12))
-    counts = client.counts(5)['table']
-    assert (counts.size, counts.max_size, counts.inserts) == (5, 5, 12)
+    assert dataclasses.astuple(client.counts(5)['table'])[:3] == (5, 5, 12)
     found = drawn(client, 60)
     assert set(found) == ({7} if order == 'fifo' else {7, 8, 9, 10, 11})
 
@@ -196,8 +196,7 @@ def test_the_oldest_item_makes_room(serve_tables, order):
 def test_a_table_that_is_scanned_holds_the_newest_items(serve, kind):
     served = serve(experience(sampling='learner', min_size=1, batch_size=4, chunk_steps=4, max_size=20))
     insert_chunks(served, 0, 12)
-    counts = served.table()
-    assert (counts.size, counts.max_size, counts.inserts) == (5, 5, 12)
+    assert dataclasses.astuple(served.table())[:3] == (5, 5, 12)
     assert inserted_ids(served) == dict.fromkeys(range(7, 12), 1)
     if kind != backend.LOCAL:  # which no other job reads
         saved = pathlib.Path(served.server.checkpoint())

@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import pathlib
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +53,10 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def insert(self, items: Sequence[np.ndarray], tables: Sequence[Sequence[str]], priority: float) -> None:
-        """Sends items to the tables that are named for each; never waits for the server to confirm them."""
+        """Sends items to the tables that are named for each; never waits for the server to confirm them.
+
+        The arrays must stay as they are until the server has them.
+        """
 
     @abc.abstractmethod
     def flush(self, num_unconfirmed: int, timeout_secs: float) -> bool:
@@ -72,10 +75,10 @@ class Client(abc.ABC):
     """Reaches the server at one address. For many threads.
 
     Attributes:
-      loses_in_flight: whether items that the server has sent ahead are lost when a stream ends after a silence.
+      has_stream: whether queues are read by `stream`; otherwise by `samples`.
     """
 
-    loses_in_flight = True
+    has_stream = False
 
     def __init__(self, address: str):
         """Connects with the first call."""
@@ -103,8 +106,19 @@ class Client(abc.ABC):
 
         Args:
           item_shape: the shape of an item's column 'chunk', of bytes.
-          in_flight: the number of items that the server may send ahead; see `loses_in_flight`.
+          in_flight: the number of items that the server may send ahead. If it is 1, a timeout loses none.
         """
+
+    def stream(self, table: str, item_shape: Sequence[int], at_most: int) -> Generator[np.ndarray, None, None]:
+        """Gives the items of a queue, each once and in order, `at_most` so many at a time.
+
+        Yields:
+          uint8 [n, *item_shape]; n is 0 about once a second while there are none.
+
+        Raises:
+          Lost: if the server is gone.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:

@@ -5,6 +5,7 @@ A stream cannot be interrupted and may wait for a lost server without a deadline
 reader of the queue can be stopped, logs what it waits for, and gives up at a deadline.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -67,10 +68,8 @@ class TableReader:
             as tensors [k, ...]; at most the capacity.
           in_flight: the number of items that the server may send ahead on each stream.
           num_streams: streams that are read at the same time and divide the items among them; their order may change.
-            One with as many in flight, if the backend loses none of these.
+            A backend that has a stream of its own is read by one, with as many items in flight.
         """
-        if not backend.connect(self._address).loses_in_flight:
-            in_flight, num_streams = in_flight * num_streams, 1
         given = (prepare, in_flight, num_streams)
         draw = background.Thread(target=self._draw, args=given, name='replay_draw')
         watch = background.Thread(target=self._watch, name='replay_watch')
@@ -127,7 +126,10 @@ class TableReader:
             self.close()
 
     def _read(self, prepare: Prepare, in_flight: int, num_streams: int) -> None:
-        """Reads until closed, each stream in one operation outside of Python."""
+        """Reads until closed; samples of each stream in one operation outside of Python."""
+        if prepare is one_by_one and backend.connect(self._address).has_stream:
+            self._repeat(lambda: self._read_stream(in_flight * num_streams))
+            return
         samples = self._samples(in_flight)
         # A batch that is half full at a timeout waits for its other half.
         is_open = tf.data.Dataset.counter().take_while(unconverted(self._is_open))
@@ -152,6 +154,15 @@ class TableReader:
         self._threads += others
         self._repeat(read)
 
+    def _read_stream(self, at_most: int) -> None:
+        client = backend.connect(self._address)
+        with contextlib.closing(client.stream(self._table, self._storage.item_shape, at_most)) as blocks:
+            for block in blocks:
+                if self._closed.is_set():
+                    return
+                if len(block):
+                    self._queue.enqueue_many([block])
+
     def _samples(self, in_flight: int) -> tf.data.Dataset:
         """Returns what the streams consist of."""
         # After a silence it checks whether it is closed. If several items are in flight, one that arrives just then is
@@ -165,11 +176,10 @@ class TableReader:
         while not self._closed.is_set():
             try:
                 read()
-            except tf.errors.OpError as error:
+            except (tf.errors.OpError, backend.Lost) as error:
                 if not self._closed.is_set():
-                    logging.warning(
-                        'the stream from %s broke; it is opened again: %s', self._address, _last_line(error)
-                    )
+                    reason = getattr(error, 'message', error)
+                    logging.warning('the stream from %s broke; it is opened again: %s', self._address, reason)
             self._closed.wait(_POLL_SECS)
 
     def _is_open(self, _: tf.Tensor) -> tf.Tensor:
@@ -401,11 +411,6 @@ def close_all(readers: Sequence[TableReader]) -> None:
         if reader._threads and threading.current_thread() not in reader._threads:
             for thread in reader._threads[:]:  # a stream would wait for a lost server forever
                 thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _last_line(error: tf.errors.OpError) -> str:
-    """Returns what happened, without the traceback of a backend in Python."""
-    return next((line for line in reversed(error.message.splitlines()) if line.strip()), '').strip()
 
 
 def one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:

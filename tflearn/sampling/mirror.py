@@ -73,8 +73,11 @@ class ReplayMirror(tf.train.experimental.PythonState):
         # Each stream has one chunk in flight, which is not lost when a wait ends (see `TableReader`), and one that is
         # to enter the queue. All chunks that were read ahead are ahead of the samples per insert too.
         ahead = max(4, storage.stream_chunks // len(self._addresses))
-        self._num_streams = min(math.ceil(_MAX_STREAMS / len(self._addresses)), ahead // 2)
-        capacity = ahead + 2 - 2 * self._num_streams
+        if backend.connect(self._addresses[0]).has_stream:
+            self._in_flight, self._num_streams, capacity = ahead // 2, 1, ahead - ahead // 2
+        else:
+            self._in_flight, self._num_streams = 1, min(math.ceil(_MAX_STREAMS / len(self._addresses)), ahead // 2)
+            capacity = ahead + 2 - 2 * self._num_streams
         self._readers = [
             TableReader(address, storage, STREAM, [storage.signature['chunk']], capacity, timeout_secs)
             for address in self._addresses
@@ -173,7 +176,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
             what = f'the replay server at {address}'
             wait_until(functools.partial(connection.counts, address), what, self._timeout_secs, self._closing)
         for reader in self._readers:
-            reader.start(one_by_one, 1, self._num_streams)
+            reader.start(one_by_one, self._in_flight, self._num_streams)
 
     def _rebuild(self) -> None:
         """Fills the mirror with the replay servers' content, oldest first."""

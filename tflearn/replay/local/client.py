@@ -24,8 +24,6 @@ _MESSAGE_SECS = 2.0
 class Client(backend.Client):
     """See `backend.Client`."""
 
-    loses_in_flight = False
-
     def is_listening(self) -> bool:
         return SERVERS.tables(self.address) is not None
 

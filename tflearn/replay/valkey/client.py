@@ -6,7 +6,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,19 +17,19 @@ from tflearn.core.errors import UserRuntimeError
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import Stopped, wait_until
 from tflearn.replay import backend
-from tflearn.replay.backend import ItemInfo, Lost, Sample
+from tflearn.replay.backend import Lost
 from tflearn.replay.storage import Storage
 from tflearn.replay.valkey import functions, library
 
 _SECS = 5.0  # in which the server takes what is sent to it
-_SILENT_SECS = 1.0  # after which a silent stream ends, so that its reader can be closed; nothing is lost then
+_SILENT_SECS = 1.0  # after which a reader that waits for items can look around
 _MAX_ITEMS, _MAX_BYTES = 64, 4 << 20  # sent or read at once
 
 
 class Client(backend.Client):
     """See `backend.Client`. Its servers draw nothing but queues."""
 
-    loses_in_flight = False
+    has_stream = True
 
     def __init__(self, address: str):
         super().__init__(address)
@@ -50,16 +50,12 @@ class Client(backend.Client):
         return _Writer(self.address)
 
     def samples(self, table: str, item_shape: Sequence[int], in_flight: int, timeout_ms: int) -> tf.data.Dataset:
-        silent_secs = _SILENT_SECS if timeout_ms < 0 else min(_SILENT_SECS, 1e-3 * timeout_ms)
+        raise UserRuntimeError(f'got draws from the table {table!r} at {self.address}; need a server that draws')
 
-        def read() -> Iterator[np.ndarray]:
-            with contextlib.closing(_Reader(self.address, table, in_flight)) as reader:
-                while items := reader.read(silent_secs):
-                    yield np.frombuffer(b''.join(items), np.uint8).reshape(-1, *item_shape)
-
-        info = ItemInfo(tf.constant(0, tf.uint64), tf.constant(1.0, tf.float64), tf.constant(1, tf.int64), 1.0)
-        blocks = tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec((None, *item_shape), tf.uint8))
-        return blocks.unbatch().map(lambda item: Sample(info, {'chunk': item}))
+    def stream(self, table: str, item_shape: Sequence[int], at_most: int) -> Generator[np.ndarray, None, None]:
+        with contextlib.closing(_Reader(self.address, table, at_most)) as reader:
+            while True:
+                yield np.frombuffer(b''.join(reader.read()), np.uint8).reshape(-1, *item_shape)
 
     def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:
         what = f'the replay server at {self.address}'
@@ -95,14 +91,16 @@ class _Writer(backend.Writer):
     def __init__(self, address: str):
         self._address = address
         self._name = f'tflearn:writer:{secrets.token_hex(8)}'  # the list that holds a message once there is room
-        self._waiting: collections.deque[tuple[str, bytes]] = collections.deque()
+        self._waiting: collections.deque[tuple[str, memoryview]] = collections.deque()
         self._connection: library.Connection | None = None
         self._num_sent: int | None = None  # items of the call that runs; 0 waits for room; None: no call runs
+        self._room = _MAX_ITEMS  # items that the next call may send
         self._lost: Lost | None = None
 
     def insert(self, items: Sequence[np.ndarray], tables: Sequence[Sequence[str]], priority: float) -> None:
         del priority  # the server draws nothing
-        self._waiting += [(','.join(names), item.tobytes()) for item, names in zip(items, tables, strict=True)]
+        for item, names in zip(items, tables, strict=True):
+            self._waiting.append((','.join(names), np.ascontiguousarray(item).data.cast('B')))
         with contextlib.suppress(Lost):  # the next flush reports it
             while self._advance(0.0):
                 pass
@@ -138,65 +136,58 @@ class _Writer(backend.Writer):
         return True
 
     def _send(self, connection: library.Connection) -> None:
-        arguments: list[str | bytes] = [self._name]
+        arguments: list[str | memoryview] = [self._name]
         num_bytes = count = 0
         for tables, item in self._waiting:
             arguments += [tables, item]
             num_bytes, count = num_bytes + len(item), count + 1
-            if count == _MAX_ITEMS or num_bytes >= _MAX_BYTES:
+            if count == self._room or num_bytes >= _MAX_BYTES:
                 break
         connection.send(library.function(functions.INSERT, *arguments))
         self._num_sent = count
 
-    def _handle(self, connection: library.Connection, answer: int | None) -> None:
-        if not self._num_sent:  # there is room, or it is time to look
-            self._num_sent = None
+    def _handle(self, connection: library.Connection, answer: Any) -> None:
+        if not self._num_sent:  # there is room; or it was long, and is time to look
+            self._num_sent, self._room = None, min(_MAX_ITEMS, int(answer[1])) if answer else 1
             return
-        for _ in range(int(answer or 0)):
+        for _ in range(answer):
             self._waiting.popleft()
         if answer == self._num_sent:
-            self._num_sent = None
+            self._num_sent, self._room = None, _MAX_ITEMS
         else:
             connection.send(('BLPOP', self._name, _SECS))
             self._num_sent = 0
 
 
 class _Reader:
-    """Draws items of a queue, several at once."""
+    """Draws items of a queue, several at once, and asks for the next ones before they are needed."""
 
-    def __init__(self, address: str, table: str, count: int):
-        """Connects. `count` is the greatest number of items that are drawn at once."""
+    def __init__(self, address: str, table: str, at_most: int):
+        """Connects. `at_most` is the greatest number of items that are on their way, and lost if this process dies."""
         self._connection = library.Connection(address, _SECS + _SILENT_SECS)
         self._table = table
-        self._command = ('XREADGROUP', 'GROUP', functions.GROUP, 'reader', 'COUNT', count)
-        self._drew = False  # whether the server has not answered yet that it knows what was drawn
+        count = max(1, at_most // 2)
+        self._command = (
+            *('XREADGROUP', 'GROUP', functions.GROUP, 'reader', 'COUNT', count),
+            *('BLOCK', round(1000 * _SILENT_SECS), 'NOACK', 'STREAMS', functions.ITEMS, '>'),
+        )
+        self._has_asked = False
 
-    def read(self, timeout_secs: float) -> list[bytes]:
-        """Returns the next items; none if there is none for so long."""
-        deadline = time.monotonic() + timeout_secs
-        while (left := deadline - time.monotonic()) > 0:
-            self._confirm()
-            block = ('BLOCK', max(1, round(1000 * left)), 'NOACK', 'STREAMS', functions.ITEMS, '>')
-            answer = self._connection.call(*self._command, *block)
-            if not answer:
-                return []
-            entries = library.entries_of(answer[0][1])
-            in_queue = [entry for entry in entries if entry.is_in(self._table)]
-            # At once, since writers wait for room; the answer can wait.
-            alone = [entry.id for entry in in_queue if b',' not in entry.tables]
-            self._connection.send(library.function(functions.DELIVERED, *alone))
-            self._drew = True
-            if in_queue:
-                return [entry.item for entry in in_queue]
-        return []
+    def read(self) -> list[bytes]:
+        """Returns the next items; none if there are none for a while."""
+        if self._has_asked:
+            self._connection.receive()  # that it knows what was drawn before
+        else:
+            self._connection.send(self._command)
+        answer = self._connection.receive()
+        self._has_asked = answer is not None
+        if answer is None:
+            return []
+        entries = [entry for entry in library.entries_of(answer[0][1]) if entry.is_in(self._table)]
+        alone = [entry.id for entry in entries if b',' not in entry.tables]
+        self._connection.send(library.function(functions.DELIVERED, *alone), self._command)  # writers wait for room
+        return [entry.item for entry in entries] or self.read()
 
     def close(self) -> None:
-        """Ends the connection, once the server knows what was drawn."""
-        with contextlib.suppress(Lost):
-            self._confirm()
+        """Ends the connection."""
         self._connection.close()
-
-    def _confirm(self) -> None:
-        if self._drew:
-            self._drew = False
-            self._connection.receive()

@@ -5,7 +5,7 @@ is scanned, and so many into the queue, with this one. So the ids are the counts
 nothing is counted wrongly if a client dies. The readers of the queue are one consumer group, whose last delivered id
 says what was drawn. An entry's only field is named after the tables that have it, and holds the item's bytes.
 
-A writer that finds the queue full leaves its name, and waits for a message to it, which the next reader sends.
+A writer that finds the queue full leaves its name, and waits for a message to it: how many items it may send.
 """
 
 ITEMS, STATE, BLOCKED = KEYS = 'tflearn:items', 'tflearn:state', 'tflearn:blocked'
@@ -75,9 +75,11 @@ local function delivered(keys, args)
   if not state then return redis.error_reply('NOTABLES this server has no tables of a replay') end
   if #args > 0 then redis.call('XDEL', keys[1], unpack(args)) end
   trim(keys, state)
-  if state.queued - state.drawn < state.max_queue then
-    for _, writer in ipairs(redis.call('SMEMBERS', keys[3])) do
-      redis.call('LPUSH', writer, '')
+  local room = state.max_queue - (state.queued - state.drawn)
+  if room >= math.max(1, state.max_queue / 4) then  -- not for each place: a writer is to send several items at once
+    local writers = redis.call('SMEMBERS', keys[3])
+    for _, writer in ipairs(writers) do
+      redis.call('LPUSH', writer, math.ceil(room / #writers))
       redis.call('EXPIRE', writer, 60)
     end
     redis.call('DEL', keys[3])

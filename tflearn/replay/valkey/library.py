@@ -86,6 +86,11 @@ def _password_file(port: int) -> pathlib.Path:
     return pathlib.Path(tempfile.gettempdir(), f'tflearn-valkey-{os.getuid()}', str(port))
 
 
+def socket_file(port: int) -> pathlib.Path:
+    """Returns the path of the Unix socket of this user's server at a port of this machine."""
+    return _password_file(port).with_suffix('.socket')
+
+
 def _credentials(address: Address) -> dict[str, str]:
     """Returns user and password; nothing if there are none."""
     if source := os.environ.get(PASSWORD_VARIABLE):
@@ -110,28 +115,36 @@ class Connection:
           timeout_secs: how long the server may take to take what is sent, or to answer where it is waited for.
         """
         self._address, self._text = Address.parse(address), address
-        host, port, database, is_encrypted = self._address
-        make = valkey.SSLConnection if is_encrypted else valkey.Connection
-        self._connection = make(
-            host=host.strip('[]'),
-            port=port,
-            db=database,
-            socket_timeout=timeout_secs,
-            socket_connect_timeout=min(_CONNECT_SECS, timeout_secs),
-            socket_keepalive=True,
-            socket_read_size=_READ_BYTES,
-            lib_name=None,
-            lib_version=None,
+        self._options = {
+            'db': self._address.database,
+            'socket_timeout': timeout_secs,
+            'socket_connect_timeout': min(_CONNECT_SECS, timeout_secs),
+            'socket_read_size': _READ_BYTES,
+            'lib_name': None,
+            'lib_version': None,
             **_credentials(self._address),
-        )
+        }
         with self._errors():
-            self._connection.connect()
+            self._connection = self._connect()
+
+    def _connect(self) -> valkey.Connection | valkey.UnixDomainSocketConnection:
+        host, port, _, is_encrypted = self._address
+        local = socket_file(port)
+        if host in _LOCAL_HOSTS and not is_encrypted and local.exists() and local.stat().st_uid == os.getuid():
+            # Several times as fast as TCP on a busy machine.
+            connection = valkey.UnixDomainSocketConnection(path=str(local), **self._options)
+            with contextlib.suppress(exceptions.ConnectionError):  # of a server that was killed
+                connection.connect()
+                return connection
+        make = valkey.SSLConnection if is_encrypted else valkey.Connection
+        connection = make(host=host.strip('[]'), port=port, socket_keepalive=True, **self._options)
+        connection.connect()
+        return connection
 
     def send(self, *commands: Sequence[Any]) -> None:
         """Sends commands; each is answered, see `receive`."""
         with self._errors():
-            for command in commands:
-                self._connection.send_command(*command)
+            self._connection.send_packed_command([_packed(command) for command in commands])
 
     def has_answer(self, timeout_secs: float) -> bool:
         """Waits for the begin of an answer; returns whether it came in time."""
@@ -164,6 +177,15 @@ class Connection:
             ) from None
         except exceptions.ValkeyError as error:
             raise Lost(f'the replay server at {self._text}: {error}') from error
+
+
+def _packed(command: Sequence[Any]) -> bytes:
+    """Returns a command as it is sent, in one copy: the library takes several times as long where items are large."""
+    parts: list[bytes | memoryview] = [b'*%d\r\n' % len(command)]
+    for value in command:
+        part = value if isinstance(value, bytes | memoryview) else str(value).encode()
+        parts += (b'$%d\r\n' % len(part), part, b'\r\n')
+    return b''.join(parts)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,8 @@ if os.getppid() == int(sys.argv[1]):
 _CONFIGURATION = """\
 bind {host}
 port {port}
+unixsocket {socket}
+unixsocketperm 600
 requirepass {password}
 dir {directory}
 save ""
@@ -165,7 +167,9 @@ class _Process:
             stderr=self._log,
             start_new_session=True,
         )
-        text = _CONFIGURATION.format(host=library.LOCALHOST, port=self.port, password=password, directory=directory)
+        self._socket = library.socket_file(self.port)
+        settings = {'host': library.LOCALHOST, 'port': self.port, 'socket': self._socket, 'directory': directory}
+        text = _CONFIGURATION.format(password=password, **settings)
         try:
             if self._process.stdin:  # it has one
                 with self._process.stdin as file:
@@ -194,6 +198,7 @@ class _Process:
         """Ends it. It has nothing to save."""
         self._process.kill()
         self._process.wait()
+        self._socket.unlink(missing_ok=True)
         self._log.close()
 
 
