@@ -67,18 +67,6 @@ class Collection:
         """The number of environments that failed and were rebuilt."""
         return self._environment.num_rebuilt
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """What belongs in a checkpoint, by name: nothing; the next session begins new episodes."""
-        return {}
-
-    def begin(self) -> None:
-        """Nothing: the first step begins the episodes."""
-
-    def end_reason(self) -> str | None:
-        """None: an environment never ends."""
-        return None
-
     def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0, train_step: int = 0) -> None:
         """Takes `num_steps` batched steps; fewer if the random actions end before.
 

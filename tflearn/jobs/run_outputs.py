@@ -1,4 +1,4 @@
-"""What the jobs train and synchronous write about the run: their progress, summaries, the status and the result."""
+"""What jobs that train write about the run: their progress, summaries, the status and the result."""
 
 import contextlib
 import json
@@ -15,26 +15,30 @@ from tflearn.learner.stop_conditions import StopConditions
 
 
 class Progress(tf.train.experimental.PythonState):
-    """The state in a checkpoint besides agent, train step and reports.
+    """The run's counts over all sessions; they belong in the checkpoint.
 
     Attributes:
-      policy_version: the newest publication's version.
-      secs: the training time over all sessions [seconds]. In a session's first call, which compiles, only waiting for
+      policy_version: the newest version of the weights that act; -1 in a checkpoint that does not have it.
+      secs: the time of collecting and training [seconds]. In a session's first call, which compiles, only waiting for
         data counts.
+      env_steps: environment steps that this process took.
+      episodes: episodes that it finished.
     """
 
     def __init__(self) -> None:
-        self.policy_version = 0
+        self.policy_version = self.env_steps = self.episodes = 0
         self.secs = 0.0
 
     def serialize(self) -> str:
         """Returns the state as JSON."""
-        return json.dumps({'policy_version': self.policy_version, 'secs': self.secs})
+        names = ('policy_version', 'secs', 'env_steps', 'episodes')
+        return json.dumps({name: getattr(self, name) for name in names})
 
     def deserialize(self, string_value: str) -> None:
         """Restores the state of a checkpoint."""
         saved = json.loads(string_value)
-        self.policy_version, self.secs = saved['policy_version'], saved['secs']
+        self.policy_version, self.secs = saved.get('policy_version', -1), saved['secs']
+        self.env_steps, self.episodes = saved.get('env_steps', 0), saved.get('episodes', 0)
 
 
 class CollectSummaries:

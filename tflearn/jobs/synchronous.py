@@ -19,8 +19,9 @@ from tflearn.data.reader import EpisodeReader
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import batch_source, collection, initial_agent, run_outputs
 from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.jobs.collectors import OwnCollectors
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.synchronous_session import SynchronousSession, check_strategy, set_seed
+from tflearn.jobs.session import Session, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
@@ -87,7 +88,11 @@ def synchronous(
       ValueError: if an argument is out of range or not supported by this job, or the checkpoint is made for other
         networks.
     """
-    check_strategy(device.strategy)
+    if device.strategy != 'default':
+        raise UserValueError(
+            f"got strategy={device.strategy!r}; need 'default', since in this job the same device acts and trains; "
+            'start separate jobs (tflearn-launch) for other strategies'
+        )
     device.check_no_dry_run('the synchronous job')
     initial.check_no_cloning('the synchronous job')
     if not isinstance(experience.replay, Queue):
@@ -102,7 +107,8 @@ def synchronous(
     if run_outputs.is_done(run_dir):
         return
     strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
-    seed = set_seed(initial.seed)
+    placement = strategies.make(device.strategy)
+    seed = set_seed(initial.seed, placement, repeatable=True)
     settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
     with run_outputs.only_learner(run_dir, stop) as stopped, contextlib.ExitStack() as opened:
         with waiting.may_exit(stop, stopped):
@@ -110,7 +116,6 @@ def synchronous(
                 num_environments=num_environments, seed=seed if collect_seed is None else collect_seed
             )
             opened.callback(environment.close)
-            placement = strategies.make(device.strategy)
             agent = initial_agent.make(make_agent, environment.specs, experience, placement, device.precision)
             initial_agent.load(agent, initial, run_dir)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
@@ -123,9 +128,9 @@ def synchronous(
                 collect_options,
                 stores_policy_state=experience.slicing.store_policy_state,
             )
-            session = SynchronousSession(run_dir, acting, source, write, agent, settings, stop_conditions)
-            hooks.on_restored()
-            session.begin()
+            collectors = OwnCollectors(acting, write)
+            session = Session(run_dir, agent, source, collectors, placement, settings, stop_conditions)
+            session.begin(hooks.on_restored)
         session.run(stop)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import random
 import threading
 from collections.abc import Iterator
 
@@ -24,7 +23,8 @@ from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
 from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.train_session import TrainSession
+from tflearn.jobs.remote_collectors import RemoteCollectors
+from tflearn.jobs.session import Session, set_seed
 from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
 from tflearn.learner import agent_data, batches, dry_run, machine, preemption, tpu_rules, train_loop, worker_files
 from tflearn.learner.learner import LearnerOptions
@@ -110,7 +110,7 @@ def train(
     ):
         with waiting.may_exit(stop, stopped):
             with watchdog.guard('the construction of the agent'):
-                seed, specs = _seed(initial.seed, placement), specs_of(make_environment)
+                seed, specs = set_seed(initial.seed, placement), specs_of(make_environment)
                 agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             _check_machine(run_dir, agent, storage)
@@ -125,9 +125,10 @@ def train(
                 settings = dataclasses.replace(
                     settings, texts=texts, watchdog=watchdog, preprocess=preprocess, watch=Watch(run_dir)
                 )
-                session = TrainSession(run_dir, control, agent, storage, source, placement, settings, stop_conditions)
+                collectors = RemoteCollectors(run_dir, control, agent, storage, source, placement, settings)
+                session = Session(run_dir, agent, source, collectors, placement, settings, stop_conditions)
                 session.begin(hooks.on_restored)
-        session.run(stop, batch_source.steps_per_call(source, intervals.most_per_call))
+        session.run(stop)
 
 
 def _watchdog(*timeouts: float) -> contextlib.closing[Watchdog]:
@@ -153,19 +154,6 @@ def _check_machine(run_dir: RunDir, agent: Agent, storage: Storage) -> None:
     machine.check(
         run_dir.root, 'the learner', mirror + _TRAINING_COPIES * num_bytes, 4 * _SAVED_COPIES * num_bytes, lower
     )
-
-
-def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
-    """Seeds Python, numpy and TensorFlow, differently on each worker; the first weights are the chief's.
-
-    Returns:
-      The run's seed; the chief draws it if there is none.
-    """
-    if seed is None:
-        seed = workers.Agreement(placement).of_chief(random.SystemRandom().randrange(2**31))
-        logging.info('got no seed; drew %d: the same seed gives the same draws', seed)
-    tf.keras.utils.set_random_seed(seed + strategies.layout(placement).worker)
-    return seed
 
 
 def _source(

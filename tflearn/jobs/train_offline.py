@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,8 +18,9 @@ from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, find_directories
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import batch_source, initial_agent, run_outputs
+from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.synchronous_session import SynchronousSession, set_seed
+from tflearn.jobs.session import Session, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Reading, Settings, Validation
 from tflearn.learner import agent_data, preemption, worker_files
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
@@ -96,7 +97,7 @@ def train_offline(
         run_outputs.only_learner(run_dir, stop) as stopped,
     ):
         with waiting.may_exit(stop, stopped):
-            seed = set_seed(initial.seed, placement)
+            seed = set_seed(initial.seed, placement, repeatable=True)
             settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
             with agreement.together('the data set'):
                 specs, files = environment_specs(dataset), _checksum(dataset)
@@ -116,10 +117,8 @@ def train_offline(
                     settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
             source.owed_steps = _steps_per_call(source.owed_steps, settings, validation)
             steps = _FileSteps(source, agreement, validator, max_epochs)
-            session = SynchronousSession(run_dir, steps, source, _no_steps, agent, settings, stop_conditions, placement)
-            if strategies.is_chief(placement):
-                hooks.on_restored()
-            session.begin()
+            session = Session(run_dir, agent, source, steps, placement, settings, stop_conditions)
+            session.begin(hooks.on_restored)
         with _watched(placement, lambda: (session.train_step, steps.num_validated)):
             session.run(stop)
 
@@ -178,20 +177,8 @@ def _checksum(dataset: Dataset) -> int:
     return zlib.crc32('\n'.join(names).encode())
 
 
-def _no_steps(trajectory: Any, policy_version: int) -> None:
-    """Stores nothing: no environment takes a step."""
-
-
-class _FileSteps:
-    """The steps of the files in place of a `Collection`: there are no environments.
-
-    Attributes:
-      metrics: those of a collection without environments.
-      num_rebuilt: 0.
-      state: what belongs in the checkpoint, by name: the positions of all workers in their parts of the files.
-    """
-
-    num_rebuilt = 0
+class _FileSteps(Collectors):
+    """The steps are in files. The workers' positions in their parts of them belong in the checkpoint."""
 
     def __init__(
         self,
@@ -200,41 +187,30 @@ class _FileSteps:
         validator: Validator | None,
         max_epochs: int | None,
     ):
-        self.metrics = _FileMetrics()
+        super().__init__()
         self._source, self._validator, self._max_epochs = source, validator, max_epochs
-        self.state: dict[str, Any] = {
+        self._state: dict[str, Any] = {
             name: workers.StateOfWorkers(each, agreement) for name, each in source.states().items()
         }
         if validator:
-            self.state['validation'] = validator
+            self._state['validation'] = validator
 
     @property
     def num_validated(self) -> int:
         """Batches that the loss was computed on for validation."""
         return self._validator.num_batches if self._validator else 0
 
-    def begin(self) -> None:
+    def state(self) -> Mapping[str, Any]:
+        """See `Collectors`."""
+        return {**super().state(), **self._state}
+
+    def begin(self, step: int) -> None:
         """Validates if that is due since the checkpoint."""
         if self._validator:
             self._validator.validate_if_due()
 
-    def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0, train_step: int = 0) -> None:
-        """Nothing; there are no environments."""
-
-    def end_reason(self) -> str | None:
-        """Returns the stop condition that is reached, for the log; None if none is."""
+    def end_reason(self, used_up: bool) -> str | None:
+        """See `Collectors`."""
         if self._source.ended:
             return f'max_epochs {self._max_epochs} reached'
         return self._validator.end_reason() if self._validator else None
-
-
-class _FileMetrics:
-    """See `EpisodeMetrics`: no environment steps are taken."""
-
-    env_steps = episodes = dropped_episodes = 0
-    env_steps_per_sec = 0.0
-    mean_return = None
-
-    def means(self) -> dict[str, float]:
-        """Returns nothing: the source has its own metrics."""
-        return {}

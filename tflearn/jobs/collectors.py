@@ -1,0 +1,140 @@
+"""Collectors: who takes a session's environment steps. In other processes, in this one, or nobody: steps in files."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import logging
+
+from tflearn.files.manifests import Manifests
+from tflearn.jobs.collection import Collection
+from tflearn.jobs.run_outputs import Progress
+
+
+class Collectors:
+    """Nobody takes environment steps; subclasses are those who do.
+
+    Attributes:
+      progress: the run's counts, which belong in the checkpoint.
+      are_remote: whether they act in other processes, so that the session polls them, and waits for no export.
+      publish_interval_steps: train steps between two versions of the weights that act.
+      poll_secs: the time between two polls [s].
+      manifests: see `Checkpoints`.
+    """
+
+    are_remote = False
+    publish_interval_steps = 1
+    poll_secs = 1.0
+    manifests: Manifests | None = None
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+
+    @property
+    def env_steps(self) -> int:
+        """The run's environment steps."""
+        return self.progress.env_steps
+
+    @property
+    def mean_return(self) -> float | None:
+        """The mean return of the newest episodes; None before the first has ended."""
+        return None
+
+    def state(self) -> Mapping[str, Any]:
+        """Returns what belongs in the checkpoint, by name."""
+        return {'in_step': self.progress}
+
+    def newest_version(self) -> int:
+        """Returns the newest version of the weights that was ever published, as far as it is known."""
+        return 0
+
+    def begin(self, step: int) -> None:
+        """Begins, once the checkpoint of this train step was restored."""
+
+    def collect(self, step: int, version: int) -> None:
+        """Takes the environment steps of a turn of the session, with the newest weights, of this version."""
+
+    def due_steps(self, source: Any) -> int:
+        """Returns the train steps of a turn of the session; 0 if it should collect more before."""
+        return int(source.owed_steps)
+
+    def publish(self, step: int, version: int, pretrains: bool, finished: bool) -> None:
+        """Lets them act with the weights now.
+
+        Args:
+          step: the train step.
+          version: the version of the weights.
+          pretrains: whether they should wait, since training is on demonstrations alone.
+          finished: whether training has ended.
+        """
+
+    def poll(self) -> None:
+        """Receives their reports, on a thread of the session; raises PeerLost if they will never come."""
+
+    def end_reason(self, used_up: bool) -> str | None:
+        """Returns why training is over, besides the stop conditions; None while it goes on.
+
+        Args:
+          used_up: whether the learner waits for data.
+        """
+        del used_up
+        return None
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns their metrics, in this process those that do not depend on the clock."""
+        return {}
+
+    def rates(self) -> dict[str, Any]:
+        """Returns those that do, if `metrics` lacks them."""
+        return {}
+
+    def close(self) -> None:
+        """Stops them from waiting for this process."""
+
+    def end(self, finished: bool) -> None:
+        """Sends what is still to be sent; `finished` is whether training has ended."""
+
+
+class OwnCollectors(Collectors):
+    """Environments in this process: a batched step in each turn."""
+
+    def __init__(self, collection: Collection, write: Callable[[Any, int], None]):
+        """
+        Args:
+          collection: takes the steps.
+          write: stores a step of every environment, with the version of the policy that took it.
+        """
+        super().__init__()
+        self._collection, self._write = collection, write
+        self._earlier = {'env_steps': 0, 'episodes': 0}
+
+    @property
+    def mean_return(self) -> float | None:
+        """See `Collectors`."""
+        return self._collection.metrics.mean_return
+
+    def begin(self, step: int) -> None:
+        """See `Collectors`."""
+        self._earlier = {'env_steps': self.progress.env_steps, 'episodes': self.progress.episodes}
+        if step:
+            logging.info('the replay is in no checkpoint: it is filled again before training continues')
+
+    def collect(self, step: int, version: int) -> None:
+        """See `Collectors`."""
+        self._collection.run(1, lambda row: self._write(row, version), self.progress.env_steps, step)
+        metrics = self._collection.metrics
+        self.progress.env_steps = self._earlier['env_steps'] + metrics.env_steps
+        self.progress.episodes = self._earlier['episodes'] + metrics.episodes
+
+    def metrics(self) -> dict[str, Any]:
+        """See `Collectors`."""
+        return {
+            'env_steps': self.progress.env_steps,
+            'episodes': self.progress.episodes,
+            'dropped_episodes': self._collection.metrics.dropped_episodes,
+            'rebuilt_environments': self._collection.num_rebuilt,
+            **self._collection.metrics.means(),
+        }
+
+    def rates(self) -> dict[str, Any]:
+        """See `Collectors`."""
+        return {'env_steps_per_sec': self._collection.metrics.env_steps_per_sec}

@@ -1,0 +1,140 @@
+"""RemoteCollectors: a train job's collectors in other processes: weights to them, reports and credits back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tflearn.coordinator import reports, weights_contract
+from tflearn.coordinator.publisher import Publisher
+from tflearn.coordinator.weights_contract import PRETRAINING
+from tflearn.core import strategies
+from tflearn.core.types import Agent
+from tflearn.files.manifests import LEARNER, Manifests
+from tflearn.files.run_dir import RunDir
+from tflearn.jobs import batch_source
+from tflearn.jobs.batch_source import Source
+from tflearn.jobs.collectors import Collectors
+from tflearn.jobs.credit_issuer import CreditIssuer
+from tflearn.jobs.train_settings import Settings
+from tflearn.replay import connection
+from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
+
+_LAST_POLL_SECS = 5.0
+_LAST_SEND_SECS = 15.0
+
+
+class RemoteCollectors(Collectors):
+    """See `Collectors`. Of several workers only the chief publishes and reads reports."""
+
+    are_remote = True
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        address: str,
+        agent: Agent,
+        storage: Storage,
+        source: Source,
+        strategy: tf.distribute.Strategy,
+        settings: Settings,
+    ):
+        """Sends nothing yet.
+
+        Args:
+          run_dir: the run's directory, or this worker's own one.
+          address: the replay server's address, 'host:port'. It must be running.
+          agent: the agent that is trained.
+          storage: the replay tables' layout.
+          source: the source of the batches.
+          strategy: the strategy that the agent was made in.
+          settings: those of the session.
+
+        Raises:
+          ValueError: if the server's tables are made for other networks.
+        """
+        super().__init__()
+        intervals = settings.intervals
+        self.publish_interval_steps = intervals.publish_interval_steps
+        self._most_per_call = batch_source.steps_per_call(source, intervals.most_per_call)
+        self._run_dir, self._storage = run_dir, storage
+        self._chief = strategies.layout(strategy).is_chief
+        meanwhile = 'training goes on while there are data (train.Data.timeout_secs)'
+        self._server = connection.ServerPoll(address, meanwhile, storage, settings.server_timeout_secs)
+        variables = weights_contract.published(agent.collect_policy)
+        self._publisher = Publisher(address, variables, settings.plane, run_dir.epoch)
+        self._credits = CreditIssuer.make(
+            address, source, storage.experience, intervals.publish_interval_steps, strategy
+        )
+        self._reports = reports.ReportReader(address, self._credits.renew if self._credits else lambda report: None)
+        self._polled: dict[str, Any] = {}
+        self.manifests = Manifests(
+            run_dir.root, run_dir.manifests, LEARNER, run_dir.epoch, read_only=not self._chief, store=run_dir.store
+        )
+
+    @property
+    def env_steps(self) -> int:
+        """See `Collectors`."""
+        return self._reports.env_steps
+
+    @property
+    def mean_return(self) -> float | None:
+        """See `Collectors`."""
+        return self._reports.mean_return
+
+    def state(self) -> Mapping[str, Any]:
+        """See `Collectors`."""
+        return {'reports': self._reports, 'progress': self.progress}
+
+    def newest_version(self) -> int:
+        """See `Collectors`."""
+        return self._publisher.newest_version()
+
+    def begin(self, step: int) -> None:
+        """See `Collectors`. They gather the first data while the learner is traced."""
+        if self._credits:
+            self._credits.start(self._reports)
+
+    def due_steps(self, source: Any) -> int:
+        """See `Collectors`: the source waits for the data of as many steps."""
+        return self._most_per_call
+
+    def publish(self, step: int, version: int, pretrains: bool, finished: bool) -> None:
+        """See `Collectors`."""
+        self._run_dir.check_owner()
+        if self._credits and not finished:
+            self._credits.publish(version)
+        if self._chief:
+            version = PRETRAINING if pretrains and not finished else version
+            self._publisher.publish(step, version, self._reports.env_steps, finished)
+
+    def poll(self) -> None:
+        """See `Collectors`."""
+        tables = self._server.counts()
+        if tables is None:
+            self._server.check()
+            return
+        if self._chief:  # each report can be read once
+            self._reports.read(tables[reports.REPORTS].size)
+            self.poll_secs = self._reports.poll_secs
+        replay = ReplayStatistics.of(tables[REPLAY], self._storage)
+        self._polled = {'replay_size': replay.size, 'samples_per_insert': replay.samples_per_insert}
+
+    def end_reason(self, used_up: bool) -> str | None:
+        """See `Collectors`."""
+        if self._reports.collection_ended and used_up:
+            return f'max_env_steps {self._reports.env_steps_limit} reached, and the data are used up'
+        return None
+
+    def metrics(self) -> dict[str, Any]:
+        """See `Collectors`."""
+        return {**self._reports.metrics(), 'collectors': self._reports.num_live, **self._polled}
+
+    def close(self) -> None:
+        """See `Collectors`."""
+        if self._credits:
+            self._credits.close()
+
+    def end(self, finished: bool) -> None:
+        """See `Collectors`."""
+        self._publisher.close(_LAST_SEND_SECS if finished else _LAST_POLL_SECS)

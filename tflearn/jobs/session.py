@@ -1,0 +1,403 @@
+"""Session: training from a start to an end, for every job that trains."""
+
+import contextlib
+import dataclasses
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.core import background, strategies, train_step, workers
+from tflearn.core.types import Agent
+from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped
+from tflearn.core.workers import Ending
+from tflearn.files.run_dir import RunDir, Status
+from tflearn.jobs import batch_source, run_outputs
+from tflearn.jobs.collectors import Collectors
+from tflearn.jobs.policy_exports import PolicyExports
+from tflearn.jobs.run_outputs import CollectSummaries
+from tflearn.jobs.train_settings import Settings
+from tflearn.learner.learner import Learner
+from tflearn.learner.metrics import TrainResult
+from tflearn.learner.replica_check import ReplicaConsistency
+from tflearn.learner.stop_conditions import Forecast, StopConditions
+from tflearn.learner.triggers import IntervalTrigger
+from tflearn.transforms.reward_weights import RewardWeights
+
+_REPORT_SECS = 1.0
+_USED_UP_SECS = 5.0  # data may be on their way so long after the last environment step
+_LAST_POLL_SECS = 5.0
+
+
+def set_seed(seed: int | None, strategy: tf.distribute.Strategy, repeatable: bool = False) -> int:
+    """Seeds Python, numpy and TensorFlow, differently on each worker of a strategy; the first weights are the chief's.
+
+    Args:
+      seed: the run's seed.
+      strategy: where the agent will be made.
+      repeatable: whether operations on a GPU are to be deterministic, as they are on a CPU.
+
+    Returns:
+      The run's seed; the chief draws it if there is none.
+    """
+    if seed is None:
+        seed = workers.Agreement(strategy).of_chief(random.SystemRandom().randrange(2**31))
+        logging.info('got no seed; drew %d: the same seed gives the same draws', seed)
+    tf.keras.utils.set_random_seed(seed + strategies.layout(strategy).worker)
+    if repeatable and tf.config.list_physical_devices('GPU'):
+        tf.config.experimental.enable_op_determinism()
+    return seed
+
+
+class Session:
+    """A learner, and everything around its train steps: collection, evaluation's exports, reports, the end.
+
+    One turn collects, trains on what is due, and exports. Of several workers only the chief publishes, exports and
+    reads reports; the others write to temporary directories. All workers end together, as soon as one has a reason.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        agent: Agent,
+        source: Any,
+        collectors: Collectors,
+        strategy: tf.distribute.Strategy,
+        settings: Settings,
+        stop_conditions: StopConditions,
+    ):
+        """Restores the newest checkpoint; publishes and exports nothing yet.
+
+        Args:
+          run_dir: the run's directory, or this worker's own one, see `worker_files.writable_run_dir`.
+          agent: the agent to train.
+          source: the source of the batches.
+          collectors: who takes the environment steps.
+          strategy: the strategy that the agent was made in.
+          settings: what the session does, and how often.
+          stop_conditions: when training is over.
+
+        Raises:
+          ValueError: if the checkpoint is made for other networks.
+        """
+        self._run_dir, self._source, self._collectors = run_dir, source, collectors
+        self._settings, self._stop_conditions = settings, stop_conditions
+        self._status = Status(run_dir.status('train'), 'train')
+        self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
+        self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
+        self._progress, self._forecast = collectors.progress, Forecast(stop_conditions)
+        self._result: TrainResult | None = None  # of the newest call that took train steps
+        self._called_at = self._reported_at = self._logged_at = 0.0
+        self._data_failed, self._reason = False, ''
+        self._lost: PeerLost | None = None
+        self._consistency: ReplicaConsistency | None = None
+        self._learner = Learner(
+            agent,
+            source,
+            run_dir,
+            strategy=strategy,
+            triggers=self._triggers(agent, strategy),
+            options=settings.learner_options(lambda: self._progress.policy_version, self._metrics),
+            state={**collectors.state(), **batch_source.checkpointed(source)},
+            manifests=collectors.manifests,
+        )
+        self._make_exports = lambda: PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
+
+    def _triggers(self, agent: Agent, strategy: tf.distribute.Strategy) -> list[IntervalTrigger]:
+        settings, intervals = self._settings, self._settings.intervals
+        triggers = [
+            IntervalTrigger(self._collectors.publish_interval_steps, self._publish),
+            IntervalTrigger(intervals.export_interval_steps, self._export),
+        ]
+        if strategies.layout(strategy).workers == 1:  # only the chief could read the file
+            read = RewardWeights(agent, self._run_dir)
+            triggers.insert(0, IntervalTrigger(intervals.publish_interval_steps, read))
+        if settings.summary_steps:
+            write = lambda step: self._collect_summaries.write(self._collectors.metrics())  # noqa: E731
+            triggers.append(IntervalTrigger(settings.summary_steps, write))
+        if settings.exports.update_interval_steps:
+            triggers.append(IntervalTrigger(settings.exports.update_interval_steps, self._export_update))
+        if intervals.replica_check_interval_steps and strategy.num_replicas_in_sync > 1:
+            self._consistency = ReplicaConsistency(strategy, agent)
+            triggers.append(IntervalTrigger(intervals.replica_check_interval_steps, self._consistency))
+        return triggers
+
+    @property
+    def train_step(self) -> int:
+        """The train step now."""
+        return self._learner.step
+
+    def begin(self, on_restored: Callable[[], None]) -> None:
+        """Publishes and exports the first weights, and compiles the learner. Nothing is lost if the process ends here.
+
+        Args:
+          on_restored: called on the chief before anything is written.
+        """
+        if self._chief:
+            on_restored()
+        learner, progress = self._learner, self._progress
+        if self._end_reason() is None:  # an earlier session may have had stricter stop conditions
+            self._run_dir.train_result.unlink(missing_ok=True)
+        if progress.policy_version < 0:  # of a checkpoint that does not know it
+            progress.policy_version = learner.step
+        # After a crash the checkpoint's version may be older than the one that actors have.
+        newest = self._agreement.of_chief(self._collectors.newest_version())  # the chief will publish soon
+        if newest > progress.policy_version:
+            progress.policy_version = newest + 1  # the weights of `newest` are lost
+            logging.info('policy version %d was published after the checkpoint; continue with %d', newest, newest + 1)
+        self._collectors.begin(learner.step)
+        self._set_env_steps()
+        # Only now are the weights final: a checkpoint may have been restored.
+        self._send(learner.step)
+        if start := getattr(self._source, 'start', None):  # a queue's streams open before there are data
+            start()
+        self._exports = self._make_exports()  # collectors act while the policies are traced
+        self._exports.drop_newer_than(learner.step)
+        if self._collectors.are_remote:
+            if self._chief:
+                self._exports.begin(learner.step)  # on its thread; the first train steps do not wait for it
+            learner.prepare(self._stop_conditions.num_train_steps)  # while collectors gather the first data
+        elif self._chief:
+            self._exports.export(learner.step)
+        self._status.update('waiting for data', train_step=learner.step, **dataclasses.asdict(self._stop_conditions))
+        self._called_at = self._reported_at = self._logged_at = time.monotonic()
+
+    def run(self, stop: threading.Event) -> None:
+        """Trains until a stop condition or a requested stop (then it writes the result), or until `stop` is set.
+
+        Raises:
+          TimeoutError: if no data arrived for too long; the checkpoint is saved.
+          PeerLost: if nothing was heard of the replay server for too long; the checkpoint is saved.
+          PeerStopped: if another worker was asked to stop, or got an error of its data; the checkpoint is saved.
+        """
+        try:
+            with self._monitored(stop):
+                while not (ending := self._agree_on_ending(stop)):
+                    self._turn()
+            self._collect_summaries.close()
+            self._end(ending)
+        except BaseException as error:
+            self._status.update(f'failed: {error}')
+            raise
+        workers.check_own_stop(ending, stop, self._learner.step)
+
+    @contextlib.contextmanager
+    def _monitored(self, stop: threading.Event) -> Iterator[None]:
+        """Watches the collectors of other processes during the block; then closes everything but the exports."""
+        over = threading.Event()
+        monitor = background.Thread(target=self._monitor, args=(stop, over), name='train_monitor')
+        if self._collectors.are_remote:
+            monitor.start()
+        try:
+            yield
+        finally:
+            over.set()
+            self._source.close()
+            self._collectors.close()
+            if self._collectors.are_remote:
+                monitor.join(_LAST_POLL_SECS)
+            with self._guard('the last checkpoint'):
+                self._learner.close()
+            self._collect_summaries.write(self._collectors.metrics())
+
+    def _agree_on_ending(self, stop: threading.Event) -> Ending:
+        """Agrees with the other workers on whether and how training ends: each has its own clock, signals and data."""
+        mine = Ending.NONE
+        if self._end_reason() is not None:
+            mine = Ending.LIMIT
+        elif self._lost or self._data_failed:
+            mine = Ending.NO_DATA
+        elif stop.is_set():
+            mine = Ending.STOP
+        with self._guard("the other workers' answers"):
+            return Ending(self._agreement.greatest(mine))
+
+    def _guard(self, what: str) -> contextlib.AbstractContextManager[None]:
+        watchdog = self._settings.watchdog
+        return watchdog.guard(what) if watchdog else contextlib.nullcontext()
+
+    def _turn(self) -> None:
+        """Collects, then takes the train steps that are due."""
+        step, start = self._learner.step, time.monotonic()
+        pretrains = self._pretrains  # the first call after that waits for steps that these weights collect
+        self._set_env_steps()
+        if not pretrains:
+            self._collectors.collect(step, self._progress.policy_version)
+        due = self._stop_conditions.most_steps(step, self._collectors.due_steps(self._source))
+        due = min(due, self._settings.num_pretrain_steps - step) if pretrains else due
+        collected_at = time.monotonic()
+        if due:
+            self._train(due, collected_at - start)
+        else:
+            self._progress.secs += collected_at - start
+        if pretrains and not self._pretrains:
+            logging.info('trained on demonstrations for %d train steps; collection begins', self._learner.step)
+            self._learner.save()  # a restarted learner does not go back to a time before collection
+            self._send(self._learner.step)
+        self._report_if_due()
+
+    def _train(self, num_steps: int, collect_secs: float) -> None:
+        start = time.monotonic()
+        with self._guard(f'a call from train step {self._learner.step}'):
+            result = self._learner.run(self._learner.calls(num_steps))
+        if self._chief:
+            self._exports.raise_failure()
+        self._called_at = time.monotonic()
+        secs = self._called_at - start if self._result else result.waited_secs  # without the time of compiling
+        self._progress.secs += collect_secs + secs
+        self._data_failed = result.data_ended and self._source.error is not None
+        if result.num_steps:
+            self._result = result
+
+    @property
+    def _pretrains(self) -> bool:
+        """Whether training is on demonstrations alone, and collectors wait for its result."""
+        return self._learner.step < self._settings.num_pretrain_steps
+
+    def _set_env_steps(self) -> None:
+        if train_step.env_steps_are_used():
+            train_step.set_env_steps(self._agreement.of_chief(self._collectors.env_steps))
+
+    def _monitor(self, stop: threading.Event, over: threading.Event) -> None:
+        """Polls the collectors, and closes the source when training should end, since the learner may wait for data."""
+        ended, seen = None, -1
+        while not ended:  # polls immediately, every second or more often, and after the last train step
+            ended = over.wait(0.0 if ended is None else self._collectors.poll_secs)
+            try:
+                try:
+                    self._collectors.poll()
+                except PeerLost as lost:
+                    self._lost = lost
+                waiting_secs = time.monotonic() - self._called_at
+                waits = waiting_secs > 2 * _REPORT_SECS
+                step = self._learner.step if waits else seen
+                if step != seen and self._settings.watchdog:  # a long call makes progress
+                    self._settings.watchdog.progress()
+                seen = step
+                if waits and not ended:
+                    self._status.update('waiting for data', train_step=step, **self._metrics())
+                more_secs = waiting_secs if self._result else self._learner.waiting_secs
+                if stop.is_set() or self._lost or self._end_reason(more_secs):
+                    self._source.close()
+            except Exception as error:  # reports and decisions may be late, but the thread must go on
+                logging.warning('could not poll the replay: %s', error)
+
+    def _end(self, ending: Ending) -> None:
+        with self._guard('the last export'):
+            if ending == Ending.LIMIT:
+                self._finish(next(filter(None, self._agreement.texts(self._end_reason() or ''))))
+            else:
+                self._exports.settle()
+            # A session that is resumed publishes again; the end of training must reach the collectors.
+            self._collectors.end(finished=ending == Ending.LIMIT)
+        with self._guard('what the other workers write'):
+            self._agreement.on_any(False)  # no worker leaves before all have written their files
+        if ending == Ending.NO_DATA:
+            raise (
+                self._lost
+                or self._source.error
+                or PeerStopped('got an error of the data of another worker; see its log; fix it, and start all again')
+            )
+        if ending == Ending.STOP:
+            logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
+            self._status.update('stopped')
+
+    def _end_reason(self, more_secs: float = 0.0) -> str | None:
+        """Returns why training is over; None while it goes on. `more_secs` have passed since the last call's end."""
+        if not self._reason:
+            step, env_steps, secs = self._learner.step, self._collectors.env_steps, self._progress.secs + more_secs
+            common = run_outputs.reason(self._run_dir, self._stop_conditions, step, env_steps, secs)
+            used_up = self._learner.waiting_secs > _USED_UP_SECS
+            self._reason = common or self._collectors.end_reason(used_up) or ''
+        return self._reason or None
+
+    def _finish(self, reason: str) -> None:
+        """Publishes and exports the last weights, then writes the result."""
+        step = self._learner.step
+        self._run_dir.check_owner()
+        if self._chief:
+            self._exports.export(step)
+        self._exports.wait()
+        self._send(step, finished=True)
+        env_steps, secs = self._collectors.env_steps, self._progress.secs
+        run_outputs.write_result(self._run_dir, reason, step, env_steps, secs)
+        self._status.update('finished', train_step=step, **self._newest_metrics())
+
+    def _publish(self, step: int) -> None:
+        if step > self._settings.num_pretrain_steps:
+            self._progress.policy_version += 1
+        if step != self._settings.num_pretrain_steps:  # `_turn` sends the last weights of pre-training
+            self._send(step)
+
+    def _send(self, step: int, finished: bool = False) -> None:
+        version = self._progress.policy_version
+        batch_source.set_newest_version(self._source, version)
+        self._collectors.publish(step, version, self._pretrains, finished)
+
+    def _export(self, step: int) -> None:
+        self._run_dir.check_owner()
+        if not self._chief:
+            return
+        self._exports.export(step)
+        if not self._collectors.are_remote:
+            self._exports.settle()  # so that it does not depend on the clock which exports replace others
+            self._exports.raise_failure()
+
+    def _export_update(self, step: int) -> None:
+        self._run_dir.check_owner()
+        if self._chief:
+            self._exports.export_update(step)
+
+    def _export_facts(self) -> dict[str, Any]:
+        collectors, version = self._collectors, self._progress.policy_version
+        return {'env_steps': collectors.env_steps, 'mean_return': collectors.mean_return, 'policy_version': version}
+
+    def _metrics(self) -> dict[str, Any]:
+        """Returns the metrics besides the learner's."""
+        lag = {}
+        if self._result and 'policy_version' in self._result.info:
+            lag = {'policy_lag': self._progress.policy_version - self._result.info['policy_version']}
+        return {
+            **self._collectors.metrics(),
+            **lag,
+            **({'replica_difference': self._consistency.difference} if self._consistency else {}),
+            'failed_saves': self._learner.checkpoints.num_failed,
+            'failed_exports': self._exports.num_failed,
+            **self._source.metrics(),
+        }
+
+    def _newest_metrics(self) -> dict[str, Any]:
+        """Returns all metrics of the status."""
+        result = self._result
+        ofs = {} if result is None else {'loss': result.loss, 'data_wait_share': result.data_wait_share}
+        if result:
+            secs, env_steps = self._progress.secs, self._collectors.env_steps
+            ofs |= {'train_steps_per_sec': result.steps_per_sec, 'policy_version': self._progress.policy_version}
+            ofs |= self._forecast.update(self._learner.step, env_steps, secs)
+        return {**ofs, **self._metrics(), **self._collectors.rates()}
+
+    def _report_if_due(self) -> None:
+        now, result = time.monotonic(), self._result
+        if now - self._reported_at < _REPORT_SECS:
+            return
+        self._reported_at = now
+        step = self._learner.step
+        self._status.update('running' if result else 'waiting for data', train_step=step, **self._newest_metrics())
+        if now - self._logged_at < LOG_EVERY_SECS:
+            return
+        self._logged_at = now
+        mean_return = self._collectors.mean_return
+        logging.info(
+            'train step %s, %d environment steps, mean return %s%s',
+            run_outputs.of_total(step, self._stop_conditions),
+            self._collectors.env_steps,
+            'none' if mean_return is None else f'{mean_return:.1f}',
+            f'; {result.steps_per_sec:.0f} train steps/s, {100 * result.data_wait_share:.0f}% waiting for data, '
+            f'loss {result.loss:.4g}'
+            if result
+            else '',
+        )
