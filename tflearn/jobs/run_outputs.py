@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 import tensorflow as tf
 from absl import logging
 
+from tflearn.core import strategies, workers
 from tflearn.core.waiting import Stopped
 from tflearn.files.run_dir import RunDir, Status, read_json, write_json
+from tflearn.jobs.train_settings import Device
+from tflearn.learner import preemption, worker_files
 from tflearn.learner.stop_conditions import StopConditions
 
 
@@ -118,17 +121,28 @@ def write_result(run_dir: RunDir, why: str, train_step: int, env_steps: int, sec
 
 
 @contextlib.contextmanager
-def only_learner(run_dir: RunDir, stop: threading.Event) -> Iterator[Callable[[], None]]:
-    """Makes this process the only learner of the run for the time of the block.
+def only_learner(
+    run_dir: RunDir, stop: threading.Event, device: Device
+) -> Iterator[tuple[RunDir, tf.distribute.Strategy, Callable[[], None]]]:
+    """Makes this process the only learner of the run, or one of its workers, for the time of the block.
 
-    It gives a function that sets the job's status to 'stopped', and calls it if the block raises Stopped.
+    It gives the directory that this worker writes to, the strategy that trains, and a function that sets the job's
+    status to 'stopped', which is called if the block raises Stopped.
 
     Raises:
       RuntimeError: if another process is the run's learner.
+      PeerStopped: if another worker has died, or this machine will be stopped.
     """
-    try:
-        with run_dir.own('train', stop):
-            status = Status(run_dir.status('train'), 'train')
-            yield lambda: status.update('stopped')
-    except Stopped:
-        status.update('stopped')
+    strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
+    strategy = strategies.make(device.strategy)
+    with (
+        preemption.watched(device.watches_maintenance, stop),
+        workers.peer_failures(strategy),
+        worker_files.writable_run_dir(strategy, run_dir) as own_dir,
+    ):
+        try:
+            with own_dir.own('train', stop):
+                status = Status(own_dir.status('train'), 'train')
+                yield own_dir, strategy, lambda: status.update('stopped')
+        except Stopped:
+            status.update('stopped')

@@ -5,7 +5,7 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -24,8 +24,9 @@ from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
 from tflearn.learner.metrics import TrainResult
 from tflearn.learner.replica_check import ReplicaConsistency
-from tflearn.learner.stop_conditions import Forecast, StopConditions
+from tflearn.learner.stop_conditions import Forecast
 from tflearn.learner.triggers import IntervalTrigger
+from tflearn.tools.watch import Watch
 from tflearn.transforms.reward_weights import RewardWeights
 
 _REPORT_SECS = 1.0
@@ -68,7 +69,6 @@ class Session:
         collectors: Collectors,
         strategy: tf.distribute.Strategy,
         settings: Settings,
-        stop_conditions: StopConditions,
     ):
         """Restores the newest checkpoint; publishes and exports nothing yet.
 
@@ -79,17 +79,16 @@ class Session:
           collectors: who takes the environment steps.
           strategy: the strategy that the agent was made in.
           settings: what the session does, and how often.
-          stop_conditions: when training is over.
 
         Raises:
           ValueError: if the checkpoint is made for other networks.
         """
         self._run_dir, self._source, self._collectors = run_dir, source, collectors
-        self._settings, self._stop_conditions = settings, stop_conditions
+        self._settings, self._stop_conditions = settings, settings.stop_conditions
         self._status = Status(run_dir.status('train'), 'train')
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
-        self._progress, self._forecast = collectors.progress, Forecast(stop_conditions)
+        self._progress, self._forecast = collectors.progress, Forecast(settings.stop_conditions)
         self._result: TrainResult | None = None  # of the newest call that took train steps
         self._called_at = self._reported_at = self._logged_at = 0.0
         self._data_failed, self._reason = False, ''
@@ -101,7 +100,12 @@ class Session:
             run_dir,
             strategy=strategy,
             triggers=self._triggers(agent, strategy),
-            options=settings.learner_options(lambda: self._progress.policy_version, self._metrics),
+            options=settings.learner_options(
+                lambda: self._progress.policy_version,
+                self._metrics,
+                Watch(run_dir),
+                batch_source.preprocessing(source, agent),
+            ),
             state={**collectors.state(), **batch_source.checkpointed(source)},
             manifests=collectors.manifests,
         )
@@ -131,14 +135,10 @@ class Session:
         """The train step now."""
         return self._learner.step
 
-    def begin(self, on_restored: Callable[[], None]) -> None:
-        """Publishes and exports the first weights, and compiles the learner. Nothing is lost if the process ends here.
-
-        Args:
-          on_restored: called on the chief before anything is written.
-        """
+    def begin(self) -> None:
+        """Publishes and exports the first weights, and compiles. Nothing is lost if the process ends here."""
         if self._chief:
-            on_restored()
+            self._settings.hooks.on_restored()
         learner, progress = self._learner, self._progress
         if self._end_reason() is None:  # an earlier session may have had stricter stop conditions
             self._run_dir.train_result.unlink(missing_ok=True)

@@ -30,7 +30,6 @@ from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import local, recorded
 from tflearn.sampling.hybrid import HybridSource
-from tflearn.tools.watch import Watch
 
 
 @checked
@@ -103,15 +102,16 @@ def synchronous(
             'each step; need CollectOptions.episode_limit=None, or separate jobs (tflearn-launch)'
         )
     stop_conditions = with_limit(stop_conditions, collect_options)
-    settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions)
+    settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions, hooks)
     if run_outputs.is_done(run_dir):
         return
-    strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
-    placement = strategies.make(device.strategy)
-    seed = set_seed(initial.seed, placement, repeatable=True)
-    settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
-    with run_outputs.only_learner(run_dir, stop) as stopped, contextlib.ExitStack() as opened:
+    with (
+        run_outputs.only_learner(run_dir, stop, device) as (run_dir, placement, stopped),
+        contextlib.ExitStack() as opened,
+    ):
         with waiting.may_exit(stop, stopped):
+            seed = set_seed(initial.seed, placement, repeatable=True)
+            settings = dataclasses.replace(settings, seed=seed)
             environment = make_environment(
                 num_environments=num_environments, seed=seed if collect_seed is None else collect_seed
             )
@@ -120,8 +120,6 @@ def synchronous(
             initial_agent.load(agent, initial, run_dir)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             source, write = opened.enter_context(_replay(storage, num_environments, agent, initial, seed, stop))
-            preprocess = batch_source.preprocessing(source, agent)
-            settings = dataclasses.replace(settings, preprocess=preprocess, watch=Watch(run_dir))
             acting = collection.Collection(
                 environment,
                 agent.collect_policy,
@@ -129,8 +127,8 @@ def synchronous(
                 stores_policy_state=experience.slicing.store_policy_state,
             )
             collectors = OwnCollectors(acting, write)
-            session = Session(run_dir, agent, source, collectors, placement, settings, stop_conditions)
-            session.begin(hooks.on_restored)
+            session = Session(run_dir, agent, source, collectors, placement, settings)
+            session.begin()
         session.run(stop)
 
 

@@ -13,7 +13,7 @@ from tflearn.coordinator import weights_contract
 from tflearn.coordinator.heartbeat import Heartbeat
 from tflearn.coordinator.publisher import Publisher
 from tflearn.coordinator.weights_channels import Plane
-from tflearn.core import strategies, waiting, workers
+from tflearn.core import strategies, waiting
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.core.watchdog import Watchdog
@@ -26,7 +26,7 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.remote_collectors import RemoteCollectors
 from tflearn.jobs.session import Session, set_seed
 from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
-from tflearn.learner import agent_data, batches, dry_run, machine, preemption, tpu_rules, train_loop, worker_files
+from tflearn.learner import agent_data, batches, dry_run, machine, tpu_rules, train_loop
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
@@ -35,7 +35,6 @@ from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling.feed_client import FeedClient
 from tflearn.sampling.feed_source import wait_for_feed
-from tflearn.tools.watch import Watch
 
 _TRACE_SECS = 300.0
 _SAVED_COPIES, _TRAINING_COPIES = 3, 5  # of the variables: Adam has two moments; gradients and a snapshot
@@ -90,7 +89,7 @@ def train(
     data.check(experience.replay)
     shards = Shards.parse(replay_address)
     control = data.feed_address or shards.control
-    settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
+    settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions, hooks)
     settings = dataclasses.replace(settings, plane=plane, server_timeout_secs=data.server_timeout_secs)
     data.check_demonstrations(initial)
     data.check_feed(experience.replay, initial, plane)
@@ -98,14 +97,10 @@ def train(
         _dry_run(device, make_environment, make_agent, experience, initial, data, settings, shards)
     if device.dry_run is not None or run_outputs.is_done(run_dir):
         return
-    placement = _make_strategy(device)
     with (
-        preemption.watched(device.watches_maintenance, stop),
-        workers.peer_failures(placement),
-        worker_files.writable_run_dir(placement, run_dir) as run_dir,
+        run_outputs.only_learner(run_dir, stop, device) as (run_dir, placement, stopped),
         _watchdog(data.timeout_secs, connect_timeout_secs) as watchdog,
         watchdog.guard('the work between two calls'),
-        run_outputs.only_learner(run_dir, stop) as stopped,
         contextlib.ExitStack() as ending,
     ):
         with waiting.may_exit(stop, stopped):
@@ -120,25 +115,16 @@ def train(
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)
                 source = _source(data, shards, storage, agent, placement, seed, initial)
-                texts = lambda: {'run/seed': str(seed), **hooks.describe()}  # noqa: E731
-                preprocess = batch_source.preprocessing(source, agent)
-                settings = dataclasses.replace(
-                    settings, texts=texts, watchdog=watchdog, preprocess=preprocess, watch=Watch(run_dir)
-                )
+                settings = dataclasses.replace(settings, seed=seed, watchdog=watchdog)
                 collectors = RemoteCollectors(run_dir, control, agent, storage, source, placement, settings)
-                session = Session(run_dir, agent, source, collectors, placement, settings, stop_conditions)
-                session.begin(hooks.on_restored)
+                session = Session(run_dir, agent, source, collectors, placement, settings)
+                session.begin()
         session.run(stop)
 
 
 def _watchdog(*timeouts: float) -> contextlib.closing[Watchdog]:
     """Returns a watchdog that is closed with the block, and waits longer than any of these timeouts [s]."""
     return contextlib.closing(Watchdog(max(_WRITE_SECS, *timeouts) + _TRACE_SECS))
-
-
-def _make_strategy(device: Device) -> tf.distribute.Strategy:
-    strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
-    return strategies.make(device.strategy)
 
 
 def _check_machine(run_dir: RunDir, agent: Agent, storage: Storage) -> None:

@@ -22,13 +22,11 @@ from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.session import Session, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Reading, Settings, Validation
-from tflearn.learner import agent_data, preemption, worker_files
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.validation import Validator
 from tflearn.sampling import local
 from tflearn.sampling.episode_stream import FileSource
-from tflearn.tools.watch import Watch
 
 _TIMEOUT_SECS = 900.0  # for a train step, a batch of the validation, and what is written in the end
 
@@ -83,27 +81,20 @@ def train_offline(
     """
     _check(experience, initial, validation, data_stop_conditions)
     device.check_no_dry_run('the offline job')
-    stop_conditions.check(data_stop_conditions.max_epochs, data_stop_conditions.patience)
-    settings = Settings(intervals, learner_options, exports).over(stop_conditions.num_train_steps)
+    others = (data_stop_conditions.max_epochs, data_stop_conditions.patience)
+    groups = (intervals, learner_options, exports, initial, experience, stop_conditions, hooks)
+    settings = Settings.make(*groups, *others)
     if run_outputs.is_done(run_dir):
         return
-    strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
-    placement = strategies.make(device.strategy)
-    agreement = workers.Agreement(placement)
-    with (
-        preemption.watched(device.watches_maintenance, stop),
-        workers.peer_failures(placement),
-        worker_files.writable_run_dir(placement, run_dir) as run_dir,
-        run_outputs.only_learner(run_dir, stop) as stopped,
-    ):
+    with run_outputs.only_learner(run_dir, stop, device) as (run_dir, placement, stopped):
+        agreement = workers.Agreement(placement)
         with waiting.may_exit(stop, stopped):
             seed = set_seed(initial.seed, placement, repeatable=True)
-            settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
+            settings = dataclasses.replace(settings, seed=seed)
             with agreement.together('the data set'):
                 specs, files = environment_specs(dataset), _checksum(dataset)
             agreement.check_same(files, 'the checksum of the names of the files')
             agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
-            settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent), watch=Watch(run_dir))
             initial_agent.load(agent, initial, run_dir)
             data_spec, max_epochs = initial_agent.data_spec(agent, experience), data_stop_conditions.max_epochs
             validator: Validator | None = None
@@ -117,8 +108,8 @@ def train_offline(
                     settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
             source.owed_steps = _steps_per_call(source.owed_steps, settings, validation)
             steps = _FileSteps(source, agreement, validator, max_epochs)
-            session = Session(run_dir, agent, source, steps, placement, settings, stop_conditions)
-            session.begin(hooks.on_restored)
+            session = Session(run_dir, agent, source, steps, placement, settings)
+            session.begin()
         with _watched(placement, lambda: (session.train_step, steps.num_validated)):
             session.run(stop)
 

@@ -287,25 +287,25 @@ class Settings:
       intervals: how often the session does something.
       learner: the learner's settings.
       exports: which policies are exported.
-      texts: returns texts about the run by tag: its configuration, the code's revision, ...
+      stop_conditions: when training ends.
+      hooks: what the program does.
+      seed: the run's seed.
       watchdog: ends the process if a part of the session takes too long; None never does.
-      preprocess: what the agent makes of its data, see `agent_data.preprocessing`; None for nothing.
       num_pretrain_steps: see `Demonstrations`.
       plane: where weights travel, if not through the replay server.
       server_timeout_secs: see `Data`.
-      watch: see `SummarySources`; unless the learner's settings have another.
     """
 
     intervals: Intervals
     learner: LearnerOptions
     exports: ExportOptions
-    texts: Callable[[], Mapping[str, str]] = dict
+    stop_conditions: StopConditions
+    hooks: Hooks = Hooks()
+    seed: int = 0
     watchdog: Watchdog | None = None
-    preprocess: Callable[[Any], Any] | None = None
     num_pretrain_steps: int = 0
     plane: Plane = Plane()
     server_timeout_secs: float = SERVER_TIMEOUT_SECS
-    watch: Callable[[int, Mapping[str, float | None]], None] | None = None
 
     def __post_init__(self) -> None:
         if self.learner.summaries and self.learner.summaries.sources.policy_version:
@@ -322,26 +322,28 @@ class Settings:
         initial: Initial,
         experience: Experience,
         stop_conditions: StopConditions,
+        hooks: Hooks,
+        *other_conditions: object,
     ) -> 'Settings':
         """Returns the settings of a job with these groups of arguments; raises ValueError if they do not fit."""
-        stop_conditions.check()
+        stop_conditions.check(*other_conditions)
         demonstrations = initial.demonstrations
         if demonstrations is not None:
             demonstrations.check(experience)
         steps = demonstrations.num_pretrain_steps if demonstrations is not None else 0
-        return cls(intervals, learner, exports, num_pretrain_steps=steps).over(stop_conditions.num_train_steps)
+        return cls(intervals, learner, exports, stop_conditions, hooks, num_pretrain_steps=steps)._without_totals()
 
-    def over(self, num_train_steps: int | None) -> 'Settings':
-        """Returns these settings with intervals instead of totals, for a run of so many train steps.
+    def _without_totals(self) -> 'Settings':
+        """Returns these settings with intervals instead of totals.
 
         Raises:
           ValueError: if a total is greater than the number of train steps.
         """
+        learner, intervals = self.learner, self.intervals
         steps = {
-            name: self.intervals.of_total(name, num_train_steps)
+            name: intervals.of_total(name, self.stop_conditions.num_train_steps)
             for name in ('num_checkpoints', 'num_exports', 'num_summaries')
         }
-        learner, intervals = self.learner, self.intervals
         if steps['num_checkpoints']:
             learner = dataclasses.replace(learner, checkpoint_interval_steps=steps['num_checkpoints'])
         if steps['num_exports']:
@@ -358,20 +360,28 @@ class Settings:
         """The interval of summaries [train steps]; None if there are none at fixed intervals."""
         return self.learner.summaries.interval_steps if self.learner.summaries else None
 
+    def texts(self) -> dict[str, str]:
+        """Returns texts about the run by tag: its seed, its configuration, the code's revision, ..."""
+        return {'run/seed': str(self.seed), **self.hooks.describe()}
+
     def learner_options(
-        self, policy_version: Callable[[], int], metrics: Callable[[], Mapping[str, float | None]]
+        self,
+        policy_version: Callable[[], int],
+        metrics: Callable[[], Mapping[str, float | None]],
+        watch: Callable[[int, Mapping[str, float | None]], None],
+        preprocess: Callable[[Any], Any] | None,
     ) -> LearnerOptions:
         """Returns the learner's settings with the functions that only the session can provide."""
         learner, summaries = self.learner, self.learner.summaries
-        if self.preprocess:
-            learner = dataclasses.replace(learner, loop=dataclasses.replace(learner.loop, preprocess=self.preprocess))
+        if preprocess:
+            learner = dataclasses.replace(learner, loop=dataclasses.replace(learner.loop, preprocess=preprocess))
         if summaries is None:
             return learner
         sources = SummarySources(
             policy_version,
             _joined(summaries.sources.metrics, metrics),
             _joined(summaries.sources.texts, self.texts),
-            summaries.sources.watch or self.watch,
+            summaries.sources.watch or watch,
         )
         summaries = dataclasses.replace(summaries, sources=sources)
         return dataclasses.replace(learner, summaries=summaries)
