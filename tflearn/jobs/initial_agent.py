@@ -25,6 +25,7 @@ from tflearn.jobs.train_settings import Initial
 from tflearn.learner import agent_data, warm_start
 from tflearn.learner import precision as precisions
 from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.policies import plain_nests, versions
@@ -156,12 +157,10 @@ def clone(
         checkpoint_interval_steps=_CLONING_CHECKPOINT_STEPS,
         summaries=SummaryOptions(max(1, cloning.num_train_steps // _CLONING_SUMMARIES)),
         loop=LoopOptions(preprocess=agent_data.preprocessing(cloner)),
+        after_run=lambda _: alive(learner.step),
     )
-    with Learner(cloner, replay, RunDir(run_dir.cloning), strategy=placement, options=options) as learner:
-        while learner.step < cloning.num_train_steps and not stop.is_set():
-            steps = min(_CLONING_STEPS_PER_CALL, cloning.num_train_steps - learner.step)
-            learner.run(learner.calls(steps))
-            alive(learner.step)
+    learner = Learner(cloner, replay, RunDir(run_dir.cloning), strategy=placement, options=options)
+    learner.train(StopConditions(cloning.num_train_steps), _CLONING_STEPS_PER_CALL, stop=stop)
     if learner.step < cloning.num_train_steps:
         raise Stopped(f'stopped at train step {learner.step} of the cloning; its checkpoint is saved')
     logging.info('cloned recorded episodes in %d train steps', learner.step)

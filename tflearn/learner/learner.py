@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -260,13 +261,15 @@ class Learner:
         stop_conditions: StopConditions,
         steps_per_call: PositiveInt = 200,
         env_steps: Callable[[], int] = lambda: 0,
+        stop: threading.Event | None = None,
     ) -> str:
-        """Trains until a stop condition holds or the data end; then closes the learner.
+        """Trains until a stop condition holds, the data end, or `stop` is set; then closes the learner.
 
         Args:
           stop_conditions: when training ends; of the first call of `run`, which compiles, only waits for data count.
           steps_per_call: train steps of a call of `run`.
           env_steps: returns the environment steps so far, for `stop_conditions.max_env_steps`.
+          stop: ends training when set, after a call of `run`.
 
         Returns:
           Why training ended.
@@ -279,7 +282,9 @@ class Learner:
                 reason = stop_conditions.reached(self.step, env_steps(), secs)
                 if reason:
                     return reason
-                result = self.run(stop_conditions.most_steps(self.step, steps_per_call))
+                if stop and stop.is_set():
+                    return 'stopped'
+                result = self.run(self.calls(stop_conditions.most_steps(self.step, steps_per_call)))
                 if result.data_ended:
                     return 'the data ended'
                 if start is None:
