@@ -126,8 +126,7 @@ def synchronous(
                 collect_options,
                 stores_policy_state=experience.slicing.store_policy_state,
             )
-            collectors = OwnCollectors(acting, write)
-            session = Session(run_dir, agent, source, collectors, placement, settings)
+            session = Session(run_dir, agent, source, OwnCollectors(acting, write), placement, settings)
             session.begin()
         session.run(stop)
 
