@@ -1,25 +1,30 @@
 """What only the backend of Valkey has: a server of its own, passwords, a stream, blocked writers that are woken."""
 
+import dataclasses
 import itertools
 import logging
 import pathlib
 import stat
+import subprocess
 import threading
 
 import numpy as np
 import pytest
 
 from tests.testing.experiences import experience
-from tests.testing.replay import chunks_of, serving
+from tests.testing.replay import DATA_SPEC, chunks_of, serving
 from tflearn.core.experience import Prioritized, Queue
-from tflearn.core.waiting import wait_until
+from tflearn.core.waiting import PeerLost, is_listening, wait_until
+from tflearn.launch.local import free_port
 from tflearn.replay import backend, connection
 from tflearn.replay.backend import Lost
-from tflearn.replay.storage import REPLAY, STREAM
+from tflearn.replay.storage import REPLAY, STREAM, Storage
 from tflearn.replay.valkey import client, functions, library, server
 
 QUEUE = experience(Queue, max_size=4, batch_size=2)
 MIRRORED = experience(sampling='learner', min_size=1, batch_size=4, chunk_steps=4, max_size=20)
+
+SECRET = 'a-secret-of-the-operator'
 
 
 @pytest.fixture
@@ -143,8 +148,129 @@ def test_its_end_is_noticed(serve, ask):
     with pytest.raises(Lost):
         ask(served, 'SHUTDOWN', 'NOSAVE')
     served.server._process._process.wait(10)
-    with pytest.raises(RuntimeError, match='got the end of the server on port'):
+    with pytest.raises(PeerLost, match='got the end of the server on port'):
         served.server.counts()
+
+
+# A server that is given.
+
+
+@dataclasses.dataclass
+class Given:
+    """A server that somebody else has started; its keepers are one run's."""
+
+    folder: pathlib.Path
+    settings: str = 'save 3600 1'
+    port: int = dataclasses.field(default_factory=free_port)
+    process: subprocess.Popen | None = None
+    storage: Storage = dataclasses.field(default_factory=lambda: Storage(MIRRORED, DATA_SPEC))
+
+    @property
+    def address(self):
+        return f'valkey://localhost:{self.port}/3'
+
+    def start(self):
+        self.folder.mkdir(exist_ok=True)
+        text = f'port {self.port}\nbind 127.0.0.1\ndir {self.folder}\nrequirepass {SECRET}\n{self.settings}\n'
+        (self.folder / 'server.conf').write_text(text)
+        arguments = [server._program(), str(self.folder / 'server.conf')]
+        self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+        wait_until(lambda: is_listening(f'localhost:{self.port}'), 'the server', 30)
+
+    def keep(self, run='run'):
+        checkpoints = self.folder / run / 'replay' / 'checkpoints'
+        return backend.serve(self.storage.make_tables(), 0, checkpoints, kind=backend.VALKEY, address=self.address)
+
+    def call(self, *command):
+        with library.connected(self.address, 5.0) as connected:
+            return connected.call(*command)
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    monkeypatch.setenv('REPLAY_SECRET', SECRET)
+    monkeypatch.setenv(library.PASSWORD_VARIABLE, 'env:REPLAY_SECRET')
+    started = []
+
+    def start(*arguments):
+        started.append(Given(tmp_path / 'given', *arguments))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+
+
+def test_a_given_server_keeps_the_items_of_its_run(given):
+    running = given()
+    keeper = running.keep()
+    writer = backend.connect(running.address).writer()
+    writer.insert([*chunks_of(running.storage, 0, 12)], [(REPLAY, STREAM)] * 12, 1.0)
+    assert writer.flush(0, 5.0)
+    before = keeper.counts()
+    keeper.checkpoint()
+    keeper.close()
+    assert connection.counts(running.address) == before
+    assert running.keep().counts() == before
+    with pytest.raises(ValueError, match='holds the replay of another run') as error:
+        running.keep('other')
+    assert '\n' not in str(error.value)
+
+
+def test_a_given_server_that_was_restarted_or_emptied(given):
+    running = given()
+    keeper = running.keep()
+    writer = backend.connect(running.address).writer()
+    writer.insert([*chunks_of(running.storage, 0, 12)], [(REPLAY,)] * 12, 1.0)
+    assert writer.flush(0, 5.0)
+    before = keeper.counts()
+    with pytest.raises(Lost):
+        running.call('SHUTDOWN', 'SAVE')
+    running.process.wait(30)
+    with pytest.raises(TimeoutError):
+        keeper.counts()
+    running.start()
+    assert keeper.counts() == before  # it has its tables and functions by itself
+    keeper.checkpoint()
+    running.call('FLUSHALL')
+    assert connection.counts(running.address) is None
+    with pytest.raises(PeerLost, match='has lost the tables of this run'):
+        keeper.counts()
+    assert running.keep().counts() == before
+
+
+@pytest.mark.parametrize(
+    'settings, error',
+    [
+        ('save ""', 'without persistence'),
+        ('save 60 1\nmaxmemory 64mb\nmaxmemory-policy allkeys-lru', 'need noeviction'),
+    ],
+)
+def test_refuses_a_given_server_that_would_lose_items(given, settings, error):
+    running = given(settings)
+    with pytest.raises(ValueError, match=error) as found:
+        running.keep()
+    assert '\n' not in str(found.value)
+    assert running.call('DBSIZE') == 0
+
+
+def test_refuses_a_given_server_that_does_not_run(given, tmp_path):
+    with pytest.raises(RuntimeError, match='need a server that runs'):
+        Given(tmp_path).keep()
+
+
+def test_a_full_given_server_makes_writers_wait(given, monkeypatch):
+    monkeypatch.setattr(client, '_SECS', 0.5)
+    running = given('save 3600 1\nmaxmemory 8mb')
+    running.keep()
+    writer = backend.connect(running.address).writer()
+    large = np.zeros(1 << 20, np.uint8)
+    writer.insert([large] * 12, [(REPLAY,)] * 12, 1.0)
+    assert not writer.flush(0, 1.0)
+    running.call('CONFIG', 'SET', 'maxmemory', '0')
+    assert writer.flush(0, 10.0)
 
 
 # The stream.

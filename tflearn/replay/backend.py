@@ -199,6 +199,7 @@ def serve(
     restore: str | None = None,
     needed: Callable[[], Collection[str]] = tuple,
     kind: str = REVERB,
+    address: str = '',
 ) -> Server:
     """Starts a server, with the content of a complete checkpoint if there is one.
 
@@ -209,12 +210,14 @@ def serve(
       restore: the name of the checkpoint, one of those that are needed; None is the newest.
       needed: returns the names of the checkpoints that are kept besides the newest one.
       kind: the backend's folder.
+      address: of a server of that kind that runs already, which gets the tables; '' starts one.
 
     Raises:
       DamagedCheckpoint: if it cannot be read.
       ValueError: if its tables differ from `tables`, or if the port is in use.
     """
-    return _module(kind, 'server').ReplayServer(tables, port, checkpoints, fresh, restore, needed)
+    given = {'address': address} if address else {}
+    return _module(kind, 'server').ReplayServer(tables, port, checkpoints, fresh, restore, needed, **given)
 
 
 def in_process(tables: Sequence[TableSpec]) -> contextlib.AbstractContextManager[str]:

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tflearn.core import waiting
 from tflearn.core.errors import UserRuntimeError
 from tflearn.core.table_counts import TableCounts
-from tflearn.core.waiting import Stopped, wait_until
+from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
 from tflearn.replay import backend
 from tflearn.replay.backend import Lost
 from tflearn.replay.storage import Storage
@@ -129,7 +130,12 @@ class _Writer(backend.Writer):
                 self._send(self._connection)
             if not self._connection.has_answer(timeout_secs):
                 return False
-            self._handle(self._connection, self._connection.receive())
+            try:
+                answer = self._connection.receive()
+            except library.Full as error:
+                logging.log_every_n_seconds(logging.WARNING, 'writes wait: %s', LOG_EVERY_SECS, error)
+                answer = 0
+            self._handle(self._connection, answer)
         except Lost as error:
             self._lost = error
             raise

@@ -8,8 +8,11 @@ says what was drawn. An entry's only field is named after the tables that have i
 A writer that finds the queue full leaves its name, and waits for a message to it: how many items it may send.
 """
 
+import re
+
 ITEMS, STATE, BLOCKED = KEYS = 'tflearn:items', 'tflearn:state', 'tflearn:blocked'
 GROUP = 'tflearn'
+NO_TABLES = re.compile('NOTABLES|Function not found')  # in the errors of a server that has none of our tables
 INSERT, DELIVERED, STATUS = 'tflearn_insert', 'tflearn_delivered', 'tflearn_status'
 
 LIBRARY = """#!lua name=tflearn

@@ -102,6 +102,14 @@ def _credentials(address: Address) -> dict[str, str]:
     return {}
 
 
+class Full(Lost):
+    """A server has no memory left for what was sent."""
+
+
+class NoTables(Lost):
+    """A server answers that it has none of our tables."""
+
+
 class Connection:
     """A connection of its own to a server. For one thread. All calls raise `Lost` if the server does not answer.
 
@@ -175,6 +183,11 @@ class Connection:
                 f'knows; set {PASSWORD_VARIABLE} to the path of a file with the password, or to env:NAME, and '
                 f'{USER_VARIABLE} to the user if it is not "default"'
             ) from None
+        except exceptions.OutOfMemoryError as error:
+            raise Full(f'the replay server at {self._text}: {error}') from error
+        except exceptions.ResponseError as error:
+            kind = NoTables if functions.NO_TABLES.search(str(error)) else Lost
+            raise kind(f'the replay server at {self._text}: {error}') from error
         except exceptions.ValkeyError as error:
             raise Lost(f'the replay server at {self._text}: {error}') from error
 

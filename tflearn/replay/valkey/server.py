@@ -1,13 +1,16 @@
-"""ReplayServer: the tables of a run on a server of Valkey's protocol, which it starts on this machine.
+"""ReplayServer: the tables of a run on a server of Valkey's protocol: one that it starts here, or one that is given.
 
-The server keeps everything in memory and saves nothing by itself: checkpoints are read from it as by any client.
+A server that it starts keeps everything in memory and saves nothing by itself. Checkpoints are read from either one as
+by any client; so they can be restored into the other, and read without a server.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
 import pathlib
+import secrets
 import shutil
 import socket
 import subprocess
@@ -21,7 +24,7 @@ from absl import logging
 
 from tflearn.core.errors import UserImportError, UserRuntimeError, UserTimeoutError, UserValueError
 from tflearn.core.table_counts import TableCounts
-from tflearn.core.waiting import is_listening, wait_until
+from tflearn.core.waiting import PeerLost, is_listening, wait_until
 from tflearn.replay import backend
 from tflearn.replay.backend import Lost
 from tflearn.replay.checkpoints import COMPLETE, CheckpointDirectory
@@ -66,7 +69,11 @@ def refuse_draws(tables: Sequence[TableSpec]) -> None:
 
 
 class ReplayServer(backend.Server):
-    """See `backend.Server` and `backend.serve`. Other machines do not reach it."""
+    """See `backend.Server` and `backend.serve`. Other machines do not reach a server that it starts.
+
+    A given server keeps its items while this process is gone. They count, not the checkpoint: that is for a server that
+    is empty.
+    """
 
     def __init__(
         self,
@@ -76,6 +83,7 @@ class ReplayServer(backend.Server):
         fresh: Sequence[str] = (),
         restore: str | None = None,
         needed: Callable[[], Collection[str]] = tuple,
+        address: str = '',
     ):
         refuse_draws(tables)
         self._checkpoints, self._tables = CheckpointDirectory(checkpoints, needed), tables
@@ -86,10 +94,15 @@ class ReplayServer(backend.Server):
             stored_items.read_status(found)
         self._checkpoints.clean()
         self.restored = chosen()
-        self._process = _Process(port)
-        self.port, self.address = self._process.port, self._process.address
+        self._owner = _owner(checkpoints.parent)
+        self._process = None if address else _Process(port)
+        self.address = f'valkey://{library.LOCALHOST}:{self._process.port}' if self._process else address
+        self.port = library.Address.parse(self.address).port
         try:
             self._fill()
+        except Lost as error:
+            self.close()
+            raise UserRuntimeError(f'got no answer ({error}); need a server that runs; start it') from error
         except BaseException:
             self.close()
             raise
@@ -97,24 +110,46 @@ class ReplayServer(backend.Server):
     def _fill(self) -> None:
         start = time.monotonic()
         with library.connected(self.address, _ANSWER_SECS) as connection:
-            _refuse_old(connection)
+            _refuse_unfit(connection, self.address, self._process is None)
             connection.call('FUNCTION', 'LOAD', 'REPLACE', functions.LIBRARY)
+            if self._has_items(connection):
+                logging.info('the replay server at %s has the items of this run', self.address)
+                return
+            connection.call('DEL', *functions.KEYS)  # of a start that did not come to its end
             connection.call('XGROUP', 'CREATE', functions.ITEMS, functions.GROUP, '0-0', 'MKSTREAM')
             if self.restored:
                 stored_items.restore(connection, self.restored)
-            connection.call('HSET', functions.STATE, *library.table_fields(self._tables))  # last: now it has tables
+            fields = library.table_fields(self._tables)
+            connection.call('HSET', functions.STATE, 'owner', self._owner, *fields)  # last: now it has tables
         if self.restored:
             sizes = {name: table.size for name, table in self.counts().items()}
             secs = time.monotonic() - start
             logging.info('restored the replay from %s in %.1f s: items %s', self.restored, secs, sizes)
 
+    def _has_items(self, connection: library.Connection) -> bool:
+        """Returns whether a given server has the tables of this run; raises ValueError if it has others."""
+        tables, owner = connection.call('HMGET', functions.STATE, 'tables', 'owner')
+        if tables is None:
+            return False
+        if owner != self._owner.encode() or tables != library.dump_tables(self._tables).encode():
+            raise UserValueError(
+                f'got the server at {self.address}, which holds the replay of another run, or of this one with other '
+                'settings; need an empty database; add another /NUMBER to the address, or remove its keys tflearn:*'
+            )
+        return True
+
     def counts(self) -> dict[str, TableCounts]:
-        """See `backend.Server`. Raises RuntimeError if the server has ended."""
+        """See `backend.Server`. Raises PeerLost if the server has ended, or has lost its tables."""
         try:
             with library.connected(self.address, _ANSWER_SECS) as connection:
                 return library.Status.read(connection).counts()
+        except library.NoTables as error:
+            raise PeerLost(
+                f'got a server that has lost the tables of this run ({error}); start this job again'
+            ) from error
         except Lost as error:
-            self._process.check()
+            if self._process:
+                self._process.check()
             text = f'timed out after {_ANSWER_SECS:.0f} s waiting for the replay server to report its tables ({error})'
             raise UserTimeoutError(text) from error
 
@@ -139,7 +174,8 @@ class ReplayServer(backend.Server):
         self._checkpoints.prune()
 
     def close(self) -> None:
-        self._process.close()
+        if self._process:
+            self._process.close()
 
 
 class _Process:
@@ -147,13 +183,12 @@ class _Process:
 
     Attributes:
       port: its TCP port.
-      address: where clients of this machine reach it.
     """
 
     def __init__(self, port: int):
         """Starts it, and waits until it listens; port 0 picks a free one. Raises ValueError if it cannot."""
         self.port = port or _free_port()
-        host_port, self.address = f'{library.LOCALHOST}:{self.port}', f'valkey://{library.LOCALHOST}:{self.port}'
+        host_port = f'{library.LOCALHOST}:{self.port}'
         if is_listening(host_port):
             raise _port_error(self.port, 'Address already in use')
         program, directory = _program(), tempfile.gettempdir()
@@ -185,14 +220,12 @@ class _Process:
         return True
 
     def check(self) -> None:
-        """Raises RuntimeError if it has ended."""
+        """Raises PeerLost if it has ended."""
         if self._process.poll() is not None:
             self._log.seek(0)
             lines = self._log.read().decode(errors='replace').split('\n')
             reason = next((line for line in reversed(lines) if line.strip()), '').strip()
-            raise UserRuntimeError(
-                f'got the end of the server on port {self.port} ({reason}); need it to run; start this job again'
-            )
+            raise PeerLost(f'got the end of the server on port {self.port} ({reason}); start this job again')
 
     def close(self) -> None:
         """Ends it. It has nothing to save."""
@@ -216,13 +249,42 @@ def _program() -> str:
     )
 
 
-def _refuse_old(connection: library.Connection) -> None:
-    info = connection.call('INFO', 'server').decode()
-    fields = dict(line.split(':', 1) for line in info.splitlines() if ':' in line)
-    version = fields.get('valkey_version') or fields['redis_version']
+def _refuse_unfit(connection: library.Connection, address: str, is_given: bool) -> None:
+    """Raises a ValueError if a server is too old, forgets all if it is restarted, or removes items by itself."""
+    server, memory, persistence = (_info(connection, part) for part in ('server', 'memory', 'persistence'))
+    version = server.get('valkey_version') or server['redis_version']
     if tuple(map(int, version.split('.')[:2])) < _LEAST_VERSION:
         least = '.'.join(map(str, _LEAST_VERSION))
-        raise UserValueError(f'got a server of version {version}; need at least {least}, of Valkey or Redis; update it')
+        raise UserValueError(
+            f'got the server at {address} of version {version}; need at least {least}, of Valkey or Redis; update it'
+        )
+    if int(memory['maxmemory']) and memory['maxmemory_policy'].startswith('allkeys'):
+        raise UserValueError(
+            f'got the server at {address} with maxmemory-policy {memory["maxmemory_policy"]}, which removes items when '
+            'its memory is full; need noeviction: then collectors wait; set it'
+        )
+    save = [b'', b'unknown']
+    with contextlib.suppress(Lost, UserValueError):  # services keep it to themselves
+        save = connection.call('CONFIG', 'GET', 'save')
+    if is_given and persistence['aof_enabled'] == '0' and not save[1]:
+        raise UserValueError(
+            f'got the server at {address} without persistence, whose restart would lose all items; need appendonly yes '
+            'or save points; set one of them, or leave out the address: then this job starts a server and saves it'
+        )
+
+
+def _info(connection: library.Connection, part: str) -> dict[str, str]:
+    lines = connection.call('INFO', part).decode().splitlines()
+    return dict(line.split(':', 1) for line in lines if ':' in line)
+
+
+def _owner(directory: pathlib.Path) -> str:
+    """Returns the name by which a given server knows the run: what a file in the run's directory says."""
+    path = directory / 'valkey_owner'
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(secrets.token_hex(16), encoding='ascii')
+    return path.read_text(encoding='ascii')
 
 
 def _free_port() -> int:
