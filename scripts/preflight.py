@@ -24,6 +24,7 @@ LANES = {(3, 11): CLASSIC, (3, 12): CURRENT, (3, 13): CURRENT}
 # What TensorFlow and gym print when they are imported, and the user need not see.
 _IMPORT_NOISE = re.compile(
     r'Unable to register cu(DNN|FFT|BLAS) factory'
+    r'|^WARNING: All log messages before absl::InitializeLog|^I0000 \d.* (port|cudart_stub)\.cc'
     r'|^Gym has been unmaintained|^Please upgrade to Gymnasium|^See the migration guide at https://gymnasium'
 )
 

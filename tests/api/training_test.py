@@ -183,7 +183,7 @@ def test_bad_input_is_refused_before_any_work(tmp_path, changes, error, message)
     ('inner', 'message'),
     [
         (functools.partial(dqn.make_agent, networks=(8,)), r"'networks' \(did you mean network\?\); need a"),
-        (lambda specs, train_step, experience, *, size: None, "missing a required argument: 'size'; need a function"),
+        (lambda specs, train_step, experience, *, size: None, "missing a required .*argument: 'size'; need a function"),
         (lambda specs: None, 'too many positional arguments; need a function'),
         ('dqn', 'need a function, such as functools.partial'),
         (lambda *_: 3, 'that returned a int without policy, .*; need a TF-Agents agent'),
