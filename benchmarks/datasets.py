@@ -41,20 +41,20 @@ from tflearn.agents import dqn  # noqa: E402
 from tflearn.core import strategies  # noqa: E402
 from tflearn.core.experience import Experience, Uniform  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
-from tflearn.core.types import BatchSource  # noqa: E402
 from tflearn.data import columns  # noqa: E402
 from tflearn.data.reader import Dataset  # noqa: E402
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter  # noqa: E402
 from tflearn.environments import gymnasium_env  # noqa: E402
 from tflearn.environments.vector_env import VectorEnvironment  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
-from tflearn.jobs import batch_source  # noqa: E402
-from tflearn.jobs.train_settings import Reading  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.replay.reverb.server import ReplayServer  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
+from tflearn.sampling import sources  # noqa: E402
 from tflearn.sampling.local import LocalReplay  # noqa: E402
+from tflearn.sampling.source import Source  # noqa: E402
+from tflearn.sampling.sources import Reading  # noqa: E402
 
 NUM_STORED = {'dqn': 100_000, 'sac': 100_000, 'pixels': 10_000}
 NUM_ENVIRONMENTS = 10
@@ -121,7 +121,7 @@ def _learners(
     sides: dict[str, tuple[Run, int]] = {MIRROR: (_learner(case, replay, directory / 'mirror', stack), 0)}
     for number, (side, reading) in enumerate(READINGS.items()):
         window = int(WINDOW_SHARE * num_stored)
-        source = batch_source.from_files(
+        source = sources.from_files(
             Dataset([str(directory / 'data')]),
             experience,
             columns.data_spec(case.specs),
@@ -131,7 +131,8 @@ def _learners(
         )
         ahead = 0
         if reading.storage == 'stream':  # what it can have read while others were measured
-            ahead = source.max_read_ahead + 2 * window // case.batch_size
+            (stream,) = source.sources
+            ahead = stream.max_read_ahead + 2 * window // case.batch_size
         sides[side] = (_learner(case, source, directory / str(number), stack), ahead)
     return case.name, sides
 
@@ -140,9 +141,7 @@ def _agent(case: learner_cases.Case) -> Any:
     return case.make_agent(case.specs, create_train_step(), case.experience())
 
 
-def _learner(
-    case: learner_cases.Case, source: BatchSource, directory: pathlib.Path, stack: contextlib.ExitStack
-) -> Run:
+def _learner(case: learner_cases.Case, source: Source, directory: pathlib.Path, stack: contextlib.ExitStack) -> Run:
     options = LearnerOptions(checkpoint_interval_steps=None, summaries=None)
     learner = Learner(_agent(case), source, RunDir(directory), options=options)
     stack.callback(source.close)

@@ -13,7 +13,6 @@ medians over the rounds, and the median of their ratios; `ours` is the feed, `pe
 
 import argparse
 import contextlib
-import functools
 import json
 import os
 import pathlib
@@ -195,11 +194,12 @@ def _learner(case: str, experience: dict, root: str, jit_compile: str, replay: s
     from benchmarks import learner_cases
     from tflearn.core.train_step import create_train_step
     from tflearn.files.run_dir import RunDir
-    from tflearn.jobs import batch_source, initial_agent
-    from tflearn.learner import train_loop
+    from tflearn.jobs import initial_agent
+    from tflearn.learner import xla_loop
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.train_loop import LoopOptions
     from tflearn.replay.storage import Storage
+    from tflearn.sampling import sources
     from tflearn.sampling.feed_source import wait_for_feed
 
     found = learner_cases.CASES[case]
@@ -209,9 +209,8 @@ def _learner(case: str, experience: dict, root: str, jit_compile: str, replay: s
     given = (storage, agent, tf.distribute.get_strategy(), _DEADLINE_SECS, 0)
     if feed_address:
         wait_for_feed(feed_address, storage, _DEADLINE_SECS)
-    make = functools.partial(batch_source.fed, feed_address) if feed_address else batch_source.make
-    source = make(*given) if feed_address else make((replay,), *given)
-    train_loop.AUTO_AFTER_STEPS = 0  # 'auto' chooses at once
+    source = sources.make((feed_address or replay,), *given, fed=bool(feed_address))
+    xla_loop.AUTO_AFTER_STEPS = 0  # 'auto' chooses at once
     loop = LoopOptions(jit_compile='auto' if jit_compile == 'auto' else False)
     options = LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=loop)
     learner = Learner(agent, source, RunDir(f'{root}/{feed_address or "direct"}'), options=options)

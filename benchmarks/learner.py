@@ -36,15 +36,14 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import learner_cases, replay_process, tables  # noqa: E402
 from tflearn.core import strategies  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
-from tflearn.core.types import BatchSource  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.train_loop import LoopOptions  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.sampling.mirror import ReplayMirror  # noqa: E402
-from tflearn.sampling.prioritized_mirror import PrioritizedMirror  # noqa: E402
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler  # noqa: E402
+from tflearn.sampling.source import Source  # noqa: E402
 
 TIMEOUT_SECS = 600.0
 OTHER_SIDES = 'also xla_loop; or prioritized,prioritized_mirror,prioritized_xla_loop,tf_agents'
@@ -227,18 +226,16 @@ def _jax(python: str | None) -> Iterator[list[Side]]:
         process.stdin.close()  # type: ignore[union-attr]
 
 
-def source(case: learner_cases.Case, replay: dict[str, Any], port: int) -> BatchSource:
+def source(case: learner_cases.Case, replay: dict[str, Any], port: int) -> Source:
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
     storage = Storage(case.experience(**replay), agent.collect_data_spec)
-    if replay.get('prioritized'):
-        make = PrioritizedMirror if storage.mirrored else PrioritizedSampler
-    else:
-        make = ReplayMirror if storage.mirrored else ReplaySampler
+    sampler = PrioritizedSampler if replay.get('prioritized') else ReplaySampler
+    make = ReplayMirror if storage.mirrored else sampler
     return make(f'localhost:{port}', storage, case.batch_size, TIMEOUT_SECS)
 
 
 def _our_learner(
-    case: learner_cases.Case, source: BatchSource, run_dir: RunDir, options: LearnerOptions
+    case: learner_cases.Case, source: Source, run_dir: RunDir, options: LearnerOptions
 ) -> Callable[[int], object]:
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
     learner = Learner(agent, source, run_dir, options=options)

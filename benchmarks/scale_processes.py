@@ -154,7 +154,7 @@ class Reader:
         self._stop.set()
         self._source.close()
         self._thread.join(_DEADLINE_SECS)
-        for each in self._source._readers:
+        for each in self._source._readers.each:
             for thread in each._threads:  # they would take chunks of the next point
                 thread.join(_DEADLINE_SECS)
 

@@ -130,7 +130,7 @@ def _measure(cell: Cell, servers: Servers, num_chunks: int) -> tuple[float, floa
             last, ended, cpu_ended = _wait(source, num_chunks * cell.chunk_steps)
     finally:
         source.close()
-        for each in source._readers:
+        for each in source._readers.each:
             for thread in each._threads:  # they would take chunks of the next round
                 thread.join()
     read = (last - first) / cell.chunk_steps
@@ -144,7 +144,7 @@ def _wait_for_streams(source: mirror.ReplayMirror, most: int) -> int:
     """Returns the number of chunks that were read ahead, as soon as no more fit."""
     deadline, pause, sizes = time.monotonic() + _DEADLINE_SECS, threading.Event(), [0]
     while True:
-        before, sizes = sizes, [each.size() for each in source._readers]
+        before, sizes = sizes, [each.size() for each in source._readers.each]
         if all(sizes) and sizes == before:
             break
         if source.error or time.monotonic() > deadline or max(sizes) >= most:

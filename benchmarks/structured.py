@@ -42,11 +42,12 @@ from tflearn.environments import vector_env  # noqa: E402
 from tflearn.environments.vector_env import VectorEnvironment  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
-from tflearn.learner.minibatches import MinibatchSource  # noqa: E402
 from tflearn.replay.reverb.server import ReplayServer  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
 from tflearn.sampling.local import LocalReplay  # noqa: E402
+from tflearn.sampling.minibatches import MinibatchSource  # noqa: E402
+from tflearn.sampling.source import Source  # noqa: E402
 
 NUM_PARTS, PART_SIZE = 20, 3
 EPISODE_STEPS = 200
@@ -89,27 +90,22 @@ class Numbers(gymnasium.Env):
 
 
 @dataclasses.dataclass
-class Constant:
-    """A `BatchSource` whose every batch is the same one."""
+class Constant(Source):
+    """A `Source` whose every batch is the same one."""
 
     data: Any
-    max_draw_steps: int = 1
-    error: None = None
 
     def grant(self, num_steps: int) -> int:
         """Grants all."""
         return num_steps
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> tf.Tensor:
         """Draws nothing."""
         return num_steps
 
     def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         """Returns the batch."""
         return self.data, {'policy_version': tf.zeros(self.data.reward.shape, tf.int64)}
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 class Rows:

@@ -34,26 +34,28 @@ from tflearn.agents import dqn, impala, ppo, sac  # noqa: E402
 from tflearn.core import strategies  # noqa: E402
 from tflearn.core.experience import BatchItems, Experience, Iteration, Uniform  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
-from tflearn.core.types import Agent, BatchSource  # noqa: E402
+from tflearn.core.types import Agent  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
-from tflearn.learner import train_loop  # noqa: E402
+from tflearn.learner import xla_loop  # noqa: E402
 from tflearn.learner.batches import SourceBatches  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
-from tflearn.learner.minibatches import MinibatchSource  # noqa: E402
-from tflearn.learner.train_loop import JitCompile, LoopOptions, Program, TrainLoop  # noqa: E402
+from tflearn.learner.train_loop import JitCompile, LoopOptions, TrainLoop  # noqa: E402
+from tflearn.learner.xla_loop import Program  # noqa: E402
 from tflearn.networks.networks import NetworkOptions  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.sampling.local import LocalReplay  # noqa: E402
+from tflearn.sampling.minibatches import MinibatchSource  # noqa: E402
+from tflearn.sampling.source import Source  # noqa: E402
 
 NUM_STORED = 6_400
 NUM_ENVIRONMENTS = 64
 _SPECS = {name: case.specs for name, case in learner_cases.CASES.items()}
 
 
-class Stored:
-    """A `BatchSource` of one batch, again and again, whose length is that of a queue's draw."""
+class Stored(Source):
+    """A `Source` of one batch, again and again, whose length is that of a queue's draw."""
 
-    max_draw_steps, error, takes_indices = 32, None, True
+    max_draw_steps, takes_indices = 32, True
 
     def __init__(self, batch: Any, copies: int = 1):
         self._copies = tf.nest.map_structure(lambda leaf: tf.stack([leaf] * copies), batch)
@@ -61,18 +63,15 @@ class Stored:
     def grant(self, num_steps: int) -> int:
         return num_steps
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> tf.Tensor:
         return tf.zeros([num_steps], tf.int32)
 
     def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         data = tf.nest.map_structure(lambda leaf: tf.gather(leaf, tf.gather(drawn, i)), self._copies)
         return data, {'policy_version': tf.cast(data.step_type, tf.int64)}
 
-    def close(self) -> None:
-        pass
 
-
-Made = tuple[Agent, BatchSource]
+Made = tuple[Agent, Source]
 
 
 def replay_case(name: str, batch_size: int, make: Callable[..., Agent]) -> Made:
@@ -198,7 +197,7 @@ def _replica_side(
         given = kind(source, strategy, agent.train_step_counter)
         options = LoopOptions(preprocess=_own_part if kind is WholeBatches else None)
         with tf.summary.record_if(False):
-            program = TrainLoop(agent, strategy, options).program(given)
+            program = TrainLoop(agent, given, strategy, options).program()
     size = sum(spec.shape.num_elements() * spec.dtype.size for spec in tf.nest.flatten(given.host_spec))
     source.grant(1 << 30)
     return program, size if kind is WholeBatches else size // strategy.num_replicas_in_sync
@@ -276,7 +275,7 @@ def _measured(
     name: str, make: Callable[[], Made], rounds: int, secs: float, clock: Callable[[], float]
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
-        train_loop.AUTO_AFTER_STEPS = 0  # it would need 10,000 train steps to choose
+        xla_loop.AUTO_AFTER_STEPS = 0  # it would need 10,000 train steps to choose
         plain, with_xla, auto = (
             _learner(make(), pathlib.Path(directory) / str(choice), choice) for choice in (False, True, 'auto')
         )

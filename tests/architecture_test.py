@@ -63,14 +63,17 @@ RULES = {
             'only tflearn/launch/, tflearn/replay/valkey/server.py, tflearn/launch/ray_driver.py may use it',
         ),
         ({'tflearn/jobs/train.py': 'import tf_agents\nx = tf_agents.agents.dqn'}, 'train.py:2: got tf_agents.agents'),
-        ({'tflearn/replay/rows.py': 'import tensorflow as tf\n@tf.function\ndef f(): pass'}, 'got tensorflow.function'),
+        (
+            {'tflearn/replay/storage.py': 'import tensorflow as tf\n@tf.function\ndef f(): pass'},
+            'got tensorflow.function',
+        ),
         (
             {'tflearn/learner/learner.py': 'import tensorflow as tf\ntf.tpu.experimental'},
             'only tflearn/core/strat',
         ),
         (
             {'tflearn/learner/learner.py': 'from tensorflow.python.eager import context'},
-            'only tflearn/learner/datasets.py may use it',
+            'only tflearn/learner/batches.py may use it',
         ),
         ({'tflearn/learner/learner.py': 'import time\ntime.sleep(1)'}, 'got time.sleep; nobody may use it'),
         (
@@ -181,7 +184,7 @@ def test_a_good_tree_is_not_reported(tmp_path):
         {
             'tflearn/files/run_dir.py': "class RunDir:\n  p = root / 'train'",
             'tflearn/replay/reverb/library.py': 'import reverb\nfrom tflearn.replay import tables',
-            'tflearn/replay/tables.py': 'from tflearn.core import a\nfrom tflearn.replay import rows',
+            'tflearn/replay/tables.py': 'from tflearn.core import a\nfrom tflearn.replay import storage',
             'tflearn/jobs/train.py': "from tflearn.replay import tables\nJOB = 'train'",
             'scripts/train.py': 'from absl import flags\nfrom tflearn.config import files\nfrom tflearn.jobs import x',
             'tflearn/config/files.py': 'import gin\nfrom tflearn.files.run_dir import RunDir',

@@ -29,7 +29,7 @@ LONGEST = (
     'jobs/train_offline_test.py',
     'learner/replicas_test.py',
     'jobs/multi_worker_train_test.py',
-    'learner/summarized_loop_test.py',
+    'learner/train_loop_test.py',
     'learner/tf_agents_learner_test.py',
     'learner/learner_options_test.py',
     'conformance_test.py',

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from tflearn.core.strategies import make as make_strategy
     from tflearn.core.train_step import create_train_step
-    from tflearn.core.types import BatchSource, EnvironmentSpecs
+    from tflearn.core.types import EnvironmentSpecs
     from tflearn.files.run_dir import RunDir
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.metrics import TrainResult
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from tflearn.learner.train_loop import LoopOptions
     from tflearn.learner.triggers import EndTrigger, IntervalTrigger, StepsTrigger, TimeTrigger, TotalTrigger
     from tflearn.policies.policy_function import PolicyFunction, load_policy
+    from tflearn.sampling.source import Source
 
 __version__ = '0.1.0'
 __all__ = [
     'BatchItems',
-    'BatchSource',
     'BatchSteps',
     'EndTrigger',
     'EnvironmentSpecs',
@@ -61,6 +61,7 @@ __all__ = [
     'RoundSource',
     'RunDir',
     'Slicing',
+    'Source',
     'StepsTrigger',
     'StopConditions',
     'SummaryOptions',
@@ -101,7 +102,8 @@ _NAMES = {
     'policies.policy_function': ('PolicyFunction', 'load_policy'),
     'files.run_dir': ('RunDir',),
     'core.train_step': ('create_train_step',),
-    'core.types': ('BatchSource', 'EnvironmentSpecs'),
+    'core.types': ('EnvironmentSpecs',),
+    'sampling.source': ('Source',),
 }
 _HOMES = {name: (module, name) for module, names in _NAMES.items() for name in names}
 _HOMES['make_strategy'] = ('core.strategies', 'make')

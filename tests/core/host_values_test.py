@@ -7,14 +7,13 @@ import tensorflow as tf
 from tflearn.core import host_values, strategies
 from tflearn.core.train_step import create_train_step
 from tflearn.learner.batches import SourceBatches
+from tflearn.sampling.source import Source
 
 NUM_REPLICAS, ITEMS = 4, 12
 
 
-class Counted:
-    """A `BatchSource` of numbered items for all replicas; counts the batches that it makes."""
-
-    error = None
+class Counted(Source):
+    """A `Source` of numbered items for all replicas; counts the batches that it makes."""
 
     def __init__(self, max_draw_steps=8):
         self.max_draw_steps = max_draw_steps
@@ -29,9 +28,6 @@ class Counted:
     def batch(self, drawn, i):
         self.made.assign_add(1)
         return tf.gather(drawn, i) + tf.range(ITEMS, dtype=tf.int64), {'row': tf.zeros((ITEMS, 3))}
-
-    def close(self):
-        pass
 
 
 @pytest.fixture(scope='module')

@@ -12,7 +12,7 @@ from tests.testing.replay import serve  # noqa: F401
 
 PACKAGE = os.path.dirname(tflearn.__file__)
 # Keras converts layers of a network of one's own as it is made.
-CONVERTED_LATER = ('networks/encoder.py', 'core/joined_leaves.py')
+CONVERTED_LATER = ('networks/encoder.py', 'core/layout.py')
 
 
 @pytest.fixture(autouse=True)

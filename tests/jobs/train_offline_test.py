@@ -16,10 +16,9 @@ from tflearn.agents import dqn
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.data.reader import Dataset
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.jobs import batch_source
 from tflearn.jobs import train_offline as job
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.train_settings import Device, Initial, Intervals, Reading, Validation
+from tflearn.jobs.train_settings import Device, Initial, Intervals, Validation
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.summaries import SummaryOptions
@@ -28,7 +27,9 @@ from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import loader
 from tflearn.replay.storage import Storage
+from tflearn.sampling import sources
 from tflearn.sampling.local import LocalReplay
+from tflearn.sampling.sources import Reading
 
 make_agent = functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), epsilon=0.0)
 
@@ -53,7 +54,7 @@ def test_files_give_the_sequences_of_the_environment(tmp_path, slicing, storage)
     rows = data_sets.write(tmp_path, 60, fakes.CheckedEnvironment(lengths, truncated=(False, True, False, True)))
     batch = BatchItems(4096)  # so that one draw has all of them
     experience = Experience(slicing=slicing, replay=Uniform(min_size=1), batch=batch)
-    source = batch_source.from_files(
+    source = sources.from_files(
         Dataset([str(tmp_path)]), experience, data_sets.SPEC, tf.distribute.get_strategy(), 0, Reading(storage)
     )
     replay = LocalReplay(Storage(experience, data_sets.SPEC), len(lengths), 4096)

@@ -11,6 +11,7 @@ from tflearn.core.experience import Prioritization
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
+from tflearn.sampling.source import Source
 
 
 def _weighted(num_steps=1 << 20):
@@ -31,11 +32,10 @@ def _weighted(num_steps=1 << 20):
     return dataset_fn
 
 
-class Prioritized:
-    """A `PrioritizedSource` of the same batches and weights, for all replicas of this process."""
+class Prioritized(Source):
+    """A `Source` by priority, of the same batches and weights, for all replicas of this process."""
 
     max_draw_steps = 4
-    error = None
 
     def __init__(self, num_steps=1 << 20, error='td_error', normalize=True):
         self.prioritization = Prioritization(error=error, normalize_by_max=normalize)

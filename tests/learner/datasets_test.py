@@ -2,7 +2,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from tflearn.core import strategies
-from tflearn.learner import datasets
+from tflearn.learner import batches
 
 
 def _distributed(autotune):
@@ -20,7 +20,7 @@ def _options(iterator):
 
 def test_what_fetches_elements_to_devices_is_not_tuned():
     before = multi_device_iterator_ops._create_device_dataset
-    iterator = datasets.iterate(_distributed(autotune=True))
+    iterator = batches.iterate(_distributed(autotune=True))
     assert [options.autotune.enabled for options in _options(iterator)] == [False, False]
     assert multi_device_iterator_ops._create_device_dataset is before
     assert [[int(value) for value in each.values] for each in iterator] == [[0, 1], [2, 3], [4, 5]]
@@ -32,7 +32,7 @@ def test_tensorflow_would_tune_it():
 
 
 def test_one_device_has_the_iterator_of_the_dataset():
-    iterator = datasets.iterate(tf.distribute.get_strategy().distribute_datasets_from_function(lambda _: _numbers()))
+    iterator = batches.iterate(tf.distribute.get_strategy().distribute_datasets_from_function(lambda _: _numbers()))
     assert [int(value) for value in iterator] == [0, 1, 2]
 
 

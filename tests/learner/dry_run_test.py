@@ -131,7 +131,7 @@ def test_compiles_the_learners_own_step(make_agent, make_dataset_fn):
     batches = DatasetBatches(make_dataset_fn(), strategy)
     agent.initialize()
     before = [variable.numpy() for variable in agent.policy.variables()]
-    step = TrainLoop(agent, strategy, LoopOptions()).replica_step(batches)
+    step = TrainLoop(agent, batches, strategy, LoopOptions()).replica_step()
     spec = (
         tf.nest.map_structure(tf.TensorSpec.from_tensor, batch(0)),
         {'policy_version': tf.TensorSpec((8, 2), tf.int64)},

@@ -16,6 +16,7 @@ from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.triggers import IntervalTrigger
+from tflearn.sampling.source import Source
 
 
 def _values(agent):
@@ -59,10 +60,10 @@ def test_loss_is_the_mean_over_the_steps(tmp_path, make_agent, make_dataset_fn):
     assert many.run(6).loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-class CountedSource:
-    """A `BatchSource` of the same batches as `make_dataset_fn`'s, up to three in a draw."""
+class CountedSource(Source):
+    """A `Source` of the same batches as `make_dataset_fn`'s, up to three in a draw."""
 
-    max_draw_steps, error = 3, None
+    max_draw_steps = 3
 
     def grant(self, num_steps):
         return num_steps
@@ -74,9 +75,6 @@ class CountedSource:
         step = tf.gather(drawn, i)
         return small.batch(step), {'policy_version': tf.fill((small.BATCH_SIZE, 2), step)}
 
-    def close(self):
-        pass
-
 
 def test_batch_source_trains_like_a_dataset_and_reports_info_of_the_last_batch(tmp_path, make_agent, make_dataset_fn):
     one, other = make_agent(), make_agent()
@@ -87,6 +85,11 @@ def test_batch_source_trains_like_a_dataset_and_reports_info_of_the_last_batch(t
     assert got.info == {'policy_version': pytest.approx(4.0)}
     for a, b in zip(one.policy.variables(), other.policy.variables(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_names_data_of_another_kind(tmp_path, make_agent):
+    with pytest.raises(TypeError, match='got data=.* for a learner; need a function .*, or a tflearn.Source'):
+        Learner(make_agent(), object(), RunDir(tmp_path))
 
 
 def test_prepare_compiles_the_summary_program_if_needed(tmp_path, make_agent):

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tflearn.learner.summarized_loop import Profile
+from tflearn.learner.summaries import Profile
 
 
 def _traces(directory):

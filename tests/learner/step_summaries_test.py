@@ -1,4 +1,4 @@
-"""The summaries of a train step for every agent; summarized_loop_test.py tests them through the Learner."""
+"""The summaries of a train step for every agent; train_loop_test.py tests them through the Learner."""
 
 import dataclasses
 

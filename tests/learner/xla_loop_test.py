@@ -16,9 +16,8 @@ from tflearn.core import strategies
 from tflearn.core.experience import BatchItems, Experience, Iteration, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.files.run_dir import RunDir
-from tflearn.learner import train_loop
+from tflearn.learner import xla_loop
 from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.minibatches import MinibatchSource
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.networks.networks import NetworkOptions
@@ -26,6 +25,8 @@ from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.replay.storage import Storage
 from tflearn.sampling.local import LocalReplay
+from tflearn.sampling.minibatches import MinibatchSource
+from tflearn.sampling.source import Source
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -34,11 +35,10 @@ SMALL = NetworkOptions(fc_layer_params=(8,))
 REPLAY = Experience(replay=Uniform(max_size=500, min_size=1, samples_per_insert=1e9), batch=BatchItems(8))
 
 
-class Stored:
-    """A `BatchSource` of given batches, again and again, as many as are asked for; it takes one index at a time."""
+class Stored(Source):
+    """A `Source` of given batches, again and again, as many as are asked for; it takes one index at a time."""
 
     max_draw_steps = 40
-    error = None
 
     def __init__(self, *batches):
         self._batches, self._size = tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches), len(batches)
@@ -52,9 +52,6 @@ class Stored:
     def batch(self, drawn, i):
         data = tf.nest.map_structure(lambda leaf: tf.gather(leaf, drawn[i]), self._batches)
         return data, {'policy_version': tf.fill(tf.nest.flatten(data)[0].shape[:2], drawn[i])}
-
-    def close(self):
-        pass
 
 
 def _fixed(agent):
@@ -213,7 +210,7 @@ def test_trains_without_where_xla_cannot_compile(tmp_path, caplog):
 
 
 def test_auto_chooses_small_networks(tmp_path, monkeypatch):
-    monkeypatch.setattr(train_loop, 'AUTO_AFTER_STEPS', 0)
+    monkeypatch.setattr(xla_loop, 'AUTO_AFTER_STEPS', 0)
     for i, made in enumerate((_dqn(), _sac())):
         assert _trained(tmp_path / f'small_{i}', made, (4,), 'auto')[2]
     units = (1024, 1024)
@@ -221,7 +218,7 @@ def test_auto_chooses_small_networks(tmp_path, monkeypatch):
 
 
 def test_the_default_compiles_after_many_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(train_loop, 'AUTO_AFTER_STEPS', 20)
+    monkeypatch.setattr(xla_loop, 'AUTO_AFTER_STEPS', 20)
     learner = _learner(tmp_path, *_dqn())
     learner.prepare(10**6)
     for count, compiles in ((3, False), (12, False), (8, False), (3, False), (4, True)):
@@ -231,7 +228,7 @@ def test_the_default_compiles_after_many_steps(tmp_path, monkeypatch):
 
 
 def test_the_default_takes_plain_steps_on_several_replicas(tmp_path, monkeypatch):
-    monkeypatch.setattr(train_loop, 'AUTO_AFTER_STEPS', 0)
+    monkeypatch.setattr(xla_loop, 'AUTO_AFTER_STEPS', 0)
     strategy = strategies.make('mirrored:2')
     with strategy.scope():
         agent, source = _dqn()
@@ -248,13 +245,13 @@ def test_rule_counts_matrix_products(shape, reason):
     def product(a):
         return a @ tf.ones((shape[1], 8))
 
-    found = train_loop.why_slower_in_xla(tf.function(product).get_concrete_function(tf.TensorSpec(shape)).graph)
+    found = xla_loop.why_slower_in_xla(tf.function(product).get_concrete_function(tf.TensorSpec(shape)).graph)
     assert (reason in found) if reason else found is None
 
 
 def test_rule_refuses_random_numbers():
     graph = tf.function(lambda: tf.random.normal((3,), seed=1)).get_concrete_function().graph
-    assert 'random numbers' in train_loop.why_slower_in_xla(graph)
+    assert 'random numbers' in xla_loop.why_slower_in_xla(graph)
 
 
 def test_rule_does_not_know_the_size_of_products_in_loops():
@@ -262,13 +259,13 @@ def test_rule_does_not_know_the_size_of_products_in_loops():
         return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a @ tf.ones((8, 8))), (0, a))
 
     graph = tf.function(loop).get_concrete_function(tf.TensorSpec((8, 8))).graph
-    assert 'in loops' in train_loop.why_slower_in_xla(graph)
+    assert 'in loops' in xla_loop.why_slower_in_xla(graph)
 
 
 def test_rule_refuses_convolutions():
     convolve = tf.function(lambda x: tf.nn.conv2d(x, tf.ones((3, 3, 1, 2)), 1, 'SAME'))
     graph = convolve.get_concrete_function(tf.TensorSpec((1, 8, 8, 1))).graph
-    assert 'convolutions' in train_loop.why_slower_in_xla(graph)
+    assert 'convolutions' in xla_loop.why_slower_in_xla(graph)
 
 
 def test_rejects_other_values():

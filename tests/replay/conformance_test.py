@@ -274,7 +274,7 @@ def test_a_queue_source_drops_what_is_too_old(serve, closing):
     source = closing(QueueSource([served.address], served.storage, 5, 60.0, seed=0))
     for version in (1, 2, 3):
         write(served, 6, version).join(30)
-    source.newest_version = 3
+    source.on_version(3)
     _, info = draw(source, 2)
     assert info['policy_version'].numpy().ravel().tolist() == [2] * 10 + [3] * 10
     assert source.metrics() == {'stale_sequences': 5, 'greatest_policy_lag': 1}
@@ -429,7 +429,7 @@ def test_items_of_several_servers_are_taken_alternately(serve, tmp_path, closing
     for version, served in enumerate(two):
         write(served, 12, version).join(30)
     source.start()
-    wait_until(lambda: all(each.size() >= 8 for each in source._readers), 'the items', 30)
+    wait_until(lambda: all(each.size() >= 8 for each in source._readers.each), 'the items', 30)
     _, info = draw(source, 4)
     versions = info['policy_version'].numpy()[:, :, 0].ravel()
     assert sorted(versions.tolist()) == [0] * 8 + [1] * 8

@@ -10,11 +10,11 @@ import tensorflow as tf
 from tests.sampling.episode_rows_test import episode
 from tests.testing.replay import DATA_SPEC
 from tflearn.core.experience import Experience
-from tflearn.core.types import BatchSource
 from tflearn.replay.storage import Storage
 from tflearn.sampling import loaded_episodes
-from tflearn.sampling.episode_stream import EpisodeStream, FileSource
+from tflearn.sampling.episode_stream import EpisodeStream
 from tflearn.sampling.loaded_episodes import LoadedEpisodes
+from tflearn.sampling.mix import Mix
 
 BATCH = 4
 STORAGE = Storage(Experience(), DATA_SPEC)
@@ -85,7 +85,6 @@ def make(request):
 
 
 def test_the_batches_do_not_depend_on_how_many_are_drawn_at_once(make):
-    assert isinstance(make(), BatchSource)
     batches = take(make(), 40)
     np.testing.assert_array_equal(batches, take(make(), 40, at_once=1))
     np.testing.assert_array_equal(batches, take(make(), 40, at_once=17))
@@ -136,13 +135,13 @@ def test_draws_with_replacement_are_uniform():
 
 def test_shares_are_exact_in_every_batch():
     few, many = [episode(100, 9)], ALL
-    source = FileSource([loaded(episodes=few, batch_size=3), stream(batch_size=1, files=[many])])
+    source = Mix([loaded(episodes=few, batch_size=3), stream(batch_size=1, files=[many])])
     batches = take(source, 50)
     source.close()
     assert batches.shape == (50, 4, 2)
     assert ((batches[..., 0] == 100).sum(axis=1) == 3).all()
     assert (batches[:, :3, 0] == 100).all()
-    assert set(source.states()) == {'data', 'data_1'}
+    assert set(source.state()) == {'data', 'data_1'}
 
 
 def test_a_stream_that_fails_says_why():

@@ -18,7 +18,6 @@ from tests.testing.experiences import experience
 from tests.testing.replay import BATCH, draw, fill
 from tflearn.coordinator import reports
 from tflearn.core.experience import Queue
-from tflearn.core.types import BatchSource
 from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_address
 from tflearn.replay import connection
@@ -88,7 +87,6 @@ def test_batches_are_those_of_the_replay(fed):
     found, address = fed
     assert wait_for_feed(address, found.storage, 30.0).startswith('replay_')
     with contextlib.closing(FeedSource(address, found.storage, 1, 60.0)) as source:
-        assert isinstance(source, BatchSource)
         trajectory, info = draw(source, 130)  # of two elements
     assert trajectory.observation.shape == (130, BATCH, 2, 2)
     assert (info['policy_version'].numpy() == 7).all()

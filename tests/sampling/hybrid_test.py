@@ -8,13 +8,11 @@ from tests import fakes
 from tests.sampling.episode_rows_test import episode
 from tests.testing.replay import BATCH, DATA_SPEC, draw, experience, write_steps
 from tflearn.core.train_step import set_env_steps
-from tflearn.core.types import BatchSource
-from tflearn.jobs import batch_source
 from tflearn.optimization import schedules
 from tflearn.replay.storage import Storage
-from tflearn.sampling.hybrid import HybridSource
 from tflearn.sampling.loaded_episodes import LoadedEpisodes
 from tflearn.sampling.local import LocalReplay
+from tflearn.sampling.mix import Mix, demonstration_shares
 
 SHOWN = 100  # more than the observations of the run's own steps
 
@@ -41,12 +39,14 @@ def make_source(num_own_steps=100, num_replicas=1, train_step=0, **settings):
     """A source of `BATCH` items for each replica, whose run has taken so many batched steps of two environments."""
     storage = Storage(experience('learner', samples_per_insert=4.0, min_size=10), DATA_SPEC)
     size = BATCH * num_replicas
-    shown = LoadedEpisodes(storage, (shifted(episode(i, 3 + i % 4)) for i in range(20)), None, size, seed=1)
+    shown = LoadedEpisodes(
+        storage, (shifted(episode(i, 3 + i % 4)) for i in range(20)), None, size, seed=1, name='demonstrations'
+    )
     own = LocalReplay(storage, 2, size)
     counter = tf.Variable(train_step, dtype=tf.int64)
-    source = HybridSource(own, shown, counter, BATCH, num_replicas, **settings)
+    source = Mix([own, shown], num_replicas, demonstration_shares(counter, BATCH, **settings))
     if num_own_steps:
-        write_steps(Own(source), fakes.CheckedEnvironment((3, 5)), num_own_steps)
+        write_steps(Own(source.sources[0]), fakes.CheckedEnvironment((3, 5)), num_own_steps)
     return source, counter
 
 
@@ -59,7 +59,6 @@ def demonstrations(trajectory):
 
 def test_each_replica_gets_its_share_of_demonstrations():
     source, _ = make_source(share=0.25, num_replicas=2)
-    assert isinstance(source, BatchSource)
     trajectory, info = draw(source, 3)
     assert trajectory.observation.shape == (3, 2 * BATCH, 2, 2)
     assert (info['policy_version'].numpy() == 7).all(), 'demonstrations have the mean version of the others'
@@ -69,7 +68,7 @@ def test_each_replica_gets_its_share_of_demonstrations():
 
 def test_only_own_items_count_as_samples():
     source, _ = make_source(share=0.75)
-    own = source.online
+    own = source.sources[0]
     inserts = own._inserts - 10
     assert source.owed_steps == inserts * 4 // 4, 'batches have four items of their own'
     assert source.grant(10**6) == inserts
@@ -87,10 +86,10 @@ def test_the_share_follows_a_schedule():
     counts = []
     for at in (0, 50, 100, 200):
         step.assign(at)
-        before = source.online._samples
+        before = source.sources[0]._samples
         trajectory, _ = draw(source)
         counts.append(int(demonstrations(trajectory).sum()))
-        assert source.online._samples - before == BATCH - counts[-1]
+        assert source.sources[0]._samples - before == BATCH - counts[-1]
     assert counts == [8, 4, 0, 15], 'at least one item is the own one'
 
 
@@ -110,8 +109,8 @@ def test_trains_on_demonstrations_alone_before_there_are_other_items():
     assert source.grant(100) == 3, 'never across the end'
     step.assign(5)
     assert source.owed_steps == source.grant(100) == 0
-    write_steps(Own(source), fakes.CheckedEnvironment((3, 5)), 60)
-    assert source.online.metrics()['samples_per_insert'] == 0
+    write_steps(Own(source.sources[0]), fakes.CheckedEnvironment((3, 5)), 60)
+    assert source.sources[0].metrics()['samples_per_insert'] == 0
     trajectory, _ = draw(source, 2)
     assert demonstrations(trajectory).sum(-1).tolist() == [8, 8]
     source.close()
@@ -133,12 +132,12 @@ def test_what_fills_a_replay_counts_for_its_minimum_only(ratio):
 
 def test_demonstrations_go_on_where_a_checkpoint_was():
     source, _ = make_source(share=0.5)
-    position = source.offline.serialize()
+    position = source.sources[1].serialize()
     drawn = draw(source, 3)[0].observation.numpy()
     resumed, _ = make_source(share=0.5)
     draw(resumed, 2)  # of a run that was killed before it saved again
-    assert set(batch_source.checkpointed(resumed)) == {'demonstrations'}
-    batch_source.checkpointed(resumed)['demonstrations'].deserialize(position)
+    assert set(resumed.state()) == {'demonstrations'}
+    resumed.state()['demonstrations'].deserialize(position)
     again = draw(resumed, 3)[0].observation.numpy()
     shown = drawn[..., 1] >= SHOWN
     assert shown.sum() == 3 * BATCH // 2 * 2, 'two rows of each'

@@ -9,9 +9,8 @@ import tensorflow as tf
 from tests import fakes
 from tests.testing.replay import BATCH, DATA_SPEC, draw, experience, write_steps
 from tflearn.core.experience import Experience, Prioritization, Prioritized, Queue, Uniform
-from tflearn.core.types import BatchSource, PrioritizedSource
 from tflearn.replay.storage import Storage
-from tflearn.sampling.local import LocalReplay, check, make
+from tflearn.sampling.local import LocalReplay, check
 
 
 def _replay(num_environments=2, seed=0, **changes):
@@ -34,7 +33,6 @@ def _fill(replay, num_steps, lengths=(3, 5)):
 def test_batches_hold_the_written_steps():
     replay = _replay(sequence_length=3, chunk_steps=16)
     _fill(replay, 60)
-    assert isinstance(replay, BatchSource)
     trajectory, info = draw(replay, 3)
     assert trajectory.observation.shape == (3, BATCH, 3, 2)
     assert (info['policy_version'].numpy() == 7).all()
@@ -109,16 +107,17 @@ def test_items_are_drawn_by_their_errors():
     """The weights are (N P)^-beta; `tests/sampling/prioritized_mirror_test.py` has more of the same draws."""
     given = experience('auto', min_size=20)
     replay = Prioritized(1_000, 20, 8.0, prioritization=Prioritization(alpha=1.0, beta=0.5, epsilon=0.0))
-    source = make(Storage(dataclasses.replace(given, replay=replay), DATA_SPEC), 2, BATCH, seed=1)
-    assert isinstance(source, PrioritizedSource)
+    source = LocalReplay(Storage(dataclasses.replace(given, replay=replay), DATA_SPEC), 2, BATCH, seed=1)
+    assert source.prioritization == replay.prioritization
+    plan = source._by_priority
     _fill(source, 60)
     _, info = draw(source, 4)
     np.testing.assert_array_equal(info['weights'], 1.0)  # of new items
-    drawn = source._drawn[0, 0]
-    source.update(1, np.where(source._drawn == drawn, 1.0, 0.001).astype(np.float32))
+    drawn = plan._drawn[0, 0]
+    source.update(1, np.where(plan._drawn == drawn, 1.0, 0.001).astype(np.float32))
     _, info = draw(source, 4)
-    size, others = source.metrics()['replay_size'], np.unique(source._drawn).size
+    size, others = source.metrics()['replay_size'], np.unique(plan._drawn).size
     assert others > 1
-    priorities = source._tree.get(source._drawn % 1_000)
-    np.testing.assert_allclose(info['weights'], (size * priorities / source._tree.total) ** -0.5, rtol=1e-4)
+    priorities = plan._tree.get(plan._drawn % 1_000)
+    np.testing.assert_allclose(info['weights'], (size * priorities / plan._tree.total) ** -0.5, rtol=1e-4)
     assert source.metrics()['priorities_updated'] == 4 * BATCH

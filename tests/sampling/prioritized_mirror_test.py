@@ -7,18 +7,18 @@ import pytest
 import tensorflow as tf
 
 from tests.sampling.prioritized_test import BATCH, ErrorsOfData, fill, learner_of, run
-from tflearn.core.experience import BatchItems, Experience, Prioritization, Prioritized, Uniform
-from tflearn.sampling.prioritized_mirror import PrioritizedMirror
+from tflearn.core.experience import BatchItems, Experience, Prioritization, Prioritized
+from tflearn.sampling.mirror import ReplayMirror
 
 
 @pytest.fixture
 def open_mirror():
-    """Returns a function servers -> PrioritizedMirror; all are closed at the end."""
+    """Returns a function servers -> ReplayMirror; all are closed at the end."""
     with contextlib.ExitStack() as stack:
 
         def start(served, *others):
             addresses = [each.address for each in (served, *others)]
-            mirror = PrioritizedMirror(addresses, served.storage, BATCH, 60.0, seed=1)
+            mirror = ReplayMirror(addresses, served.storage, BATCH, 60.0, seed=1)
             stack.callback(mirror.close)
             return mirror
 
@@ -48,20 +48,20 @@ def test_draws_follow_priorities_and_weights_are_the_papers(tmp_path, serve, ope
     mirror = open_mirror(*servers)
     _, weights = draw(mirror)
     np.testing.assert_allclose(weights, 1.0)  # of new items
-    oldest, newest = mirror._known
+    oldest, newest = mirror._by_priority._known
     size = newest - oldest
     errors = np.random.default_rng(0).normal(size=size)
-    mirror._drawn = np.arange(oldest, newest)[None]
+    mirror._by_priority._drawn = np.arange(oldest, newest)[None]
     mirror.update(1, errors[None].astype(np.float32))
     priority = (np.minimum(np.abs(errors) + 0.01, 2.0) / 2.0) ** 0.7
     probability = priority / priority.sum()
     counts = np.zeros(size)
     for step in range(100):
         _, weights = draw(mirror, 16, step)
-        items = mirror._drawn - oldest
+        items = mirror._by_priority._drawn - oldest
         np.testing.assert_allclose(weights, (size * probability[items]) ** -0.6, rtol=1e-4)
         np.add.at(counts, items, 1)
-    assert mirror._known == (oldest, newest)
+    assert mirror._by_priority._known == (oldest, newest)
     chi_squared = ((counts - counts.sum() * probability) ** 2 / (counts.sum() * probability)).sum()
     assert abs(chi_squared - (size - 1)) < 6 * np.sqrt(2 * (size - 1))
 
@@ -77,7 +77,7 @@ def test_errors_become_the_priorities_of_their_own_items(tmp_path, serve, open_m
     assert mirror.metrics()['priorities_updated'] == 83 * BATCH
     for step in range(10):
         observation, _ = draw(mirror, 16, 1000 + step)
-        found = mirror._tree.get(mirror._drawn % mirror._max_size)
+        found = mirror._by_priority._tree.get(mirror._by_priority._drawn % mirror._by_priority._max_size)
         # Float32 errors; all items were drawn.
         np.testing.assert_allclose(found, (0.1 + 0.1 * observation[..., 1]) ** 0.5, rtol=1e-5)
 
@@ -87,13 +87,13 @@ def test_each_draw_knows_the_errors_of_the_train_steps_before_it(tmp_path, serve
     served = serve(experience())
     fill(served, 33)
     mirror = open_mirror(served)
-    known, choose = [], mirror._choose
+    known, choose = [], mirror._by_priority._choose
 
     def recorded(*arguments):
         known.append(mirror.metrics()['priorities_updated'] // BATCH)
         return choose(*arguments)
 
-    mirror._choose = recorded  # before the learner traces its program
+    mirror._by_priority._choose = recorded  # before the learner traces its program
     run(learner_of(mirror, tmp_path, ErrorsOfData()), 100)
     assert known[:3] == [0, 16, 32] and len(known) == 7
 
@@ -104,21 +104,21 @@ def test_dropped_sequences_are_not_drawn(serve, open_mirror):
     fill(served, 30)
     draw(mirror)
     mirror.update(1, np.full((8, BATCH), 0.01, np.float32))
-    old = mirror._drawn
+    old = mirror._by_priority._drawn
     fill(served, 60)
     for _ in range(500):
         draw(mirror, 1)
-        if mirror._known[0] > old.max():
+        if mirror._by_priority._known[0] > old.max():
             break
-        mirror._readers[0].wait(0.02)
-    oldest, newest = mirror._known
+        mirror._readers.each[0].wait(0.02)
+    oldest, newest = mirror._by_priority._known
     assert oldest > old.max() and newest - oldest <= 64
-    mirror._drawn = old
+    mirror._by_priority._drawn = old
     mirror.update(2, np.full((8, BATCH), 0.5, np.float32))  # of items that are gone
-    assert mirror._tree.total == newest - oldest
+    assert mirror._by_priority._tree.total == newest - oldest
     draw(mirror, 16)
-    oldest, newest = mirror._known  # more sequences may have arrived
-    assert mirror._drawn.min() >= oldest and mirror._drawn.max() < newest
+    oldest, newest = mirror._by_priority._known  # more sequences may have arrived
+    assert mirror._by_priority._drawn.min() >= oldest and mirror._by_priority._drawn.max() < newest
 
 
 def test_draws_uniformly_without_a_priority_above_0(serve, open_mirror):
@@ -126,18 +126,12 @@ def test_draws_uniformly_without_a_priority_above_0(serve, open_mirror):
     fill(served, 33)
     mirror = open_mirror(served)
     draw(mirror)
-    oldest, newest = mirror._known
-    mirror._drawn = np.arange(oldest, newest)[None]
+    oldest, newest = mirror._by_priority._known
+    mirror._by_priority._drawn = np.arange(oldest, newest)[None]
     mirror.update(1, np.full((1, newest - oldest), np.nan, np.float32))
-    assert mirror._tree.total == newest - oldest
+    assert mirror._by_priority._tree.total == newest - oldest
     assert mirror.metrics()['priorities_not_finite'] == newest - oldest
     mirror.update(1, np.zeros((1, newest - oldest), np.float32))
     _, weights = draw(mirror, 16, 5)
     np.testing.assert_array_equal(weights, 1.0)
-    assert len(np.unique(mirror._drawn)) > 0.8 * (newest - oldest)
-
-
-def test_rejects_uniform_replay(serve):
-    served = serve(Experience(replay=Uniform()))
-    with pytest.raises(TypeError, match=r'got Experience.replay=Uniform\(.*; need Prioritized'):
-        PrioritizedMirror(served.address, served.storage, BATCH, 60.0)
+    assert len(np.unique(mirror._by_priority._drawn)) > 0.8 * (newest - oldest)

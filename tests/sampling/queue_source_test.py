@@ -11,7 +11,6 @@ from tests import fakes
 from tests.testing.experiences import experience
 from tests.testing.replay import draw, fill, write_steps
 from tflearn.core.experience import Queue, Reuse
-from tflearn.core.types import BatchSource
 from tflearn.core.waiting import Stopped, wait_until
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.queue_source import QueueSource
@@ -46,7 +45,6 @@ EPISODES = [[[episode, step] for step in range(5)] for episode in range(4)]
 def test_returns_each_item_once_and_in_order(start):
     served, source = start()
     fill(served, 24, (5,)).join(30)  # 4 episodes: 20 items
-    assert isinstance(source, BatchSource)
     trajectory, info = draw(source, 4)
     assert firsts(trajectory) == EPISODES
     assert served.table().size == 0
@@ -90,10 +88,10 @@ def test_drops_items_that_are_too_old(start):
 
     write(1, 4)  # 3 items
     write(2, 4)
-    source.newest_version = 3
+    source.on_version(3)
     trajectory, info = draw(source, 1)
     assert info['policy_version'].numpy()[0, :, 0].tolist() == [1, 1]
-    source.newest_version = 4  # the rest of version 1 is too old now, also reused batches
+    source.on_version(4)  # the rest of version 1 is too old now, also reused batches
     trajectory, info = draw(source, 3)
     assert info['policy_version'].numpy()[:, :, 0].tolist() == 3 * [[2, 2]]
     assert source.metrics() == {'stale_sequences': 1, 'greatest_policy_lag': 2}
@@ -112,7 +110,7 @@ def test_drops_episodes_of_other_lengths(start, episode_steps, kept):
     assert (types[:, kept] == 2).all()
     metrics = source.metrics()
     assert metrics['other_episodes'] >= 1 and metrics['stale_sequences'] == 0
-    assert source.num_dropped == metrics['other_episodes']
+    assert source.used_and_dropped()[1] == metrics['other_episodes']
 
 
 def test_short_queue_blocks_the_writer(start):
@@ -161,7 +159,7 @@ def test_takes_items_evenly_from_full_servers(serve, tmp_path):
         write_steps(writer, fakes.CheckedEnvironment((1000,)), 41, version)  # 40 items
     source.start()
     source._started = True
-    wait_until(lambda: [reader.size() for reader in source._readers] == [40, 40, 0], 'full queues', 30)
+    wait_until(lambda: [reader.size() for reader in source._readers.each] == [40, 40, 0], 'full queues', 30)
     _, info = draw(source, 13)
     drawn = info['policy_version'].numpy()[:, :, 0]
     assert [int((drawn == version).sum()) for version in (1, 2)] in ([20, 19], [19, 20])

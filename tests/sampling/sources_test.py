@@ -12,7 +12,6 @@ import tensorflow as tf
 from tests import fakes
 from tests.testing.replay import BATCH, draw, experience, fill, write_steps
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Slicing, Uniform
-from tflearn.core.types import BatchSource
 from tflearn.replay import reader
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
@@ -25,7 +24,6 @@ def test_batches_hold_the_written_steps(serve, open_source, sampling):
     served = serve(experience(sampling, sequence_length=3))
     writer = fill(served)
     source = open_source(served)
-    assert isinstance(source, BatchSource)
     trajectory, info = draw(source, 3)
     writer.join(30)
     assert trajectory.observation.shape == (3, BATCH, 3, 2)

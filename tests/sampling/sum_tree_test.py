@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tflearn.sampling.sum_tree import SumTree
+from tflearn.sampling.ring_source import SumTree
 
 
 @pytest.mark.parametrize('size', [1, 16, 17, 5000])

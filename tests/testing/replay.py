@@ -138,7 +138,7 @@ def draw(source, num_steps=1, seed=0):
         assert granted, source.error
         drawn = draw_some(tf.constant(granted, tf.int64), tf.constant(seed, tf.int64))
         new = [batch(drawn, tf.constant(i, tf.int64)) for i in range(granted)]
-        if getattr(source, 'takes_indices', False):
+        if source.takes_indices:
             together = batch(drawn, tf.range(granted, dtype=tf.int64))
             tf.nest.map_structure(np.testing.assert_array_equal, together, tf.nest.map_structure(_stack, *new))
         batches += new

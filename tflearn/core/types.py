@@ -1,11 +1,11 @@
-"""The interfaces that packages share: environments, policies, agents, batch sources, and their factories."""
+"""The interfaces that packages share: environments, policies, agents, and their factories."""
 
 import dataclasses
 import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.core.errors import UserTypeError, UserValueError
-from tflearn.core.experience import Experience, Prioritization
+from tflearn.core.experience import Experience
 
 WEIGHTS = 'weights'  # importance weights in the info of a batch
 IDLE = 'idle'  # in the info of environments: bool [B], which of them have no episode and return FIRST
@@ -143,70 +143,6 @@ class EvaluationPolicy(Protocol):
         Returns:
           (action, policy state): a nest of numpy arrays [B, ...], and the state to pass to the next call. Where a time
           step is FIRST, the policy resets its state itself.
-        """
-
-
-@runtime_checkable
-class BatchSource(Protocol):
-    """Batches that are drawn inside a learner's compiled program: faster than a dataset's iterator.
-
-    Attributes:
-      max_draw_steps: the maximum number of batches in one draw.
-      error: why there are no more batches; None if there are, or if the source was closed.
-
-    A source may have a further attribute, `takes_indices`. If it is True, `batch` also takes several indices, int64
-    [K], and returns tensors [K, B, ...]: faster than K calls where train steps are one program of XLA's. And a method
-    `compile()`, which lets TensorFlow optimize its own programs before there are data; on any thread.
-    """
-
-    max_draw_steps: int
-
-    @property
-    def error(self) -> Exception | None: ...
-
-    def grant(self, num_steps: int) -> int:
-        """Waits until train steps may be taken. Returns how many, at most `num_steps`; 0 if closed or on an `error`."""
-
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> types.NestedTensor:
-        """Draws batches. For a graph, like `batch`.
-
-        Args:
-          num_steps: integer scalar, the number of batches; as many as were granted.
-          seed: int64 scalar, which differs between draws: the train step.
-
-        Returns:
-          A nest of tensors [num_steps, ...], from which `batch` takes the batches one by one.
-        """
-
-    def batch(self, drawn: types.NestedTensor, i: tf.Tensor) -> tuple[types.NestedTensor, dict[str, tf.Tensor]]:
-        """Returns data and info of batch `i` of a draw: nests of tensors [B, ...], for all replicas of this process.
-
-        Where there are several, the host divides the batch, so B is a multiple of their number; and it makes batches
-        ahead: it may ask for one again, and not use it.
-
-        The info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
-        """
-
-    def close(self) -> None:
-        """Closes the source; a waiting learner returns. May be called from any thread."""
-
-
-@runtime_checkable
-class PrioritizedSource(BatchSource, Protocol):
-    """A `BatchSource` that draws by priority; its info holds `WEIGHTS`.
-
-    Attributes:
-      prioritization: names the agent's extra metric that `update` receives, and whether weights are normalized.
-    """
-
-    prioritization: Prioritization
-
-    def update(self, step: int, errors: np.ndarray) -> None:
-        """Receives the errors of the newest draw's items.
-
-        Args:
-          step: the train step after the last of them.
-          errors: float32 [num_steps, B], the items of this process in the order of the batches.
         """
 
 

@@ -8,6 +8,7 @@ from absl import logging
 from tflearn.files.manifests import Manifests
 from tflearn.jobs.collection import Collection
 from tflearn.jobs.run_outputs import Progress
+from tflearn.sampling.source import Source
 
 
 class Collectors:
@@ -53,9 +54,9 @@ class Collectors:
     def collect(self, step: int, version: int) -> None:
         """Takes the environment steps of a turn of the session, with the newest weights, of this version."""
 
-    def due_steps(self, source: Any) -> int:
+    def due_steps(self, source: Source) -> int:
         """Returns the train steps of a turn of the session; 0 if it should collect more before."""
-        return int(source.owed_steps)
+        return source.owed_steps
 
     def publish(self, step: int, version: int, pretrains: bool, finished: bool) -> None:
         """Lets them act with the weights now.

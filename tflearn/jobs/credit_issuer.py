@@ -1,8 +1,10 @@
 """CreditIssuer: the learner's side of the control protocol; grants credits, and takes back those of lost collectors."""
 
 import dataclasses
+import math
 import threading
 import time
+from collections.abc import Sequence
 
 import tensorflow as tf
 from absl import logging
@@ -11,11 +13,9 @@ from tflearn.coordinator import control, credits, reports
 from tflearn.coordinator.credit_ledger import CreditLedger
 from tflearn.core import background, strategies
 from tflearn.core.experience import Experience
-from tflearn.jobs import batch_source
-from tflearn.jobs.batch_source import Source
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY
-from tflearn.sampling.queue_source import QueueSource
+from tflearn.sampling.source import Source
 
 _POLL_SECS = 0.25
 _HEARTBEAT_SECS = 1.0
@@ -29,20 +29,20 @@ class CreditIssuer:
     Of several workers only the chief grants credits, for all of them; the others report the items that they drop.
     """
 
-    def __init__(self, address: str, queue: QueueSource, ledger: CreditLedger, worker: int, num_workers: int):
+    def __init__(self, address: str, source: Source, ledger: CreditLedger, worker: int, num_workers: int):
         """Sends nothing yet.
 
         Args:
           address: the address of the replay server for reports and credits, 'host:port'.
-          queue: the queue that the batches come from.
+          source: the source of the batches, which come from queues.
           ledger: the session's ledger.
           worker: this worker's index; 0 is the chief.
           num_workers: the number of workers that take batches.
         """
-        self._address, self._queue, self._ledger = address, queue, ledger
+        self._address, self._source, self._ledger = address, source, ledger
         self._worker, self._num_workers = worker, num_workers
         self._lock = threading.Lock()
-        self._arrivals = _Arrivals(queue.addresses)
+        self._arrivals = _Arrivals(source.addresses)
         self._reports: reports.ReportReader  # set by `start`
         self._reporter = reports.Reporter(address, f'train_{worker}')
         self._dropped_before = 0
@@ -64,16 +64,16 @@ class CreditIssuer:
           publish_steps: train steps between two publications of the weights.
           strategy: the strategy that trains.
         """
-        queue = batch_source.queue_of(source)
-        if queue is None or experience.versions_ahead is None:
+        if experience.versions_ahead is None:
             return None
         layout = strategies.layout(strategy)
-        items = batch_source.items_per_version(source, experience, layout.replicas, publish_steps)
+        batch_size = experience.per_replica_batch_size * layout.replicas
+        items = math.ceil(publish_steps / source.steps_per_batch) * batch_size
         before = credits.newest(address)
         lease = control.new_lease('train', epoch=1 + (before.lease.epoch if before else 0))
         ledger = CreditLedger(lease, items, experience.versions_ahead)
         logging.info('collectors make %d items in all with each version of the weights', items)
-        return CreditIssuer(address, queue, ledger, layout.worker, layout.workers)
+        return CreditIssuer(address, source, ledger, layout.worker, layout.workers)
 
     def start(self, reader: reports.ReportReader) -> None:
         """Begins to send and receive; call it after a checkpoint was restored.
@@ -93,7 +93,7 @@ class CreditIssuer:
     def publish(self, policy_version: int) -> None:
         """Grants the items that a new version of the weights adds; never waits for the server."""
         with self._lock:
-            self._ledger.publish(policy_version, self._queue.num_used * self._num_workers)
+            self._ledger.publish(policy_version, self._source.used_and_dropped()[0] * self._num_workers)
         self._wake.set()
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class CreditIssuer:
         arrived = self._arrivals.count()  # after the reports
         if arrived is None:
             return
-        dropped = self._queue.num_dropped + self._reports.count(_DROPPED) - self._dropped_before
+        dropped = self._source.used_and_dropped()[1] + self._reports.count(_DROPPED) - self._dropped_before
         with self._lock:
             self._ledger.reconcile(dropped, arrived)
 
@@ -146,7 +146,7 @@ class CreditIssuer:
         """Reports the items that this worker has dropped; for workers other than the chief."""
         if time.monotonic() - polled_at < _HEARTBEAT_SECS:
             return polled_at
-        self._reporter.report({_DROPPED: self._queue.num_dropped}, [])
+        self._reporter.report({_DROPPED: self._source.used_and_dropped()[1]}, [])
         return time.monotonic()
 
 
@@ -159,7 +159,7 @@ def _follows(sent: control.Credits, newest: control.Credits) -> bool:
 class _Arrivals:
     """Counts the items that are in the queues or were drawn since the first poll, across restarts of servers."""
 
-    def __init__(self, addresses: tuple[str, ...]):
+    def __init__(self, addresses: Sequence[str]):
         self._addresses = addresses
         self._draws: dict[str, int] = {}  # by the server's own count
         self._total = 0

@@ -16,12 +16,12 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentFactory, specs_of
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, Status, read_json, write_json
-from tflearn.jobs import batch_source, initial_agent
+from tflearn.jobs import initial_agent
 from tflearn.net import interfaces
 from tflearn.replay.reader import TableReader
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling import feed_blocks, feed_dispatcher, feed_worker
+from tflearn.sampling import feed_blocks, feed_dispatcher, feed_worker, sources
 from tflearn.sampling.feed_client import FeedClient
 
 _REPORT_SECS = 1.0
@@ -84,7 +84,7 @@ def feed(
     status.update('waiting for the replay servers')
     shards.wait(storage, connect_timeout_secs, stop)
     layout = feed_blocks.Blocks(storage)
-    with contextlib.closing(_Elements(shards, storage, layout, timeout_secs, index)) as elements:
+    with contextlib.closing(_elements(shards, storage, layout, timeout_secs, index)) as elements:
         dataset = feed_worker.FeedDataset(layout, elements)
         client = FeedClient(feed_address)
         state = wait_until(client.state, f'the feed at {feed_address}', connect_timeout_secs, stop)
@@ -141,35 +141,15 @@ def _dispatch(
         status.update('stopped')
 
 
-class _Elements:
-    """The elements that a worker feeds; how many there were, and why there are no more."""
-
-    def __init__(self, shards: Shards, storage: Storage, layout: feed_blocks.Blocks, timeout_secs: float, index: int):
-        self.count = 0
-        self._next: feed_worker.ItemElements | feed_worker.BatchElements
-        if isinstance(storage.experience.replay, Queue):
-            readers = [
-                TableReader(address, storage, REPLAY, [tf.TensorSpec(storage.item_shape, tf.uint8)], 1, timeout_secs)
-                for address in shards.addresses
-            ]
-            self._source: Any = feed_worker.ItemElements(readers, layout)
-            self._next = self._source
-        else:
-            # Each worker has new chunks of its own, and all of those that were there before.
-            self._source = batch_source.for_feed(shards, storage, timeout_secs, seed=index)
-            self._next = feed_worker.BatchElements(self._source, layout)
-
-    def __call__(self) -> Any:
-        element = self._next()
-        self.count += 1
-        return element
-
-    @property
-    def error(self) -> Exception | None:
-        return self._source.error
-
-    def metrics(self) -> dict[str, Any]:
-        return {} if isinstance(self._source, feed_worker.ItemElements) else self._source.metrics()
-
-    def close(self) -> None:
-        self._source.close()
+def _elements(
+    shards: Shards, storage: Storage, layout: feed_blocks.Blocks, timeout_secs: float, index: int
+) -> feed_worker.Elements:
+    """Returns the elements that a worker feeds."""
+    if isinstance(storage.experience.replay, Queue):
+        spec = [tf.TensorSpec(storage.item_shape, tf.uint8)]
+        readers = [TableReader(each, storage, REPLAY, spec, 1, timeout_secs) for each in shards.addresses]
+        return feed_worker.ItemElements(readers, layout)
+    # Each worker has new chunks of its own, and all of those that were there before.
+    batch_size = storage.experience.per_replica_batch_size
+    source = sources.of_replay(shards, storage, batch_size, timeout_secs, index, begins_filled=True)
+    return feed_worker.BatchElements(source, layout)

@@ -11,7 +11,7 @@ from tf_agents.typing import types
 
 from tflearn.actors import stored_state
 from tflearn.coordinator import weights_contract
-from tflearn.core import strategies
+from tflearn.core import agent_data, strategies
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
@@ -20,16 +20,16 @@ from tflearn.core.waiting import Stopped
 from tflearn.data.demonstrations import Cloning
 from tflearn.files.numbered import CheckpointFiles
 from tflearn.files.run_dir import RunDir, local_path
-from tflearn.jobs import batch_source
 from tflearn.jobs.train_settings import Initial
-from tflearn.learner import agent_data, warm_start
 from tflearn.learner import precision as precisions
+from tflearn.learner import warm_start
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.policies import plain_nests, versions
 from tflearn.replay.storage import Storage
+from tflearn.sampling import sources
 
 _CLONING_STEPS_PER_CALL = 200
 _CLONING_CHECKPOINT_STEPS = 1_000
@@ -152,7 +152,7 @@ def clone(
     experience = cloning.experience
     cloner = make(cloning.make_agent, specs, experience, placement, precision)
     spec, batch_size = data_spec(cloner, experience), experience.per_replica_batch_size * layout.replicas
-    replay = batch_source.loaded(cloning.dataset, Storage(experience, spec), batch_size, seed)
+    replay = sources.loaded(cloning.dataset, Storage(experience, spec), batch_size, seed)
     options = LearnerOptions(
         checkpoint_interval_steps=_CLONING_CHECKPOINT_STEPS,
         summaries=SummaryOptions(max(1, cloning.num_train_steps // _CLONING_SUMMARIES)),

@@ -12,13 +12,12 @@ from tflearn.core import strategies
 from tflearn.core.types import Agent
 from tflearn.files.manifests import LEARNER, Manifests
 from tflearn.files.run_dir import RunDir
-from tflearn.jobs import batch_source
-from tflearn.jobs.batch_source import Source
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.credit_issuer import CreditIssuer
 from tflearn.jobs.train_settings import Settings
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
+from tflearn.sampling.source import Source
 
 _LAST_POLL_SECS = 5.0
 _LAST_SEND_SECS = 15.0
@@ -56,7 +55,7 @@ class RemoteCollectors(Collectors):
         super().__init__()
         intervals = settings.intervals
         self.publish_interval_steps = intervals.publish_interval_steps
-        self._most_per_call = batch_source.steps_per_call(source, intervals.most_per_call)
+        self._most_per_call = source.steps_of_call(intervals.most_per_call)
         self._run_dir, self._storage = run_dir, storage
         self._chief = strategies.layout(strategy).is_chief
         meanwhile = 'training goes on while there are data (train.Data.timeout_secs)'
@@ -95,7 +94,7 @@ class RemoteCollectors(Collectors):
         if self._credits:
             self._credits.start(self._reports)
 
-    def due_steps(self, source: Any) -> int:
+    def due_steps(self, source: Source) -> int:
         """See `Collectors`: the source waits for the data of as many steps."""
         return self._most_per_call
 

@@ -12,6 +12,7 @@ from absl import logging
 
 from tflearn.coordinator import credits, heartbeat, reports, weights_contract
 from tflearn.coordinator.heartbeat import HeartbeatWatch
+from tflearn.core import agent_data
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
@@ -22,7 +23,7 @@ from tflearn.data.reader import EpisodeReader
 from tflearn.files.manifests import LEARNER, Manifest, Manifests
 from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, initial_agent
-from tflearn.learner import agent_data, machine
+from tflearn.learner import machine
 from tflearn.net import interfaces
 from tflearn.replay import backend, connection
 from tflearn.replay.backend import Server

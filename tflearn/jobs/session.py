@@ -11,12 +11,12 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import background, strategies, train_step, workers
+from tflearn.core import agent_data, background, strategies, train_step, workers
 from tflearn.core.types import Agent
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped
 from tflearn.core.workers import Ending
 from tflearn.files.run_dir import RunDir, Status
-from tflearn.jobs import batch_source, run_outputs
+from tflearn.jobs import run_outputs
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.run_outputs import CollectSummaries
@@ -26,6 +26,7 @@ from tflearn.learner.metrics import TrainResult
 from tflearn.learner.replica_check import ReplicaConsistency
 from tflearn.learner.stop_conditions import Forecast
 from tflearn.learner.triggers import IntervalTrigger
+from tflearn.sampling.source import Source
 from tflearn.tools.watch import Watch
 from tflearn.transforms.reward_weights import RewardWeights
 
@@ -65,7 +66,7 @@ class Session:
         self,
         run_dir: RunDir,
         agent: Agent,
-        source: Any,
+        source: Source,
         collectors: Collectors,
         strategy: tf.distribute.Strategy,
         settings: Settings,
@@ -104,9 +105,9 @@ class Session:
                 lambda: self._progress.policy_version,
                 self._metrics,
                 Watch(run_dir),
-                batch_source.preprocessing(source, agent),
+                None if source.prepared else agent_data.preprocessing(agent),
             ),
-            state={**collectors.state(), **batch_source.checkpointed(source)},
+            state=collectors.state(),
             manifests=collectors.manifests,
         )
         self._make_exports = lambda: PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
@@ -153,8 +154,7 @@ class Session:
         self._set_env_steps()
         # Only now are the weights final: a checkpoint may have been restored.
         self._send(learner.step)
-        if start := getattr(self._source, 'start', None):  # a queue's streams open before there are data
-            start()
+        self._source.start()  # a queue's streams open before there are data
         self._exports = self._make_exports()  # collectors act while the policies are traced
         self._exports.drop_newer_than(learner.step)
         if self._collectors.are_remote:
@@ -335,7 +335,7 @@ class Session:
 
     def _send(self, step: int, finished: bool = False) -> None:
         version = self._progress.policy_version
-        batch_source.set_newest_version(self._source, version)
+        self._source.on_version(version)
         self._collectors.publish(step, version, self._pretrains, finished)
 
     def _export(self, step: int) -> None:

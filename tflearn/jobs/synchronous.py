@@ -17,7 +17,7 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory
 from tflearn.data.reader import EpisodeReader
 from tflearn.files.run_dir import RunDir
-from tflearn.jobs import batch_source, collection, initial_agent, run_outputs
+from tflearn.jobs import collection, initial_agent, run_outputs
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.collectors import OwnCollectors
 from tflearn.jobs.policy_exports import ExportOptions
@@ -28,8 +28,8 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay import backend
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling import local, recorded
-from tflearn.sampling.hybrid import HybridSource
+from tflearn.sampling import local, recorded, sources
+from tflearn.sampling.source import Source
 
 
 @checked
@@ -134,25 +134,24 @@ def synchronous(
 @contextlib.contextmanager
 def _replay(
     storage: Storage, num_environments: int, agent: Agent, initial: Initial, seed: int, stop: threading.Event
-) -> Iterator[tuple[Any, Callable[[Any, int], None]]]:
+) -> Iterator[tuple[Source, Callable[[Any, int], None]]]:
     """Opens the replay for the time of the block: a source of batches, and what writes steps."""
     experience = storage.experience
     if not isinstance(experience.replay, Queue):
-        replay = _make_replay(storage, num_environments, agent, initial, seed)
-        yield replay, replay
+        yield _make_replay(storage, num_environments, agent, initial, seed)
         return
     # Nobody waits for room in the queue: all of its items are taken as soon as there are enough for a batch.
     endless = dataclasses.replace(experience, replay=dataclasses.replace(experience.replay, max_size=sys.maxsize))
     with backend.in_process(dataclasses.replace(storage, experience=endless).make_tables()) as address:
         writer = ReplayWriter(address, storage, num_environments, stop)
-        yield batch_source.make([address], storage, agent, strategies.make('default'), math.inf, seed), writer
+        yield sources.make([address], storage, agent, strategies.make('default'), math.inf, seed), writer
 
 
 def _make_replay(
     storage: Storage, num_environments: int, agent: Agent, initial: Initial, seed: int
-) -> local.LocalReplay | HybridSource:
-    """Makes the replay, with recorded episodes in it or beside it if the run has demonstrations."""
-    replay = local.make(storage, num_environments, storage.experience.per_replica_batch_size, seed)
+) -> tuple[Source, local.LocalReplay]:
+    """Makes the source of batches, and the replay that stores steps; with recorded episodes if the run has some."""
+    replay = local.LocalReplay(storage, num_environments, storage.experience.per_replica_batch_size, seed)
     demonstrations = initial.demonstrations
     if demonstrations is not None and demonstrations.fill_replay:
         reader = EpisodeReader(demonstrations.dataset, storage.data_spec)
@@ -160,7 +159,7 @@ def _make_replay(
         replay.begin_collection()
         size = replay.metrics()['replay_size']
         logging.info('filled the replay with %d sequences of %d recorded episodes', size, reader.num_read)
-    return batch_source.with_demonstrations(replay, demonstrations, storage, agent, seed)
+    return sources.with_demonstrations(replay, demonstrations, storage, agent, seed), replay
 
 
 def with_limit(stop_conditions: StopConditions, options: CollectOptions) -> StopConditions:

@@ -13,7 +13,7 @@ from tflearn.coordinator import weights_contract
 from tflearn.coordinator.heartbeat import Heartbeat
 from tflearn.coordinator.publisher import Publisher
 from tflearn.coordinator.weights_channels import Plane
-from tflearn.core import strategies, waiting
+from tflearn.core import agent_data, strategies, waiting
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.core.watchdog import Watchdog
@@ -21,20 +21,22 @@ from tflearn.data.demonstrations import Cloning as Cloning  # for gin: train.Clo
 from tflearn.data.demonstrations import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
 from tflearn.files.run_dir import RunDir, Status
-from tflearn.jobs import agreed_settings, batch_source, initial_agent, run_outputs
+from tflearn.jobs import agreed_settings, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.remote_collectors import RemoteCollectors
 from tflearn.jobs.session import Session, set_seed
 from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
-from tflearn.learner import agent_data, batches, dry_run, machine, tpu_rules, train_loop
+from tflearn.learner import batches, dry_run, machine, tpu_rules, train_loop
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
 from tflearn.replay import connection
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
+from tflearn.sampling import sources
 from tflearn.sampling.feed_client import FeedClient
 from tflearn.sampling.feed_source import wait_for_feed
+from tflearn.sampling.source import Source
 
 _TRACE_SECS = 300.0
 _SAVED_COPIES, _TRAINING_COPIES = 3, 5  # of the variables: Adam has two moments; gradients and a snapshot
@@ -150,11 +152,10 @@ def _source(
     placement: tf.distribute.Strategy,
     seed: int,
     initial: Initial,
-) -> batch_source.Source:
-    given = (storage, agent, placement, data.timeout_secs, seed)
-    if data.feed_address:
-        return batch_source.fed(data.feed_address, *given)
-    return batch_source.make(data.addresses or shards.addresses, *given, data.weights, initial.demonstrations)
+) -> Source:
+    feeds = (data.feed_address,) if data.feed_address else ()
+    given = (storage, agent, placement, data.timeout_secs, seed, data.weights, initial.demonstrations)
+    return sources.make(feeds or data.addresses or shards.addresses, *given, fed=bool(feeds))
 
 
 def _clone(
@@ -210,19 +211,20 @@ def _dry_run(
     topology = dry_run.Topology.parse(str(device.dry_run))
     specs = specs_of(make_environment)
     tpu_rules.check({'observation': specs.observation, 'action': specs.action}, 'the environment')
-    experience = batch_source.of_one_replica(experience, topology.replicas)
+    experience = sources.of_one_replica(experience, topology.replicas)
     placement = strategies.make('cpu')
     agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
-    storage = batch_source.without_content(Storage(experience, initial_agent.data_spec(agent, experience)))
+    storage = sources.without_content(Storage(experience, initial_agent.data_spec(agent, experience)))
     with placement.scope():
         given = (data.timeout_secs, initial.seed or 0, data.weights, initial.demonstrations)
-        source = batch_source.make(data.addresses or shards.addresses, storage, agent, placement, *given)
+        source = sources.make(data.addresses or shards.addresses, storage, agent, placement, *given)
         wrapped = batches.wrap(source, placement, agent.train_step_counter)
         agent.initialize()
         agent_data.make_slots(agent)
         options = settings.learner.loop
-        options = dataclasses.replace(options, jit_compile=False, preprocess=batch_source.preprocessing(source, agent))
-        step = train_loop.TrainLoop(agent, placement, options).replica_step(wrapped)
+        preprocess = None if source.prepared else agent_data.preprocessing(agent)
+        options = dataclasses.replace(options, jit_compile=False, preprocess=preprocess)
+        step = train_loop.TrainLoop(agent, wrapped, placement, options).replica_step()
         gradients = dry_run.gradient_bytes(agent)
         report = dry_run.of_step(step, wrapped.element_spec, gradients, topology, reads_on_one_host=device.is_tpu)
     source.close()

@@ -17,16 +17,17 @@ from tflearn.core.watchdog import Watchdog
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, find_directories
 from tflearn.files.run_dir import RunDir
-from tflearn.jobs import batch_source, initial_agent, run_outputs
+from tflearn.jobs import initial_agent, run_outputs
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.session import Session, set_seed
-from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Reading, Settings, Validation
+from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings, Validation
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.validation import Validator
-from tflearn.sampling import local
-from tflearn.sampling.episode_stream import FileSource
+from tflearn.sampling import local, sources
+from tflearn.sampling.mix import Mix
+from tflearn.sampling.sources import Reading
 
 _TIMEOUT_SECS = 900.0  # for a train step, a batch of the validation, and what is written in the end
 
@@ -99,14 +100,14 @@ def train_offline(
             data_spec, max_epochs = initial_agent.data_spec(agent, experience), data_stop_conditions.max_epochs
             validator: Validator | None = None
             with agreement.together('the data set'):
-                source = batch_source.from_files(
+                source = sources.from_files(
                     dataset, experience, data_spec, placement, seed, reading, validation.share, max_epochs
                 )
                 if validation.share:
-                    kept = batch_source.validation_episodes(dataset, experience, data_spec, validation.share)
+                    kept = sources.validation_episodes(dataset, experience, data_spec, validation.share)
                     validator = Validator(kept.all_batches, validation.interval_steps, data_stop_conditions)
                     settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
-            source.owed_steps = _steps_per_call(source.owed_steps, settings, validation)
+            source.most_owed = _steps_per_call(source.most_owed, settings, validation)
             steps = _FileSteps(source, agreement, validator, max_epochs)
             session = Session(run_dir, agent, source, steps, placement, settings)
             session.begin()
@@ -117,7 +118,7 @@ def train_offline(
 def _check(
     experience: Experience, initial: Initial, validation: Validation, data_stop_conditions: DataStopConditions
 ) -> None:
-    batch_source.check_files(experience)
+    sources.check_files(experience)
     local.check(experience)
     initial.check_no_cloning('the offline job')
     if initial.demonstrations is not None:
@@ -173,7 +174,7 @@ class _FileSteps(Collectors):
 
     def __init__(
         self,
-        source: FileSource,
+        source: Mix,
         agreement: workers.Agreement,
         validator: Validator | None,
         max_epochs: int | None,
@@ -181,7 +182,7 @@ class _FileSteps(Collectors):
         super().__init__()
         self._source, self._validator, self._max_epochs = source, validator, max_epochs
         self._state: dict[str, Any] = {
-            name: workers.StateOfWorkers(each, agreement) for name, each in source.states().items()
+            name: workers.StateOfWorkers(each, agreement) for name, each in source.state().items()
         }
         if validator:
             self._state['validation'] = validator

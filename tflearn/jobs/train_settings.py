@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tflearn.coordinator.weights_channels import Plane
 from tflearn.core.errors import UserValueError
@@ -16,7 +16,6 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.replay.connection import SERVER_TIMEOUT_SECS
 from tflearn.sampling import feed_blocks
-from tflearn.sampling.loaded_episodes import Order
 
 
 @checked_dataclass(frozen=True)
@@ -207,25 +206,6 @@ class Data:
                 f'got a feed at {self.feed_address} and no weights server, to which weights are published; need '
                 '--weights_address; start tflearn-weights'
             )
-
-
-@checked_dataclass(frozen=True)
-class Reading:
-    """How a data set is read.
-
-    Attributes:
-      storage: where its sequences are: all of them in 'memory'; or a 'stream' of them, read from the files in each
-        epoch while training goes on, with a window of episodes in memory. 'auto' is 'memory' if that takes at most
-        `Uniform.max_mirror_gb`.
-      order: 'uniform' draws from memory with replacement. With 'epochs' each sequence is drawn once in an epoch, in
-        another order each time, as a stream always does.
-      window_steps: environment steps of a stream's window, within which sequences are shuffled; None takes as many as
-        need a quarter of `Uniform.max_mirror_gb`. While the next window is read, up to four are in memory.
-    """
-
-    storage: Literal['auto', 'memory', 'stream'] = 'auto'
-    order: Order = 'uniform'
-    window_steps: PositiveInt | None = None
 
 
 @checked_dataclass(frozen=True)

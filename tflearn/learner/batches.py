@@ -1,28 +1,29 @@
-"""Batches: a dataset or a `BatchSource`, wrapped once, so that the learner sees one kind of input.
+"""Batches: a dataset or a `Source`, wrapped once, so that the learner sees one kind of input.
 
-With them is the loop that takes train steps, in TensorFlow or in XLA.
+With them is the loop that takes train steps.
 """
 
 import functools
-import time
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
+from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from tflearn.core import host_values, strategies
+from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Prioritization
-from tflearn.core.types import BatchSource, PrioritizedSource
 from tflearn.core.workers import Agreement
-from tflearn.learner import batch_structure, datasets, tpu_rules
+from tflearn.learner import batch_structure, tpu_rules
+from tflearn.sampling.source import Source
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 TakeStep = Callable[[tf.Tensor, Any], tuple[tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]]
-TakeSteps = Callable[[Any, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]]
 
 _MAX_TOGETHER = 128
+_patched = threading.Lock()
 _MAX_TOGETHER_BYTES = 16 << 20
 
 
@@ -77,7 +78,7 @@ class DatasetBatches:
             return dataset
 
         self._strategy, self.nonfinite = strategy, NonfiniteColumns()
-        self._iterator = datasets.iterate(strategy.distribute_datasets_from_function(checked))
+        self._iterator = iterate(strategy.distribute_datasets_from_function(checked))
 
     @functools.cached_property
     def element_spec(self) -> Any:
@@ -139,12 +140,16 @@ class DatasetBatches:
 
 
 class SourceBatches:
-    """Batches of a `BatchSource`, as many at a time as each worker may take; otherwise like `DatasetBatches`."""
+    """Batches of a `Source`, as many at a time as each worker may take; otherwise like `DatasetBatches`.
 
-    def __init__(self, source: BatchSource, strategy: tf.distribute.Strategy, train_step: tf.Variable):
+    Attributes:
+      strategy: where train steps run.
+    """
+
+    def __init__(self, source: Source, strategy: tf.distribute.Strategy, train_step: tf.Variable):
         """Draws nothing yet; the train step is the seed of draws."""
         layout = strategies.layout(strategy)
-        self._source, self._train_step, self._strategy = source, train_step, strategy
+        self._source, self._train_step, self.strategy = source, train_step, strategy
         self.nonfinite = NonfiniteColumns()
         self._replicas_here = layout.replicas // layout.workers
         # The next batch is made and divided while the replicas take a step, unless that would be one for each draw.
@@ -152,8 +157,8 @@ class SourceBatches:
         self._agreement, self._surplus = Agreement(strategy), 0
         if isinstance(strategy, tf.distribute.TPUStrategy):
             tpu_rules.check(self.host_spec)
-        self.prioritization = source.prioritization if isinstance(source, PrioritizedSource) else None
-        self.has_rounds = getattr(source, 'has_rounds', False)
+        self.prioritization = source.prioritization
+        self.has_rounds = source.has_rounds
 
     @property
     def error(self) -> Exception | None:
@@ -181,8 +186,7 @@ class SourceBatches:
 
     def compile(self) -> None:
         """Lets the source compile its own programs, before there are data."""
-        if hasattr(self._source, 'compile'):
-            self._source.compile()
+        self._source.compile()
 
     def next(self) -> Any:
         if not self._source.grant(1):
@@ -196,7 +200,9 @@ class SourceBatches:
                 element = ahead[0] if ahead else self._element(drawn, i)
                 ahead = tuple(self._element(drawn, tf.minimum(i + 1, count - 1)) for _ in ahead)
                 sums, going_on, errors = take(sums, element)
-                return i + 1, sums, going_on, ahead, _write(arrays, tf.cast(before + i, tf.int32), errors)
+                at = tf.cast(before + i, tf.int32)
+                arrays = tuple(array.write(at, new) for array, new in zip(arrays, errors, strict=True))
+                return i + 1, sums, going_on, ahead, arrays
 
             start = tf.constant(0, tf.int64)
             ahead = (self._element(drawn, start),) if self._makes_ahead else ()
@@ -207,26 +213,10 @@ class SourceBatches:
             )
             return taken, sums, going_on, arrays
 
-        return self._over_draws(steps, sums, num_steps)
+        return self.over_draws(steps, sums, num_steps)
 
-    def loop_over_draws(self, take: TakeSteps, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
-        """Like `loop`, on the same batches, where `take` takes the train steps of a whole draw. For a graph.
-
-        Args:
-          take: (draw, its train steps, sums) -> those taken, the sums after them, whether to go on, and (the items'
-            errors [at least those taken, B],) or ().
-        """
-
-        def steps(drawn: Any, count: tf.Tensor, before: tf.Tensor, sums: tf.Tensor, arrays: Any) -> Any:
-            taken, sums, going_on, errors = take(drawn, count, sums)
-            rows = tf.cast(tf.range(before, before + taken), tf.int32)
-            pairs = zip(arrays, errors, strict=True)
-            return taken, sums, going_on, tuple(array.scatter(rows, part[:taken]) for array, part in pairs)
-
-        return self._over_draws(steps, sums, num_steps)
-
-    def _over_draws(self, steps: Callable[..., Any], sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
-        """Takes train steps on draws.
+    def over_draws(self, steps: Callable[..., Any], sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
+        """Takes train steps on draws; otherwise like `loop`.
 
         Args:
           steps: (draw, its train steps, train steps before, sums, arrays of items' errors) -> train steps taken, the
@@ -257,7 +247,7 @@ class SourceBatches:
             return self._source.batch(drawn, i)
         with tf.device('CPU:0'):
             element = self._source.batch(drawn, i)
-        return host_values.divided(self._strategy, element, self._replicas_here)
+        return host_values.divided(self.strategy, element, self._replicas_here)
 
     def _means(self, drawn: Any, i: tf.Tensor) -> tf.Tensor:
         _, info = self._source.batch(drawn, i)
@@ -276,129 +266,50 @@ class SourceBatches:
 
     def gather(self, drawn: Any, indices: tf.Tensor) -> Any:
         """Returns batches of a draw, int64 [K], as one element with leaves [K, ...]. For a graph."""
-        if getattr(self._source, 'takes_indices', False):
+        if self._source.takes_indices:
             return self._source.batch(drawn, indices)
         one = functools.partial(self._source.batch, drawn)
         return tf.map_fn(one, indices, fn_output_signature=self.element_spec)
 
     def update(self, step: int, errors: np.ndarray) -> None:
-        if isinstance(self._source, PrioritizedSource):
-            self._source.update(step, errors)
+        self._source.update(step, errors)
 
     def close(self) -> None:
         self._source.close()
 
 
-class XlaLoop:
-    """Like `SourceBatches.loop`, with the train steps in XLA, many in one program.
-
-    The train step of a small network is mostly the overhead of a few hundred operations, which XLA removes if it
-    compiles the loop around them, not only the step. What XLA cannot do (reading memory that other threads write, and
-    queues) stays outside: a program of TensorFlow draws, gathers the batches of some train steps, and calls XLA's.
-
-    Attributes:
-      size: train steps of one call of XLA's program, whose batches are in memory together.
-    """
-
-    def __init__(self, batches: SourceBatches, take: TakeStep, num_sums: int, size: int):
-        """Traces the train steps; XLA compiles them later.
-
-        Args:
-          take: see `SourceBatches.loop`.
-          num_sums: the length of the vector of sums.
-          size: at most the batches' `num_together`.
-        """
-        self._batches, self._take, self._num_sums, self.size = batches, take, num_sums, size
-        self._compiles: bool | None = None  # not known yet
-        specs = tf.nest.flatten(batches.element_spec)
-        self._stack_spec = [tf.TensorSpec((size, *spec.shape), spec.dtype) for spec in specs]
-        # The items' errors [size, B], if they are wanted.
-        self._error_specs = [tf.TensorSpec((size, specs[0].shape[0]))] if batches.prioritization else []
-        stack = tf.nest.pack_sequence_as(batches.element_spec, self._stack_spec)
-        self._steps = tf.function(self._many_steps, autograph=False, jit_compile=True).get_concrete_function(
-            stack, tf.TensorSpec((num_sums,), tf.float32), tf.TensorSpec((), tf.int64)
-        )
-
-    def compile(self) -> bool:
-        """Lets XLA compile, unless it has, by a call without any train step. Returns whether it can."""
-        if self._compiles is None:
-            start = time.perf_counter()
-            # Not a direct call of the function: what XLA compiles for that is not used by other programs.
-            call = tf.function(lambda: self._steps(*self._zeros(), tf.constant(0, tf.int64)), autograph=False)
-            try:
-                call.get_concrete_function()()
-                self._compiles = True
-                secs = time.perf_counter() - start
-                logging.info('XLA takes up to %d train steps at a time; compiled in %.1f s', self.size, secs)
-            except tf.errors.OpError as error:
-                self._compiles = False
-                logging.warning('trains without XLA, which cannot compile the train step: %s', error)
-        return self._compiles
-
-    def loop(self, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
-        """See `SourceBatches.loop`."""
-        return self._batches.loop_over_draws(self._steps_of_draw, sums, num_steps)
-
-    def _steps_of_draw(self, drawn: Any, count: tf.Tensor, sums: tf.Tensor) -> Any:
-        """Takes `count` train steps on a draw. Returns those taken, the sums, whether to go on, and items' errors."""
-
-        def some(i: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor, *arrays: tf.TensorArray) -> Any:
-            del going_on
-            taken, sums, going_on, *errors = self._steps(*self._stack(drawn, i, count), sums, count - i)
-            # All calls but the last take `size` steps.
-            index = tf.cast(i // self.size, tf.int32)
-            return i + taken, sums, going_on, *_write(arrays, index, errors)
-
-        num_calls = tf.cast((count + self.size - 1) // self.size, tf.int32)
-        arrays = (
-            tf.TensorArray(spec.dtype, num_calls, element_shape=spec.shape, infer_shape=True)
-            for spec in self._error_specs
-        )
-        start = tf.constant(0, tf.int64), sums, tf.constant(True), *arrays
-        taken, sums, going_on, *arrays = tf.while_loop(
-            lambda i, _, going_on, *arrays: tf.logical_and(going_on, i < count), some, start
-        )
-        return taken, sums, going_on, tuple(array.concat() for array in arrays)
-
-    def _stack(self, drawn: Any, i: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-        """Returns batches i, i + 1, ... of a draw, always `size` of them: the last one again at the end."""
-        indices = tf.minimum(i + tf.range(self.size, dtype=tf.int64), count - 1)
-        columns = tf.nest.flatten(self._batches.gather(drawn, indices))
-        return [tf.ensure_shape(column, spec.shape) for column, spec in zip(columns, self._stack_spec, strict=True)]
-
-    def _zeros(self) -> list[tf.Tensor]:
-        """Returns a stack, and sums, of zeros."""
-        specs = [*self._stack_spec, tf.TensorSpec((self._num_sums,))]
-        return [tf.zeros(spec.shape, spec.dtype) for spec in specs]
-
-    def _many_steps(self, stack: Any, sums: tf.Tensor, count: tf.Tensor) -> Any:
-        """Takes train steps on the first `count` batches, or all. For XLA."""
-        count = tf.minimum(count, self.size)
-
-        def one(i: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor, *errors: tf.Tensor) -> Any:
-            del going_on
-            element = tf.nest.map_structure(lambda column: tf.gather(column, i), stack)
-            sums, going_on, new = self._take(sums, element)
-            here = tf.range(self.size, dtype=tf.int64)[:, None] == i
-            return i + 1, sums, going_on, *(tf.where(here, *pair) for pair in zip(new, errors, strict=True))
-
-        errors = (tf.zeros(spec.shape, spec.dtype) for spec in self._error_specs)
-        return tf.while_loop(
-            lambda i, _, going_on, *errors: tf.logical_and(going_on, i < count),
-            one,
-            (tf.constant(0, tf.int64), sums, tf.constant(True), *errors),
-            maximum_iterations=self.size,
-        )
-
-
 Batches = DatasetBatches | SourceBatches
 
 
-def wrap(data: DatasetFn | BatchSource, strategy: tf.distribute.Strategy, train_step: tf.Variable) -> Batches:
-    """Returns the batches of a dataset or a `BatchSource`; to be called within the strategy's scope."""
-    if isinstance(data, BatchSource):
+def wrap(data: DatasetFn | Source, strategy: tf.distribute.Strategy, train_step: tf.Variable) -> Batches:
+    """Returns the batches of a dataset or a `Source`; to be called within the strategy's scope."""
+    if isinstance(data, Source):
         return SourceBatches(data, strategy, train_step)
+    if not callable(data):
+        raise UserTypeError(
+            f'got data={data!r} for a learner; need a function that returns a dataset, or a tflearn.Source; derive its '
+            'class from Source'
+        )
     return DatasetBatches(data, strategy)
+
+
+def iterate(dataset: tf.distribute.DistributedDataset) -> Any:
+    """Returns `iter(dataset)`, without the autotuning of what fetches its elements to several devices.
+
+    There is nothing to tune in that part, whose buffers are fixed. But the thread that tunes it may miss that it is
+    cancelled (TensorFlow 2.15 calls the callbacks of a cancellation before it says that it is cancelled). Then whoever
+    drops the iterator waits for up to a minute for each device, and so does every other thread of Python. The dataset's
+    own options decide about the rest of it.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    with _patched:
+        create = multi_device_iterator_ops._create_device_dataset
+        multi_device_iterator_ops._create_device_dataset = lambda *args: create(*args).with_options(options)
+        try:
+            return iter(dataset)
+        finally:
+            multi_device_iterator_ops._create_device_dataset = create
 
 
 def traced_spec(make_element: Callable[[], Any]) -> Any:
@@ -407,10 +318,6 @@ def traced_spec(make_element: Callable[[], Any]) -> Any:
     find = lambda: found.append(tf.nest.map_structure(tf.type_spec_from_value, make_element()))  # noqa: E731
     tf.function(find, autograph=False).get_concrete_function()
     return found[0]
-
-
-def _write(arrays: Sequence[tf.TensorArray], index: tf.Tensor, values: Sequence[tf.Tensor]) -> Any:
-    return tuple(array.write(index, value) for array, value in zip(arrays, values, strict=True))
 
 
 def _next(iterator: Any, after: tf.Tensor) -> tuple[Any, tf.Tensor]:

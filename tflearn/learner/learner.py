@@ -11,22 +11,23 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.core import agent_data
 from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError
 from tflearn.core.settings import PositiveInt, checked, checked_dataclass
-from tflearn.core.types import Agent, BatchSource
+from tflearn.core.types import Agent
 from tflearn.core.workers import Agreement
 from tflearn.files.manifests import Manifests
 from tflearn.files.run_dir import RunDir
-from tflearn.learner import agent_data, batches
+from tflearn.learner import batches
 from tflearn.learner.batches import DatasetBatches, DatasetFn
 from tflearn.learner.checkpoints import Checkpoints, RandomState
 from tflearn.learner.metrics import Metrics, TrainResult
 from tflearn.learner.optimizer_numbers import OptimizerNumbers
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
-from tflearn.learner.summarized_loop import SummarizedLoop
-from tflearn.learner.train_loop import LoopOptions
+from tflearn.learner.train_loop import LoopOptions, TrainLoop
 from tflearn.learner.triggers import IntervalTrigger
+from tflearn.sampling.source import Source
 
 Trigger = Callable[[int, int], bool]
 
@@ -72,7 +73,7 @@ class Learner:
     def __init__(
         self,
         agent: Agent,
-        data: DatasetFn | BatchSource,
+        data: DatasetFn | Source,
         run_dir: RunDir,
         *,
         strategy: tf.distribute.Strategy | None = None,
@@ -87,7 +88,7 @@ class Learner:
           agent: made within the strategy's scope; its `train_step_counter` is the train step.
           data: a function that is called once per input pipeline, with its InputContext, and returns a dataset whose
             elements are (data, info) or data, batched for one replica; data is what `agent.train` takes, info a dict of
-            numbers that are only averaged. Or a `BatchSource`, whose batches are drawn inside the compiled program.
+            numbers that are only averaged. Or a `Source`, whose batches are drawn inside the compiled program.
           run_dir: where checkpoints and summaries are written.
           strategy: where train steps run; default: the current one.
           triggers: each is called with the train steps (before, after) of every call of `run`, after checkpoints are
@@ -111,11 +112,10 @@ class Learner:
             agent_data.make_slots(agent)
             summaries = options.summaries or SummaryOptions(interval_steps=None)
             # Traced here, so that the optimizer's slots are there to be restored, and saved with the first checkpoint.
-            self._loop = SummarizedLoop(
-                agent, self._batches, self._strategy, run_dir.summaries('train'), options.loop, summaries
-            )
+            self._loop = TrainLoop(agent, self._batches, self._strategy, options.loop)
+            self._loop.begin(run_dir.summaries('train'), summaries)
             self._triggers = self._all_triggers(triggers)
-            own_state = {'data': data} if isinstance(data, tf.train.experimental.PythonState) else {}
+            own_state = data.state() if isinstance(data, Source) else {}
             self.checkpoints = self._checkpoints(run_dir, {**own_state, **(state or {})}, manifests)
             self.restored_from = self.checkpoints.restore_newest()
             self._numbers.keep()
@@ -133,7 +133,7 @@ class Learner:
             {'agent': self._agent, 'train_step': self.train_step, **more},
             self._options.max_checkpoints_to_keep,
             keep_every_steps=self._options.keep_checkpoint_every_steps,
-            optional=more,
+            optional={*more, 'data'},  # a mirror of a run that was begun before is there twice
             finite=('agent',),
             asynchronous=True,
             manifests=manifests,
@@ -187,7 +187,7 @@ class Learner:
         return max(1, num_train_steps // self._loop.steps_per_call) if self._loop.steps_per_call else 1
 
     def prepare(self, num_train_steps: int | None) -> None:
-        """Compiles what train steps up to `num_train_steps` need, before there are data; only for a `BatchSource`.
+        """Compiles what train steps up to `num_train_steps` need, before there are data; only for a `Source`.
 
         None has no limit.
         """

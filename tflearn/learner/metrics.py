@@ -236,7 +236,7 @@ class TrainResult:
       num_steps: train steps taken; fewer than requested only when the data ended.
       loss: mean over the steps of the global batch's loss; NaN if there is no step to average.
       extra: the agent's extra metrics by name, means over steps, replicas and their own axes (see `LoopOptions`).
-      info: means of the data's own metrics (`policy_version`, ...); for a `BatchSource` those of the last batch.
+      info: means of the data's own metrics (`policy_version`, ...); for a `Source` those of the last batch.
       num_nonfinite: train steps whose loss was not finite; they are not in the means.
       secs: duration of the call, without its triggers.
       data_wait_share: the part of the call spent waiting for data, in [0, 1].

@@ -5,7 +5,6 @@ Sequences may have different lengths, and rounds different numbers of them.
 """
 
 import dataclasses
-import functools
 import json
 import math
 import time
@@ -17,15 +16,17 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core import host_values, strategies
+from tflearn.core import agent_data, strategies
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.experience import Experience, Iteration, Queue, Reuse
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import WEIGHTS, Agent, zeros
-from tflearn.learner import agent_data
-from tflearn.learner import row_sequences as rows
 from tflearn.learner.learner import Learner
 from tflearn.learner.metrics import TrainResult
+from tflearn.replay.sequence_rule import FIRST, LAST, boundary_row
+from tflearn.sampling import minibatches
+from tflearn.sampling.minibatches import OfSamples
+from tflearn.sampling.source import Batch
 
 _MAX_DRAW_STEPS = 1 << 20
 
@@ -130,8 +131,8 @@ def train_rounds(
     return done
 
 
-class RoundSource(tf.train.experimental.PythonState):
-    """A `BatchSource` of the sequences of one round at a time.
+class RoundSource(OfSamples, tf.train.experimental.PythonState):
+    """A `Source` of the sequences of one round at a time.
 
     With an `Iteration`, the agent prepares all sequences of a round once (PPO: returns and advantages over complete
     episodes), and train steps take shuffled minibatches of their steps, in several epochs; the last minibatches of an
@@ -146,7 +147,7 @@ class RoundSource(tf.train.experimental.PythonState):
       has_rounds: the end of a round is not the end of the data.
     """
 
-    max_draw_steps, error, has_rounds = _MAX_DRAW_STEPS, None, True
+    max_draw_steps, has_rounds = _MAX_DRAW_STEPS, True
 
     def __init__(
         self, agent: Agent, experience: Experience, strategy: tf.distribute.Strategy | None = None, seed: int = 0
@@ -179,19 +180,23 @@ class RoundSource(tf.train.experimental.PythonState):
         if self._iteration:
             self._size = -(-self._iteration.minibatch_steps // self._replicas) * self._replicas
             prepare = agent_data.preparation(agent)
-            join = functools.partial(_joined, self._strategy)
 
             def run(data: Any) -> Any:
-                parts = host_values.divided(self._strategy, data, self._replicas)
-                return tf.nest.map_structure(join, self._strategy.run(prepare, (parts,)))
+                return tf.nest.map_structure(minibatches.flat, minibatches.prepared(self._strategy, prepare, data))
 
             self._prepare = tf.function(run, autograph=False, reduce_retracing=not self._pads)
         self._single = not self._iteration and agent_data.own_length(agent) == 1
         self._preprocess = None if self._iteration else agent_data.preprocessing(agent)
+        self.takes_indices = self._preprocess is None
         self.num_rounds, self.steps_left = 0, 0
         self.counts: dict[str, Any] = {}
         self._length = agent_data.own_length(agent)
-        self._make_variables()
+        if self._iteration:  # traced, not run: it would add the zeros to the agent's normalizers
+            example = zeros(self._spec, (self._replicas, self._length or 2))
+            elements = self._prepare.get_concrete_function(example).structured_outputs
+        else:
+            elements = zeros(self._spec, (1, self._length or 2))
+        self._allocate(elements, self._size, None, None)
 
     def serialize(self) -> str:
         """Returns the number of rounds as JSON."""
@@ -230,13 +235,10 @@ class RoundSource(tf.train.experimental.PythonState):
             'mean_return': float(np.mean(returns)),
             'left_out': 0 if self._iteration else number - order.size,
         }
-        with tf.device('CPU:0'):
-            tf.nest.map_structure(lambda column, new: column.assign(new), self._columns, elements)
-            self._order.assign(order)
-            self._next.assign(0)
+        self._set(elements, order)
 
     def grant(self, num_steps: int) -> int:
-        """See `BatchSource`: as many as the round still has.
+        """See `Source`: as many as the round still has.
 
         Raises:
           RuntimeError: before the first round.
@@ -247,27 +249,17 @@ class RoundSource(tf.train.experimental.PythonState):
         self.steps_left -= granted
         return granted
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the indices of the next batches' elements, int32 [num_steps, size]. For a graph."""
-        del seed  # the round has its own order
-        with tf.device('CPU:0'):
-            start = self._next.read_value()
-            with tf.control_dependencies([start]):
-                self._next.assign_add(tf.cast(num_steps, tf.int64))
-            return self._order[start : start + tf.cast(num_steps, tf.int64)]
-
-    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> Batch:
         """Returns batch `i` of a draw; with an `Iteration`, also the weights of its steps."""
         with tf.device('CPU:0'):
-            indices = tf.gather(drawn, i)
-            number = tf.shape(tf.nest.flatten(self._columns)[0])[0]
-            valid = tf.minimum(indices, number - 1)
-            data = tf.nest.map_structure(lambda column: tf.gather(column, valid), self._columns)
-            if not self._iteration:
-                return self._preprocess(data) if self._preprocess else data, {}
-            samples, weights = data
-            exists = tf.reshape(indices < number, [-1, *[1] * (weights.shape.rank - 1)])
-            return samples, {WEIGHTS: tf.where(exists, weights, 0.0)}
+            data, weigh = self._samples(drawn, i)
+            if self._iteration:
+                return data[0], {WEIGHTS: weigh(data[1])}
+            return self._preprocess(data) if self._preprocess else data, {}
+
+    def state(self) -> dict[str, Any]:
+        """See `Source`."""
+        return {'data': self}
 
     def metrics(self) -> dict[str, Any]:
         """Returns `num_rounds`."""
@@ -276,24 +268,6 @@ class RoundSource(tf.train.experimental.PythonState):
     def close(self) -> None:
         """Ends the round."""
         self.steps_left = 0
-
-    def _make_variables(self) -> None:
-        length = self._length or 2
-        if self._iteration:  # traced, not run: it would add the zeros to the agent's normalizers
-            example = zeros(self._spec, (self._replicas, length))
-            elements = self._prepare.get_concrete_function(example).structured_outputs
-        else:
-            elements = zeros(self._spec, (1, length))
-
-        def variable(like: tf.Tensor) -> tf.Variable:
-            empty = tf.zeros([0, *like.shape[1:]], like.dtype)
-            return tf.Variable(empty, trainable=False, shape=tf.TensorShape([None, *like.shape[1:]]))
-
-        with tf.device('CPU:0'):
-            self._columns = tf.nest.map_structure(variable, elements)
-            order = np.zeros((0, self._size), np.int32)
-            self._order = tf.Variable(order, trainable=False, shape=tf.TensorShape([None, self._size]))
-            self._next = tf.Variable(tf.constant(0, tf.int64), trainable=False)
 
     def _order_of(self, number: int) -> np.ndarray:
         """Returns the elements of the round's batches, int32 [n, size]; those from `number` on fill up minibatches."""
@@ -333,10 +307,10 @@ class RoundSource(tf.train.experimental.PythonState):
     def _elements(self, sequences: Sequence[Any]) -> Any:
         """Returns what batches consist of: nests of arrays [N, ...]."""
         if self._iteration:
-            return self._samples([rows.with_boundary(sequence) for sequence in sequences])
+            return self._prepared([_with_boundary(sequence) for sequence in sequences])
         if self._single:
-            steps = [rows.select(sequence, sequence.next_step_type != ts.StepType.FIRST) for sequence in sequences]
-            return tf.nest.map_structure(lambda column: column[:, np.newaxis], rows.concatenated(steps))
+            steps = [_select(sequence, sequence.next_step_type != ts.StepType.FIRST) for sequence in sequences]
+            return tf.nest.map_structure(lambda column: column[:, np.newaxis], _concatenated(steps))
         lengths = {len(sequence.step_type) for sequence in sequences}
         if len(lengths) > 1 or self._length not in (None, *lengths):
             raise UserValueError(
@@ -345,15 +319,15 @@ class RoundSource(tf.train.experimental.PythonState):
             )
         return tf.nest.map_structure(lambda *columns: np.stack(columns), *sequences)
 
-    def _samples(self, sequences: Sequence[Any]) -> tuple[Any, np.ndarray]:
+    def _prepared(self, sequences: Sequence[Any]) -> tuple[Any, np.ndarray]:
         """Returns the prepared steps of sequences [T + 1, ...], and their weights, all above 0."""
         parts = []
-        for batch in [rows.padded(sequences, self._replicas)] if self._pads else rows.of_equal_length(sequences):
+        for batch in [_padded(sequences, self._replicas)] if self._pads else _of_equal_length(sequences):
             prepared = self._prepare(tf.nest.map_structure(tf.constant, batch))
             prepared = tf.nest.map_structure(lambda column: column.numpy(), prepared)
             weights = prepared[1]
-            parts.append(rows.select(prepared, weights.reshape(len(weights), -1)[:, 0] > 0))
-        return rows.concatenated(parts)
+            parts.append(_select(prepared, weights.reshape(len(weights), -1)[:, 0] > 0))
+        return _concatenated(parts)
 
 
 def _iteration(experience: Experience) -> Iteration | None:
@@ -376,7 +350,55 @@ def _check_replicas(strategy: tf.distribute.Strategy, preprocesses: bool, kind: 
         )
 
 
-def _joined(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
-    """Returns the rows of all replicas [N, ...], of a tensor [B, T, ...] on each."""
-    column = tf.concat(strategy.experimental_local_results(value), axis=0)
-    return tf.reshape(column, [-1, *column.shape[2:]])
+def _with_boundary(sequence: Any) -> Any:
+    """Returns a sequence that has a row after the last step of its episode, as collectors write it."""
+    if sequence.next_step_type[-1] != LAST:
+        return sequence
+    return _concatenated([sequence, boundary_row(sequence)])
+
+
+def _padded(sequences: Sequence[Any], multiple: int) -> Any:
+    """Returns sequences [T, ...] as one batch [B', T', ...], filled up with boundary rows.
+
+    B' and T' are powers of two (times `multiple`), so that few programs are compiled.
+    """
+    length = _power_of_two(max(len(sequence.step_type) for sequence in sequences))
+    number = multiple * _power_of_two(-(-len(sequences) // multiple))
+
+    def fill(sequence: Any) -> Any:
+        missing = length - len(sequence.step_type)
+        if not missing:
+            return sequence
+        boundary = boundary_row(sequence)
+        if sequence.next_step_type[-1] != FIRST:  # it is not ended: only the last observation counts
+            last = boundary._replace(step_type=sequence.step_type[-1:])
+            sequence = _concatenated([_select(sequence, slice(-1)), last])
+        return _concatenated([sequence, *[boundary] * missing])
+
+    filled = [fill(sequence) for sequence in sequences]
+    if number > len(filled):
+        nothing = _concatenated([boundary_row(sequences[0])] * length)
+        filled += [nothing] * (number - len(filled))
+    return tf.nest.map_structure(lambda *columns: np.stack(columns), *filled)
+
+
+def _of_equal_length(sequences: Sequence[Any]) -> list[Any]:
+    """Returns sequences [T, ...] as batches [B, T, ...], one for each length."""
+    by_length: dict[int, list[Any]] = {}
+    for sequence in sequences:
+        by_length.setdefault(len(sequence.step_type), []).append(sequence)
+    return [tf.nest.map_structure(lambda *columns: np.stack(columns), *group) for group in by_length.values()]
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _select(nest: Any, rows: Any) -> Any:
+    """Returns the same rows of each array, by an index or a mask."""
+    return tf.nest.map_structure(lambda column: column[rows], nest)
+
+
+def _concatenated(nests: Sequence[Any]) -> Any:
+    """Returns the rows of several nests, one after the other."""
+    return tf.nest.map_structure(lambda *columns: np.concatenate(columns), *nests)

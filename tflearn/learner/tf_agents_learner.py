@@ -25,11 +25,11 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import crossed
 from tflearn.files import opening
 from tflearn.files.run_dir import RunDir, is_url
-from tflearn.learner import batches, datasets
+from tflearn.learner import batches
 from tflearn.learner.batch_structure import is_complete
 from tflearn.learner.checkpoints import Checkpoints
 from tflearn.learner.metrics import LOSS, Reduction, StepMetrics
-from tflearn.learner.summarized_loop import StepCounter
+from tflearn.learner.train_loop import StepCounter
 from tflearn.learner.triggers import IntervalTrigger, StepTrigger, TimeTrigger
 
 TRAIN_DIR = 'train'
@@ -267,7 +267,7 @@ class Learner:
                 'got neither an iterator nor experience_dataset_fn; need one of them; give run() an iterator'
             )
         with self.strategy.scope():
-            return datasets.iterate(self._dataset)
+            return batches.iterate(self._dataset)
 
     def run(self, iterations: int = 1, iterator: Any = None, parallel_iterations: int = 10) -> Any:
         """Takes train steps, then calls the triggers.

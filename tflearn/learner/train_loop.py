@@ -1,4 +1,4 @@
-"""TrainLoop: many train steps on all replicas as one compiled program.
+"""TrainLoop: many train steps on all replicas as one compiled program, with their summaries.
 
 There are two programs: a plain one, and one for the steps that are summarized, in which the agent, its networks and its
 optimizers write their summaries. So steps that are not summarized do not pay for summaries. The plain program has a
@@ -6,7 +6,9 @@ variant in XLA (see `XlaLoop`), which `LoopOptions.jit_compile` asks for.
 """
 
 import dataclasses
-import math
+import functools
+import pathlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
@@ -14,24 +16,25 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.core import agent_data, strategies
+from tflearn.core.background import Background
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import checked_dataclass
 from tflearn.core.types import Agent
-from tflearn.learner import batch_structure
+from tflearn.learner import batch_structure, xla_loop
 from tflearn.learner.batch_structure import split
-from tflearn.learner.batches import Batches, SourceBatches, TakeStep, XlaLoop
-from tflearn.learner.metrics import Metrics, Reduction, StepMetrics
+from tflearn.learner.batches import Batches, SourceBatches
+from tflearn.learner.metrics import IntervalMetrics, Metrics, Reduction, StepMetrics, rss_mb
+from tflearn.learner.summaries import Profile, StepSummaries, Summaries, SummaryOptions
+from tflearn.learner.xla_loop import Program, XlaLoop
 
 OnNonfinite = Literal['stop', 'skip', 'ignore']
 JitCompile = bool | Literal['auto']
 
 AfterStep = Callable[[Any, Any], object]
-Program = Callable[[int], Metrics]
 
-MIN_XLA_STEPS = 4  # for fewer, what a call costs is more than what XLA gains
-AUTO_AFTER_STEPS = 10_000  # train steps before 'auto' compiles: a run that is shorter would not win the time back
-_MAX_MULTIPLICATIONS = 8e6  # in the matrix products of a train step, for 'auto'
-_PRODUCTS = ('MatMul', 'BatchMatMul', 'BatchMatMulV2')
+_SOON_STEPS = 2_000
+_COMPILE_SECS = 3_600.0
 
 
 @checked_dataclass(frozen=True)
@@ -41,7 +44,7 @@ class LoopOptions:
     Attributes:
       jit_compile: whether train steps are compiled with XLA, on one replica; 'auto' does so where it is faster: for
         small train steps on a CPU, see `why_slower_in_xla`, when a session has taken 10,000, since short runs would not
-        win back the seconds that compiling takes. With a `BatchSource` many steps are one XLA program (see `XlaLoop`);
+        win back the seconds that compiling takes. With a `Source` many steps are one XLA program (see `XlaLoop`);
         steps that XLA cannot compile are taken without it, with a line in the log.
         With other data, True compiles the single step, and 'auto' does nothing. XLA ignores the steps' assertions, and
         a seed for random numbers that they draw. The steps that are summarized are not compiled with it.
@@ -71,10 +74,65 @@ class LoopOptions:
                 )
 
 
-class TrainLoop:
-    """Takes train steps."""
+class StepCounter:
+    """Reads the variable, since a call of `agent.train` need not add 1.
 
-    def __init__(self, agent: Agent, strategy: tf.distribute.Strategy, options: LoopOptions):
+    TF-Agents' PPOAgent adds 1 for each of its epochs, and an optimizer adds 1 more where its `iterations` are the
+    agent's train step.
+
+    Attributes:
+      observed: what a call has added; None before the first.
+    """
+
+    def __init__(self, train_step: tf.Variable, increment: int | None = 1):
+        """Starts at the variable's value; `increment` is what a call adds, None before the first has shown it."""
+        self._train_step, self._increment = train_step, increment
+        self.observed: int | None = None
+
+    @property
+    def step(self) -> int:
+        """The train step now."""
+        return int(self._train_step.numpy())
+
+    def calls_before(self, step: int) -> int:
+        """Returns how many calls there are before the one that reaches `step`; 0 if the next call does.
+
+        As long as it is not known what a call adds, the result is at most 1.
+        """
+        missing = step - self.step
+        if self._increment is None:
+            return int(missing > 1)
+        return max(0, -(-missing // self._increment) - 1)
+
+    def observe(self, before: int, num_calls: int) -> None:
+        """Records what `num_calls` calls have added since the step `before`."""
+        gained = self.step - before
+        if num_calls and gained > 0:
+            self._increment = self.observed = max(1, gained // num_calls)
+
+
+class TrainLoop:
+    """Takes train steps by the plain program, and those that are summarized by the summary program.
+
+    The learner's own metrics have tags `train/...`, on any number of replicas. Agents write other tags
+    themselves, from one replica: TF-Agents' `Losses/...` are that replica's share of the loss, at the train step
+    before, since agents count a step when it is done. On a TPU, whose programs cannot write any, and on several workers
+    only the learner's own metrics are written: a program that records summaries on the chief alone is another one
+    there, and its collectives do not find those of the other workers.
+
+    Attributes:
+      num_traces: traces of the train step so far: one for each program, or two where the first makes variables, such as
+        the slots of an optimizer that is not one of `OptimizerOptions`.
+      loss: computes the metrics of an element, per replica as the strategy has it, without any update.
+      metrics: those since the last summary.
+      summaries: where they are written to.
+    """
+
+    loss: Callable[[Any], Metrics]
+    metrics: IntervalMetrics
+    summaries: Summaries
+
+    def __init__(self, agent: Agent, batches: Batches, strategy: tf.distribute.Strategy, options: LoopOptions):
         """Compiles nothing yet. To be made, like everything else here, within the strategy's scope.
 
         Raises:
@@ -85,29 +143,165 @@ class TrainLoop:
                 f'got jit_compile=True with {strategy.num_replicas_in_sync} replicas; need one replica, or '
                 'jit_compile=False'
             )
-        self._agent, self._strategy, self._options = agent, strategy, options
+        self._agent, self._batches, self._strategy, self._options = agent, batches, strategy, options
         self._reductions = options.extra_reductions, strategy.num_replicas_in_sync
         self._train = agent.train
         if options.jit_compile is True:
             self._train = tf.function(agent.train, autograph=False, jit_compile=True)
-        self._xla: _XlaProgram | None = None
+        self._xla: XlaLoop | None = None
+        self._counter = StepCounter(agent.train_step_counter)
+        self._summary: Program | None = None
+        self._compiling, self._tracing = Background('compile'), Background('trace_summaries')
         self.num_traces = 0
 
-    def program(self, batches: Batches, summarize: AfterStep | None = None) -> Program:
-        """Compiles a program.
+    def begin(self, directory: pathlib.Path, options: SummaryOptions) -> None:
+        """Compiles the plain program; this makes the optimizer's slots.
+
+        Args:
+          directory: the directory of the event files.
+          options: when there are summaries, and what is in them.
+
+        Raises:
+          ValueError: for summaries by the clock on several workers, which would not compile the same programs.
+        """
+        num_workers = strategies.layout(self._strategy).workers
+        if options.interval_secs and num_workers > 1:
+            raise UserValueError(
+                f'got interval_secs={options.interval_secs} with several workers, whose clocks differ; need '
+                'interval_steps or total'
+            )
+        self.metrics, self.summaries = IntervalMetrics(), Summaries(directory, options)
+        self._texts = options.sources.texts
+        self._step_summaries = StepSummaries(self._agent, options)
+        self._profile = Profile(directory, options.profile_steps)
+        with tf.summary.record_if(False):  # also if the caller has a default writer
+            self._plain = self.program()
+        on_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)  # whose programs cannot write summaries
+        self._has_summary_program = num_workers == 1 and not on_tpu
+        self.loss = self._make_loss()
+        if isinstance(self._batches, SourceBatches):
+            batches = self._batches
+            self._compiling.submit(lambda: self._compile(batches))
+
+    def _compile(self, batches: SourceBatches) -> None:
+        """Compiles the plain program, or XLA's in its place; outside of Python, while the caller does other things."""
+        batches.compile()
+        if self._xla:
+            self._xla.prepare()
+        if self._has_summary_program and not (self._xla and self._xla.has_compiled):
+            self._plain(0)  # TensorFlow optimizes the program, and takes no step
+
+    @property
+    def jit_compiles(self) -> bool:
+        """Whether XLA has compiled the steps that are not summarized, many in one program."""
+        self._compiling.join(_COMPILE_SECS)
+        return bool(self._xla and self._xla.has_compiled)
+
+    @property
+    def steps_per_call(self) -> int | None:
+        """Train steps that a call of `agent.train` counts; None before a first call has shown it."""
+        return self._counter.observed or (1 if agent_data.is_packaged(self._agent) else None)
+
+    def take(self, num_steps: int) -> Metrics:
+        """Takes train steps, and writes the summaries of those that are due.
+
+        Returns:
+          Their metrics; fewer steps than requested if the data ended, or if a loss that is not finite stops training.
+        """
+        if self._texts:
+            for name, text in self._texts().items():
+                self.summaries.write_text(self._counter.step, name, text)
+            self._texts = None
+        self._compiling.join(_COMPILE_SECS)
+        self.metrics.begin()
+        total = Metrics()
+        while total.num_steps < num_steps:
+            before = self._counter.step
+            self._profile.at(before)
+            count, summarized = self._part(before, num_steps - total.num_steps)
+            in_program = summarized and self._has_summary_program
+            taken = self._take_summarized(count) if in_program else self._plain(count)
+            self._counter.observe(before, taken.num_steps)
+            self.metrics.add(taken)
+            total += taken
+            if taken.num_steps < count or (taken.num_nonfinite and self._options.on_nonfinite == 'stop'):
+                return total
+            if summarized:
+                self._write(self._counter.step)
+        self._profile.at(self._counter.step)
+        return total
+
+    def _part(self, before: int, num_steps: int) -> tuple[int, bool]:
+        """Returns how many steps to take next, and whether they are summarized."""
+        due, boundary = self.summaries.next_step(before), self._profile.boundary(before)
+        if due is not None and not self._counter.calls_before(due):
+            return 1, True
+        counts = [num_steps]
+        if due is not None:
+            counts.append(self._counter.calls_before(due))
+        if boundary is not None:
+            counts.append(self._counter.calls_before(boundary) + 1)
+        return min(counts), False
+
+    def prepare(self, before: int, end: int | None) -> None:
+        """Compiles what needs no data: the program, and that of summaries if a step up to `end` is summarized soon.
+
+        The first train steps wait for the program, and those of summaries for theirs, which is traced on a thread while
+        training begins. A summary program that is needed only later is compiled then: a short run may end before. Both
+        are for a `Source`: a dataset's program cannot run without taking an element.
+        """
+        self._compiling.join(_COMPILE_SECS)
+        due = self.summaries.next_step(before)
+        if not self._has_summary_program or not isinstance(self._batches, SourceBatches):
+            return
+        last = before + _SOON_STEPS
+        if due is not None and due <= (last if end is None else min(end, last)):
+            self._tracing.submit(self._summary_program)
+
+    def close(self, step: int) -> None:
+        """Writes the summary of the steps since the last one, and flushes the event file."""
+        self._tracing.join(_COMPILE_SECS)
+        self._profile.stop()
+        if self.metrics.num_steps and self.summaries.wanted:
+            self._write(step)
+        self.summaries.close()
+
+    def _take_summarized(self, num_steps: int) -> Metrics:
+        """Takes train steps by the summary program, which is compiled when it is first needed."""
+        start = time.perf_counter()
+        self._tracing.join(_COMPILE_SECS)
+        program = self._summary_program()
+        self.metrics.leave_out(time.perf_counter() - start)
+        self._step_summaries.prepare()
+        with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
+            return program(num_steps)
+
+    def _summary_program(self) -> Program:
+        if self._summary is None:
+            with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
+                self._summary = self.program(self._step_summaries)
+        return self._summary
+
+    def _write(self, step: int) -> None:
+        own = {'num_traces': self.num_traces, 'rss_mb': rss_mb()}
+        self.summaries.write(step, {**self.metrics.take(), **own})
+
+    def program(self, summarize: AfterStep | None = None) -> Program:
+        """Compiles a program, within the strategy's scope.
 
         Args:
           summarize: makes it the summary program; called in each replica after the train step, while that is traced,
             with data and info.
         """
+        batches = self._batches
         # The data's metrics are in the vector, or follow it.
         layout = StepMetrics(*self._reductions, with_info=not batches.last_info, last_info=batches.last_info)
-        wants_xla = not summarize and self._wants_xla_loop(batches)
+        wants_xla = not summarize and self._options.jit_compile and self._strategy.num_replicas_in_sync == 1
+        source = batches if wants_xla and isinstance(batches, SourceBatches) else None
         # XLA would leave out the summaries.
-        train = self._agent.train if summarize or wants_xla else self._train
+        train = self._agent.train if summarize or source else self._train
         step = tf.function(
-            lambda element: self._distributed_step(element, layout, train, batches, summarize=summarize),
-            autograph=False,
+            lambda element: self._distributed_step(element, layout, train, summarize=summarize), autograph=False
         )
         graph = step.get_concrete_function(batches.element_spec).graph  # makes the optimizer's slots
 
@@ -119,47 +313,26 @@ class TrainLoop:
             goes_on = finite if self._options.on_nonfinite == 'stop' else tf.constant(True)
             return sums + tf.where(finite, vector, 0.0), goes_on, tuple(errors)
 
-        plain = self._compiled(layout, batches, batches.loop, take)
-        if wants_xla and isinstance(batches, SourceBatches):
-            return self._with_xla(plain, batches, take, layout, graph)
-        return plain
-
-    def _wants_xla_loop(self, batches: Batches) -> bool:
-        if not self._options.jit_compile or self._strategy.num_replicas_in_sync > 1:
-            return False
-        return isinstance(batches, SourceBatches)
-
-    def _with_xla(
-        self, plain: Program, batches: SourceBatches, take: TakeStep, layout: StepMetrics, graph: tf.Graph
-    ) -> Program:
-        """Returns a program that uses XLA for as many steps as it is worth it; `plain` if XLA is not chosen."""
-        size, slower, auto = batches.num_together, None, self._options.jit_compile == 'auto'
-        if auto:
-            on_cpu = not (tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('TPU'))
-            slower = why_slower_in_xla(graph) if on_cpu else "'auto' is a rule for CPUs"
-        if slower or size < MIN_XLA_STEPS:
-            logging.info('trains without XLA: %s', slower or 'batches are too large to gather, or have no fixed shape')
+        plain = self._compiled(layout, batches.loop, take)
+        if not source or not self._chooses_xla(source, graph):
             return plain
-
-        def make() -> Program | None:
-            with self._strategy.scope():
-                xla = XlaLoop(batches, take, layout.size, size)
-                return self._compiled(layout, batches, xla.loop) if xla.compile() else None
-
-        self._xla = _XlaProgram(make, plain, AUTO_AFTER_STEPS if auto else 0)
+        after_steps = xla_loop.AUTO_AFTER_STEPS if self._options.jit_compile == 'auto' else 0
+        compile_loop = functools.partial(self._compiled, layout)
+        self._xla = XlaLoop(plain, source, take, layout.size, compile_loop, after_steps)
         return self._xla
 
-    @property
-    def jit_compiles(self) -> bool:
-        """Whether XLA has compiled the plain program's train steps, many in one program."""
-        return bool(self._xla and self._xla.has_compiled)
+    def _chooses_xla(self, batches: SourceBatches, graph: tf.Graph) -> bool:
+        """Returns whether to take train steps like that of a graph in XLA; logs it if not."""
+        slower = None
+        if self._options.jit_compile == 'auto':
+            on_cpu = not (tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('TPU'))
+            slower = xla_loop.why_slower_in_xla(graph) if on_cpu else "'auto' is a rule for CPUs"
+        few = batches.num_together < xla_loop.MIN_XLA_STEPS
+        if slower or few:
+            logging.info('trains without XLA: %s', slower or 'batches are too large to gather, or have no fixed shape')
+        return not (slower or few)
 
-    def prepare(self) -> None:
-        """Lets XLA compile, if it is to be used from the first train step; otherwise it does so when it is needed."""
-        if self._xla:
-            self._xla.prepare()
-
-    def _compiled(self, layout: StepMetrics, batches: Batches, loop: Callable[..., Any], *first: Any) -> Program:
+    def _compiled(self, layout: StepMetrics, loop: Callable[..., Any], *first: Any) -> Program:
         """Compiles a loop, (*first, sums, number of steps) -> what `Batches.loop` returns."""
         in_graph = tf.function(loop, autograph=False)
         # One tensor: fetching many small ones costs more than a small train step.
@@ -172,21 +345,22 @@ class TrainLoop:
             packed, *errors = concrete(tf.constant(num_steps, tf.int64))
             steps, waited_secs, *sums = packed.numpy()
             if errors and steps:
-                batches.update(int(self._agent.train_step_counter.numpy()), errors[0].numpy()[: int(steps)])
+                self._batches.update(int(self._agent.train_step_counter.numpy()), errors[0].numpy()[: int(steps)])
             return layout.read(np.array(sums), int(steps), float(waited_secs))
 
         return run
 
-    def replica_step(self, batches: Batches) -> Callable[[Any], Any]:
+    def replica_step(self) -> Callable[[Any], Any]:
         """For a dry run: returns the train step of the plain program, from an element to metrics; not compiled."""
-        layout = StepMetrics(*self._reductions, with_info=not batches.last_info, last_info=batches.last_info)
-        return lambda element: self._distributed_step(element, layout, self._agent.train, batches)
+        last_info = self._batches.last_info
+        layout = StepMetrics(*self._reductions, with_info=not last_info, last_info=last_info)
+        return lambda element: self._distributed_step(element, layout, self._agent.train)
 
-    def loss(self, batches: Batches) -> Callable[[Any], Metrics]:
+    def _make_loss(self) -> Callable[[Any], Metrics]:
         """Compiles a function from an element, per replica as the strategy has it, to metrics, without any update."""
         layout = StepMetrics(*self._reductions)
         vector = tf.function(
-            lambda element: self._distributed_step(element, layout, self._agent.loss, batches, updates=False)[0],
+            lambda element: self._distributed_step(element, layout, self._agent.loss, updates=False)[0],
             autograph=False,
         )
         return lambda element: layout.read(vector(element).numpy())
@@ -196,13 +370,12 @@ class TrainLoop:
         element: Any,
         layout: StepMetrics,
         train: Callable[..., Any],
-        batches: Batches,
         *,
         updates: bool = True,
         summarize: AfterStep | None = None,
     ) -> Any:
         """One train step on all replicas. Returns the vector of its metrics, its loss, and items' errors if wanted."""
-        wanted = batches.prioritization
+        wanted = self._batches.prioritization
 
         def replica_step(element: Any) -> Any:
             data, info = split(element)
@@ -225,72 +398,6 @@ class TrainLoop:
         total = self._strategy.reduce(tf.distribute.ReduceOp.SUM, loss, axis=None)
         per_item = (tf.concat(self._strategy.experimental_local_results(part), axis=0) for part in errors)
         return vector, total, *per_item
-
-
-class _XlaProgram:
-    """The plain program, and after a number of train steps the one in XLA.
-
-    Attributes:
-      has_compiled: whether XLA has compiled it.
-    """
-
-    def __init__(self, make: Callable[[], Program | None], plain: Program, after_steps: int):
-        """Compiles nothing yet.
-
-        Args:
-          make: compiles, and returns the program in XLA; None if XLA cannot.
-          plain: the program without XLA.
-          after_steps: train steps without XLA before it compiles; those of short calls do not count.
-        """
-        self._make, self._plain, self._steps_left = make, plain, after_steps
-        self._many: Program | None = None
-        self._tried = self.has_compiled = False
-
-    def prepare(self) -> None:
-        """Compiles if it is time, unless it was tried before."""
-        if not self._tried and self._steps_left <= 0:
-            self._tried = True
-            self._many = self._make()
-            self.has_compiled = self._many is not None
-
-    def __call__(self, num_steps: int) -> Metrics:
-        """Takes train steps."""
-        if num_steps < MIN_XLA_STEPS:
-            return self._plain(num_steps)
-        self.prepare()
-        self._steps_left -= num_steps
-        return (self._many or self._plain)(num_steps)
-
-
-def why_slower_in_xla(graph: tf.Graph) -> str | None:
-    """Returns why XLA is not expected to take the train steps of a graph faster, on a CPU; None if it is.
-
-    XLA removes the overhead of operations, but its own matrix products and convolutions are slower than TensorFlow's
-    (`benchmarks/train_loops.py`). So it is for train steps with small matrix products alone. Random numbers with a seed
-    would be others in XLA.
-    """
-    nested = [node.op for function in graph.as_graph_def().library.function for node in function.node_def]
-    operations = graph.get_operations()
-    for kind in (*nested, *(operation.type for operation in operations)):
-        if kind.startswith(('Conv', 'DepthwiseConv')):
-            return f'the train step has convolutions ({kind})'
-        if kind.startswith('Random'):
-            return f'the train step draws random numbers ({kind}), and XLA would draw others'
-    if not set(_PRODUCTS).isdisjoint(nested):
-        return 'the train step has matrix products in loops or functions, whose size is not known'
-    multiplications = 0.0
-    for operation in operations:
-        if operation.type in _PRODUCTS:
-            shapes = [tensor.shape for tensor in (*operation.inputs, *operation.outputs)]
-            if not all(shape.is_fully_defined() for shape in shapes):
-                return 'the train step has matrix products of varying size'
-            # The square of m * k * n, for [m, k], [k, n] and [m, n].
-            multiplications += math.prod(float(shape.num_elements()) for shape in shapes) ** 0.5
-    if multiplications > _MAX_MULTIPLICATIONS:
-        return (
-            f'its matrix products are too large ({multiplications / 1e6:.0f} million multiplications in a train step)'
-        )
-    return None
 
 
 def _packed(*results: Any) -> tuple[tf.Tensor, ...]:

@@ -26,7 +26,7 @@ from tf_agents.networks import network, utils
 from tf_agents.typing import types
 from tf_agents.utils import nest_utils
 
-from tflearn.core import joined_leaves
+from tflearn.core import layout
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import integer_bounds, leaf_paths
 
@@ -223,7 +223,7 @@ class NestEncoder(tf.keras.layers.Layer):
             joined = _join([leaves[i] for i in run]) if len(run) > 1 else leaves[run[0]]
             layer = one_hot or self._encoders[run[0]]
             features.append(_flat(joined if isinstance(layer, tf.keras.layers.Flatten) else layer(joined)))
-        return joined_leaves.concat([tf.cast(leaf, self.compute_dtype) for leaf in features])
+        return layout.concat([tf.cast(leaf, self.compute_dtype) for leaf in features])
 
 
 def _kind(i: int, spec: types.TensorSpec, layer: tf.keras.layers.Layer) -> tuple[Any, ...]:
@@ -236,7 +236,7 @@ def _kind(i: int, spec: types.TensorSpec, layer: tf.keras.layers.Layer) -> tuple
 def _join(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns leaves [B, ...] of one dtype, one after the other: [B, their numbers]."""
     if all(leaf.shape.rank == 1 for leaf in leaves):
-        return joined_leaves.stack(leaves)
+        return layout.stack(leaves)
     return tf.concat([_flat(leaf) for leaf in leaves], axis=1)
 
 

@@ -114,7 +114,7 @@ class TableReader:
 
     def close(self) -> None:
         """Stops reading at the next item. May be called from any thread."""
-        close_all([self])
+        Readers([self]).close()
 
     def _draw(self, prepare: Prepare, in_flight: int, num_streams: int) -> None:
         """Reads until closed; an earlier failure becomes `error`."""
@@ -234,7 +234,46 @@ class DirectReader(TableReader):
         return [tf.constant(np.stack([item for (item,) in items]))]
 
 
-class ShardedReader:
+class Readers:
+    """Readers of several servers, which are waited for and closed together."""
+
+    def __init__(self, readers: Sequence[TableReader]):
+        """Takes readers that have not begun, or have."""
+        self.each = tuple(readers)
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more data; None if there are, or if they were closed."""
+        return next((reader.error for reader in self.each if reader.error), None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether one was closed, or its server gave no data in time."""
+        return any(reader.closed for reader in self.each)
+
+    def wait(self, secs: float) -> None:
+        """See `TableReader.wait`."""
+        for reader in self.each:
+            reader.wait(secs / len(self.each))
+
+    def resume(self) -> None:
+        """See `TableReader.resume`."""
+        for reader in self.each:
+            reader.resume()
+
+    def close(self) -> None:
+        """Closes all, and waits for them together, while their servers are still up: see `TableReader.close`."""
+        closing = [reader for reader in self.each if not reader.closed]
+        for reader in closing:
+            reader._closed.set()
+        deadline = time.monotonic() + _CLOSE_SECS
+        for reader in closing:
+            if reader._threads and threading.current_thread() not in reader._threads:
+                for thread in reader._threads[:]:  # a stream would wait for a lost server forever
+                    thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class ShardedReader(Readers):
     """Batches of items that several replay servers draw by priority, as one server with all their items would.
 
     A batch chooses a server for each of its items in proportion to the sum of the servers' priorities, and that server
@@ -273,9 +312,9 @@ class ShardedReader:
             tf.TensorSpec((), tf.float64),
             tf.TensorSpec((), tf.int64),
         ]
-        self._readers = [
-            TableReader(address, storage, REPLAY, item, 2 * batch_size, timeout_secs) for address in addresses
-        ]
+        super().__init__(
+            [TableReader(address, storage, REPLAY, item, 2 * batch_size, timeout_secs) for address in addresses]
+        )
         self._random = np.random.default_rng(seed)
         self._sums = np.full(len(self._addresses), np.nan)  # of priorities; not a number before the first item
         self._sizes = np.zeros(len(self._addresses), np.int64)
@@ -290,7 +329,7 @@ class ShardedReader:
 
     def start(self) -> None:
         """Begins to read."""
-        together = max(1, self._batch_size // (4 * len(self._readers)))
+        together = max(1, self._batch_size // (4 * len(self.each)))
 
         def arrange(sample: backend.Sample) -> tuple[tf.Tensor, ...]:
             info = sample.info
@@ -299,19 +338,19 @@ class ShardedReader:
         def prepare(samples: tf.data.Dataset) -> tf.data.Dataset:
             return samples.batch(together, drop_remainder=True).map(unconverted(arrange))
 
-        for reader in self._readers:
+        for reader in self.each:
             reader.start(prepare, 2 * together)
         background.Thread(target=self._run, name='replay_draw').start()
 
     @property
     def error(self) -> Exception | None:
-        """Why there are no more batches; None if there are, or if it was closed."""
-        return next((reader.error for reader in self._readers if reader.error), self._error)
+        """See `Readers`."""
+        return super().error or self._error
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or a server gave no data in time."""
-        return self._closed.is_set() or any(reader.closed for reader in self._readers)
+        """See `Readers`."""
+        return self._closed.is_set() or super().closed
 
     def size(self) -> int:
         """Returns the number of batches in the queue."""
@@ -322,21 +361,11 @@ class ShardedReader:
         with tf.device('CPU:0'):
             return tf.nest.flatten(self._queue.dequeue_many(count))
 
-    def wait(self, secs: float) -> None:
-        """See `TableReader.wait`."""
-        for reader in self._readers:
-            reader.wait(secs / len(self._readers))
-
-    def resume(self) -> None:
-        """See `TableReader.resume`."""
-        for reader in self._readers:
-            reader.resume()
-
     def close(self) -> None:
-        """See `TableReader.close`."""
+        """See `Readers`."""
         self._closed.set()
         self._queue.close(cancel_pending_enqueues=True)
-        close_all(self._readers)
+        super().close()
 
     def _run(self) -> None:
         try:
@@ -359,7 +388,7 @@ class ShardedReader:
                 since = since if sums.any() else time.monotonic()
             else:
                 counts = self._random.multinomial(self._batch_size, sums / sums.sum()) if counts is None else counts
-                short = [i for i, reader in enumerate(self._readers) if reader.size() < counts[i]]
+                short = [i for i, reader in enumerate(self.each) if reader.size() < counts[i]]
                 if not short:
                     self._sums = sums
                     return counts
@@ -374,7 +403,7 @@ class ShardedReader:
 
     def _refresh(self) -> None:
         """Learns a server's sum of priorities again where that is unknown or old."""
-        for i, reader in enumerate(self._readers):
+        for i, reader in enumerate(self.each):
             unknown = not self._sums[i] > 0
             if time.monotonic() - self._taken_at[i] < (0.0 if unknown else _REFRESH_SECS):
                 continue
@@ -383,7 +412,7 @@ class ShardedReader:
 
     def _take(self, i: int, count: int) -> list[np.ndarray]:
         """Returns `count` items of a server, their keys and their probabilities there."""
-        items, keys, priorities, probabilities, sizes = (part.numpy() for part in self._readers[i].take(count))
+        items, keys, priorities, probabilities, sizes = (part.numpy() for part in self.each[i].take(count))
         self._sums[i], self._sizes[i] = priorities[-1] / probabilities[-1], sizes[-1]
         self._taken_at[i] = time.monotonic()
         return [items, keys, probabilities]
@@ -399,18 +428,6 @@ class ShardedReader:
         ]
         owners = np.repeat(np.arange(len(counts)), counts)[order]
         return [*columns, np.concatenate(expected)[order].astype(np.float32), owners.astype(np.int32)]
-
-
-def close_all(readers: Sequence[TableReader]) -> None:
-    """Closes readers, and waits for all of them together, while their servers are still up: see `TableReader.close`."""
-    closing = [reader for reader in readers if not reader.closed]
-    for reader in closing:
-        reader._closed.set()
-    deadline = time.monotonic() + _CLOSE_SECS
-    for reader in closing:
-        if reader._threads and threading.current_thread() not in reader._threads:
-            for thread in reader._threads[:]:  # a stream would wait for a lost server forever
-                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,9 @@ from tflearn.core.errors import UserValueError
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
 from tflearn.sampling.episode_rows import EpisodeRows
-from tflearn.sampling.loaded_episodes import LoadedEpisodes, block_rows, max_draw_steps
-from tflearn.sampling.mixed import MixedSource
+from tflearn.sampling.loaded_episodes import block_rows, max_draw_steps
 from tflearn.sampling.ring_columns import RingColumns
+from tflearn.sampling.source import Batch, Source, advance, with_version
 
 # (seed, epoch, (files, records of the next file) that are passed over) -> (the same after some episodes, these).
 ReadEpisodes = Callable[[int, int, tuple[int, int]], Iterator[tuple[tuple[int, int], Any]]]
@@ -56,22 +56,17 @@ class Position:
     sequences: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Window:
-    """Rows uint8 [N, num_bytes] in memory, and the rows that begin a sequence, in the order in which they are given."""
-
-    position: Position
-    rows: np.ndarray
-    starts: np.ndarray
+# Where it begins, rows uint8 [N, num_bytes] in memory, and those that begin a sequence, in the order in which they are
+# given.
+Window = tuple[Position, np.ndarray, np.ndarray]
 
 
-class EpisodeStream(tf.train.experimental.PythonState):
-    """A `BatchSource` of episodes that are read again in each epoch. Its position belongs in the checkpoint.
+class EpisodeStream(Source, tf.train.experimental.PythonState):
+    """A `Source` of episodes that are read again in each epoch. Its position belongs in the checkpoint.
 
     Each sequence is given once in an epoch. `close` ends its threads.
 
     Attributes:
-      max_draw_steps: see `BatchSource`.
       max_read_ahead: batches that are ready before they are needed, at most.
     """
 
@@ -158,8 +153,12 @@ class EpisodeStream(tf.train.experimental.PythonState):
             self._positions = collections.deque([Position(**saved['position'])])
             self._drawn.assign(saved['batches'])
 
+    def state(self) -> dict[str, Any]:
+        """See `Source`."""
+        return {'data': self}
+
     def grant(self, num_steps: int) -> int:
-        """See `BatchSource`: as many as are read by now; waits for the first of them."""
+        """See `Source`: as many as are read by now; waits for the first of them."""
         drawn = self._num_drawn()
         with self._changed:
             if self._thread is None and not self._closed:
@@ -171,26 +170,23 @@ class EpisodeStream(tf.train.experimental.PythonState):
             self._changed.wait_for(lambda: self._closed or self._error or self._available(drawn) > 0 or self.ended)
             return 0 if self._closed else max(0, min(num_steps, self._available(drawn)))
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
-        """See `BatchSource`; the seed has no meaning, since the stream has its own order."""
-        del seed
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
+        """See `Source`; the seed has no meaning, since the stream has its own order."""
+        del seed, batch_size
         with tf.device('CPU:0'):
-            first, count = self._drawn.read_value(), tf.cast(num_steps, tf.int64)
-            with tf.control_dependencies([first]):
-                self._drawn.assign_add(count)
-            slots = (first + tf.range(count, dtype=tf.int64)) % self._capacity
+            count = tf.cast(num_steps, tf.int64)
+            slots = (advance(self._drawn, count) + tf.range(count)) % self._capacity
             rows = tf.range(self._batch_rows, dtype=tf.int64)
             rows = tf.reshape(rows, [1, self._batch_size, self._length])
             return self._columns.draw(slots[:, None, None] * self._batch_rows + rows)
 
-    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """See `BatchSource`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
+    def batch(self, drawn: Any, i: tf.Tensor) -> Batch:
+        """See `Source`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
         with tf.device('CPU:0'):
-            columns = self._columns.batch(drawn, i)
-            return columns['trajectory'], {'policy_version': columns['policy_version']}
+            return with_version(self._columns.batch(drawn, i))
 
     def close(self) -> None:
-        """See `BatchSource`."""
+        """See `Source`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -228,19 +224,19 @@ class EpisodeStream(tf.train.experimental.PythonState):
         waiting = np.empty((0, self._columns.num_bytes), np.uint8)  # rows of sequences that are in no batch yet
         start, coming = time.monotonic(), pool.submit(next, windows)
         while True:
-            window = coming.result()
-            if window.position is first:
-                logging.info('read a window of %d sequences in %.1f s', len(window.starts), time.monotonic() - start)
-            if window.position is not first:
-                self._positions.append(window.position)
-            if self._stops_before(window.position):
+            position, window, starts = coming.result()
+            if position is first:
+                logging.info('read a window of %d sequences in %.1f s', len(starts), time.monotonic() - start)
+            else:
+                self._positions.append(position)
+            if self._stops_before(position):
                 return
             coming = pool.submit(next, windows)
-            starts, skipped = window.starts[skipped:], max(0, skipped - len(window.starts))
+            starts, skipped = starts[skipped:], max(0, skipped - len(starts))
             while len(starts):
                 missing = self._part * self._batch_size - len(waiting) // self._length
                 taken, starts = starts[:missing], starts[missing:]
-                rows = window.rows.take((taken[:, None] + np.arange(self._length)).reshape(-1), axis=0)
+                rows = window.take((taken[:, None] + np.arange(self._length)).reshape(-1), axis=0)
                 waiting = np.concatenate([waiting, rows]) if len(waiting) else rows
                 end = len(waiting) // self._batch_rows * self._batch_rows
                 if end and not self._write(waiting[:end]):
@@ -271,15 +267,13 @@ class EpisodeStream(tf.train.experimental.PythonState):
             self._changed.notify_all()
             return self._limit is None or self._written < self._limit
 
-    def _windows(self, position: Position) -> Iterator[_Window]:
+    def _windows(self, position: Position) -> Iterator[Window]:
         """Yields the windows from a position on, until it is closed."""
         while not self._closed:
             begins, epoch = position.sequences, position.epoch
             for window in self._windows_of_epoch(position):
                 yield window
-                position = dataclasses.replace(
-                    window.position, sequences=window.position.sequences + len(window.starts)
-                )
+                position = dataclasses.replace(window[0], sequences=window[0].sequences + len(window[2]))
             if position.sequences == begins and not (position.files or position.records or self._closed):
                 raise UserValueError(
                     f'got no episode of {self._num_sequence_steps} steps or more; need at least one '
@@ -287,7 +281,7 @@ class EpisodeStream(tf.train.experimental.PythonState):
                 )
             position = Position(epoch + 1, sequences=position.sequences)
 
-    def _windows_of_epoch(self, position: Position) -> Iterator[_Window]:
+    def _windows_of_epoch(self, position: Position) -> Iterator[Window]:
         after = (position.files, position.records)
 
         def episodes() -> Iterator[Any]:
@@ -311,56 +305,13 @@ class EpisodeStream(tf.train.experimental.PythonState):
                     number=position.number + 1,
                     files=after[0],
                     records=after[1],
-                    sequences=position.sequences + len(window.starts),
+                    sequences=position.sequences + len(window[2]),
                 )
                 blocks, num_rows = [], 0
         if blocks:
             yield self._window(position, blocks)
 
-    def _window(self, position: Position, blocks: list[tuple[np.ndarray, np.ndarray]]) -> _Window:
+    def _window(self, position: Position, blocks: list[tuple[np.ndarray, np.ndarray]]) -> Window:
         rows, starts = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
         order = np.random.default_rng([self._seed, position.epoch, position.number])
-        return _Window(position, rows, order.permutation(starts))
-
-
-class FileSource(MixedSource):
-    """A `BatchSource` of one or several data sets: each batch has a fixed share of each.
-
-    Attributes:
-      owed_steps: train steps that may be taken at once, at any time. A job may choose less.
-    """
-
-    owed_steps: int = 1_000
-
-    def __init__(
-        self,
-        sources: Sequence[LoadedEpisodes | EpisodeStream],
-        num_replicas: int = 1,
-        counts: Callable[[], dict[str, float]] = dict,
-    ):
-        """
-        Args:
-          sources: one for each data set, see `MixedSource`.
-          num_replicas: the replicas of this process.
-          counts: returns metrics of the files.
-        """
-        super().__init__(sources, num_replicas)
-        self._files, self._counts = tuple(sources), counts
-
-    @property
-    def max_read_ahead(self) -> int:
-        """The batches that streams have ready before they are needed, at most; 0 if all data are in memory."""
-        return max(source.max_read_ahead if isinstance(source, EpisodeStream) else 0 for source in self._files)
-
-    def metrics(self) -> dict[str, Any]:
-        """Returns the sources' metrics, and those of the files."""
-        return {**super().metrics(), **self._counts()}
-
-    @property
-    def ended(self) -> bool:
-        """Whether `max_epochs` of one of the data sets are over."""
-        return any(source.ended for source in self._files)
-
-    def states(self) -> dict[str, Any]:
-        """Returns the positions, which belong in the checkpoint, by name."""
-        return {f'data_{i}' if i else 'data': source for i, source in enumerate(self._files)}
+        return position, rows, order.permutation(starts)

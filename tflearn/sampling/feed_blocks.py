@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Prioritized, Queue
-from tflearn.core.joined_leaves import JoinedLeaves
+from tflearn.core.layout import Layout
 from tflearn.replay.storage import Storage
+from tflearn.sampling.source import Batch, with_version
 
 PROTOCOL = 1
 _MAX_STEPS = 128
@@ -38,7 +39,7 @@ class Blocks:
         self.signature = storage.layout.text
         length = experience.slicing.num_rows
         row = {'policy_version': tf.TensorSpec((), tf.int64), 'trajectory': storage.data_spec}
-        self.columns = JoinedLeaves(row)
+        self.columns = Layout(row)
         batch_size = 1 if self.is_queue else experience.per_replica_batch_size
         self.num_steps = max(1, min(_MAX_STEPS, _MAX_BYTES // (batch_size * length * storage.layout.num_bytes)))
         if self.is_queue:
@@ -100,14 +101,13 @@ def check(replay: Any) -> None:
 
 
 def to_columns(blocks: Blocks, data: Any, info: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the tensors of an element: of batches [num_steps, B, T, ...] as a `BatchSource` returns them."""
+    """Returns the tensors of an element: of batches [num_steps, B, T, ...] as a `Source` returns them."""
     return blocks.columns.join({'policy_version': info['policy_version'], 'trajectory': data})
 
 
-def from_columns(blocks: Blocks, columns: Sequence[tf.Tensor]) -> tuple[Any, dict[str, tf.Tensor]]:
+def from_columns(blocks: Blocks, columns: Sequence[tf.Tensor]) -> Batch:
     """Returns data and info of batches, whatever their outer dimensions are."""
-    nest = blocks.columns.divide(list(columns))
-    return nest['trajectory'], {'policy_version': nest['policy_version']}
+    return with_version(blocks.columns.divide(list(columns)))
 
 
 def _text(spec: tf.TensorSpec) -> str:

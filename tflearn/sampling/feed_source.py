@@ -4,9 +4,9 @@ Nothing here needs Reverb: tf.data service delivers with TensorFlow's own operat
 """
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tflearn.core.waiting import wait_until
@@ -14,6 +14,7 @@ from tflearn.replay.reader import Prepare, TableReader
 from tflearn.replay.storage import Storage
 from tflearn.sampling.feed_blocks import Blocks, from_columns
 from tflearn.sampling.feed_client import FeedClient
+from tflearn.sampling.source import Batch, Planned
 
 _POLL_SECS = 0.0005
 _IN_FLIGHT = 4  # elements, over all workers
@@ -46,20 +47,10 @@ def _text(client: FeedClient) -> str:
 
 
 class FeedReader(TableReader):
-    """Reads a feed like a table: a thread of its own, a queue that can be stopped, a deadline."""
+    """Reads a feed like a table: a thread of its own, a queue that can be stopped, a deadline.
 
-    def __init__(
-        self,
-        address: str,
-        storage: Storage,
-        table: str,
-        specs: Sequence[tf.TensorSpec],
-        capacity: int,
-        timeout_secs: float,
-    ):
-        """Makes the queue; see `TableReader`. `address` is the feed's."""
-        super().__init__(address, storage, table, specs, capacity, timeout_secs)
-        self._blocks, self._client = Blocks(storage), FeedClient(address)
+    Its address is the feed's.
+    """
 
     def start(self, prepare: Prepare, in_flight: int, num_streams: int = 1) -> None:
         """Begins to read; what the feed sends are elements of the queue already."""
@@ -68,27 +59,21 @@ class FeedReader(TableReader):
 
     def _samples(self, in_flight: int) -> tf.data.Dataset:
         dataset_id = wait_for_feed(self._address, self._storage, self._timeout_secs, self._closed)
-        dispatcher = (self._client.state() or {}).get('dispatcher')
+        dispatcher = (FeedClient(self._address).state() or {}).get('dispatcher')
         return tf.data.experimental.service.from_dataset_id(
             'parallel_epochs',
             f'grpc://{dispatcher}',
             dataset_id,
-            element_spec=tuple(self._blocks.specs),
+            element_spec=tuple(Blocks(self._storage).specs),
             max_outstanding_requests=in_flight,
         )
 
     def _server_state(self) -> str:
-        return _text(self._client)
+        return _text(FeedClient(self._address))
 
 
-class FeedSource:
-    """A `BatchSource` of a feed's batches; each of this process's is those of one replica after the other.
-
-    Attributes:
-      takes_indices: see `BatchSource`.
-    """
-
-    takes_indices = True
+class FeedSource(Planned):
+    """A `Source` of a feed's batches; each of this process's is those of one replica after the other."""
 
     def __init__(self, address: str, storage: Storage, num_replicas: int, timeout_secs: float):
         """Reads nothing before the first `grant`.
@@ -107,15 +92,16 @@ class FeedSource:
         self._reader = FeedReader(address, storage, '', self._blocks.specs, _AHEAD, timeout_secs)
         self._granted, self._started = self.max_draw_steps, False
         with tf.device('CPU:0'):
-            self._columns = [tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False) for spec in self._specs()]
-            self._next = tf.Variable(0, trainable=False, dtype=tf.int64)
-
-    def _specs(self) -> list[tf.TensorSpec]:
-        """The specs of what `grant` keeps: an element's columns [max_draw_steps, batch of all replicas, ...]."""
-        steps, replicas = self.max_draw_steps, self._num_replicas
-        return [
-            tf.TensorSpec((steps, replicas * spec.shape[1], *spec.shape[2:]), spec.dtype) for spec in self._blocks.specs
-        ]
+            # What `grant` keeps: an element's columns [max_draw_steps, batch of all replicas, ...].
+            self._columns = [
+                tf.Variable(
+                    tf.zeros((self.max_draw_steps, num_replicas * spec.shape[1], *spec.shape[2:]), spec.dtype),
+                    trainable=False,
+                )
+                for spec in self._blocks.specs
+            ]
+        self._keep_order(self.max_draw_steps)
+        self._set_order(np.arange(self.max_draw_steps, dtype=np.int32))
 
     @property
     def error(self) -> Exception | None:
@@ -127,11 +113,11 @@ class FeedSource:
         return {'samples_per_insert': None}
 
     def close(self) -> None:
-        """See `BatchSource`."""
+        """See `Source`."""
         self._reader.close()
 
     def grant(self, num_steps: int) -> int:
-        """See `BatchSource`. Waits for an element when all batches of the last one were granted."""
+        """See `Source`. Waits for an element when all batches of the last one were granted."""
         if not self._started:
             self._started = True
             self._reader.start(lambda elements: elements, _IN_FLIGHT)
@@ -155,15 +141,7 @@ class FeedSource:
         self._granted = 0
         return True
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """See `BatchSource`. Returns the batches' indices, int64 [num_steps]."""
-        del seed  # the feed's workers draw
-        with tf.device('CPU:0'):
-            begin = self._next.read_value()
-            self._next.assign(begin + tf.cast(num_steps, tf.int64))
-            return begin + tf.range(tf.cast(num_steps, tf.int64))
-
-    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> Batch:
         """Returns batch `i` of a draw: the trajectory [B, T, ...], and its `policy_version` [B, T]."""
         with tf.device('CPU:0'):
             indices = tf.gather(drawn, i)

@@ -5,6 +5,7 @@ in the worker's process. So each worker makes the same function first; the name 
 a learner finds it, and a worker whose name differs is refused when it announces itself.
 """
 
+import abc
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -13,9 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.core.types import BatchSource
-from tflearn.replay.reader import TableReader, close_all, one_by_one
+from tflearn.replay.reader import Readers, TableReader, one_by_one
 from tflearn.sampling.feed_blocks import Blocks, to_columns
+from tflearn.sampling.source import Source
 
 _POLL_SECS = 0.002
 _HEARTBEAT_MS = 1_000
@@ -29,19 +30,54 @@ class Ended(RuntimeError):
     """The worker has no more elements, since it is stopped or its source failed."""
 
 
-class BatchElements:
-    """Elements of a source's batches. A function without arguments, for many threads."""
+class Elements(abc.ABC):
+    """Elements that a worker feeds. A function without arguments, for many threads.
 
-    def __init__(self, source: BatchSource, blocks: Blocks):
+    Attributes:
+      count: how many there were.
+    """
+
+    def __init__(self, given: Source | Readers):
+        """Takes what the elements are of, which is closed with it."""
+        self._given, self._lock, self.count = given, threading.Lock(), 0
+
+    def __call__(self) -> list[np.ndarray]:
+        """Returns the next element; waits for it. Raises Ended if there is none."""
+        with self._lock:
+            element = self._next()
+            if element is None:
+                raise Ended(str(self.error or 'the feed worker is stopped'))
+            self.count += 1
+            return element
+
+    @abc.abstractmethod
+    def _next(self) -> list[np.ndarray] | None: ...
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more elements; None if there are, or if they were closed."""
+        return self._given.error
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns the source's metrics."""
+        return self._given.metrics() if isinstance(self._given, Source) else {}
+
+    def close(self) -> None:
+        """Ends a wait, and the reading."""
+        self._given.close()
+
+
+class BatchElements(Elements):
+    """Elements of a source's batches: the columns of `num_steps` of them."""
+
+    def __init__(self, source: Source, blocks: Blocks):
         """Draws nothing yet; the source's batches are those of one replica."""
-        self._source, self._num_steps = source, blocks.num_steps
-        self._lock = threading.Lock()
-        self._seed = 0
-        several = getattr(source, 'takes_indices', False)
+        super().__init__(source)
+        self._source, self._num_steps, self._seed = source, blocks.num_steps, 0
 
         def draw(count: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
             drawn, indices = source.draw(count, seed), tf.range(count)
-            if several:
+            if source.takes_indices:
                 return to_columns(blocks, *source.batch(drawn, indices))
             spec = tf.nest.map_structure(tf.type_spec_from_value, source.batch(drawn, tf.constant(0, tf.int64)))
             one = functools.partial(source.batch, drawn)
@@ -50,55 +86,42 @@ class BatchElements:
         scalar = tf.TensorSpec((), tf.int64)
         self._draw = tf.function(draw, autograph=False).get_concrete_function(scalar, scalar)
 
-    def __call__(self) -> list[np.ndarray]:
-        """Returns the columns of `num_steps` batches; waits for them. Raises Ended if there are none."""
-        with self._lock:
-            parts: list[list[tf.Tensor]] = []
-            missing = self._num_steps
-            while missing:
-                granted = self._source.grant(min(missing, self._source.max_draw_steps))
-                if not granted:
-                    raise Ended(str(self._source.error or 'the feed worker is stopped'))
-                self._seed += 1
-                parts.append(self._draw(tf.constant(granted, tf.int64), tf.constant(self._seed, tf.int64)))
-                missing -= granted
-            columns = zip(*parts, strict=True)
-            return [part[0].numpy() if len(part) == 1 else np.concatenate(part) for part in columns]
+    def _next(self) -> list[np.ndarray] | None:
+        parts: list[list[tf.Tensor]] = []
+        missing = self._num_steps
+        while missing:
+            granted = self._source.grant(min(missing, self._source.max_draw_steps))
+            if not granted:
+                return None
+            self._seed += 1
+            parts.append(self._draw(tf.constant(granted, tf.int64), tf.constant(self._seed, tf.int64)))
+            missing -= granted
+        columns = zip(*parts, strict=True)
+        return [part[0].numpy() if len(part) == 1 else np.concatenate(part) for part in columns]
 
 
-class ItemElements:
-    """Elements of the items of queues, as many as there are. A function without arguments, for many threads."""
+class ItemElements(Elements):
+    """Elements of the items of queues, as many as there are: rows uint8 [n, T, bytes]."""
 
     def __init__(self, readers: Sequence[TableReader], blocks: Blocks):
         """Begins to read; the readers' queues hold at least one item each."""
-        self._readers, self._most = readers, blocks.num_steps
-        self._lock = threading.Lock()
+        self._readers, self._most = Readers(readers), blocks.num_steps
+        super().__init__(self._readers)
         for reader in readers:
             reader.start(one_by_one, in_flight=1)
 
-    def __call__(self) -> list[np.ndarray]:
-        """Returns rows uint8 [n, T, bytes]; waits for the first item. Raises Ended if there are none."""
-        with self._lock:
-            while not any(reader.closed for reader in self._readers):
-                items: list[np.ndarray] = []
-                for reader in self._readers:
-                    count = min(reader.size(), self._most - sum(len(item) for item in items))
-                    if count:
-                        items.append(reader.take(count)[0].numpy())
-                        reader.resume()
-                if items:
-                    return [np.concatenate(items)]
-                self._readers[0].sleep(_POLL_SECS)
-            raise Ended(str(self.error or 'the feed worker is stopped'))
-
-    @property
-    def error(self) -> Exception | None:
-        """Why there are no more items; None if there are, or if they were closed."""
-        return next((reader.error for reader in self._readers if reader.error), None)
-
-    def close(self) -> None:
-        """Ends a wait, and the reading."""
-        close_all(self._readers)
+    def _next(self) -> list[np.ndarray] | None:
+        while not self._readers.closed:
+            items: list[np.ndarray] = []
+            for reader in self._readers.each:
+                count = min(reader.size(), self._most - sum(len(item) for item in items))
+                if count:
+                    items.append(reader.take(count)[0].numpy())
+                    reader.resume()
+            if items:
+                return [np.concatenate(items)]
+            self._readers.each[0].sleep(_POLL_SECS)
+        return None
 
 
 class FeedDataset:

@@ -15,6 +15,7 @@ from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
 from tflearn.sampling.episode_rows import EpisodeRows
 from tflearn.sampling.ring_columns import RingColumns
+from tflearn.sampling.source import Batch, Source, advance, with_version
 
 Order = Literal['uniform', 'epochs']
 
@@ -29,21 +30,17 @@ def max_draw_steps(columns: RingColumns, batch_rows: int) -> int:
     return max(1, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_BYTES // columns.drawn_bytes) // batch_rows)
 
 
-class LoadedEpisodes(tf.train.experimental.PythonState):
-    """A `BatchSource` of recorded episodes, whose position belongs in the checkpoint: a `Learner` of it saves that.
+class LoadedEpisodes(Source, tf.train.experimental.PythonState):
+    """A `Source` of recorded episodes, whose position belongs in the checkpoint: a `Learner` of it saves that.
 
     Which sequence is drawn depends on the seed and on how many were drawn before, and on nothing else. So a resumed run
     goes on with the batches that it would have had, wherever it was interrupted.
 
     Attributes:
       size: the number of sequences.
-      max_draw_steps: see `BatchSource`.
-      takes_indices: see `BatchSource`.
-      error: None.
     """
 
     takes_indices = True
-    error = None
 
     def __init__(
         self,
@@ -54,6 +51,7 @@ class LoadedEpisodes(tf.train.experimental.PythonState):
         seed: int = 0,
         order: Order = 'uniform',
         max_epochs: int | None = None,
+        name: str = 'data',
     ):
         """Reads the episodes.
 
@@ -65,11 +63,13 @@ class LoadedEpisodes(tf.train.experimental.PythonState):
           seed: the seed of the order; that of a checkpoint takes precedence.
           order: 'uniform' draws with replacement; with 'epochs' each sequence is drawn once in an epoch.
           max_epochs: how often as many sequences are drawn as there are; the last batch may have a few more.
+          name: that of its position in the checkpoint.
 
         Raises:
           ValueError: if there is no sequence.
         """
         self._length, self._batch_size, self._order = storage.experience.slicing.num_rows, batch_size, order
+        self._name = name
         blocks = episode_rows.blocks(EpisodeRows(storage), episodes, block_rows(storage))
         if max_rows is None:
             gathered = list(blocks)
@@ -122,35 +122,36 @@ class LoadedEpisodes(tf.train.experimental.PythonState):
         """Returns the number of sequences, and the epochs so far."""
         return {'replay_size': self.size, 'data/epochs': self.epochs}
 
+    def state(self) -> dict[str, Any]:
+        """See `Source`."""
+        return {self._name: self}
+
     def grant(self, num_steps: int) -> int:
-        """See `BatchSource`: all, until `max_epochs` are over."""
+        """See `Source`: all, until `max_epochs` are over."""
         if self._closed:
             return 0
         return num_steps if self._limit is None else max(0, min(num_steps, self._limit - self._num_batches()))
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
-        """See `BatchSource`; the seed has no meaning, since the source counts by itself.
+        """See `Source`; the seed has no meaning, since the source counts by itself.
 
         `batch_size` is the number of sequences of a batch if it varies: at most that of the constructor.
         """
         del seed
         with tf.device('CPU:0'):
-            first, num_steps = self._drawn.read_value(), tf.cast(num_steps, tf.int64)
+            num_steps = tf.cast(num_steps, tf.int64)
             size = tf.cast(self._batch_size if batch_size is None else batch_size, tf.int64)
             count = num_steps * size
-            with tf.control_dependencies([first]):
-                self._drawn.assign_add(count)
-            numbers = first + tf.range(count, dtype=tf.int64)
+            numbers = advance(self._drawn, count) + tf.range(count, dtype=tf.int64)
             choose = _uniform if self._order == 'uniform' else _once_per_epoch
             starts = tf.gather(self._starts, choose(numbers, self._seed.read_value(), self.size))
             starts = tf.reshape(starts, [num_steps, size, 1])
             return self._columns.draw(starts + tf.range(self._length, dtype=tf.int64))
 
-    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """See `BatchSource`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
+    def batch(self, drawn: Any, i: tf.Tensor) -> Batch:
+        """See `Source`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
         with tf.device('CPU:0'):
-            columns = self._columns.batch(drawn, i)
-            return columns['trajectory'], {'policy_version': columns['policy_version']}
+            return with_version(self._columns.batch(drawn, i))
 
     def all_batches(self) -> Iterator[tuple[int, Any]]:
         """Yields each sequence once, in the order of the episodes: the number of sequences, and an element."""

@@ -5,15 +5,13 @@ import fractions
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Prioritized, Uniform
 from tflearn.replay.chunks import ChunkBuilder
 from tflearn.replay.storage import Storage
-from tflearn.sampling.by_priority import ByPriority
-from tflearn.sampling.ring_buffer import RingBuffer
+from tflearn.sampling.ring_source import RingSource
 
 
 def check(experience: Experience) -> None:
@@ -30,26 +28,14 @@ def check(experience: Experience) -> None:
         )
 
 
-def make(storage: Storage, num_environments: int, batch_size: int, seed: int = 0) -> 'LocalReplay':
-    """Makes a `LocalReplay`, or one that draws by priority, as the experience says."""
-    kind = PrioritizedReplay if isinstance(storage.experience.replay, Prioritized) else LocalReplay
-    return kind(storage, num_environments, batch_size, seed)
-
-
-class LocalReplay:
-    """Observer of trajectories [B, ...] and a `BatchSource`, for one thread that acts and trains alternately.
+class LocalReplay(RingSource):
+    """Observer of trajectories [B, ...] and a `Source`, for one thread that acts and trains alternately.
 
     Holds the same sequences as a `ReplayMirror`, drawn in the same way. Nothing depends on the clock, so the same steps
     and the same seed give the same batches. A sequence can be drawn as soon as its last step was added.
 
     Its content is in no checkpoint: a resumed run fills it again, with `min_size` sequences before the first draw.
-
-    Attributes:
-      batch_size: sequences of the batches that are granted from now on, and that count as samples.
-      takes_indices: see `BatchSource`.
     """
-
-    takes_indices = True
 
     def __init__(self, storage: Storage, num_environments: int, batch_size: int, seed: int = 0):
         """Allocates the memory.
@@ -63,18 +49,16 @@ class LocalReplay:
         self._storage = dataclasses.replace(storage, experience=dataclasses.replace(experience, chunk_steps=1))
         ratio = experience.replay.samples_per_insert
         self._ratio = None if ratio is None else fractions.Fraction(str(ratio))  # in floats 100 * 0.29 < 29
-        self._min_size, self._seed = experience.replay.min_size, seed
-        self.batch_size = self._traced_size = batch_size
+        self._min_size = experience.replay.min_size
+        super().__init__(self._storage, batch_size, seed)
         layout = self._storage.layout
         self._chunks = ChunkBuilder(
             self._storage.experience, self._storage.num_starts, num_environments, layout.num_bytes
         )
         self._no_flags = np.zeros(num_environments, np.uint8)
-        self._ring = RingBuffer(self._storage)
         self._inserts = self._rounds = self._granted = self._samples = 0
         self._num_filled = 0  # sequences beyond `min_size` that were there before collection
         self._closed = False
-        self.max_draw_steps = self._ring.max_draw_steps(batch_size)
         logging.info('the replay takes %.1f MB', self._storage.mirror_bytes / 1e6)
 
     def __call__(self, trajectory: Any, policy_version: int) -> None:
@@ -113,52 +97,27 @@ class LocalReplay:
         With n sequences inserted beyond `min_size`, floor(n * samples_per_insert / batch size) in all; if the
         experience sets no ratio, one for each batched step since then.
         """
-        return self.owed_with(self.batch_size)
-
-    def owed_with(self, batch_size: int) -> int:
-        """Returns the train steps that are owed if their batches have so many sequences."""
         if self._ratio is None:
             return self._rounds - self._granted
-        return int((max(0, self._inserts_beyond) * self._ratio - self._samples) // batch_size)
+        return int((max(0, self._inserts_beyond) * self._ratio - self._samples) // self.batch_size)
 
-    def metrics(self) -> dict[str, float | None]:
-        """Returns `replay_size`, `unused_steps` (on which nothing trains, since their episodes are too short for a
-        sequence), and `samples_per_insert` (since the first draw was allowed; None before)."""
+    def metrics(self) -> dict[str, Any]:
+        """Returns those of a `RingSource`, `unused_steps`, and `samples_per_insert` (None before the first draw).
+
+        On unused steps nothing trains, since their episodes are too short for a sequence.
+        """
         inserts = self._inserts_beyond
         ratio = self._samples / inserts if inserts > 0 else None
         unused = self._chunks.unused.num_steps
-        return {'replay_size': self._ring.size, 'unused_steps': unused, 'samples_per_insert': ratio}
-
-    @property
-    def error(self) -> Exception | None:
-        """None: there is no other thread that could fail."""
-        return None
+        return {**super().metrics(), 'unused_steps': unused, 'samples_per_insert': ratio}
 
     def grant(self, num_steps: int) -> int:
         """Returns how many of `num_steps` train steps are owed; never waits, since no data would arrive meanwhile."""
-        granted = 0 if self._closed else min(num_steps, self.owed_steps)
+        granted = 0 if self._closed else min(num_steps, self.owed_steps, self._max_grant)
         self._granted += granted
         self._samples += granted * self.batch_size
         return granted
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
-        """See `RingBuffer.draw`. `batch_size` is the number of sequences of a batch if it varies."""
-        size = self._traced_size if batch_size is None else batch_size
-        return self._ring.draw(num_steps, size, self._seed, seed)
-
-    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """See `RingBuffer.batch`."""
-        return self._ring.batch(drawn, i)
-
     def close(self) -> None:
         """Grants no more."""
         self._closed = True
-
-
-class PrioritizedReplay(ByPriority, LocalReplay):
-    """A `LocalReplay` that draws by priority, with importance weights."""
-
-    def __init__(self, storage: Storage, num_environments: int, batch_size: int, seed: int = 0):
-        """See `LocalReplay`."""
-        super().__init__(storage, num_environments, batch_size, seed)
-        self._begin(storage.experience.replay)  # type: ignore[arg-type]

@@ -23,9 +23,9 @@ from tflearn.core import background
 from tflearn.core.waiting import Stopped, wait_until
 from tflearn.replay import backend, connection
 from tflearn.replay.chunks import chunk_id, chunk_rows
-from tflearn.replay.reader import TableReader, close_all, one_by_one
+from tflearn.replay.reader import Readers, TableReader, one_by_one
 from tflearn.replay.storage import REPLAY, STREAM, Storage, error_buffer
-from tflearn.sampling.ring_buffer import RingBuffer
+from tflearn.sampling.ring_source import RingSource
 
 _MAX_CHUNKS_AT_ONCE = 16
 _POLL_SECS = 0.002
@@ -33,15 +33,8 @@ _INGEST_POLL_SECS = 0.03
 _MAX_STREAMS = 8  # read at the same time, to hide the time of a round trip
 
 
-class ReplayMirror(tf.train.experimental.PythonState):
-    """A `BatchSource` that draws from the learner's memory. Its counts belong in the checkpoint.
-
-    Attributes:
-      batch_size: sequences of the batches that are granted from now on, which count as samples.
-      takes_indices: see `BatchSource`.
-    """
-
-    takes_indices = True
+class ReplayMirror(RingSource, tf.train.experimental.PythonState):
+    """A `Source` that draws from the learner's memory. Its counts belong in the checkpoint."""
 
     def __init__(
         self,
@@ -65,11 +58,10 @@ class ReplayMirror(tf.train.experimental.PythonState):
         """
         self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         self._filled_from = self._addresses if filled_from is None else tuple(filled_from)
+        super().__init__(storage, batch_size, seed)
         self._storage = storage
-        self.batch_size = self._traced_size = batch_size
         self._counts_content = begins_filled  # until counts are restored
-        self._timeout_secs, self._seed = timeout_secs, seed
-        self._ring = RingBuffer(storage)
+        self._timeout_secs = timeout_secs
         # Each stream has one chunk in flight, which is not lost when a wait ends (see `TableReader`), and one that is
         # to enter the queue. All chunks that were read ahead are ahead of the samples per insert too.
         ahead = max(4, storage.stream_chunks // len(self._addresses))
@@ -78,17 +70,16 @@ class ReplayMirror(tf.train.experimental.PythonState):
         else:
             self._in_flight, self._num_streams = 1, min(math.ceil(_MAX_STREAMS / len(self._addresses)), ahead // 2)
             capacity = ahead + 2 - 2 * self._num_streams
-        self._readers = [
-            TableReader(address, storage, STREAM, [storage.signature['chunk']], capacity, timeout_secs)
-            for address in self._addresses
-        ]
+        spec = [storage.signature['chunk']]
+        self._readers = Readers(
+            [TableReader(address, storage, STREAM, spec, capacity, timeout_secs) for address in self._addresses]
+        )
         self._samples = self._inserts_before = 0  # inserts before this mirror, minus those it was filled with
         self._started = False
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._error_buffer = error_buffer(storage.experience, storage.sequences_per_chunk)
         self._error_buffer = max(self._error_buffer, float(batch_size))
-        self.max_draw_steps = self._ring.max_draw_steps(batch_size)
         logging.info(
             'the mirror of the replay takes %.1f MB for %d sequences',
             storage.mirror_bytes / 1e6,
@@ -102,11 +93,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
     @property
     def error(self) -> Exception | None:
         """Why there are no more batches; None if there are, or if the source was closed."""
-        return next((reader.error for reader in self._readers if reader.error), self._error)
-
-    @property
-    def _closed(self) -> bool:
-        return any(reader.closed for reader in self._readers)
+        return self._readers.error or self._error
 
     def serialize(self) -> str:
         """Returns the counts of inserts and samples as JSON."""
@@ -119,44 +106,34 @@ class ReplayMirror(tf.train.experimental.PythonState):
         self._counts_content = False
 
     def metrics(self) -> dict[str, Any]:
-        """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
+        """Returns those of a `RingSource`, and `samples_per_insert` (since the first draw was allowed; None before)."""
         inserts = self._inserts - self._storage.experience.replay.min_size
         ratio = self._samples / inserts if inserts > 0 else None
-        return {'replay_size': self._ring.size, 'samples_per_insert': ratio}
+        return {**super().metrics(), 'samples_per_insert': ratio}
 
     def close(self) -> None:
-        """See `BatchSource`."""
+        """See `Source`."""
         self._closing.set()
-        close_all(self._readers)
+        self._readers.close()
 
     def grant(self, num_steps: int) -> int:
-        """See `BatchSource`. Waits for data, and for the inserts that the samples per insert require."""
+        """See `Source`. Waits for data, and for the inserts that the samples per insert require."""
         if not self._started:
             self._started = True
             self._start()
-        while not self._closed:
+        while not self._readers.closed:
             self._ring.publish()
-            allowed = self._allowed_steps(num_steps)
+            allowed = self._allowed_steps(min(num_steps, self._max_grant))
             if allowed:
-                self._resume()
+                self._readers.resume()
                 self._samples += allowed * self.batch_size
                 return allowed
-            for reader in self._readers:
-                reader.wait(_POLL_SECS / len(self._readers))
+            self._readers.wait(_POLL_SECS)
         return 0
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
-        """See `RingBuffer.draw`. `batch_size` is the number of sequences of a batch if it varies."""
-        size = self._traced_size if batch_size is None else batch_size
-        return self._ring.draw(num_steps, size, self._seed, seed)
-
-    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """See `RingBuffer.batch`."""
-        return self._ring.batch(drawn, i)
-
-    def _resume(self) -> None:
-        for reader in self._readers:
-            reader.resume()
+    def state(self) -> dict[str, Any]:
+        """See `Source`."""
+        return {'replay': self}
 
     def _start(self) -> None:
         try:
@@ -175,7 +152,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         for address in self._addresses:
             what = f'the replay server at {address}'
             wait_until(functools.partial(connection.counts, address), what, self._timeout_secs, self._closing)
-        for reader in self._readers:
+        for reader in self._readers.each:
             reader.start(one_by_one, self._in_flight, self._num_streams)
 
     def _rebuild(self) -> None:
@@ -195,15 +172,15 @@ class ReplayMirror(tf.train.experimental.PythonState):
 
     def _ingest(self) -> None:
         """Writes new chunks to the ring, unless they are too far ahead of the samples: then the writers are blocked."""
-        readers = collections.deque(self._readers)
+        readers = collections.deque(self._readers.each)
         try:
-            while not self._closed:
+            while not self._readers.closed:
                 if not sum(map(self._ingest_from, readers)):
-                    waits = self._readers[0].is_waited_for
-                    self._readers[0].sleep(_POLL_SECS if waits else _INGEST_POLL_SECS)
+                    waits = self._readers.each[0].is_waited_for
+                    self._readers.each[0].sleep(_POLL_SECS if waits else _INGEST_POLL_SECS)
                 readers.rotate()  # if only some chunks are wanted, another server comes first each time
         except Exception as error:  # the training thread raises it
-            if not self._closed:
+            if not self._readers.closed:
                 self._error = error
                 self.close()
 
@@ -212,12 +189,12 @@ class ReplayMirror(tf.train.experimental.PythonState):
         count = min(reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
         if count:
             self._write(np.asarray(reader.take(count)[0]))  # no copy
-            self._resume()  # data arrive, even if not enough yet
+            self._readers.resume()  # data arrive, even if not enough yet
         return count
 
     def _write(self, chunks: np.ndarray) -> None:
-        while len(chunks := chunks[self._ring.write(chunks) :]) and not self._closed:
-            self._readers[0].sleep(_POLL_SECS)  # until the next call of the compiled loop makes room
+        while len(chunks := chunks[self._ring.write(chunks) :]) and not self._readers.closed:
+            self._readers.each[0].sleep(_POLL_SECS)  # until the next call of the compiled loop makes room
 
     def _wanted_chunks(self) -> int:
         replay = self._storage.experience.replay

@@ -14,8 +14,9 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Queue, Reuse
-from tflearn.replay.reader import DirectReader, TableReader, close_all, one_by_one
+from tflearn.replay.reader import DirectReader, Readers, TableReader, one_by_one
 from tflearn.replay.storage import REPLAY, Storage
+from tflearn.sampling.source import Batch, Planned, with_version
 
 
 class ReusePlan:
@@ -85,20 +86,16 @@ _MAX_DRAW_STEPS = 32
 _POLL_SECS = 0.001
 
 
-class QueueSource:
-    """A `BatchSource` for the queues of one or several replay servers.
+class QueueSource(Planned):
+    """A `Source` for the queues of one or several replay servers.
 
     Batches are stored in slots in this process; a draw returns only the slots' indices.
 
     Attributes:
-      newest_version: the newest published policy version, from which policy lags are counted; the train job sets it.
       num_used: items taken for train steps so far.
       num_stale: items dropped as too old so far.
-      takes_indices: see `BatchSource`.
       has_rounds: whether a call of the learner ends where there is no batch, since nothing waits for one.
     """
-
-    takes_indices = True
 
     def __init__(
         self,
@@ -125,32 +122,33 @@ class QueueSource:
         self._item_shape = (experience.slicing.num_rows, storage.layout.num_bytes)
         self._ahead = max(1, min(replay.max_size, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
         spec = tf.TensorSpec(self._item_shape, tf.uint8)
-        self._readers = [
-            make_reader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses
-        ]
-        self.has_rounds = all(isinstance(reader, DirectReader) for reader in self._readers)
+        self._readers = Readers(
+            [make_reader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses]
+        )
+        self.has_rounds = all(isinstance(reader, DirectReader) for reader in self._readers.each)
         self._max_policy_lag, self._episode_steps = replay.max_policy_lag, replay.episode_steps
         self._num_others = 0
         reuse = replay.training if isinstance(replay.training, Reuse) else None
+        if reuse:
+            self.steps_per_batch = reuse.times * (1 + reuse.replay_proportion)
         self._plan = ReusePlan(reuse, max(1, min(_MAX_DRAW_STEPS, self._ahead // batch_size)), seed)
         self.max_draw_steps = _MAX_DRAW_STEPS
         self._next_reader = 0  # index of the reader to take the next item from, if it has one
         self._pool = np.empty((0, *self._item_shape), np.uint8)
         self._oldest = [0] * self._plan.num_slots  # the oldest policy version in each slot
-        self.newest_version = 0
+        self._newest_version = 0
         self.addresses, self.num_used = tuple(addresses), 0
         self.num_stale = self._greatest_lag = 0
         self._started = False
         with tf.device('CPU:0'):
             empty = tf.zeros((self._plan.num_slots, batch_size, *self._item_shape), tf.uint8)
             self._slots = tf.Variable(empty, trainable=False, name='slots')
-            self._planned = tf.Variable(tf.zeros(_MAX_DRAW_STEPS, tf.int64), trainable=False, name='planned')
-            self._drawn = tf.Variable(0, trainable=False, dtype=tf.int64, name='drawn')
+        self._keep_order(_MAX_DRAW_STEPS)
 
     @property
     def error(self) -> Exception | None:
         """Why there are no more batches; None if there are, or if the source was closed."""
-        return next((reader.error for reader in self._readers if reader.error), None)
+        return self._readers.error
 
     @property
     def owed_steps(self) -> int:
@@ -165,17 +163,20 @@ class QueueSource:
         others = {} if self._episode_steps is None else {'other_episodes': self._num_others}
         return {'stale_sequences': self.num_stale, 'greatest_policy_lag': self._greatest_lag, **others}
 
-    @property
-    def num_dropped(self) -> int:
-        """Items dropped so far, for any reason."""
-        return self.num_stale + self._num_others
+    def on_version(self, policy_version: int) -> None:
+        """See `Source`."""
+        self._newest_version = policy_version
+
+    def used_and_dropped(self) -> tuple[int, int]:
+        """See `Source`."""
+        return self.num_used, self.num_stale + self._num_others
 
     def close(self) -> None:
-        """See `BatchSource`."""
-        close_all(self._readers)
+        """See `Source`."""
+        self._readers.close()
 
     def grant(self, num_steps: int) -> int:
-        """See `BatchSource`. Waits for a batch, and plans the next train steps."""
+        """See `Source`. Waits for a batch, and plans the next train steps."""
         self.start()
         planned: list[int] = []
         while len(planned) < min(num_steps, _MAX_DRAW_STEPS):
@@ -189,42 +190,31 @@ class QueueSource:
                 self._plan.drop(slot)
             else:
                 planned.append(slot)
-                self._greatest_lag = max(self._greatest_lag, self.newest_version - self._oldest[slot])
-        self._planned.assign(np.resize(np.array(planned or [0], np.int64), _MAX_DRAW_STEPS))
-        self._drawn.assign(0)
+                self._greatest_lag = max(self._greatest_lag, self._newest_version - self._oldest[slot])
+        self._set_order(np.resize(np.array(planned or [0], np.int32), _MAX_DRAW_STEPS))
         return len(planned)
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """See `BatchSource`. Returns the batches' slots, int64 [num_steps]."""
-        del seed  # the batches are already planned
-        with tf.device('CPU:0'):
-            begin = self._drawn.read_value()
-            self._drawn.assign(begin + tf.cast(num_steps, tf.int64))
-            return self._planned[begin : begin + tf.cast(num_steps, tf.int64)]
-
-    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> Batch:
         """Returns batch `i` of a draw: the trajectory [B, T, ...], and its `policy_version` [B, T]."""
         with tf.device('CPU:0'):
             rows = tf.gather(self._slots, tf.gather(drawn, i))
-        columns = self._storage.layout.unpack(rows)
-        return columns['trajectory'], {'policy_version': columns['policy_version']}
+        return with_version(self._storage.layout.unpack(rows))
 
     def start(self) -> None:
-        """Begins to read items ahead, on threads, unless it has begun."""
+        """See `Source`: reads items on threads."""
         if self._started:
             return
         self._started = True
-        for reader in self._readers:
+        for reader in self._readers.each:
             reader.start(one_by_one, in_flight=max(1, min(self._ahead // 2, _MAX_IN_FLIGHT)))
 
     def _fetch(self, slots: Sequence[int], waits: bool) -> bool:
         """Puts a new batch into slots. Returns False if there is none: immediately, or if `waits`, after the end."""
         while not self._fill_pool():
-            if not waits or self.has_rounds or any(reader.closed for reader in self._readers):
+            if not waits or self.has_rounds or self._readers.closed:
                 return False
-            for reader in self._readers:
-                reader.wait(_POLL_SECS / len(self._readers))
-        self._resume()
+            self._readers.wait(_POLL_SECS)
+        self._readers.resume()
         rows, self._pool = self._pool[: self._batch_size], self._pool[self._batch_size :]
         self.num_used += self._batch_size
         for slot in slots:
@@ -235,11 +225,11 @@ class QueueSource:
 
     def _fill_pool(self) -> bool:
         """Takes available items until there are enough for a batch. Returns whether there are."""
-        for reader, count in zip(self._readers, self._counts_to_take(), strict=True):
+        for reader, count in zip(self._readers.each, self._counts_to_take(), strict=True):
             if count > 0:
                 (items,) = reader.take(count)
                 self._pool = np.concatenate([self._pool, self._whole_episodes(items.numpy())])
-                self._resume()  # data arrive, even if not enough for a batch
+                self._readers.resume()  # data arrive, even if not enough for a batch
         stale = self._is_stale(self._versions(self._pool))
         if np.any(stale):
             self.num_stale += int(np.sum(stale))
@@ -260,18 +250,14 @@ class QueueSource:
 
     def _counts_to_take(self) -> list[int]:
         """Returns how many items to take from each reader for a batch: alternately one from each that has some."""
-        available, counts = [reader.size() for reader in self._readers], [0] * len(self._readers)
+        available, counts = [reader.size() for reader in self._readers.each], [0] * len(self._readers.each)
         wanted = min(self._batch_size - len(self._pool), sum(available))
         while wanted:
             if counts[self._next_reader] < available[self._next_reader]:
                 counts[self._next_reader] += 1
                 wanted -= 1
-            self._next_reader = (self._next_reader + 1) % len(self._readers)
+            self._next_reader = (self._next_reader + 1) % len(counts)
         return counts
-
-    def _resume(self) -> None:
-        for reader in self._readers:
-            reader.resume()
 
     def _versions(self, rows: np.ndarray) -> np.ndarray:
         """Returns the oldest policy version of each item [n, T, num_bytes], which is that of its first row."""
@@ -279,4 +265,4 @@ class QueueSource:
 
     def _is_stale(self, version: Any) -> Any:
         bound = self._max_policy_lag
-        return bound is not None and self.newest_version - version > bound
+        return bound is not None and self._newest_version - version > bound

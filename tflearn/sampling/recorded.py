@@ -1,8 +1,8 @@
 """Recorded episodes in a replay: read from files, added as if environments took their steps."""
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,30 +11,14 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.core.waiting import LOG_EVERY_SECS
+from tflearn.data.reader import EpisodeReader
 
 _NUM_SLOTS = 64  # episodes that are added side by side
 
 
-class Episodes(Protocol):
-    """Episodes in files, such as a `data.reader.EpisodeReader`.
-
-    Attributes:
-      num_episodes: episodes in all files, before any filter.
-      num_read: episodes read since the beginning.
-    """
-
-    num_read: int
-
-    @property
-    def num_episodes(self) -> int: ...
-
-    def episodes(self) -> Iterator[Any]:
-        """Yields Trajectories of arrays [T, ...]."""
-
-
 def add(
     write: Callable[[Any, int], None],
-    episodes: Episodes,
+    episodes: EpisodeReader,
     spec: types.NestedTensorSpec,
     num_slots: int = _NUM_SLOTS,
 ) -> None:

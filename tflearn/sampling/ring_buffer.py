@@ -12,6 +12,7 @@ import tensorflow as tf
 from tflearn.replay.chunks import NEW, chunk_id, chunk_rows
 from tflearn.replay.storage import MIRROR_SPARE_CHUNKS, Storage
 from tflearn.sampling.ring_columns import RingColumns
+from tflearn.sampling.source import Batch, with_version
 
 _MAX_DRAWN_ROWS = 1 << 16
 _MAX_DRAWN_BYTES = 16 << 20
@@ -120,14 +121,13 @@ class RingBuffer:
             starts = tf.gather(self.starts, sequences % self._max_size)
             return self.columns.draw(starts[..., None] + tf.range(self._length, dtype=tf.int64))
 
-    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def batch(self, drawn: Any, i: tf.Tensor) -> Batch:
         """Returns batch `i` of a draw: the trajectory [B, T, ...], and `policy_version` int64 [B, T]. For a graph.
 
         For several indices `i` [K], all have the leading dimension K.
         """
         with tf.device('CPU:0'):
-            columns = self.columns.batch(drawn, i)
-            return columns['trajectory'], {'policy_version': columns['policy_version']}
+            return with_version(self.columns.batch(drawn, i))
 
     def add(self, chunks: np.ndarray | Sequence[np.ndarray]) -> int:
         """Writes and publishes chunks (see `write`), on the thread that draws. Returns the number of new sequences."""

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.core.joined_leaves import JoinedLeaves
-from tflearn.replay.rows import RowLayout
+from tflearn.core.layout import Layout
 
 _NUMPY_KINDS = 'iuf'  # the kinds that DLPack supports
 _MIN_ROWS = 129  # a tensor of at most 128 elements would become a constant of the programs that read it
@@ -63,14 +62,12 @@ class RingColumns:
       num_bytes: bytes of a row.
     """
 
-    def __init__(self, layout: RowLayout, num_rows: int):
+    def __init__(self, layout: Layout, num_rows: int):
         """Allocates the memory, on the host."""
         self._spec, self.num_bytes = layout.spec, layout.num_bytes
         leaves, slices = tf.nest.flatten(layout.spec), tf.nest.flatten(layout.slices)
         self._is_wide = [where.stop - where.start > _WIDE_BYTES for where in slices]
-        # Neighbours of one dtype are one column here.
-        self._joined = JoinedLeaves([leaf for leaf, wide in zip(leaves, self._is_wide, strict=True) if not wide])
-        self._narrow = RowLayout(self._joined.specs)
+        self._narrow = Layout([leaf for leaf, wide in zip(leaves, self._is_wide, strict=True) if not wide])
         self.drawn_bytes = self._narrow.num_bytes
         self._wide: list[SharedArray] = []
         self._copies: list[tuple[slice, np.ndarray]] = []  # slices of a row, and the arrays that they are written to
@@ -96,11 +93,11 @@ class RingColumns:
 
     def draw(self, rows: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Reads the narrow columns of the rows int64 [n, ...], for `batch`. For a graph."""
-        return self._narrow.unpack(self._rows.gather(rows)), rows
+        return self._narrow.unpack_joined(self._rows.gather(rows)), rows
 
     def batch(self, drawn: tuple[list[tf.Tensor], tf.Tensor], i: tf.Tensor) -> Any:
         """Returns the columns of rows [i, ...] of a draw: a nest of the layout. For a graph."""
-        narrow = iter(self._joined.divide([tf.gather(column, i) for column in drawn[0]]))
+        narrow = iter(self._narrow.divide([tf.gather(column, i) for column in drawn[0]]))
         rows = tf.gather(drawn[1], i)
         wide = (column.gather(rows) for column in self._wide)
         return tf.nest.pack_sequence_as(self._spec, [next(wide if is_wide else narrow) for is_wide in self._is_wide])

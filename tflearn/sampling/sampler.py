@@ -8,12 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.core.errors import UserTypeError
-from tflearn.core.experience import Prioritized
+from tflearn.core.experience import Prioritization, Prioritized
 from tflearn.core.types import WEIGHTS
 from tflearn.replay.backend import Sample
 from tflearn.replay.priorities import PriorityUpdater, importance_weights
 from tflearn.replay.reader import ShardedReader, TableReader, unconverted
 from tflearn.replay.storage import REPLAY, Storage
+from tflearn.sampling.source import Batch, Source, with_version
 
 _MAX_AHEAD_BYTES = 1 << 20
 _MAX_AHEAD_STEPS = 32
@@ -24,8 +25,8 @@ _MAX_GATHER_POLLS = 20
 _MAX_PRIORITIZED_AHEAD_STEPS = 8
 
 
-class ReplaySampler:
-    """A `BatchSource` that the replay server draws uniformly.
+class ReplaySampler(Source):
+    """A `Source` that the replay server draws uniformly.
 
     A draw takes a chunk and tries some of its rows that may begin a sequence, so that all sequences have the same
     probability; the sequences of one chunk are spread over several batches.
@@ -68,16 +69,12 @@ class ReplaySampler:
         """Why there are no more batches; None if there are, or if the source was closed."""
         return self._reader.error
 
-    def metrics(self) -> dict[str, Any]:
-        """Returns nothing: the server reports size and samples per insert."""
-        return {}
-
     def close(self) -> None:
-        """See `BatchSource`."""
+        """See `Source`."""
         self._reader.close()
 
     def grant(self, num_steps: int) -> int:
-        """See `BatchSource`. Waits for batches; grants at most `max_draw_steps`."""
+        """See `Source`. Waits for batches; grants at most `max_draw_steps`."""
         if not self._started:
             self._started = True
             self._start()
@@ -91,20 +88,16 @@ class ReplaySampler:
             self._reader.wait(_POLL_SECS)
         return 0
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
-        """See `BatchSource`. Returns the trajectory [num_steps, B, T, ...], and a dict with its `policy_version`."""
-        del seed  # the server draws
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
+        """See `Source`. Returns the trajectory [num_steps, B, T, ...], and a dict with its `policy_version`."""
+        del seed, batch_size  # the server draws
         (rows,) = self._take(num_steps)
-        return self._columns(rows)
+        return with_version(self._storage.layout.unpack(rows))
 
     def _take(self, num_steps: tf.Tensor) -> list[tf.Tensor]:
         return self._reader.take(1 if self.max_draw_steps == 1 else tf.cast(num_steps, tf.int32))
 
-    def _columns(self, rows: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        columns = self._storage.layout.unpack(rows)
-        return columns['trajectory'], {'policy_version': columns['policy_version']}
-
-    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def batch(self, drawn: Any, i: tf.Tensor) -> Batch:
         """Returns batch `i` of a draw: the trajectory [B, T, ...], and a dict with the other tensors."""
         if self.max_draw_steps == 1:
             return tf.nest.map_structure(lambda column: tf.squeeze(column, 0), drawn)
@@ -145,7 +138,7 @@ class ReplaySampler:
 
 
 class PrioritizedSampler(ReplaySampler):
-    """A `BatchSource` that the replay servers draw by priority, with importance weights.
+    """A `Source` that the replay servers draw by priority, with importance weights.
 
     Keys never leave the host: `draw` keeps the keys of the newest batches, and `update` joins them with the errors of
     the same train steps, which the learner passes back. They go to the server that has the item.
@@ -173,7 +166,7 @@ class PrioritizedSampler(ReplaySampler):
         replay = storage.experience.replay
         if not isinstance(replay, Prioritized):
             raise UserTypeError(f'got Experience.replay={replay!r}; need Prioritized(...)')
-        self.prioritization = replay.prioritization
+        self.prioritization: Prioritization = replay.prioritization
         addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         more = (tf.TensorSpec((batch_size,), tf.uint64, 'key'), tf.TensorSpec((batch_size,), tf.float32, 'expected'))
         super().__init__(addresses[0], storage, batch_size, timeout_secs, _MAX_PRIORITIZED_AHEAD_STEPS, more)
@@ -185,18 +178,19 @@ class PrioritizedSampler(ReplaySampler):
             self._drawn = tf.Variable(tf.zeros((0, batch_size), tf.uint64), trainable=False, shape=shape)
             self._owners = tf.Variable(tf.zeros((0, batch_size), tf.int32), trainable=False, shape=shape)
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
         """See `ReplaySampler.draw`. Adds importance weights float32 [num_steps, B], not normalized."""
+        del batch_size
         with tf.device('CPU:0'):
             rows, keys, expected, *owners = self._take(num_steps)
             self._drawn.assign(keys)
             if owners:
                 self._owners.assign(owners[0])
-            data, info = self._columns(rows)
+            data, info = with_version(self._storage.layout.unpack(rows))
             return data, info | {WEIGHTS: importance_weights(self.prioritization, expected, seed)}
 
     def update(self, step: int, errors: np.ndarray) -> None:
-        """See `PrioritizedSource`. Returns immediately."""
+        """See `Source`. Returns immediately."""
         keys = self._drawn.numpy()[: len(errors)]
         if len(self._updaters) == 1:
             self._updaters[0].update(step, keys, errors)
@@ -216,7 +210,7 @@ class PrioritizedSampler(ReplaySampler):
         return {name: sum(each[name] for each in counts) for name in counts[0]}
 
     def close(self) -> None:
-        """See `BatchSource`."""
+        """See `Source`."""
         super().close()
         for updater in self._updaters:
             updater.close()

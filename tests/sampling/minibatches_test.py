@@ -13,23 +13,21 @@ from tflearn.agents import ppo
 from tflearn.core import strategies
 from tflearn.core.experience import Iteration
 from tflearn.core.train_step import create_train_step
-from tflearn.core.types import WEIGHTS, BatchSource
+from tflearn.core.types import WEIGHTS
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.minibatches import MinibatchSource
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies.exporter import PolicyExporter
+from tflearn.sampling.minibatches import MinibatchSource
+from tflearn.sampling.source import Source
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 LENGTH = 5
 
 
-class Sequences:
-    """A `BatchSource` of the given batches, one for each grant."""
-
-    max_draw_steps = 1
-    error = None
+class Sequences(Source):
+    """A `Source` of the given batches, one for each grant."""
 
     def __init__(self, *batches):
         stack = lambda *parts: tf.stack(parts)  # noqa: E731
@@ -81,7 +79,6 @@ def test_each_step_counts_once_in_each_epoch(replicas, size, epochs, minibatch, 
 
     source = Sequences(*(_numbers(size, iteration) for iteration in range(2)))
     iterations = MinibatchSource(source, prepare, Iteration(epochs, minibatch), strategy)
-    assert isinstance(iterations, BatchSource)
     assert iterations.max_draw_steps == steps
     iterations.compile()
     assert num_prepared.numpy() == 0, 'it only compiles'

@@ -1,6 +1,5 @@
 """MinibatchSource: shuffled minibatches of new sequences, several epochs of each set of them (PPO)."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,16 +7,57 @@ import tensorflow as tf
 
 from tflearn.core import host_values, strategies, workers
 from tflearn.core.experience import Iteration
-from tflearn.core.joined_leaves import JoinedLeaves
-from tflearn.core.types import WEIGHTS, BatchSource
+from tflearn.core.layout import Layout
+from tflearn.core.types import WEIGHTS
+from tflearn.sampling.source import Batch, Planned, Source
 
 Prepare = Callable[[Any], tuple[Any, tf.Tensor]]
 
 _NO_ITERATION = -1
 
 
-class MinibatchSource:
-    """Minibatches for agents that take several steps on the same new sequences; a `BatchSource`.
+class OfSamples(Planned):
+    """A source of samples that are in memory, in an order of their indices, which are shuffled.
+
+    Indices from the number of samples on fill up batches: they stand for samples of weight 0.
+    """
+
+    def _allocate(self, like: Any, size: int, num_samples: int | None, num_batches: int | None) -> None:
+        """Allocates memory for samples like those of a nest [N, ...], and for batches of `size`; None for any."""
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), like)
+        self._joined = Layout(spec)
+        with tf.device('CPU:0'):
+            self._columns = [
+                tf.Variable(
+                    tf.zeros((num_samples or 0, *each.shape), each.dtype),
+                    trainable=False,
+                    shape=tf.TensorShape([num_samples, *each.shape]),
+                )
+                for each in self._joined.specs
+            ]
+        self._keep_order(num_batches, (size,))
+
+    def _set(self, samples: Any, order: Any) -> None:
+        """Sets the samples, and the order of the next batches of them, int32 [n, size]. Also for a graph."""
+        for column, new in zip(self._columns, self._joined.join(samples), strict=True):
+            column.assign(new)
+        with tf.device('CPU:0'):
+            self._set_order(order)
+
+    def _samples(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, Callable[[tf.Tensor], tf.Tensor]]:
+        """Returns the samples of batch `i`, and a function that makes the weights of those that fill it up 0."""
+        indices, number = tf.gather(drawn, i), tf.shape(self._columns[0])[0]
+        chosen = tf.minimum(indices, number - 1)
+
+        def weigh(weights: tf.Tensor) -> tf.Tensor:
+            used = (indices < number)[(..., *[None] * (weights.shape.rank - indices.shape.rank))]
+            return tf.where(used, weights, 0.0)
+
+        return self._joined.divide([tf.gather(column, chosen) for column in self._columns]), weigh
+
+
+class MinibatchSource(OfSamples):
+    """Minibatches for agents that take several steps on the same new sequences; a `Source`.
 
     An iteration begins with one batch of another source: sequences for all replicas of this process. The agent prepares
     them once, each replica its own part. The samples that it makes are kept here, and train steps gather their
@@ -26,15 +66,14 @@ class MinibatchSource:
 
     Attributes:
       max_draw_steps: train steps of an iteration.
-      takes_indices: see `BatchSource`.
       has_rounds: that of the other source.
     """
 
-    takes_indices = True
+    prepared = True
 
     def __init__(
         self,
-        source: BatchSource,
+        source: Source,
         prepare: Prepare,
         iteration: Iteration,
         strategy: tf.distribute.Strategy,
@@ -55,31 +94,23 @@ class MinibatchSource:
         """
         layout = strategies.layout(strategy)
         self.source, self._prepare, self._strategy = source, prepare, strategy
-        self.has_rounds = getattr(source, 'has_rounds', False)
+        self.has_rounds = source.has_rounds
         self._replicas, self._seed, self._of_sequences = layout.replicas // layout.workers, seed, of_sequences
         self._agreement = workers.Agreement(strategy)
         prepared = tf.function(self._prepared, autograph=False).get_concrete_function()
         columns = prepared.structured_outputs
-        self._joined = JoinedLeaves(
-            tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), columns)
-        )
         weights = columns[1]
-        self._num_samples = weights.shape[0]
+        num_samples = weights.shape[0]
         most = max(1, iteration.minibatch_steps // weights.shape[1]) if of_sequences else iteration.minibatch_steps
         # As few minibatches as there can be, of equal size: a multiple of the replicas.
-        self._per_epoch = -(-self._num_samples * layout.workers // most)
-        size = -(-self._num_samples // self._per_epoch)
+        self._per_epoch = -(-num_samples * layout.workers // most)
+        size = -(-num_samples // self._per_epoch)
         self._size = -(-size // self._replicas) * self._replicas
         self._epochs = iteration.num_epochs
         self.max_draw_steps = self._epochs * self._per_epoch
+        self.steps_per_batch, self.addresses = self.max_draw_steps, source.addresses
         self.num_iterations = self._left = 0
-        with tf.device('CPU:0'):
-            self._columns = [
-                tf.Variable(tf.zeros((self._num_samples, *spec.shape), spec.dtype), trainable=False)
-                for spec in self._joined.specs
-            ]
-            self._order = tf.Variable(tf.zeros((self.max_draw_steps, self._size), tf.int32), trainable=False)
-            self._next = tf.Variable(tf.constant(0, tf.int64), trainable=False)
+        self._allocate(columns, self._size, num_samples, self.max_draw_steps)
         self._begin = tf.function(self._begin_iteration, autograph=False).get_concrete_function(
             tf.TensorSpec((), tf.int64)
         )
@@ -92,17 +123,27 @@ class MinibatchSource:
     @property
     def owed_steps(self) -> int:
         """Train steps of the iteration that are left, or those of the next one if its sequences are there."""
-        source: Any = self.source
-        return self._left or (self.max_draw_steps if source.owed_steps else 0)
+        return self._left or (self.max_draw_steps if self.source.owed_steps else 0)
 
     def metrics(self) -> dict[str, Any]:
-        """Returns `num_iterations` and the source's own metrics, if it has any."""
-        return {**getattr(self.source, 'metrics', dict)(), 'num_iterations': self.num_iterations}
+        """Returns `num_iterations` and the source's own metrics."""
+        return {**self.source.metrics(), 'num_iterations': self.num_iterations}
 
     def start(self) -> None:
-        """Lets the source begin to read ahead, if it can."""
-        if hasattr(self.source, 'start'):
-            self.source.start()
+        """See `Source`."""
+        self.source.start()
+
+    def on_version(self, policy_version: int) -> None:
+        """See `Source`."""
+        self.source.on_version(policy_version)
+
+    def used_and_dropped(self) -> tuple[int, int]:
+        """See `Source`."""
+        return self.source.used_and_dropped()
+
+    def steps_of_call(self, num_steps: int) -> int:
+        """See `Source`: a complete iteration."""
+        return self.max_draw_steps
 
     def close(self) -> None:
         """Ends it, also for a learner that waits. May be called from any thread."""
@@ -125,33 +166,14 @@ class MinibatchSource:
         self._left -= granted
         return granted
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the indices of the next minibatches' samples, int32 [num_steps, size]. For a graph.
-
-        Args:
-          num_steps: integer scalar; as many were granted.
-          seed: not used: the iteration has its own order.
-        """
-        del seed
-        with tf.device('CPU:0'):
-            start = self._next.read_value()
-            with tf.control_dependencies([start]):
-                self._next.assign_add(tf.cast(num_steps, tf.int64))
-            return self._order[start : start + tf.cast(num_steps, tf.int64)]
-
-    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> Batch:
         """Returns minibatch `i` of a draw: samples [size, ...], and a dict with the weights and `policy_version`."""
         with tf.device('CPU:0'):
-            indices = tf.gather(drawn, i)
-            valid = tf.minimum(indices, self._num_samples - 1)
-            samples, weights, versions = self._joined.divide([tf.gather(column, valid) for column in self._columns])
-            used = indices < self._num_samples
-            used = used[(..., *[None] * (weights.shape.rank - used.shape.rank))]
-            weights = tf.where(used, weights, 0.0)
-            return samples, {WEIGHTS: weights, 'policy_version': versions}
+            (samples, weights, versions), weigh = self._samples(drawn, i)
+            return samples, {WEIGHTS: weigh(weights), 'policy_version': versions}
 
     def compile(self) -> None:
-        """See `BatchSource`: what begins an iteration is optimized at its first call, which begins none."""
+        """See `Source`: what begins an iteration is optimized at its first call, which begins none."""
         self._begin(tf.constant(_NO_ITERATION, tf.int64))
 
     def _begin_iteration(self, number: tf.Tensor) -> None:
@@ -159,32 +181,31 @@ class MinibatchSource:
 
     def _take_iteration(self, number: tf.Tensor) -> tf.Tensor:
         """Begins an iteration with the source's next batch. Returns True."""
-        for column, new in zip(self._columns, self._joined.join(self._prepared()), strict=True):
-            column.assign(new)
+        samples = self._prepared()
         with tf.device('CPU:0'):
-            # Indices from `num_samples` on fill up the minibatches; they are shuffled like all others.
+            # Indices from the number of samples on fill up the minibatches; they are shuffled like all others.
             shape = (self._epochs, self._per_epoch * self._size)
             numbers = tf.random.stateless_uniform(shape, tf.stack([tf.constant(self._seed, tf.int64), number]))
-            order = tf.argsort(numbers, axis=1)
-            self._order.assign(tf.reshape(order, (self.max_draw_steps, self._size)))
-            self._next.assign(0)
+            order = tf.reshape(tf.argsort(numbers, axis=1), (self.max_draw_steps, self._size))
+        self._set(samples, order)
         return tf.constant(True)
 
     def _prepared(self) -> tuple[Any, tf.Tensor, tf.Tensor]:
         """Returns samples, weights and policy versions of the source's next batch: the columns, of all replicas."""
         data, info = self.source.batch(self.source.draw(tf.constant(1, tf.int64), tf.constant(0, tf.int64)), 0)
-        data = host_values.divided(self._strategy, data, self._replicas)
-        samples, weights = self._strategy.run(self._prepare, (data,))
-        join = functools.partial(_joined, self._strategy)
-        samples, weights = tf.nest.map_structure(join, (samples, weights))
+        samples, weights = prepared(self._strategy, self._prepare, data)
         # Of the steps that became samples: the last ones, since a history comes before.
         joined = (samples, weights, info['policy_version'][:, :-1][:, -weights.shape[1] :])
-        return joined if self._of_sequences else tf.nest.map_structure(_flat, joined)
+        return joined if self._of_sequences else tf.nest.map_structure(flat, joined)
 
 
-def _joined(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
-    return tf.concat(strategy.experimental_local_results(value), axis=0)
+def prepared(strategy: tf.distribute.Strategy, prepare: Prepare, data: Any) -> tuple[Any, tf.Tensor]:
+    """Returns the samples [B, T, ...] of sequences [B, T + 1, ...], and their weights; of each replica its own part."""
+    layout = strategies.layout(strategy)
+    parts = strategy.run(prepare, (host_values.divided(strategy, data, layout.replicas // layout.workers),))
+    return tf.nest.map_structure(lambda part: tf.concat(strategy.experimental_local_results(part), axis=0), parts)
 
 
-def _flat(value: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(value, [-1, *value.shape[2:]])
+def flat(column: tf.Tensor) -> tf.Tensor:
+    """Returns the steps [B T, ...] of sequences [B, T, ...]."""
+    return tf.reshape(column, [-1, *column.shape[2:]])

@@ -11,11 +11,10 @@ from tf_agents.trajectories import time_step as ts
 from tests.testing import foreign_agents
 from tflearn.agents import dqn
 from tflearn.coordinator import weights_contract
-from tflearn.core import strategies
+from tflearn.core import agent_data, strategies
 from tflearn.core.experience import Experience, Iteration, Queue, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
-from tflearn.learner import agent_data
 
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 SPECS = EnvironmentSpecs(

@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from tests.testing.replay import draw, experience, fill
-from tflearn.core.types import BatchSource
-from tflearn.sampling import mixed
+from tflearn.sampling import mix
 from tflearn.sampling.mirror import ReplayMirror
-from tflearn.sampling.mixed import MixedSource
+from tflearn.sampling.mix import Mix
 from tflearn.sampling.sampler import ReplaySampler
+from tflearn.sampling.source import Source
 
 
 @pytest.mark.parametrize('sampling', ['learner', pytest.param('server', marks=pytest.mark.slow)])
@@ -19,12 +19,11 @@ def test_each_table_has_its_share_of_each_batch(serve, tmp_path, sampling):
     """The episodes of one table have three steps, those of the other do not end."""
     served = [serve(experience(sampling), checkpoints=tmp_path / str(i)) for i in range(2)]
     make = ReplayMirror if sampling == 'learner' else ReplaySampler
-    sizes = mixed.sizes(4, [3.0, 1.0])
+    sizes = mix.sizes(4, [3.0, 1.0])
     with contextlib.ExitStack() as stack:
         sources = [make(one.address, one.storage, 2 * size, 60.0) for one, size in zip(served, sizes, strict=True)]
-        source = MixedSource(sources, num_replicas=2)
+        source = Mix(sources, num_replicas=2)
         stack.callback(source.close)
-        assert isinstance(source, BatchSource)
         writers = [fill(one, lengths=(length,)) for one, length in zip(served, (3, 1000), strict=True)]
         longest = np.zeros(8, bool)
         for _ in range(20):
@@ -40,10 +39,10 @@ def test_each_table_has_its_share_of_each_batch(serve, tmp_path, sampling):
         assert source.grant(1) == 0
 
 
-class Granting:
+class Granting(Source):
     """A source that grants what a test says, and draws the numbers of its train steps."""
 
-    max_draw_steps, error = 8, None
+    max_draw_steps = 8
 
     def __init__(self, *grants):
         self.grants, self.next = list(grants), tf.Variable(0, dtype=tf.int64)
@@ -59,22 +58,19 @@ class Granting:
     def batch(self, drawn, i):
         return drawn[i][None], {}
 
-    def close(self):
-        pass
-
 
 def test_what_one_table_grants_beyond_the_other_is_kept():
-    source = MixedSource([Granting(5, 4), Granting(2, 8, 8)])
+    source = Mix([Granting(5, 4), Granting(2, 8, 8)])
     granted = [source.grant(8) for _ in range(3)]
     assert granted == [2, 3, 4]
     assert [one.grants for one in source.sources] == [[], []]
 
 
 def test_divides_batches_by_weights():
-    assert mixed.sizes(64, [3, 1]) == [48, 16]
-    assert mixed.sizes(10, [1, 1, 1]) == [4, 3, 3]
-    assert mixed.sizes(3, [0.5, 0.25, 0.25]) == [1, 1, 1]
+    assert mix.sizes(64, [3, 1]) == [48, 16]
+    assert mix.sizes(10, [1, 1, 1]) == [4, 3, 3]
+    assert mix.sizes(3, [0.5, 0.25, 0.25]) == [1, 1, 1]
     with pytest.raises(ValueError, match='of which a table would get none'):
-        mixed.sizes(4, [100, 1])
+        mix.sizes(4, [100, 1])
     with pytest.raises(ValueError, match=r'got weights=\(1, 0\); need numbers above 0'):
-        mixed.sizes(4, [1, 0])
+        mix.sizes(4, [1, 0])

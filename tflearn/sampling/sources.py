@@ -1,44 +1,60 @@
-"""The source of a train job's batches: a replay server, chosen by its experience, or episodes in files."""
+"""Makes the source of a job's batches: of replay servers, as the experience says, of a feed, or of files."""
 
 import dataclasses
-import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import tensorflow as tf
 from absl import logging
 from tf_agents.typing import types
 
-from tflearn.core import strategies
+from tflearn.core import agent_data, strategies
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Iteration, Prioritized, Queue, Reuse, Sampling, Uniform
+from tflearn.core.experience import Experience, Iteration, Prioritized, Queue, Sampling, Uniform
+from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import Dataset, EpisodeReader, Part
-from tflearn.jobs.train_settings import Reading
-from tflearn.learner import agent_data
-from tflearn.learner.minibatches import MinibatchSource
 from tflearn.replay import backend
 from tflearn.replay.reader import DirectReader, TableReader
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import Storage
-from tflearn.sampling import mixed
+from tflearn.sampling import mix
 from tflearn.sampling.episode_rows import EpisodeRows
-from tflearn.sampling.episode_stream import EpisodeStream, FileSource
+from tflearn.sampling.episode_stream import EpisodeStream
 from tflearn.sampling.feed_source import FeedReader, FeedSource
-from tflearn.sampling.hybrid import HybridSource
-from tflearn.sampling.loaded_episodes import LoadedEpisodes
+from tflearn.sampling.loaded_episodes import LoadedEpisodes, Order
+from tflearn.sampling.minibatches import MinibatchSource
 from tflearn.sampling.mirror import ReplayMirror
-from tflearn.sampling.mixed import MixedSource
-from tflearn.sampling.prioritized_mirror import PrioritizedMirror
+from tflearn.sampling.mix import Mix
 from tflearn.sampling.queue_source import QueueSource
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
+from tflearn.sampling.source import Source
 
-Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource | MixedSource | HybridSource | FeedSource
 # So that demonstrations are drawn independently of the run's own steps.
 _DEMONSTRATIONS_SEED = 1 << 32
 _SMALL_SIZE = 256
+_MOST_FROM_FILES = 1_000  # train steps of a call, after which a job can save, export and validate
+
+
+@checked_dataclass(frozen=True)
+class Reading:
+    """How a data set is read.
+
+    Attributes:
+      storage: where its sequences are: all of them in 'memory'; or a 'stream' of them, read from the files in each
+        epoch while training goes on, with a window of episodes in memory. 'auto' is 'memory' if that takes at most
+        `Uniform.max_mirror_gb`.
+      order: 'uniform' draws from memory with replacement. With 'epochs' each sequence is drawn once in an epoch, in
+        another order each time, as a stream always does.
+      window_steps: environment steps of a stream's window, within which sequences are shuffled; None takes as many as
+        need a quarter of `Uniform.max_mirror_gb`. While the next window is read, up to four are in memory.
+    """
+
+    storage: Literal['auto', 'memory', 'stream'] = 'auto'
+    order: Order = 'uniform'
+    window_steps: PositiveInt | None = None
 
 
 def make(
@@ -50,11 +66,12 @@ def make(
     seed: int,
     weights: Sequence[float] = (),
     demonstrations: Demonstrations | None = None,
+    fed: bool = False,
 ) -> Source:
     """Makes the source of batches for this process.
 
     Args:
-      addresses: the replay servers' addresses, 'host:port'; without `weights` they share one replay.
+      addresses: the replay servers' addresses, 'host:port'; without `weights` they share one replay. Or a feed's.
       storage: the replay tables' layout.
       agent: the agent to train.
       placement: the strategy that the agent was made in.
@@ -62,6 +79,7 @@ def make(
       seed: the run's seed; each worker draws differently.
       weights: the proportions in which batches mix the servers' items.
       demonstrations: recorded episodes that are in the batches too; None for none.
+      fed: whether a feed job at the address feeds this process.
 
     Raises:
       ValueError: if a batch is too small for its shares, several workers cannot prepare iterations together, or the
@@ -71,104 +89,84 @@ def make(
     seed += layout.worker
     logging.info('%s', layout.describe(experience.per_replica_batch_size))
     replicas_here = layout.replicas // layout.workers
+    pipeline = layout.worker, layout.workers
     if weights:
-        shares = mixed.sizes(experience.per_replica_batch_size, weights)
+        shares = mix.sizes(experience.per_replica_batch_size, weights)
         seeds = range(seed, seed + len(shares) * layout.workers, layout.workers)
-        sources = [
-            _uniform(Shards((address,)), storage, share * replicas_here, timeout_secs, own_seed, layout)
-            for address, share, own_seed in zip(addresses, shares, seeds, strict=True)
-        ]
-        return MixedSource(sources, replicas_here)
-    batch_size = experience.per_replica_batch_size * replicas_here
-    if isinstance(experience.replay, Prioritized):
-        if not storage.mirrored:
-            return PrioritizedSampler(addresses, storage, batch_size, timeout_secs, seed)
-        share = Shards(tuple(addresses)).of_pipeline(layout.worker, layout.workers)
-        return PrioritizedMirror(addresses, storage, batch_size, timeout_secs, seed, filled_from=share)
-    if isinstance(experience.replay, Uniform):
-        if demonstrations is not None:
-            demonstrations.check_mirrored(storage.mirrored)
-        fills = demonstrations is not None and demonstrations.fill_replay
-        source = _uniform(Shards(tuple(addresses)), storage, batch_size, timeout_secs, seed, layout, fills)
-        return with_demonstrations(source, demonstrations, storage, agent, seed, replicas_here)
-    own = all(address.startswith(backend.IN_PROCESS) for address in addresses)
-    make_reader = DirectReader if own else TableReader
-    queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed, make_reader)
-    return _in_iterations(queue, storage, agent, placement, seed)
+        each = zip(addresses, shares, seeds, strict=True)
+        given = (
+            (Shards((address,)), storage, share * replicas_here, timeout_secs, own) for address, share, own in each
+        )
+        return Mix([of_replay(*of_table, pipeline) for of_table in given], replicas_here)
+    batch_size, replay = experience.per_replica_batch_size * replicas_here, experience.replay
+    if isinstance(replay, Queue):
+        own = all(address.startswith(backend.IN_PROCESS) for address in addresses)
+        reader = FeedReader if fed else DirectReader if own else TableReader
+        queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed, reader)
+        if not isinstance(replay.training, Iteration):
+            return queue
+        _check_iteration(agent, layout.workers)
+        of_sequences = getattr(agent, 'trains_on_sequences', False)
+        return MinibatchSource(queue, agent_data.preparation(agent), replay.training, placement, seed, of_sequences)
+    if fed:
+        return FeedSource(addresses[0], storage, replicas_here, timeout_secs)
+    shards, fills = Shards(tuple(addresses)), False
+    if demonstrations is not None and isinstance(replay, Uniform):
+        demonstrations.check_mirrored(storage.mirrored)
+        fills = demonstrations.fill_replay
+    source = of_replay(shards, storage, batch_size, timeout_secs, seed, pipeline, fills)
+    return with_demonstrations(source, demonstrations, storage, agent, seed, replicas_here)
 
 
-def _in_iterations(
-    queue: QueueSource, storage: Storage, agent: Agent, placement: tf.distribute.Strategy, seed: int
-) -> QueueSource | MinibatchSource:
-    """Returns the source of a queue's batches, in iterations if the experience has them."""
-    layout, replay = strategies.layout(placement), storage.experience.replay
-    iteration = replay.training if isinstance(replay, Queue) else None
-    if not isinstance(iteration, Iteration):
-        return queue
-    if layout.workers > 1 and not agent_data.is_packaged(agent):
+def _check_iteration(agent: Agent, num_workers: int) -> None:
+    if num_workers > 1 and not agent_data.is_packaged(agent):
         raise UserValueError(
-            f'got Queue.training=Iteration(...) with a {type(agent).__name__} on {layout.workers} workers, each '
+            f'got Queue.training=Iteration(...) with a {type(agent).__name__} on {num_workers} workers, each '
             'of which would have normalizers of its own; need one worker'
         )
-    of_sequences = getattr(agent, 'trains_on_sequences', False)
-    return MinibatchSource(queue, agent_data.preparation(agent), iteration, placement, seed, of_sequences)
 
 
-def fed(
-    feed_address: str,
-    storage: Storage,
-    agent: Agent,
-    placement: tf.distribute.Strategy,
-    timeout_secs: float,
-    seed: int,
-) -> Source:
-    """Makes the source of batches for a process that a feed job feeds; see `make`."""
-    layout, experience = strategies.layout(placement), storage.experience
-    logging.info('%s', layout.describe(experience.per_replica_batch_size))
-    replicas_here = layout.replicas // layout.workers
-    if not isinstance(experience.replay, Queue):
-        return FeedSource(feed_address, storage, replicas_here, timeout_secs)
-    batch_size, seed = experience.per_replica_batch_size * replicas_here, seed + layout.worker
-    queue = QueueSource((feed_address,), storage, batch_size, timeout_secs, seed, make_reader=FeedReader)
-    return _in_iterations(queue, storage, agent, placement, seed)
-
-
-def for_feed(shards: Shards, storage: Storage, timeout_secs: float, seed: int) -> ReplayMirror | ReplaySampler:
-    """Makes the source of a feed's worker: batches of a uniform replay for one replica."""
-    batch_size = storage.experience.per_replica_batch_size
-    if not storage.mirrored:
-        return ReplaySampler(shards.control, storage, batch_size, timeout_secs)
-    return ReplayMirror(shards.addresses, storage, batch_size, timeout_secs, seed, begins_filled=True)
-
-
-def _uniform(
+def of_replay(
     shards: Shards,
     storage: Storage,
     batch_size: int,
     timeout_secs: float,
     seed: int,
-    layout: strategies.ReplicaLayout,
+    pipeline: tuple[int, int] = (0, 1),
     begins_filled: bool = False,
-) -> ReplayMirror | ReplaySampler:
-    if not storage.mirrored:
-        return ReplaySampler(shards.control, storage, batch_size, timeout_secs)
-    # All workers read all streams, and fill their mirrors with the tables of their own shards.
-    filled_from = shards.of_pipeline(layout.worker, layout.workers)
-    return ReplayMirror(shards.addresses, storage, batch_size, timeout_secs, seed, begins_filled, filled_from)
+) -> Source:
+    """Makes the source of a replay's items, which the learner draws from its own memory, or the servers draw.
+
+    Args:
+      shards: the replay servers.
+      storage: the replay tables' layout.
+      batch_size: sequences of a batch, over all replicas of this process.
+      timeout_secs: how long to wait for data.
+      seed: of the draws.
+      pipeline: the index of this worker, and the number of workers. All of them read all streams, and fill their
+        mirrors with the tables of their own shards.
+      begins_filled: see `ReplayMirror`.
+    """
+    if storage.mirrored:
+        own = shards.of_pipeline(*pipeline)
+        return ReplayMirror(shards.addresses, storage, batch_size, timeout_secs, seed, begins_filled, own)
+    if isinstance(storage.experience.replay, Prioritized):
+        return PrioritizedSampler(shards.addresses, storage, batch_size, timeout_secs, seed)
+    return ReplaySampler(shards.control, storage, batch_size, timeout_secs)
 
 
 def with_demonstrations(
-    source: Any,
+    source: Source,
     demonstrations: Demonstrations | None,
     storage: Storage,
     agent: Agent,
     seed: int,
     num_replicas: int = 1,
-) -> Any:
+) -> Source:
     """Returns a source whose batches also have demonstrations; `source` itself if they should have none.
 
     Args:
-      source: the source of the run's own items: an `OnlineSource`.
+      source: the source of the run's own items: a `RingSource`.
       demonstrations: the recorded episodes, which are read into memory.
       storage: the replay tables' layout.
       agent: the agent to train.
@@ -181,10 +179,11 @@ def with_demonstrations(
     """
     if demonstrations is None or not demonstrations.are_drawn:
         return source
-    batch_size = storage.experience.per_replica_batch_size
-    offline = loaded(demonstrations.dataset, storage, batch_size * num_replicas, seed + _DEMONSTRATIONS_SEED)
+    batch_size, seed = storage.experience.per_replica_batch_size, seed + _DEMONSTRATIONS_SEED
+    shown = loaded(demonstrations.dataset, storage, batch_size * num_replicas, seed, 'demonstrations')
     share, steps = demonstrations.share, demonstrations.num_pretrain_steps
-    return HybridSource(source, offline, agent.train_step_counter, batch_size, num_replicas, share, steps)
+    shares = mix.demonstration_shares(agent.train_step_counter, batch_size, share, steps)
+    return Mix([source, shown], num_replicas, shares)
 
 
 def of_one_replica(experience: Experience, num_replicas: int) -> Experience:
@@ -218,55 +217,7 @@ def without_content(storage: Storage) -> Storage:
     return dataclasses.replace(storage, experience=dataclasses.replace(experience, replay=replay))
 
 
-def preprocessing(source: Source, agent: Agent) -> Callable[[Any], Any] | None:
-    """Returns what the agent makes of its batches before it trains on them; None where they are prepared already."""
-    return None if isinstance(source, MinibatchSource) else agent_data.preprocessing(agent)
-
-
-def steps_per_call(source: Source, num_steps: int) -> int:
-    """Returns the train steps of a call: a complete iteration, or `num_steps`."""
-    return source.max_draw_steps if isinstance(source, MinibatchSource) else num_steps
-
-
-def queue_of(source: Source) -> QueueSource | None:
-    """Returns the queue that the batches come from; None if there is none."""
-    queue = source.source if isinstance(source, MinibatchSource) else source
-    return queue if isinstance(queue, QueueSource) else None
-
-
-def items_per_version(source: Source, experience: Experience, num_replicas: int, publish_interval_steps: int) -> int:
-    """Returns the maximum number of new items that all workers take between two publications of the weights.
-
-    Args:
-      source: the source of the batches, with a queue.
-      experience: the run's experience settings.
-      num_replicas: the number of replicas of all workers.
-      publish_interval_steps: train steps between two publications.
-    """
-    training = experience.replay.training if isinstance(experience.replay, Queue) else None
-    steps_per_batch = 1.0
-    if isinstance(source, MinibatchSource):
-        steps_per_batch = source.max_draw_steps
-    elif isinstance(training, Reuse):
-        steps_per_batch = training.times * (1 + training.replay_proportion)
-    return math.ceil(publish_interval_steps / steps_per_batch) * experience.per_replica_batch_size * num_replicas
-
-
-def set_newest_version(source: Source, policy_version: int) -> None:
-    """Sets a queue's newest policy version, from which policy lags are counted."""
-    if queue := queue_of(source):
-        queue.newest_version = policy_version
-
-
-def checkpointed(source: Any) -> dict[str, ReplayMirror | LoadedEpisodes]:
-    """Returns the parts of the source that belong in a checkpoint. (If the server draws, the server counts.)"""
-    if isinstance(source, HybridSource):
-        return {**checkpointed(source.online), 'demonstrations': source.offline}
-    sources = source.sources if isinstance(source, MixedSource) else [source]
-    return {f'replay_{i}' if i else 'replay': one for i, one in enumerate(sources) if isinstance(one, ReplayMirror)}
-
-
-def loaded(dataset: Dataset, storage: Storage, batch_size: int, seed: int) -> LoadedEpisodes:
+def loaded(dataset: Dataset, storage: Storage, batch_size: int, seed: int, name: str = 'data') -> LoadedEpisodes:
     """Returns all sequences of recorded episodes in memory, drawn uniformly.
 
     Args:
@@ -274,6 +225,7 @@ def loaded(dataset: Dataset, storage: Storage, batch_size: int, seed: int) -> Lo
       storage: the layout of a row, and how steps become items.
       batch_size: sequences of a batch, over all replicas of this process.
       seed: the seed of the draws.
+      name: that of their position in the checkpoint.
 
     Raises:
       ValueError: if the data set does not have the columns of the spec, or holds no sequence, or does not fit into
@@ -283,7 +235,7 @@ def loaded(dataset: Dataset, storage: Storage, batch_size: int, seed: int) -> Lo
     reader = EpisodeReader(dataset, storage.data_spec)
     most = EpisodeRows(storage).max_rows(reader.num_steps, reader.num_episodes)
     _streams(storage.experience, most * (storage.layout.num_bytes + 8), Reading('memory'))
-    return _loaded(reader, storage, most, batch_size, seed)
+    return _loaded(reader, storage, most, batch_size, seed, 'uniform', None, name)
 
 
 def _loaded(reader: EpisodeReader, storage: Storage, max_rows: int, *settings: Any) -> LoadedEpisodes:
@@ -309,7 +261,7 @@ def from_files(
     reading: Reading = Reading(),
     validation_share: float = 0.0,
     max_epochs: int | None = None,
-) -> FileSource:
+) -> Mix:
     """Makes a source of batches of recorded episodes. Workers divide the episodes.
 
     Args:
@@ -330,13 +282,13 @@ def from_files(
     replicas_here = layout.replicas // layout.workers
     part = Part(validation_share, pipeline=layout.worker, num_pipelines=layout.workers)
     readers = [EpisodeReader(each, data_spec, part=part) for each in dataset.parts()]
-    shares = mixed.sizes(experience.per_replica_batch_size, dataset.weights or [1.0])
+    shares = mix.sizes(experience.per_replica_batch_size, dataset.weights or [1.0])
     max_rows = [EpisodeRows(storage).max_rows(reader.num_steps, reader.num_episodes) for reader in readers]
     streams = _streams(experience, sum(max_rows) * (storage.layout.num_bytes + 8), reading)
     if streams:
         _check_stream(dataset)
     quarter = int(_max_gb(experience) * 1e9 / 4 / storage.layout.num_bytes / len(readers))
-    sources: list[LoadedEpisodes | EpisodeStream] = []
+    sources: list[Source] = []
     for i, (reader, share, most) in enumerate(zip(readers, shares, max_rows, strict=True)):
         batch_size = share * replicas_here
         if streams:
@@ -344,7 +296,9 @@ def from_files(
             sources.append(EpisodeStream(storage, reader.shuffled, batch_size, window, seed + i, max_epochs))
         else:
             sources.append(_loaded(reader, storage, most, batch_size, seed + i, reading.order, max_epochs))
-    return FileSource(sources, replicas_here, lambda: _counts(readers))
+    source = Mix(sources, replicas_here, counts=lambda: _counts(readers))
+    source.most_owed = _MOST_FROM_FILES
+    return source
 
 
 def validation_episodes(

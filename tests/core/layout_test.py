@@ -1,8 +1,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tflearn.core import joined_leaves
-from tflearn.core.joined_leaves import JoinedLeaves
+from tflearn.core import layout
+from tflearn.core.layout import Layout
 
 SPEC = {
     'a': tf.TensorSpec((3,), tf.float32),
@@ -22,7 +22,7 @@ def values(*outer):
 
 
 def test_divides_what_it_joined():
-    joined = JoinedLeaves(SPEC)
+    joined = Layout(SPEC)
     assert joined.joins
     for outer in ((), (4,), (4, 5)):
         nest = values(*outer)
@@ -34,7 +34,7 @@ def test_divides_what_it_joined():
 
 
 def test_unknown_batch_sizes():
-    joined = JoinedLeaves(SPEC)
+    joined = Layout(SPEC)
 
     batch = tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), SPEC)
 
@@ -47,7 +47,7 @@ def test_unknown_batch_sizes():
 
 def test_nothing_to_join():
     for spec in (tf.TensorSpec((3,), tf.float32), (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((), tf.float32))):
-        joined = JoinedLeaves(spec)
+        joined = Layout(spec)
         assert not joined.joins and joined.specs == tf.nest.flatten(spec)
 
 
@@ -58,16 +58,16 @@ def operations(function, *shapes):
 
 
 def test_what_was_divided_is_joined_without_an_operation():
-    joined = JoinedLeaves((tf.TensorSpec((1,), tf.float32), tf.TensorSpec((2,), tf.float32)))
-    numbers = JoinedLeaves((tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)))
+    joined = Layout((tf.TensorSpec((1,), tf.float32), tf.TensorSpec((2,), tf.float32)))
+    numbers = Layout((tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)))
     assert 'ConcatV2' not in operations(lambda x: joined.join(joined.divide([x])), (None, 3))
     assert 'Pack' not in operations(lambda x: numbers.join(numbers.divide([x])), (None, 2))
     cases = {
-        'reversed': lambda x: joined_leaves.concat(tf.split(x, [1, 3], axis=-1)[::-1]),
-        'a part': lambda x: joined_leaves.concat(tf.split(x, [1, 1, 2], axis=-1)[:2]),
-        'another axis': lambda x: joined_leaves.concat(tf.split(x, [2, 2], axis=0)),
-        'two': lambda x: joined_leaves.concat([tf.split(x, [1, 3], axis=-1)[0], tf.split(2 * x, [1, 3], axis=-1)[1]]),
-        'numbers of another axis': lambda x: joined_leaves.stack(tf.unstack(x, 4, axis=0)),
+        'reversed': lambda x: layout.concat(tf.split(x, [1, 3], axis=-1)[::-1]),
+        'a part': lambda x: layout.concat(tf.split(x, [1, 1, 2], axis=-1)[:2]),
+        'another axis': lambda x: layout.concat(tf.split(x, [2, 2], axis=0)),
+        'two': lambda x: layout.concat([tf.split(x, [1, 3], axis=-1)[0], tf.split(2 * x, [1, 3], axis=-1)[1]]),
+        'numbers of another axis': lambda x: layout.stack(tf.unstack(x, 4, axis=0)),
     }
     random = tf.random.stateless_uniform((4, 4), (1, 2))
     for name, function in cases.items():

@@ -1,0 +1,182 @@
+"""RingSource: a source that draws from a ring buffer, uniformly or by priority (`ByPriority`, `SumTree`)."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.core.experience import Prioritized
+from tflearn.core.types import WEIGHTS
+from tflearn.replay.priorities import importance_weights, priorities
+from tflearn.replay.storage import Storage
+from tflearn.sampling.ring_buffer import RingBuffer
+from tflearn.sampling.source import Batch, Source
+
+# A draw does not know the errors of its own train steps, so it is of few: fewer than a server's draws are behind.
+_MAX_DRAW_STEPS = 16
+
+_BRANCHES = 16  # fewer levels than a binary tree, each of which is a few calls of numpy for all draws
+
+
+class SumTree:
+    """Priorities and their sums, level by level (Schaul et al. 2016, arXiv 1511.05952, appendix B.2.1).
+
+    Each sum is computed from the numbers below it, so that rounding errors do not accumulate.
+
+    It differs from the paper in two ways: nodes have 16 children, and draws are independent of each other, not one from
+    each of several equal ranges.
+    """
+
+    def __init__(self, size: int):
+        """Makes a tree of `size` zeros."""
+        self._levels: list[np.ndarray] = []  # float64 [n, 16], leaves first
+        while True:
+            size = -(-size // _BRANCHES)
+            self._levels.append(np.zeros((size, _BRANCHES)))
+            if size == 1:
+                break
+
+    @property
+    def total(self) -> float:
+        """The sum of all numbers."""
+        return float(self._levels[-1].sum())
+
+    def get(self, indices: np.ndarray) -> np.ndarray:
+        """Returns the numbers float64 [n] at `indices` int64 [n]."""
+        return self._levels[0].reshape(-1)[indices]
+
+    def set(self, indices: np.ndarray, values: np.ndarray | float) -> None:
+        """Sets the numbers at `indices` int64 [n], each finite and at least 0; of equal indices the last one counts."""
+        self._levels[0].reshape(-1)[indices] = values
+        for below, above in zip(self._levels, self._levels[1:], strict=False):
+            indices = indices // _BRANCHES  # equal ones get the same sum
+            above.reshape(-1)[indices] = below[indices].sum(axis=1)
+
+    def find(self, shares: np.ndarray) -> np.ndarray:
+        """Returns indices int64 [n] with numbers above 0, at given shares of the total, which is above 0.
+
+        Args:
+          shares: float64 [n], in [0, 1); uniform ones draw indices in proportion to their numbers.
+        """
+        indices, rest = np.zeros(len(shares), np.int64), shares * self.total
+        rows = np.arange(len(shares))
+        for level in reversed(self._levels):
+            sums = level[indices]
+            ends = np.cumsum(sums, axis=1)
+            # Not behind the last child above 0, where rounding would lead.
+            last = _BRANCHES - 1 - np.argmax(sums[:, ::-1] > 0, axis=1)
+            child = np.minimum((ends <= rest[:, None]).sum(axis=1), last)
+            rest = rest - np.where(child > 0, ends[rows, child - 1], 0.0)
+            indices = indices * _BRANCHES + child
+        return indices
+
+
+class ByPriority:
+    """The plan of a ring buffer's source that draws by priority, with importance weights.
+
+    The priorities are in a sum tree beside the ring, and in no checkpoint: after a restart all items have the initial
+    priority, like new ones. A draw knows the errors of all train steps before it.
+
+    Attributes:
+      counts: the priorities that were updated, and those that were not finite.
+    """
+
+    def __init__(self, ring: RingBuffer, replay: Prioritized, batch_size: int, seed: int):
+        """Makes the tree."""
+        self._ring, self._batch_size, self._seed = ring, batch_size, seed
+        self.prioritization = replay.prioritization
+        self._tree, self._max_size = SumTree(replay.max_size), replay.max_size
+        self._known = ring.window_ever  # the sequences that the tree has
+        self._drawn = np.empty((0, batch_size), np.int64)  # of the newest draw, counted over all ever written
+        self.counts = {'priorities_updated': 0, 'priorities_not_finite': 0}
+
+    def draw(self, num_steps: tf.Tensor, step: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Returns what `RingBuffer.read` does, and importance weights float32 [num_steps, B], not normalized."""
+        with tf.device('CPU:0'):
+            arguments = [tf.cast(num_steps, tf.int64), tf.cast(step, tf.int64)]
+            sequences, expected = tf.numpy_function(self._choose, arguments, (tf.int64, tf.float32))
+            sequences, expected = (tf.ensure_shape(part, (None, self._batch_size)) for part in (sequences, expected))
+            return self._ring.read(sequences), importance_weights(self.prioritization, expected, step)
+
+    def update(self, step: int, errors: np.ndarray) -> None:
+        """See `Source`. The next draw knows the errors; those that are not finite change nothing."""
+        sequences, errors = self._drawn[: len(errors)].ravel(), errors.ravel()
+        finite = np.isfinite(errors)
+        stored = finite & (sequences >= self._known[0])
+        values = priorities(self.prioritization, errors[stored], step)
+        self._tree.set(sequences[stored] % self._max_size, values)
+        self.counts['priorities_updated'] += int(stored.sum())
+        self.counts['priorities_not_finite'] += int((~finite).sum())
+
+    def _follow_window(self) -> None:
+        """Gives new sequences the initial priority, and those that were dropped none."""
+        (oldest, newest), (now_oldest, now_newest) = self._known, self._ring.window_ever
+        if (oldest, newest) == (now_oldest, now_newest):
+            return
+        self._known = now_oldest, now_newest
+        # Dropped ones first: a new sequence may be in the place of one.
+        self._tree.set(np.arange(oldest, min(now_oldest, newest)) % self._max_size, 0.0)
+        new = np.arange(max(newest, now_oldest), now_newest) % self._max_size
+        self._tree.set(new, self.prioritization.initial_priority)
+
+    def _choose(self, num_steps: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Draws sequences [num_steps, B]. Returns them and N P, the expected number of each in N draws."""
+        self._follow_window()
+        oldest, newest = self._known
+        random = np.random.default_rng((self._seed, int(step)))
+        shares = random.random(int(num_steps) * self._batch_size)
+        if (total := self._tree.total) > 0:
+            slots = self._tree.find(shares)
+            expected = (newest - oldest) * self._tree.get(slots) / total
+            sequences = oldest + (slots - oldest) % self._max_size
+        else:  # of no priority above 0: like the server, uniformly
+            sequences = oldest + (shares * (newest - oldest)).astype(np.int64)
+            expected = np.ones(len(shares))
+        self._drawn = sequences.reshape(-1, self._batch_size)
+        return self._drawn, expected.astype(np.float32).reshape(self._drawn.shape)
+
+
+class RingSource(Source):
+    """A `Source` that draws from a ring buffer, as the experience says: uniformly, or by priority.
+
+    Of several workers each draws from its own ring, by the priorities there, and N and P are those of its ring.
+    """
+
+    takes_indices = True
+
+    def __init__(self, storage: Storage, batch_size: int, seed: int):
+        """Allocates the memory."""
+        self.batch_size = self._traced_size = batch_size
+        self._seed, replay = seed, storage.experience.replay
+        self._ring = RingBuffer(storage)
+        self.max_draw_steps = self._ring.max_draw_steps(batch_size)
+        self._by_priority: ByPriority | None = None
+        self._max_grant = sys.maxsize
+        if isinstance(replay, Prioritized):
+            self._by_priority = ByPriority(self._ring, replay, batch_size, seed)
+            self.prioritization = replay.prioritization
+            # So that each draw knows all errors before it.
+            self._max_grant = self.max_draw_steps = min(self.max_draw_steps, _MAX_DRAW_STEPS)
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
+        """See `RingBuffer.draw`."""
+        if self._by_priority:
+            return self._by_priority.draw(num_steps, seed)
+        size = self._traced_size if batch_size is None else batch_size
+        return self._ring.draw(num_steps, size, self._seed, seed), ()
+
+    def batch(self, drawn: Any, i: tf.Tensor) -> Batch:
+        """See `RingBuffer.batch`; by priority with importance weights."""
+        rows, weights = drawn
+        data, info = self._ring.batch(rows, i)
+        return data, info | ({WEIGHTS: tf.gather(weights, i)} if self._by_priority else {})
+
+    def update(self, step: int, errors: np.ndarray) -> None:
+        """See `Source`."""
+        if self._by_priority:
+            self._by_priority.update(step, errors)
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns `replay_size`, and counts of priorities if there are any."""
+        return {'replay_size': self._ring.size, **(self._by_priority.counts if self._by_priority else {})}

@@ -1,0 +1,159 @@
+"""Source: the batches that a learner draws inside its compiled program."""
+
+import abc
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.typing import types
+
+from tflearn.core.experience import Prioritization
+
+Batch = tuple[Any, dict[str, tf.Tensor]]
+
+
+class Source(abc.ABC):
+    """Batches that are drawn inside a learner's compiled program: faster than a dataset's iterator.
+
+    A source has a *pool* of rows, a *plan* by which they are drawn (uniformly, by priority, in epochs, once), and a
+    *gate* that says when: samples per insert, credits, or none.
+
+    Attributes:
+      max_draw_steps: the maximum number of batches in one draw.
+      takes_indices: whether `batch` also takes several indices, int64 [K], and returns tensors [K, B, ...], bit-equal
+        to K calls: faster than these where train steps are one program of XLA's.
+      prioritization: how items are drawn, if it is by priority: names the agent's extra metric that `update` receives.
+      has_rounds: whether more batches may come after they have ended.
+      prepared: whether batches are what the agent trains on, so that nothing is left to be preprocessed.
+      steps_per_batch: train steps on each batch of new items.
+      addresses: those of the servers whose queues it takes items from.
+      batch_size: items of the batches that are granted from now on, which count as samples; where it may vary (`Mix`).
+      ended: whether its data are over, after as many epochs as were wanted.
+    """
+
+    max_draw_steps: int = 1
+    takes_indices = False
+    prioritization: Prioritization | None = None
+    has_rounds = False
+    prepared = False
+    steps_per_batch: float = 1.0
+    addresses: Sequence[str] = ()
+    batch_size: int = 0
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more batches; None if there are, or if the source was closed."""
+        return None
+
+    @property
+    def ended(self) -> bool:
+        return False
+
+    @property
+    def owed_steps(self) -> int:
+        """Train steps that can be taken at once, for a process that acts and trains alternately."""
+        return sys.maxsize
+
+    def start(self) -> None:
+        """Begins to read ahead, unless it has begun; so does the first `grant`."""
+
+    def compile(self) -> None:
+        """Lets TensorFlow optimize its own programs before there are data; on any thread."""
+
+    @abc.abstractmethod
+    def grant(self, num_steps: int) -> int:
+        """Waits until train steps may be taken. Returns how many, at most `num_steps`; 0 if closed or on an `error`."""
+
+    @abc.abstractmethod
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> types.NestedTensor:
+        """Draws batches. For a graph, like `batch`.
+
+        Args:
+          num_steps: integer scalar, the number of batches; as many as were granted.
+          seed: int64 scalar, which differs between draws: the train step.
+          batch_size: the number of items of a batch, for sources where it may vary (see `Mix`).
+
+        Returns:
+          A nest of tensors [num_steps, ...], from which `batch` takes the batches one by one.
+        """
+
+    @abc.abstractmethod
+    def batch(self, drawn: types.NestedTensor, i: tf.Tensor) -> Batch:
+        """Returns data and info of batch `i` of a draw: nests of tensors [B, ...], for all replicas of this process.
+
+        Where there are several, the host divides the batch, so B is a multiple of their number; and it makes batches
+        ahead: it may ask for one again, and not use it.
+
+        The info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
+        """
+
+    def update(self, step: int, errors: np.ndarray) -> None:
+        """Receives the errors of the newest draw's items, where it draws by priority.
+
+        Args:
+          step: the train step after the last of them.
+          errors: float32 [num_steps, B], the items of this process in the order of the batches.
+        """
+
+    def on_version(self, policy_version: int) -> None:
+        """Receives the newest published policy version, from which policy lags are counted."""
+
+    def steps_of_call(self, num_steps: int) -> int:
+        """Returns the train steps of a call of the learner: `num_steps`, or a complete iteration."""
+        return num_steps
+
+    def used_and_dropped(self) -> tuple[int, int]:
+        """Returns how many items of queues were taken for train steps so far, and how many were dropped."""
+        return 0, 0
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns its metrics by name."""
+        return {}
+
+    def state(self) -> Mapping[str, Any]:
+        """Returns what belongs in the checkpoint, by name."""
+        return {}
+
+    def close(self) -> None:
+        """Closes the source; a waiting learner returns. May be called from any thread."""
+
+
+class Planned(Source):
+    """A source whose next batches are planned outside of the program: a draw takes the next ones of an order."""
+
+    takes_indices = True
+
+    def _keep_order(self, num_batches: int | None, shape: Sequence[int] = ()) -> None:
+        """Allocates memory for an order: int32 [num_batches, *shape], what `batch` needs for each; None for any."""
+        with tf.device('CPU:0'):
+            order = tf.zeros((num_batches or 0, *shape), tf.int32)
+            self._order = tf.Variable(order, trainable=False, shape=tf.TensorShape([num_batches, *shape]))
+            self._next = tf.Variable(0, trainable=False, dtype=tf.int64)
+
+    def _set_order(self, order: Any) -> None:
+        """Sets the order of the next batches. Also for a graph."""
+        self._order.assign(order)
+        self._next.assign(0)
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> tf.Tensor:
+        """See `Source`. Returns the next part of the order, int32 [num_steps, ...]; the seed has no meaning."""
+        del seed, batch_size
+        with tf.device('CPU:0'):
+            begin = advance(self._next, num_steps)
+            return self._order[begin : begin + tf.cast(num_steps, tf.int64)]
+
+
+def with_version(columns: Mapping[str, Any]) -> Batch:
+    """Returns data and info of the columns of a `Storage`: the trajectory, and its `policy_version`."""
+    return columns['trajectory'], {'policy_version': columns['policy_version']}
+
+
+def advance(counter: tf.Variable, count: tf.Tensor) -> tf.Tensor:
+    """Adds to a counter int64 on the host; returns what it was before. For a graph."""
+    with tf.device('CPU:0'):
+        before = counter.read_value()
+        with tf.control_dependencies([before]):
+            counter.assign_add(tf.cast(count, tf.int64))
+        return before
