@@ -1,6 +1,6 @@
 """Whether each agent for continuous actions learns the best action, whatever the unit of actions is.
 
-    python benchmarks/action_units.py --json=action_units.json
+    python -m benchmarks.action_units --json=action_units.json
 
 Episodes have one step and the reward -(u - 0.5)^2, where u is the action's place within its bounds, from -1 to 1: the
 best action is b / 2 for the bounds -b and b, and 750 for 0 and 1000. A run ends well if its greedy u is within 0.05 of
@@ -12,7 +12,6 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,11 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn.agents import appo, awac, bc, ddpg, droq, impala, iql, ppo, reinforce, sac, td3, tqc, v_mpo
-from tflearn.core.train_step import create_train_step
+from tests.testing.algorithms import ALGORITHMS
+from tflearn.agents import awac, iql, sac, td3
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
-from tflearn.optimization import ppo_loss, schedules
+from tflearn.optimization import schedules
 from tflearn.optimization.conservative import Conservative
 from tflearn.optimization.ensemble import Truncated
 from tflearn.optimization.optimizers import OptimizerOptions
@@ -35,51 +34,29 @@ _FIRST_SEED = 11
 BOUNDS = {'0.01': (-0.01, 0.01), '0.1': (-0.1, 0.1), '1': (-1, 1), '100': (-100, 100), '1000': (0, 1000)}
 OBSERVATION = tf.TensorSpec((1,), tf.float32, 'observation')
 
-_RATE, _SLOW = (schedules.linear(rate, 1e-4, STEPS) for rate in (1e-2, 3e-3))
-_SMALL = {'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16, 16))}
-_RATES = {'optimizer': OptimizerOptions({'actor': _RATE, 'critic': _RATE})}
-_SAC = {**_SMALL, 'optimizer': OptimizerOptions(_RATE)}
-_ACTOR_VALUE = {'optimizer': OptimizerOptions(_RATE), 'network': NetworkOptions(fc_layer_params=(16,))}
-_PLAIN = {**_ACTOR_VALUE, 'normalize_observations': False, 'normalize_rewards': False}
-ON_POLICY, REPLAY, RECORDED, EXPERT = 'on policy', 'replay', 'recorded', 'expert'
-AGENTS: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    'SAC': (sac, REPLAY, _SAC),
-    'SAC, memory': (
-        sac,
-        REPLAY,
-        {**_SAC, 'network': NetworkOptions((16,), (16, 16), lstm_size=(8,)), 'loss': sac.SACLoss(burn_in_steps=0)},
-    ),
-    'CQL': (sac, RECORDED, {**_SAC, 'optimizer': OptimizerOptions(_SLOW), 'conservative': Conservative(0.01)}),
-    'TQC': (tqc, REPLAY, {**_SAC, 'truncated': Truncated(5, 1)}),
-    'DroQ': (droq, REPLAY, _SAC),
-    'TD3': (td3, REPLAY, {**_SMALL, **_RATES}),
-    'TD3+BC': (td3, RECORDED, {**_SMALL, **_RATES, 'loss': td3.TD3Loss(behavior_cloning_alpha=50.0)}),
-    'DDPG': (ddpg, REPLAY, {**_SMALL, 'optimizer': OptimizerOptions({'actor': _SLOW, 'critic': _SLOW})}),
-    'PPO': (ppo, ON_POLICY, _PLAIN),
-    'A2C': (ppo, ON_POLICY, {**_PLAIN, 'loss': ppo_loss.PPOLoss(clip_epsilon=None)}),
-    'V-MPO': (v_mpo, ON_POLICY, _PLAIN),
-    'IMPALA': (impala, ON_POLICY, _ACTOR_VALUE),
-    'APPO': (appo, ON_POLICY, _ACTOR_VALUE),
-    'REINFORCE': (
-        reinforce,
-        ON_POLICY,
-        {
-            'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,)),
-            'optimizer': OptimizerOptions(_RATE),
-        },
-    ),
-    'BC': (bc, EXPERT, {**_ACTOR_VALUE, 'normalize_observations': False}),
-    'IQL': (
-        iql,
-        RECORDED,
-        {
-            'optimizer': OptimizerOptions(_RATE),
-            'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16, 16)),
-            'loss': iql.IQLLoss(inverse_temperature=100.0),
-        },
-    ),
-    'AWAC': (awac, RECORDED, {**_SMALL, **_RATES, 'loss': awac.AWACLoss(temperature=0.01)}),
+_RATE, _SLOW = (OptimizerOptions(schedules.linear(rate, 1e-4, STEPS)) for rate in (1e-2, 3e-3))
+_FREE = {'normalize_observations': False, 'normalize_rewards': False}
+# What an algorithm needs besides to learn this task from actions of this spread.
+SETTINGS: dict[str, dict[str, Any]] = {
+    'recurrent_sac': {
+        'network': NetworkOptions((16,), (16, 16), lstm_size=(8,)),
+        'loss': sac.SACLoss(burn_in_steps=0),
+    },
+    'cql': {'optimizer': _SLOW, 'conservative': Conservative(0.01)},
+    'ddpg': {'optimizer': _SLOW},
+    'tqc': {'truncated': Truncated(5, 1)},
+    'td3_bc': {'loss': td3.TD3Loss(behavior_cloning_alpha=50.0)},
+    'ppo': _FREE,
+    'a2c': _FREE,
+    'v_mpo': _FREE,
+    'bc': {'network': NetworkOptions((16,)), 'normalize_observations': False},
+    'reinforce': {'network': NetworkOptions((16,), (16,))},
+    'iql': {'loss': iql.IQLLoss(inverse_temperature=100.0)},
+    'awac': {'loss': awac.AWACLoss(temperature=0.01)},
 }
+# Those that learn from actions of another policy; the others act themselves.
+RECORDED, EXPERT = ('cql', 'td3_bc', 'iql', 'awac'), ('bc',)
+AGENTS = {name: each for name, each in ALGORITHMS.items() if 'continuous' in each.example.actions}
 
 
 def main() -> None:
@@ -126,17 +103,17 @@ def _run(name: str, bounds: tuple[float, float], seed: int, steps: int) -> dict[
     middle, half = (high + low) / 2, (high - low) / 2
     act = tf.function(lambda: _act(agent, BATCH), autograph=False)
     train = tf.function(lambda action, info: agent.train(_rows(agent, length, action, info, spec)), autograph=False)
-    random, kind = np.random.default_rng(seed), AGENTS[name][1]
-    if kind == EXPERT:
+    random, recorded = np.random.default_rng(seed), name in (*RECORDED, *EXPERT)
+    if name in EXPERT:
         actions = middle + half * (0.5 + random.normal(0, 0.1, (2_000, 1)))
     else:
-        actions = random.uniform(low, high, (2_000 if kind == RECORDED else BATCH, 1))
+        actions = random.uniform(low, high, (2_000 if recorded else BATCH, 1))
     for _ in range(steps):
-        if kind == ON_POLICY:
+        if 'queue' in AGENTS[name].example.data:
             step = act()
             train(step.action, step.info)
             continue
-        if kind == REPLAY:
+        if not recorded:
             actions = np.concatenate([actions, act().action.numpy()])
         train(tf.constant(random.choice(actions, BATCH), tf.float32), ())
     policy = agent.policy
@@ -146,14 +123,14 @@ def _run(name: str, bounds: tuple[float, float], seed: int, steps: int) -> dict[
 
 def _make_agent(name: str, specs: EnvironmentSpecs) -> tuple[Agent, int]:
     """Returns an agent, and the length of its sequences."""
-    module, _, arguments = AGENTS[name]
-    length = 3 if name == 'SAC, memory' else 2
-    slicing = dataclasses.replace(module.EXPERIENCE.slicing, sequence_length=length, stride=1, store_policy_state=False)
-    make: Callable[..., Agent] = module.make_agent
-    experience = dataclasses.replace(module.EXPERIENCE, slicing=slicing)
-    agent = make(specs, create_train_step(), experience, **arguments)
-    agent.initialize()
-    return agent, length
+    algorithm = AGENTS[name]
+    length = 3 if name == 'recurrent_sac' else 2
+    slicing = dataclasses.replace(algorithm.experience.slicing, sequence_length=length, stride=1)
+    slicing = dataclasses.replace(slicing, store_policy_state=False)
+    experience = dataclasses.replace(algorithm.experience, slicing=slicing)
+    network = NetworkOptions((16,), None if 'queue' in algorithm.example.data else (16, 16))
+    settings = {'network': network, 'optimizer': _RATE, **SETTINGS.get(name, {})}
+    return algorithm.make(specs, experience, **settings), length
 
 
 def _act(agent: Agent, size: int) -> Any:

@@ -9,6 +9,7 @@ there are not run again, so the program can be stopped and started. At the end i
 
 import argparse
 import collections
+import itertools
 import json
 import pathlib
 import subprocess
@@ -108,15 +109,14 @@ def tables(done: Mapping[cells.Cell, Mapping[str, Any]]) -> str:
 def table(done: Mapping[cells.Cell, Mapping[str, Any]], factor: int) -> str:
     """Returns the table of a factor: 1 is the observation, 2 the action, 3 the path."""
     values = [*cells.FACTORS[factor]]
-    wanted = cells.cover(2)
+    can_work = {(cell[0], cell[factor]) for cell in itertools.product(*cells.FACTORS) if cells.possible(*cell)}
     lines = ['| | ' + ' | '.join(values) + ' |', '|---' * (len(values) + 1) + '|']
     for agent in cells.AGENTS:
         entries = []
         for value in values:
             found = [line['result'] for cell, line in done.items() if cell[0] == agent and cell[factor] == value]
             counts = collections.Counter(found)
-            can_work = any(cell[0] == agent and cell[factor] == value for cell in wanted)
-            no_result = 'open' if can_work or not counts[REFUSED] else REFUSED
+            no_result = 'open' if (agent, value) in can_work or not counts[REFUSED] else REFUSED
             entries.append(f'{counts[FAILED]} failed' if counts[FAILED] else str(counts[TRAINED] or no_result))
         lines.append(f'| {agent} | ' + ' | '.join(entries) + ' |')
     return '\n'.join(lines)

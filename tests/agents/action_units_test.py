@@ -1,7 +1,5 @@
 """Agents learn the same whatever the unit of actions is, and leave out numbers whose bounds are equal."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,46 +7,18 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn.agents import appo, awac, bc, ddpg, droq, impala, iql, ppo, reinforce, sac, td3, tqc, v_mpo
+from tests.testing import algorithms
 from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.core.errors import UserValueError
-from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.learner.checkpoints import Checkpoints
-from tflearn.networks.networks import NetworkOptions
-from tflearn.optimization import ppo_loss
-from tflearn.optimization.conservative import Conservative
-from tflearn.optimization.ensemble import Truncated
 from tflearn.optimization.optimizers import OptimizerOptions
 
 OBSERVATION = tf.TensorSpec((2,), tf.float32, 'observation')
 UNITS = np.array([2.0**-7, 1.0, 2.0**7], np.float32)
-FEW = {'network': NetworkOptions(fc_layer_params=(4,))}
-SMALL = {'network': NetworkOptions(fc_layer_params=(4,), critic_fc_layer_params=(4,))}
+AGENTS = algorithms.names(action='continuous')
 SLOW = {'optimizer': OptimizerOptions(1e-5)}  # so that rounding does not grow
-AGENTS = {
-    'sac': (sac, SMALL, {}),
-    'recurrent sac': (sac, {'network': NetworkOptions((4,), lstm_size=(3,)), 'loss': sac.SACLoss(burn_in_steps=1)}, {}),
-    'cql': (sac, {**SMALL, **SLOW, 'conservative': Conservative(1.0, num_actions=2)}, {}),
-    'tqc': (tqc, {**SMALL, 'truncated': Truncated(3, 1)}, {}),
-    'droq': (droq, SMALL, {}),
-    'td3': (td3, SMALL, {}),
-    'td3+bc': (td3, {**SMALL, 'loss': td3.TD3Loss(behavior_cloning_alpha=2.5)}, {}),
-    'ddpg': (ddpg, SMALL, {}),
-    'ppo': (ppo, FEW, {}),
-    'a2c': (ppo, {**FEW, 'loss': ppo_loss.PPOLoss(clip_epsilon=None)}, {}),
-    'v-mpo': (
-        v_mpo,
-        {**FEW, 'optimizer': OptimizerOptions(1e-5), 'normalize_observations': False, 'normalize_rewards': False},
-        {},
-    ),
-    'impala': (impala, FEW, {'store_policy_state': False}),
-    'appo': (appo, FEW, {'store_policy_state': False}),
-    'reinforce': (reinforce, {'network': NetworkOptions(fc_layer_params=(4,), critic_fc_layer_params=(4,))}, {}),
-    'bc': (bc, FEW, {}),
-    'iql': (iql, FEW, {}),
-    'awac': (awac, SMALL, {}),
-}
+CHANGES = {'cql': SLOW, 'v_mpo': {**SLOW, 'normalize_observations': False, 'normalize_rewards': False}}
 
 
 def _box(low, high, dtype=tf.float32):
@@ -57,19 +27,10 @@ def _box(low, high, dtype=tf.float32):
 
 
 def _agent(name, action):
-    module, arguments, slicing = AGENTS[name]
-    experience, length = module.EXPERIENCE, 4 if name == 'recurrent sac' else module.EXPERIENCE.slicing.sequence_length
-    slicing = dataclasses.replace(experience.slicing, sequence_length=min(length, 5), stride=1, **slicing)
     tf.random.set_seed(3)
     tf.keras.utils.set_random_seed(3)
-    agent = module.make_agent(
-        EnvironmentSpecs(OBSERVATION, action),
-        create_train_step(),
-        dataclasses.replace(experience, slicing=slicing),
-        **arguments,
-    )
-    agent.initialize()
-    return agent, slicing.sequence_length
+    algorithm = algorithms.ALGORITHMS[name]
+    return algorithm.make(EnvironmentSpecs(OBSERVATION, action), **CHANGES.get(name, {})), algorithm.length
 
 
 def _nested(low, high):

@@ -7,14 +7,12 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
+from tests.testing.algorithms import ALGORITHMS, names
 from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.agents import appo, bc, dqn, impala, ppo, r2d2, reinforce
 from tflearn.core.action_mask import mask_of
-from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.networks.networks import NetworkOptions
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -27,25 +25,14 @@ def bounded(shape, dtype, low, high):
 STATE = bounded((3,), tf.float32, -1.0, 1.0)
 ONE = EnvironmentSpecs({'mask': bounded((4,), tf.int64, 0, 1), 'state': STATE}, bounded((), tf.int64, 0, 3))
 TWO = EnvironmentSpecs({'mask': bounded((5,), tf.int64, 0, 1), 'state': STATE}, bounded((2,), tf.int64, [0, 0], [1, 2]))
-FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
-AGENTS = {
-    'dqn': (dqn, {'network': NetworkOptions(fc_layer_params=(8,)), 'epsilon': 0.5}, 2),
-    'dqn without double': (dqn, {'network': NetworkOptions(fc_layer_params=(8,)), 'double': False}, 2),
-    'r2d2': (r2d2, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,)), 'epsilon': 0.5}, 31),
-    'bc': (bc, FEW, 2),
-    'ppo': (ppo, FEW, 9),
-    'impala': (impala, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, 9),
-    'appo': (appo, FEW, 9),
-    'reinforce': (reinforce, {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}, 9),
-}
-SEVERAL = ('bc', 'ppo', 'impala', 'appo', 'reinforce')
+NAMES = names('dqn', 'r2d2', 'bc', 'ppo', 'impala', 'reinforce', argument='action_mask', action='discrete')
+SEVERAL = names(action='multi-discrete')
+# So that all actions are drawn.
+EXPLORING = {'dqn': {'epsilon': 0.5}, 'r2d2': {'epsilon': 0.5}}
 
 
-def make_agent(name, specs=ONE):
-    module, changes, _ = AGENTS[name]
-    agent = module.make_agent(specs, create_train_step(), module.EXPERIENCE, action_mask='mask', **changes)
-    agent.initialize()
-    return agent
+def make_agent(name, specs=ONE, **changes):
+    return ALGORITHMS[name].make(specs, action_mask='mask', **EXPLORING.get(name, {}), **changes)
 
 
 def time_steps(masks):
@@ -57,7 +44,7 @@ def actions_of(policy, masks):
     return policy.action(time_steps(masks), policy.get_initial_state(len(masks))).action.numpy()
 
 
-@pytest.mark.parametrize('name', AGENTS)
+@pytest.mark.parametrize('name', NAMES)
 def test_actions_are_legal(name):
     agent = make_agent(name)
     assert mask_of(agent.policy).path == mask_of(agent.collect_policy).path == 'mask'
@@ -93,16 +80,16 @@ def test_entropy_and_probabilities_are_of_legal_actions(name):
     assert distribution.log_prob([1, 0, 0])[0].numpy() == 0
 
 
-@pytest.mark.parametrize('name', AGENTS)
+@pytest.mark.parametrize('name', NAMES)
 def test_training_is_finite_and_ignores_illegal_logits(name):
     """Padding has a mask of zeros; a step with one legal action has no policy gradient."""
     agent = make_agent(name)
-    data = example_data.sequences(agent, 8, AGENTS[name][2])
+    data = example_data.sequences(agent, 8, ALGORITHMS[name].length)
     mask = np.zeros(data.observation['mask'].shape)
     mask[:4, :, 1] = 1
     if name == 'r2d2':
         state = tf.nest.map_structure(
-            lambda leaf: tf.zeros((8, AGENTS[name][2], *leaf.shape)), agent.collect_policy.policy_state_spec
+            lambda leaf: tf.zeros((8, ALGORITHMS[name].length, *leaf.shape)), agent.collect_policy.policy_state_spec
         )
         data = data._replace(policy_info={'policy_state': state})
     data = data._replace(
@@ -112,9 +99,9 @@ def test_training_is_finite_and_ignores_illegal_logits(name):
     assert all(np.isfinite(variable).all() for variable in agent.policy.variables())
 
 
-@pytest.mark.parametrize('name', ['dqn', 'dqn without double'])
-def test_targets_are_of_legal_actions(name):
-    agent = make_agent(name)
+@pytest.mark.parametrize('double', [True, False])
+def test_targets_are_of_legal_actions(double):
+    agent = make_agent('dqn', double=double)
     steps = time_steps([[0, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
     values, _ = agent._target_q_network({'state': steps.observation['state']})
     targets = agent._compute_next_q_values(steps, ()).numpy()

@@ -1,6 +1,5 @@
 """Every agent with a network of one's own: a Keras model, a TF-Agents network, attention over a set of nodes."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -10,7 +9,8 @@ from tf_agents.networks import encoding_network, lstm_encoding_network
 from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
-from tflearn.agents import appo, awac, bc, dqn, impala, iql, ppo, reinforce, sac, td3
+from tests.testing.algorithms import ALGORITHMS, names
+from tflearn.agents import ppo
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import sets
@@ -20,29 +20,14 @@ from tflearn.networks.networks import NetworkOptions
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
 CONTINUOUS, DISCRETE = example_data.CONTINUOUS, example_data.DISCRETE
-AGENTS = {
-    'dqn': (dqn, DISCRETE, {}, 2),
-    'sac': (sac, CONTINUOUS, {'network': NetworkOptions((8,))}, 2),
-    'iql': (iql, CONTINUOUS, {'network': NetworkOptions()}, 2),
-    'awac': (awac, DISCRETE, {'network': NetworkOptions((8,))}, 2),
-    'bc': (bc, DISCRETE, {'network': NetworkOptions()}, 2),
-    'td3': (td3, CONTINUOUS, {'network': NetworkOptions((8,)), 'loss': td3.TD3Loss(policy_delay=1)}, 2),
-    'ppo': (ppo, DISCRETE, {'network': NetworkOptions()}, 9),
-    'ppo shared': (ppo, DISCRETE, {'network': NetworkOptions(shared=True)}, 9),
-    'impala': (impala, DISCRETE, {'network': NetworkOptions()}, 9),
-    'appo': (appo, DISCRETE, {'network': NetworkOptions()}, 9),
-    'reinforce': (reinforce, DISCRETE, {}, 9),
-}
+NAMES = names('dqn', 'sac', 'iql', 'bc', 'td3', 'ppo', 'impala', 'reinforce', argument='network')
 
 
-def make_agent(name, make_network, observation=None, **changes):
-    module, specs, arguments, _ = AGENTS[name]
-    network = dataclasses.replace(arguments.get('network', NetworkOptions()), make_network=make_network)
-    arguments = arguments | {'network': network}
-    given = specs if observation is None else EnvironmentSpecs(observation, specs.action)
-    agent = module.make_agent(given, create_train_step(), module.EXPERIENCE, **arguments, **changes)
-    agent.initialize()
-    return agent
+def make_agent(name, make_network, observation=None, shared=False, **changes):
+    algorithm = ALGORITHMS[name]
+    specs = algorithm.specs if observation is None else EnvironmentSpecs(observation, algorithm.specs.action)
+    layers = {'make_network': make_network, 'lstm_size': None, 'shared': shared}
+    return algorithm.make(specs, layers=layers, **changes)
 
 
 def model(spec, name):
@@ -71,13 +56,14 @@ KINDS = {'model': (model, None), 'network': (tf_agents_network, None), 'set': (a
 
 
 @pytest.mark.parametrize('kind', ['model', pytest.param('network', marks=pytest.mark.slow), 'set'])
-@pytest.mark.parametrize('name', AGENTS)
+@pytest.mark.parametrize('name', NAMES)
 def test_every_agent_trains_it(name, kind):
     make_network, observation = KINDS[kind]
     agent = make_agent(name, make_network, observation)
-    data = complete_episodes(example_data.sequences(agent, 4, AGENTS[name][3]))
+    data = complete_episodes(example_data.sequences(agent, 4, ALGORITHMS[name].length))
     before = [variable.numpy() for variable in agent.policy.variables()]
-    assert np.isfinite(agent.train(data).loss)
+    for _ in range(4):  # an actor may be trained in some steps only
+        assert np.isfinite(agent.train(data).loss)
     changed = [not np.array_equal(a, b) for a, b in zip(before, agent.policy.variables(), strict=True)]
     assert any(changed[:2]), 'the first layer'
 
@@ -97,7 +83,7 @@ def test_each_network_has_variables_of_its_own():
     make_agent('ppo', count)
     assert names == ['actor', 'value']
     names.clear()
-    make_agent('ppo shared', count)
+    make_agent('ppo', count, shared=True)
     assert names == ['encoder']
     one = model(None, 'one')
     with pytest.raises(ValueError, match="^got the network 'one' twice; need a new one from each call"):
@@ -120,19 +106,16 @@ class LogitsAndValue(tf.keras.Model):
 TWO = EnvironmentSpecs(DISCRETE.observation, tensor_spec.BoundedTensorSpec((2,), tf.int64, [0, 0], [1, 2]))
 
 
-@pytest.mark.parametrize('name', ['ppo shared', 'impala', 'appo'])
+@pytest.mark.parametrize('name', ['ppo', 'impala', 'appo'])
 @pytest.mark.parametrize('specs', [DISCRETE, TWO])
 def test_heads_of_its_own(name, specs):
-    module, length = AGENTS[name][0], AGENTS[name][3]
     made = []
 
     def make_network(spec, name):
         made.append(LogitsAndValue(2 if specs is DISCRETE else 5))
         return made[-1]
 
-    network = NetworkOptions(shared=True, make_network=make_network)
-    agent = module.make_agent(specs, create_train_step(), module.EXPERIENCE, network=network)
-    agent.initialize()
+    agent = ALGORITHMS[name].make(specs, layers={'shared': True, 'make_network': make_network, 'lstm_size': None})
     own = {variable.ref() for variable in made[0].trainable_variables}
     assert own == {variable.ref() for variable in agent._network.trainable_variables}, 'no other layers'
     if specs is TWO:  # as the network has it, the impossible choice apart
@@ -142,7 +125,7 @@ def test_heads_of_its_own(name, specs):
         np.testing.assert_allclose(distribution.logits[0], [[*logits[0, :2], -1e9], logits[0, 2:]])
         np.testing.assert_allclose(value, expected)
     before = [variable.numpy() for variable in made[0].trainable_variables]
-    data = complete_episodes(example_data.sequences(agent, 4, length))
+    data = complete_episodes(example_data.sequences(agent, 4, ALGORITHMS[name].length))
     assert np.isfinite(agent.train(data).loss)
     assert all(not np.array_equal(a, b) for a, b in zip(before, made[0].trainable_variables, strict=True))
 
@@ -190,7 +173,7 @@ def memory(spec, name):
 def test_memory_is_for_algorithms_that_can_have_one():
     agent = make_agent('impala', memory)
     assert agent.collect_policy.policy_state_spec
-    assert np.isfinite(agent.train(example_data.sequences(agent, 4, 9)).loss)
+    assert np.isfinite(agent.train(example_data.sequences(agent, 4, ALGORITHMS['impala'].length)).loss)
     for name in ('dqn', 'sac', 'td3'):
         with pytest.raises(ValueError, match='^got .*; need one without memory.*choose an algorithm with memory'):
             make_agent(name, memory)
@@ -198,7 +181,7 @@ def test_memory_is_for_algorithms_that_can_have_one():
         make_agent('ppo', memory)
 
 
-@pytest.mark.parametrize('name', AGENTS)
+@pytest.mark.parametrize('name', NAMES)
 def test_a_network_that_does_not_fit_is_refused_in_one_line(name):
     wrong = {
         r'which does not take the observation \(observation: float32 \(3,\)\); need': tf.keras.layers.Conv2D(4, 3),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from tests.architecture import layers, source_tree
 from tests.architecture.source_tree import SourceFile
+from tests.testing.algorithms import ALGORITHMS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = 'docs/packages.md'
@@ -37,10 +38,24 @@ def _lines(files: Sequence[SourceFile]) -> Iterator[str]:
         yield f'| [`{name}/`](#{name}) | {_about(own[f"tflearn/{name}/__init__.py"])} | {imports} |'
         above.append(name)
     for name in packages:
-        yield from ('', f'## {name}', '', '| module | what it is |', '|---|---|')
-        for _, file in sorted(own.items()):
-            if file.parts[1] == name and file.parts[-1] != '__init__':
-                yield f'| `{"/".join(file.parts[2:])}.py` | {_about(file)} |'
+        inside = [file for _, file in sorted(own.items()) if file.parts[1] == name and file.parts[-1] != '__init__']
+        if name == 'agents':
+            yield from _algorithms(inside)
+            inside = [file for file in inside if file.parts[-1] not in ALGORITHMS]
+        yield from ('', f'## {name}' if name != 'agents' else 'What they are made of:', '', '| module | what it is |')
+        yield '|---|---|'
+        for file in inside:
+            yield f'| `{"/".join(file.parts[2:])}.py` | {_about(file)} |'
+
+
+def _algorithms(files: Sequence[SourceFile]) -> Iterator[str]:
+    """Yields the table of the algorithms, by their examples."""
+    yield from ('', '## agents', '', '| algorithm | what it is | variants | actions | data |', '|---|---|---|---|---|')
+    for file in files:
+        if algorithm := ALGORITHMS.get(file.parts[-1]):
+            example = algorithm.example
+            variants, actions, data = map(', '.join, (example.variants, example.actions, example.data))
+            yield f'| `{file.parts[-1]}` | {_about(file)} | {variants} | {actions} | {data} |'
 
 
 def page(files: Sequence[SourceFile]) -> str:

@@ -59,7 +59,7 @@ def test_episodes_that_are_all_shorter_than_n_steps_are_refused(tmp_path, discre
     with pytest.raises(
         ValueError,
         match=r'got 100 episodes, all of at most 3 steps without a sequence of 6 rows; need Slicing.sequence_length of '
-        r'at most 4, or Slicing.pad_episodes=True for agents that leave boundary rows out \(TD3',
+        r'at most 4, or Slicing.pad_episodes=True for agents that leave boundary rows out \(all packaged ones but DQN',
     ):
         _train(tmp_path, Slicing(sequence_length=6), discrete=discrete)
 

@@ -7,32 +7,23 @@ from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network
 
 from tests.agents import example_data
-from tflearn.agents import dqn, ppo, sac, td3
+from tests.testing.algorithms import ALGORITHMS, names
 from tflearn.core import strategies
 from tflearn.core.train_step import create_train_step
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
-from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
 
 POISONED = 3  # index of the batch whose first reward is not a number
-SMALL = {'network': NetworkOptions(fc_layer_params=(8,))}
-AGENTS = {
-    'dqn': (dqn, example_data.DISCRETE, {'network': NetworkOptions(fc_layer_params=(8,))}, 2),
-    'sac': (sac, example_data.CONTINUOUS, SMALL, 2),
-    'td3': (td3, example_data.CONTINUOUS, SMALL, 2),
-    'ppo': (ppo, example_data.CONTINUOUS, {'network': NetworkOptions(fc_layer_params=(8,))}, 5),
-}
 # The others take long to compile.
-KINDS = ['dqn', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('sac', 'td3', 'ppo'))]
+KINDS = names('dqn', argument='optimizer')
 SKIPPING = OptimizerOptions(skip_nonfinite=True)
 
 
 def _agent(kind, strategy=None, **changes):
-    module, specs, small, _ = AGENTS[kind]
     with (strategy or strategies.make('default')).scope():
-        return module.make_agent(specs, create_train_step(), module.EXPERIENCE, **small | changes)
+        return ALGORITHMS[kind].make(**changes)
 
 
 def _learner(directory, agent, kind, on_nonfinite, bad=np.nan, strategy=None):
@@ -40,7 +31,7 @@ def _learner(directory, agent, kind, on_nonfinite, bad=np.nan, strategy=None):
     replicas = strategy.num_replicas_in_sync
 
     def dataset_fn(context):
-        data = [example_data.sequences(agent, 8, AGENTS[kind][3], seed=i) for i in range(8 * replicas)]
+        data = [example_data.sequences(agent, 8, ALGORITHMS[kind].length, seed=i) for i in range(8 * replicas)]
         stacked = tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
         mask = np.zeros(stacked.reward.shape, bool)
         mask[POISONED * replicas, 0] = True  # on the first replica only
@@ -133,7 +124,7 @@ def test_ignore_continues(tmp_path, kind):
 
 
 def test_agent_that_raises_itself(tmp_path):
-    _, specs, _, _ = AGENTS['dqn']
+    specs = ALGORITHMS['dqn'].specs
     agent = dqn_agent.DqnAgent(
         specs.time_step,
         specs.action,

@@ -22,13 +22,13 @@ from tf_agents.utils import common
 
 from tests.agents import example_data
 from tests.testing import experiences
+from tests.testing.algorithms import ALGORITHMS, names
 from tflearn.agents import (
     appo,
     awac,
     bc,
     ddpg,
     discrete_sac,
-    dqn,
     impala,
     iql,
     linear_bandit,
@@ -99,14 +99,23 @@ class _Projection(tanh_normal_projection_network.TanhNormalProjectionNetwork):
         return distribution_spec.DistributionSpec(build, spec.input_params_spec, sample_spec=sample_spec)
 
 
-def _make_dqn(experience, **settings):
-    return dqn.make_agent(
-        example_data.DISCRETE,
-        create_train_step(),
-        experience,
-        network=NetworkOptions(fc_layer_params=(16,)),
-        **settings,
-    )
+class _Equal:
+    """Draws the same numbers on every replica."""
+
+    def restart(self):
+        pass
+
+    def uniform(self, shape):
+        return tf.fill(shape, 0.3)
+
+    def normal(self, shape):
+        return tf.fill(shape, 0.7)
+
+
+def _make_any(name, experience, **settings):
+    agent = ALGORITHMS[name].make(experience=experience, **settings)
+    agent._draws = _Equal()
+    return agent
 
 
 def _make_sac(experience, **settings):
@@ -251,26 +260,33 @@ def _make_discrete_sac(experience, **settings):
     return _make_awac(experience, discrete_sac.make_agent, loss=loss, **settings)
 
 
-AGENTS = {
-    'iql': (_make_iql, iql.EXPERIENCE),
-    'awac': (_make_awac, awac.EXPERIENCE),
-    'discrete sac': (_make_discrete_sac, discrete_sac.EXPERIENCE),
-    'bc': (_make_bc, experiences.changed(bc.EXPERIENCE, sequence_length=3)),
-    'dqn': (_make_dqn, dqn.EXPERIENCE),
-    'sac': (_make_sac, sac.EXPERIENCE),
-    'cql': (_make_cql, sac.EXPERIENCE),
-    'tqc': (_make_tqc, tqc.EXPERIENCE),
-    'td3': (_make_td3, experiences.changed(td3.EXPERIENCE, sequence_length=3)),
-    'td3+bc': (functools.partial(_make_td3, loss=td3.TD3Loss(behavior_cloning_alpha=2.5)), td3.EXPERIENCE),
-    'ddpg': (functools.partial(_make_td3, make_agent=ddpg.make_agent), ddpg.EXPERIENCE),
-    'ppo': (_make_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
-    'nested ppo': (_make_nested_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
-    'a2c': (_make_a2c, experiences.changed(ppo.EXPERIENCE, training=None, sequence_length=5, stride=4)),
-    'reinforce': (_make_reinforce, experiences.changed(reinforce.EXPERIENCE, sequence_length=7, stride=6)),
-    'linear bandit': (_make_linear_bandit, linear_bandit.EXPERIENCE),
-    'v_mpo': (_make_v_mpo, experiences.changed(v_mpo.EXPERIENCE, sequence_length=5, stride=4)),
-    'impala': (_make_impala, experiences.changed(impala.EXPERIENCE, sequence_length=5, stride=4)),
-    'appo': (_make_appo, experiences.changed(appo.EXPERIENCE, sequence_length=5, stride=4)),
+# What is random, or has small gradients, is made in another way; and more than an example has.
+MAKE = {
+    'iql': _make_iql,
+    'awac': _make_awac,
+    'discrete_sac': _make_discrete_sac,
+    'bc': _make_bc,
+    'sac': _make_sac,
+    'cql': _make_cql,
+    'tqc': _make_tqc,
+    'td3': _make_td3,
+    'td3_bc': functools.partial(_make_td3, loss=td3.TD3Loss(behavior_cloning_alpha=2.5)),
+    'ddpg': functools.partial(_make_td3, make_agent=ddpg.make_agent),
+    'ppo': _make_ppo,
+    'nested ppo': _make_nested_ppo,
+    'a2c': _make_a2c,
+    'reinforce': _make_reinforce,
+    'linear_bandit': _make_linear_bandit,
+    'thompson': _make_linear_bandit,
+    'v_mpo': _make_v_mpo,
+    'impala': _make_impala,
+    'appo': _make_appo,
+}
+CHANGED = {
+    'bc': {'sequence_length': 3},
+    'td3': {'sequence_length': 3},
+    'a2c': {'training': None},
+    'reinforce': {'sequence_length': 7, 'stride': 6},
 }
 
 
@@ -332,7 +348,8 @@ def _dataset_fn(agent, length, context):
 
 @functools.cache
 def _run(name, replicas, directory):
-    make, experience = AGENTS[name]
+    make = MAKE.get(name, functools.partial(_make_any, name))
+    experience = experiences.changed(ALGORITHMS[name.removeprefix('nested ')].experience, **CHANGED.get(name, {}))
     experience = dataclasses.replace(experience, batch=BatchItems(BATCH_SIZE // replicas))
     strategy = strategies.make('default' if replicas == 1 else f'mirrored:{replicas}')
     with strategy.scope():
@@ -350,7 +367,7 @@ def _run(name, replicas, directory):
 
 SLOW = pytest.mark.slow
 # The others' losses and updates are mostly those of one of these.
-FAST_AGENTS = ('dqn', 'sac', 'ppo', 'linear bandit')
+NAMES = [*names('dqn', 'sac', 'ppo', 'linear_bandit'), pytest.param('nested ppo', marks=SLOW)]
 
 
 @pytest.fixture(scope='module')
@@ -358,7 +375,7 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp('replicas')
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=() if name in FAST_AGENTS else SLOW) for name in AGENTS])
+@pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=SLOW)])
 def test_replicas_agree_with_one(directory, name, replicas):
     alone, together = _run(name, 1, directory), _run(name, replicas, directory)

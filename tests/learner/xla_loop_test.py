@@ -3,6 +3,7 @@
 Both compute in float32, in another order: after tens of steps of Adam, variables differ by about 1e-5.
 """
 
+import functools
 import logging
 
 import numpy as np
@@ -11,7 +12,8 @@ import tensorflow as tf
 
 from tests.agents import example_data
 from tests.testing import experiences, written_summaries
-from tflearn.agents import dqn, droq, impala, ppo, sac, td3, tqc
+from tests.testing.algorithms import ALGORITHMS, names
+from tflearn.agents import dqn, impala, ppo
 from tflearn.core import strategies
 from tflearn.core.experience import BatchItems, Experience, Iteration, Uniform
 from tflearn.core.train_step import create_train_step
@@ -94,15 +96,15 @@ def _impala():
     return agent, Stored(*(example_data.sequences(agent, 4, 9, seed) for seed in range(50)))
 
 
-def _continuous(module, **changes):
-    layers = {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}
+def _drawn(name):
     tf.random.set_seed(5)  # that of what the train steps draw
-    agent = module.make_agent(example_data.CONTINUOUS, create_train_step(), REPLAY, **layers, **changes)
-    return _fixed(agent), Stored(*(example_data.sequences(agent, 8, 2, seed) for seed in range(40)))
+    algorithm = ALGORITHMS[name]
+    agent = _fixed(algorithm.make())
+    return agent, Stored(*(example_data.sequences(agent, 8, algorithm.length, seed) for seed in range(40)))
 
 
 def _sac():
-    return _continuous(sac)
+    return _drawn('sac')
 
 
 def _learner(directory, agent, source, summaries=None, **loop):
@@ -129,9 +131,11 @@ def _trained(directory, made, counts, jit_compile, **loop):
         pytest.param(_impala, (50,), marks=pytest.mark.slow),  # more than are drawn at a time
         (_sac, (40,)),  # these draw random numbers
         pytest.param(lambda: _dqn(noisy_sigma=0.5), (40,), marks=pytest.mark.slow),
-        pytest.param(lambda: _continuous(td3), (40,), marks=pytest.mark.slow),
-        pytest.param(lambda: _continuous(tqc), (40,), marks=pytest.mark.slow),
-        pytest.param(lambda: _continuous(droq, num_critics=3), (40,), marks=pytest.mark.slow),
+        *(
+            pytest.param(functools.partial(_drawn, name), (40,), marks=pytest.mark.slow, id=name)
+            for name in names(action='continuous', data='uniform', argument='network')
+            if name != 'sac'
+        ),
     ],
 )
 def test_same_numbers_as_without(tmp_path, make, counts):

@@ -1,7 +1,5 @@
 """Each kind of observation is encoded for the networks, in every agent."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +10,8 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
 from tests.environments import example_environments
-from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac, td3
+from tests.testing.algorithms import ALGORITHMS, names
+from tflearn.agents import dqn, ppo
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
@@ -81,28 +80,14 @@ def test_rejects_more_categories_than_a_table_holds(minimum, maximum, number):
 
 CONTINUOUS, DISCRETE = example_data.CONTINUOUS.action, example_data.DISCRETE.action
 FEW = NetworkOptions(fc_layer_params=(8,))
-AGENTS = {
-    'dqn': (dqn, DISCRETE, {'network': NetworkOptions(fc_layer_params=(8,))}, 2),
-    'sac': (sac, CONTINUOUS, {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}, 2),
-    'td3': (td3, CONTINUOUS, {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}, 2),
-    'ppo': (ppo, DISCRETE, {'network': FEW}, 9),
-    'impala': (impala, DISCRETE, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, 9),
-    'appo': (appo, DISCRETE, {'network': FEW}, 9),
-    'reinforce': (
-        reinforce,
-        DISCRETE,
-        {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))},
-        9,
-    ),
-}
+NAMES = names('dqn', 'sac', 'td3', 'ppo', 'impala', 'reinforce', argument='network')
 
 
 @pytest.mark.parametrize(('spec', 'first'), [(TAXI, [500, 8]), (LARGE, [5_000, encoder.EMBEDDING_SIZE])])
-@pytest.mark.parametrize('name', AGENTS)
+@pytest.mark.parametrize('name', NAMES)
 def test_every_agent_encodes_categories(name, spec, first):
-    module, action, changes, length = AGENTS[name]
-    agent = module.make_agent(EnvironmentSpecs(spec, action), create_train_step(), module.EXPERIENCE, **changes)
-    agent.initialize()
+    algorithm = ALGORITHMS[name]
+    agent = algorithm.make(EnvironmentSpecs(spec, algorithm.specs.action))
     kernels = [variable.shape.as_list() for variable in agent.collect_policy.variables()]
     assert kernels[0] == first
     parts = {id(part): part for value in vars(agent).values() for part in _networks(value)}
@@ -111,7 +96,7 @@ def test_every_agent_encodes_categories(name, spec, first):
         shapes = [variable.shape.as_list() for variable in part.variables]
         assert ([2, 502, 8] if isinstance(part, Critics) and first[0] == 500 else first) in shapes, part.name
     if first[0] == 500:
-        info = agent.train(example_data.sequences(agent, 4, length))
+        info = agent.train(example_data.sequences(agent, 4, algorithm.length))
         assert np.isfinite(info.loss.numpy())
 
 
@@ -145,12 +130,10 @@ def test_ppo_normalizes_no_categories():
     assert np.isfinite(agent.train(example_data.sequences(agent, 4, 9)).loss.numpy())
 
 
-@pytest.mark.parametrize('name', AGENTS)
+@pytest.mark.parametrize('name', NAMES)
 def test_nested_observations_are_joined(name):
-    module, action, changes, _ = AGENTS[name]
     for nest in ({'a': NUMBERS['floats'], 'b': LARGE}, (NUMBERS['floats'], bounded((2, 2), tf.uint8, 0, 255))):
-        agent = module.make_agent(EnvironmentSpecs(nest, action), create_train_step(), module.EXPERIENCE, **changes)
-        agent.initialize()
+        agent = ALGORITHMS[name].make(EnvironmentSpecs(nest, ALGORITHMS[name].specs.action))
         size = 3 + (encoder.EMBEDDING_SIZE if isinstance(nest, dict) else 4)
         assert [size, 8] in [variable.shape.as_list() for variable in agent.policy.variables()]
 
@@ -170,23 +153,18 @@ def test_nest_encoder_joins_each_kind():
     assert encoder.NestEncoder(nest, ((5, 2, 1),))(values).shape == (2, 3 * 3 * 5 + 3 + 3)
 
 
-@pytest.mark.parametrize('name', AGENTS)
+@pytest.mark.parametrize('name', NAMES)
 def test_a_layer_of_ones_own_by_path(name):
     """PPO does not normalize what it takes."""
-    module, action, changes, length = AGENTS[name]
+    algorithm = ALGORITHMS[name]
     nest = {'arm': {'speed': NUMBERS['floats']}, 'kind': TAXI}
     layers = {
         'arm.speed': tf.keras.Sequential([tf.keras.layers.Discretization([0.0, 0.5]), tf.keras.layers.Embedding(3, 7)])
     }
-    if 'network' in changes:
-        changes = {'network': dataclasses.replace(changes['network'], preprocessing_layers=layers)}
-    else:
-        changes = changes | {'network': NetworkOptions(preprocessing_layers=layers)}
-    agent = module.make_agent(EnvironmentSpecs(nest, action), create_train_step(), module.EXPERIENCE, **changes)
-    agent.initialize()
+    agent = algorithm.make(EnvironmentSpecs(nest, algorithm.specs.action), layers={'preprocessing_layers': layers})
     shapes = [variable.shape.as_list() for variable in agent.policy.variables()]
     assert [3, 7] in shapes and [3 * 7 + 500, 8] in shapes and [3] not in shapes
-    assert np.isfinite(agent.train(example_data.sequences(agent, 4, length)).loss.numpy())
+    assert np.isfinite(agent.train(example_data.sequences(agent, 4, algorithm.length)).loss.numpy())
 
 
 def test_a_layer_that_does_not_fit_is_named():

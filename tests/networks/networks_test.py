@@ -8,7 +8,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
-from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac
+from tests.testing.algorithms import ALGORITHMS, names
+from tflearn.agents import dqn, ppo, sac
 from tflearn.coordinator import weights_contract
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
@@ -207,17 +208,15 @@ def bounded(shape, dtype, low, high):
     return tensor_spec.BoundedTensorSpec(shape, dtype, low, high, 'leaf')
 
 
-MODULES = {'dqn': dqn, 'sac': sac, 'ppo': ppo, 'impala': impala, 'appo': appo, 'reinforce': reinforce}
 UNEQUAL = bounded((2,), tf.int64, [0, 0], [1, 2])
 UNBOUNDED_CHOICE = bounded((), tf.int64, tf.int64.min, tf.int64.max)
 UNBOUNDED = bounded((2,), tf.float32, -np.inf, np.inf)
 TOO_WIDE = bounded((2,), tf.float32, np.finfo(np.float32).min, np.finfo(np.float32).max)
-POLICY_GRADIENT = ('ppo', 'impala', 'appo', 'reinforce')
+ANY_ACTION = names(action='nested')
 
 
 def make_agent(name, observation, action, **changes):
-    module = MODULES[name]
-    return module.make_agent(EnvironmentSpecs(observation, action), create_train_step(), module.EXPERIENCE, **changes)
+    return ALGORITHMS[name].make(EnvironmentSpecs(observation, action), **changes)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +231,9 @@ def make_agent(name, observation, action, **changes):
         (('sac',), {'a': CONTINUOUS, 'b': CONTINUOUS}, 'SAC needs one vector of continuous actions; '),
         (('sac',), bounded((), tf.float32, -1, 1), 'SAC needs one vector of continuous actions; '),
         (('sac',), bounded((2, 2), tf.float32, -1, 1), 'SAC needs one vector of continuous actions; '),
-        (('sac', *POLICY_GRADIENT), UNBOUNDED, 'needs bounded actions; rescale them'),
-        (('sac', *POLICY_GRADIENT), TOO_WIDE, 'needs bounded actions; rescale them'),
-        (POLICY_GRADIENT, UNBOUNDED_CHOICE, 'needs bounded discrete actions; wrap the environment'),
+        (('sac', *ANY_ACTION), UNBOUNDED, 'needs bounded actions; rescale them'),
+        (('sac', *ANY_ACTION), TOO_WIDE, 'needs bounded actions; rescale them'),
+        (ANY_ACTION, UNBOUNDED_CHOICE, 'needs bounded discrete actions; wrap the environment'),
     ],
 )
 def test_rejects_actions(names, action, need):
@@ -244,14 +243,14 @@ def test_rejects_actions(names, action, need):
         assert '\n' not in str(error.value).strip().partition('  In call to configurable')[0].strip()
 
 
-@pytest.mark.parametrize('name', MODULES)
+@pytest.mark.parametrize('name', names(argument='network'))
 def test_rejects_text_and_unknown_paths(name):
-    action = CONTINUOUS if name == 'sac' else DISCRETE
+    action = ALGORITHMS[name].specs.action
     text = {'robot': {'command': tf.TensorSpec((), tf.string)}, 'state': OBSERVATION}
     with pytest.raises(ValueError, match="^got the observation 'robot.command' of text; .* needs numbers; let"):
         make_agent(name, text, action)
     layers = {'robot.leg': tf.keras.layers.Flatten()}
-    changes = {'network': NetworkOptions(preprocessing_layers=layers)}
+    changes = {'layers': {'preprocessing_layers': layers}}
     with pytest.raises(ValueError, match="^got preprocessing_layers for 'robot.leg'; need one of: robot.arm, state$"):
         make_agent(name, {'robot': {'arm': OBSERVATION}, 'state': OBSERVATION}, action, **changes)
 
@@ -271,8 +270,8 @@ def test_actions_of_unequal_numbers_of_choices():
 
 
 @pytest.mark.parametrize('observation', [OBSERVATION, {'a': OBSERVATION}, bounded((8, 8, 1), tf.int64, 0, 9)])
-@pytest.mark.parametrize('name', ['dqn', 'ppo', 'impala', 'appo'])
+@pytest.mark.parametrize('name', names(argument='network'))
 def test_rejects_convolutions_of_other_observations_than_images(name, observation):
-    changes = {'network': NetworkOptions(conv_layer_params=((4, 3, 1),))}
+    changes = {'layers': {'conv_layer_params': ((4, 3, 1),)}}
     with pytest.raises(ValueError, match=r'^got conv_layer_params for .*; need images \[height, width, channels\]'):
-        make_agent(name, observation, DISCRETE, **changes)
+        make_agent(name, observation, ALGORITHMS[name].specs.action, **changes)

@@ -11,7 +11,7 @@ import functools
 import itertools
 import pathlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
 
@@ -21,26 +21,8 @@ from gymnasium import spaces
 
 import tflearn
 from tests.testing import jobs, structured
+from tests.testing.algorithms import ALGORITHMS, Algorithm
 from tests.testing.plain_loader import PlainLoader
-from tflearn.agents import (
-    appo,
-    awac,
-    bc,
-    ddpg,
-    discrete_sac,
-    dqn,
-    droq,
-    impala,
-    iql,
-    linear_bandit,
-    ppo,
-    r2d2,
-    reinforce,
-    sac,
-    td3,
-    tqc,
-    v_mpo,
-)
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Uniform
 from tflearn.data.reader import Dataset
 from tflearn.environments import vector_env
@@ -54,9 +36,6 @@ from tflearn.jobs.train_settings import Initial
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.networks import sets
 from tflearn.networks.networks import NetworkOptions
-from tflearn.optimization import distributional, ppo_loss
-from tflearn.optimization.conservative import Conservative
-from tflearn.optimization.ensemble import Truncated
 from tflearn.policies import plain_nests, versions
 from tflearn.replay import reader
 from tflearn.transforms import normalize, transformed
@@ -66,10 +45,13 @@ TIMEOUT_SECS = 600.0
 STORED = {'max_size': 64, 'min_size': 1}
 
 IN_PROCESS = ('synchronous', 'worker processes')
-DRAWN = (*IN_PROCESS, 'mirror', 'server', 'recorded')  # paths of uniform draws
-QUEUED = (*IN_PROCESS, 'queue')
-PRIORITIZED = (*DRAWN, 'prioritized')
-STREAMED = (*IN_PROCESS, 'mirror', 'server', 'queue')
+# Where items come from -> the paths on which they do.
+PATHS_OF = {
+    'uniform': (*IN_PROCESS, 'mirror', 'server'),
+    'prioritized': ('prioritized',),
+    'queue': (*IN_PROCESS, 'queue'),
+    'recorded': ('recorded',),
+}
 PATHS = ('synchronous', 'worker processes', 'mirror', 'server', 'prioritized', 'queue', 'recorded')
 
 ACTIONS: dict[str, spaces.Space[Any]] = {
@@ -80,79 +62,9 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     'masked multi-discrete': structured.CATEGORIES,
     'nested': spaces.Tuple((structured.CHOICE, spaces.Dict(move=structured.CONTINUOUS, kinds=structured.CATEGORIES))),
 }
-ONE_CHOICE = ('discrete', 'masked discrete')
-ONE_OF_EACH = ('discrete', 'continuous', 'masked discrete')
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """An agent of few weights: its module, arguments, and the actions and paths that it can have.
-
-    `length` is that of its sequences; `transforms` makes those of observations with floats.
-    """
-
-    module: Any
-    arguments: dict[str, Any]
-    actions: Sequence[str]
-    paths: Sequence[str]
-    length: int | None = None
-    transforms: Callable[[], list[Any]] | None = None
-
-
-FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
-SMALL = {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}
-Q = {'network': NetworkOptions(fc_layer_params=(8,))}
-RAINBOW = {'dueling': True, 'distribution': distributional.Categorical(11), 'noisy_sigma': 0.5, 'epsilon': 0.0}
-MEMORY = {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}
-AGENTS = {
-    'dqn': Kind(dqn, Q, ONE_CHOICE, PRIORITIZED),
-    'qr_dqn': Kind(dqn, {**Q, 'distribution': distributional.Quantiles(5)}, ONE_CHOICE, PRIORITIZED),
-    'c51': Kind(dqn, {**Q, 'distribution': distributional.Categorical(11)}, ONE_CHOICE, PRIORITIZED),
-    'rainbow': Kind(dqn, {**Q, **RAINBOW}, ONE_CHOICE, PRIORITIZED, 4),
-    'r2d2': Kind(
-        r2d2,
-        {**MEMORY, 'loss': r2d2.R2D2Loss(burn_in_steps=1)},
-        ONE_CHOICE,
-        PRIORITIZED,
-        5,
-    ),
-    'sac': Kind(sac, SMALL, ('continuous',), PRIORITIZED),
-    'recurrent_sac': Kind(sac, {**MEMORY, 'loss': sac.SACLoss(burn_in_steps=1)}, ('continuous',), PRIORITIZED, 5),
-    'cql': Kind(sac, {**SMALL, 'conservative': Conservative(5.0, num_actions=2)}, ('continuous',), PRIORITIZED),
-    'td3': Kind(td3, SMALL, ('continuous',), PRIORITIZED),
-    'td3_bc': Kind(
-        td3,
-        {**SMALL, 'loss': td3.TD3Loss(behavior_cloning_alpha=2.5)},
-        ('continuous',),
-        PRIORITIZED,
-        None,
-        lambda: [normalize.Observations()],
-    ),
-    'ddpg': Kind(ddpg, SMALL, ('continuous',), PRIORITIZED),
-    'tqc': Kind(tqc, {**SMALL, 'truncated': Truncated(3, 1)}, ('continuous',), PRIORITIZED),
-    'droq': Kind(droq, SMALL, ('continuous',), PRIORITIZED),
-    'discrete_sac': Kind(discrete_sac, SMALL, ONE_CHOICE, PRIORITIZED),
-    'iql': Kind(iql, FEW, ONE_OF_EACH, PRIORITIZED),
-    'awac': Kind(awac, SMALL, ONE_OF_EACH, PRIORITIZED),
-    'bc': Kind(bc, FEW, tuple(ACTIONS), DRAWN),
-    'ppo': Kind(ppo, FEW, tuple(ACTIONS), QUEUED, 5),
-    'a2c': Kind(ppo, {**FEW, 'loss': ppo_loss.PPOLoss(clip_epsilon=None)}, tuple(ACTIONS), QUEUED, 5),
-    'v_mpo': Kind(v_mpo, FEW, tuple(ACTIONS), QUEUED, 5),
-    'reinforce': Kind(
-        reinforce,
-        {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,), lstm_size=(4,))},
-        tuple(ACTIONS),
-        QUEUED,
-        5,
-    ),
-    'impala': Kind(impala, MEMORY, tuple(ACTIONS), STREAMED, 5),
-    'appo': Kind(appo, FEW, tuple(ACTIONS), STREAMED, 5),
-    'linear_bandit': Kind(linear_bandit, {}, ONE_CHOICE, (*STREAMED, 'recorded'), 2),
-    'thompson': Kind(
-        linear_bandit, {'options': linear_bandit.LinearOptions('thompson')}, ONE_CHOICE, (*STREAMED, 'recorded'), 2
-    ),
-}
-BANDITS = ('linear_bandit', 'thompson')  # which have no network
+AGENTS = ALGORITHMS
+# Transforms of observations with floats, as the packaged gin files have them.
+TRANSFORMS: dict[str, Callable[[], list[Any]]] = {'td3_bc': lambda: [normalize.Observations()]}
 
 VECTORS, PICTURE = (structured.TASKS[name][0] for name in ('dict of vectors', 'picture and vector'))
 CATEGORY = spaces.Discrete(5)
@@ -220,9 +132,10 @@ FACTORS = (AGENTS, OBSERVATIONS, ACTIONS, PATHS)
 
 def possible(agent: str, observation: str, action: str, path: str) -> bool:
     """Returns whether a cell is trained; else it is refused."""
-    kind = AGENTS[agent]
-    has_network = agent not in BANDITS or OBSERVATIONS[observation][1] in (None, 'set')
-    return action in kind.actions and path in kind.paths and has_network
+    example = AGENTS[agent].example
+    has_network = example.network is not None or OBSERVATIONS[observation][1] in (None, 'set')
+    paths = [path for data in example.data for path in PATHS_OF[data]]
+    return action.removeprefix('masked ') in example.actions and path in paths and has_network
 
 
 def cover(size: int, chosen: Iterable[Cell] = ()) -> list[Cell]:
@@ -243,8 +156,9 @@ def cover(size: int, chosen: Iterable[Cell] = ()) -> list[Cell]:
 def refused() -> list[Cell]:
     """Returns a cell for each action, path and kind of network that an agent refuses, which can work but for that."""
     cells = []
-    for agent, kind in AGENTS.items():
-        right = (agent, 'vector', kind.actions[0], kind.paths[0])
+    for agent, algorithm in AGENTS.items():
+        example = algorithm.example
+        right = (agent, 'vector', example.actions[0], PATHS_OF[example.data[0]][0])
         wrong = [(agent, right[1], action, right[3]) for action in ACTIONS]
         wrong += [(agent, right[1], right[2], path) for path in PATHS]
         wrong += [(agent, observation, *right[2:]) for observation in OBSERVATIONS]
@@ -262,47 +176,43 @@ def _space(observation: str, action: str) -> spaces.Space[Any]:
 
 def _make_agent(agent: str, observation: str, action: str) -> Callable[..., Any]:
     """Returns the agent's factory with all of its arguments."""
-    kind, network = AGENTS[agent], OBSERVATIONS[observation][1]
-    arguments, prefix = dict(kind.arguments), ''
+    algorithm, network = AGENTS[agent], OBSERVATIONS[observation][1]
+    arguments, prefix = algorithm.arguments, ''
     if action.startswith('masked'):
         prefix = 'rest.'
-        if 'discrete' in kind.actions:  # others have no such argument
+        if algorithm.takes('action_mask'):
             arguments['action_mask'] = 'mask'
     own: dict[str, Any] = {}
     if network == 'layers':
         layers = [tf.keras.layers.Discretization([1.0, 8.0, 64.0]), tf.keras.layers.Embedding(4, 3)]
         own = {'preprocessing_layers': {prefix + 'size': tf.keras.Sequential(layers)}}
-    elif network == 'set' and agent not in BANDITS:
+    elif network == 'set' and algorithm.example.network is not None:
         names = {'nodes': prefix + 'graph.nodes', 'mask': prefix + 'graph.present'}
         own = {'make_network': functools.partial(sets.make_network, **names, units=8, num_heads=2, num_blocks=1)}
     elif callable(network):
         own = {'make_network': network}
     if own:
         arguments['network'] = dataclasses.replace(arguments.get('network', NetworkOptions()), **own)
-    if observation == 'image' and kind.module in (bc, ppo, v_mpo):
+    if observation == 'image' and algorithm.default('normalize_observations'):
         arguments['normalize_observations'] = False  # as for Atari: one image has no floats
-    made = functools.partial(kind.module.make_agent, **arguments)
-    if kind.transforms and observation not in NO_FLOATS:
-        made = functools.partial(transformed.make_agent, make_agent=made, transforms=kind.transforms())
+    made = functools.partial(algorithm.module.make_agent, **arguments)
+    if agent in TRANSFORMS and observation not in NO_FLOATS:
+        made = functools.partial(transformed.make_agent, make_agent=made, transforms=TRANSFORMS[agent]())
     return made
 
 
-def _experience(kind: Kind, path: str) -> Experience:
-    """Returns the agent's own, with small sizes, and the replay of the path."""
-    own = kind.module.EXPERIENCE
-    slicing = own.slicing
-    if kind.length:
-        stride = kind.length - 1 if kind.length > 2 else slicing.stride
-        slicing = dataclasses.replace(slicing, sequence_length=kind.length, stride=stride)
+def _experience(algorithm: Algorithm, path: str) -> Experience:
+    """Returns the algorithm's own, with small sizes, and the replay of the path."""
+    slicing, own = algorithm.experience.slicing, algorithm.experience.replay
     if path == 'recorded':  # which has no states of a policy's memory
         slicing = dataclasses.replace(slicing, store_policy_state=False)
-    training = Iteration(2, 8) if isinstance(getattr(own.replay, 'training', None), Iteration) else None
+    training = Iteration(2, 8) if isinstance(getattr(own, 'training', None), Iteration) else None
     replay: Any = Uniform(**STORED)
     if path in ('mirror', 'server'):
         replay = Uniform(**STORED, sampling='learner' if path == 'mirror' else 'server')
     elif path == 'prioritized':
         replay = Prioritized(**STORED)
-    elif path == 'queue' or (path in IN_PROCESS and isinstance(own.replay, Queue)):
+    elif path == 'queue' or (path in IN_PROCESS and isinstance(own, Queue)):
         replay = Queue(max_size=8, training=training)
     return Experience(slicing, replay, BatchItems(2))
 

@@ -21,6 +21,7 @@ from tf_agents.utils import common
 
 from tflearn.agents import impala
 from tflearn.agents.actor_value import ActorValueNetwork, complete
+from tflearn.agents.example import ANY_ACTION, Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
@@ -72,6 +73,9 @@ class SurrogateOptions:
                 f'got kl_coefficient={self.kl_coefficient!r}, kl_target={self.kl_target!r}; need at least 0, and a '
                 'number above 0, or None'
             )
+
+
+EXAMPLE = Example(ANY_ACTION, data=('uniform', 'queue'), sequence_length=5)
 
 
 @rescaled

@@ -20,6 +20,7 @@ from tf_agents.policies import actor_policy
 from tf_agents.utils import common
 
 from tflearn.agents import parts, sac
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
@@ -60,6 +61,9 @@ class AWACLoss:
             raise UserValueError(f'got temperature={self.temperature!r}; need a number above 0')
         if self.num_action_samples < 1:
             raise UserValueError(f'got num_action_samples={self.num_action_samples!r}; need at least 1')
+
+
+EXAMPLE = Example(('discrete', 'continuous'))
 
 
 @rescaled

@@ -22,6 +22,7 @@ from tf_agents.utils import common
 
 from tflearn.agents import parts
 from tflearn.agents.actor_value import ActorValueNetwork, complete
+from tflearn.agents.example import ANY_ACTION, Example
 from tflearn.agents.normalizer import Normalizer, NormalizingPolicy, make_observation_normalizer
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
@@ -76,6 +77,9 @@ class BCLoss:
                 f'got weight_temperature={self.weight_temperature!r} without a weight; need one; set weight, such as '
                 "'episode_return'"
             )
+
+
+EXAMPLE = Example(ANY_ACTION, data=('uniform', 'recorded'))
 
 
 @rescaled

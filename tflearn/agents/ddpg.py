@@ -15,6 +15,7 @@ is no batch normalization and no weight decay.
 import tensorflow as tf
 
 from tflearn.agents import td3
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.types import Agent, EnvironmentSpecs
@@ -29,6 +30,8 @@ from tflearn.optimization.td3_loss import TD3Loss
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=64.0), batch=BatchItems(64)
 )
+
+EXAMPLE = Example(('continuous',))
 
 
 @rescaled

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tf_agents.policies import actor_policy
 
 from tflearn.agents import parts, sac
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
@@ -59,6 +60,9 @@ class DiscreteSACLoss:
             raise UserValueError(
                 f'got target_entropy_share={self.target_entropy_share!r}; need a number above 0 and below 1'
             )
+
+
+EXAMPLE = Example(('discrete',))
 
 
 @rescaled

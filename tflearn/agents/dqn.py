@@ -17,6 +17,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 from tf_agents.utils import common
 
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
@@ -32,6 +33,23 @@ from tflearn.optimization import conservative, distributional, schedules
 from tflearn.optimization.optimizers import OptimizerOptions
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
+
+EXAMPLE = Example(
+    ('discrete',),
+    variants={
+        'qr_dqn': {'settings': {'distribution': distributional.Quantiles(5)}},
+        'c51': {'settings': {'distribution': distributional.Categorical(11)}},
+        'rainbow': {
+            'settings': {
+                'dueling': True,
+                'distribution': distributional.Categorical(11),
+                'noisy_sigma': 0.5,
+                'epsilon': 0.0,
+            },
+            'sequence_length': 4,
+        },
+    },
+)
 
 
 @rescaled

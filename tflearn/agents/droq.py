@@ -16,6 +16,7 @@ nests have one encoder for all critics.
 import tensorflow as tf
 
 from tflearn.agents import sac
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.agents.sac import SACLoss
 from tflearn.core.experience import BatchItems, Experience, Uniform
@@ -30,6 +31,8 @@ from tflearn.optimization.optimizers import OptimizerOptions
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=5_000, samples_per_insert=20 * 256.0), batch=BatchItems(256)
 )
+
+EXAMPLE = Example(('continuous',))
 
 
 @rescaled

@@ -19,6 +19,7 @@ from tf_agents.utils import common
 
 from tflearn.agents import parts
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, complete
+from tflearn.agents.example import ANY_ACTION, Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
@@ -69,6 +70,11 @@ class PolicyObjective(NamedTuple):
     log_ratios: tf.Tensor
     loss: Callable[[tf.Tensor], tf.Tensor]
     metrics: Mapping[str, tf.Tensor]
+
+
+EXAMPLE = Example(
+    ANY_ACTION, data=('uniform', 'queue'), network=NetworkOptions((8,), lstm_size=(4,)), sequence_length=5
+)
 
 
 @rescaled

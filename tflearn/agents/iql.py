@@ -23,6 +23,7 @@ from tf_agents.utils import common
 
 from tflearn.agents import parts
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
@@ -69,6 +70,9 @@ class IQLLoss:
             raise UserValueError(f'got inverse_temperature={self.inverse_temperature!r}; need a number of at least 0')
         if not self.max_weight > 0:
             raise UserValueError(f'got max_weight={self.max_weight!r}; need a number above 0')
+
+
+EXAMPLE = Example(('discrete', 'continuous'))
 
 
 @rescaled

@@ -34,6 +34,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.agents import parts
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
@@ -72,6 +73,14 @@ class LinearOptions:
                 f'got alpha={self.alpha!r}, prior_precision={self.prior_precision!r}; need alpha of at least 0 and '
                 'prior_precision above 0'
             )
+
+
+EXAMPLE = Example(
+    ('discrete',),
+    data=('uniform', 'queue', 'recorded'),
+    network=None,
+    variants={'thompson': {'settings': {'options': LinearOptions('thompson')}}},
+)
 
 
 @rescaled

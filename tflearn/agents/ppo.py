@@ -18,6 +18,7 @@ from tf_agents.utils import common
 
 from tflearn.agents import parts
 from tflearn.agents.actor_value import DIST_PARAMS, ActorValueNetwork, complete
+from tflearn.agents.example import ANY_ACTION, Example
 from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
@@ -62,6 +63,14 @@ class Samples(NamedTuple):
     advantage: tf.Tensor
     step_type: Any = ()
     state: Any = ()
+
+
+EXAMPLE = Example(
+    ANY_ACTION,
+    data=('queue',),
+    sequence_length=5,
+    variants={'a2c': {'settings': {'loss': ppo_loss.PPOLoss(clip_epsilon=None)}}},
+)
 
 
 @rescaled

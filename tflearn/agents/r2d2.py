@@ -29,6 +29,7 @@ from tf_agents.policies import epsilon_greedy_policy, q_policy
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.agents import parts
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
@@ -78,6 +79,14 @@ class R2D2Loss:
             )
         if self.rescaling is not None and not self.rescaling > 0:
             raise UserValueError(f'got rescaling={self.rescaling!r}; need a number above 0, or None')
+
+
+EXAMPLE = Example(
+    ('discrete',),
+    network=NetworkOptions((8,), lstm_size=(4,)),
+    settings={'loss': R2D2Loss(burn_in_steps=1)},
+    sequence_length=5,
+)
 
 
 @rescaled

@@ -15,6 +15,7 @@ from tf_agents.utils import common, value_ops
 
 from tflearn.agents import parts
 from tflearn.agents.actor_value import ActorValueNetwork, complete
+from tflearn.agents.example import ANY_ACTION, Example
 from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
@@ -49,6 +50,9 @@ class ReinforceLoss:
     value_coefficient: float = 0.5
     normalize_returns: bool = True
     baseline: bool = True
+
+
+EXAMPLE = Example(ANY_ACTION, data=('queue',), network=NetworkOptions((8,), (8,), lstm_size=(4,)), sequence_length=5)
 
 
 @rescaled

@@ -37,6 +37,7 @@ from tf_agents.policies import actor_policy
 from tf_agents.utils import common
 
 from tflearn.agents import parts
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
@@ -80,6 +81,19 @@ class SACLoss:
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:
             raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
+
+
+EXAMPLE = Example(
+    ('continuous',),
+    variants={
+        'recurrent_sac': {
+            'network': NetworkOptions((8,), lstm_size=(4,)),
+            'settings': {'loss': SACLoss(burn_in_steps=1)},
+            'sequence_length': 5,
+        },
+        'cql': {'settings': {'conservative': Conservative(5.0, num_actions=2)}},
+    },
+)
 
 
 @rescaled

@@ -29,6 +29,7 @@ import tensorflow as tf
 from tf_agents.policies import actor_policy
 
 from tflearn.agents import parts
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
@@ -44,6 +45,8 @@ from tflearn.optimization.td3_loss import TD3Loss
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0), batch=BatchItems(256)
 )
+
+EXAMPLE = Example(('continuous',), variants={'td3_bc': {'settings': {'loss': TD3Loss(behavior_cloning_alpha=2.5)}}})
 
 
 @rescaled

@@ -15,6 +15,7 @@ Differs from the paper: images and nests have one encoder for all critics.
 import tensorflow as tf
 
 from tflearn.agents import sac
+from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.agents.sac import SACLoss
 from tflearn.core.experience import Experience
@@ -26,6 +27,8 @@ from tflearn.optimization.ensemble import Truncated
 from tflearn.optimization.optimizers import OptimizerOptions
 
 EXPERIENCE = sac.EXPERIENCE
+
+EXAMPLE = Example(('continuous',), network=NetworkOptions((8,), (8,)), settings={'truncated': Truncated(3, 1)})
 
 
 @rescaled

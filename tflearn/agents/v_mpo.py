@@ -18,6 +18,7 @@ from tf_agents.utils import common
 
 from tflearn.agents import parts, ppo
 from tflearn.agents.actor_value import ActorValueNetwork
+from tflearn.agents.example import ANY_ACTION, Example
 from tflearn.agents.normalizer import Normalizers
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.experience import Experience
@@ -30,6 +31,8 @@ from tflearn.optimization.v_mpo_loss import VMPOLoss
 EXPERIENCE = ppo.EXPERIENCE
 
 _LEAST = 1e-8  # of the temperature and the multipliers, as in the paper
+
+EXAMPLE = Example(ANY_ACTION, data=('queue',), sequence_length=5)
 
 
 @rescaled

@@ -152,5 +152,5 @@ class UnusedSteps:
     def _advice(self) -> str:
         return (
             f'need Slicing.sequence_length of at most {self._longest + 1}, or Slicing.pad_episodes=True for agents '
-            'that leave boundary rows out (TD3, DDPG, TQC, DroQ, PPO, IMPALA, REINFORCE)'
+            'that leave boundary rows out (all packaged ones but DQN)'
         )
