@@ -14,7 +14,7 @@ VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'tflearn' / '__init__.py'
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
 # Two lanes, by the Python that there is.
 CLASSIC, CURRENT = 'python_version < "3.12"', 'python_version >= "3.12"'
-PROGRAMS = (*JOBS, 'run_metrics', 'data', 'doctor', 'weights', 'feed')
+PROGRAMS = (*JOBS, 'run_metrics', 'data', 'doctor', 'coordinator', 'feed')
 
 setuptools.setup(
     name='tflearn-agents',

@@ -235,12 +235,12 @@ def serve(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str,
         yield from _http_attacks('metrics of serve', pid, metrics, 32, '/metrics', options)
 
 
-def weights(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Attacks tflearn-weights."""
+def coordinator(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Attacks tflearn-coordinator."""
     port = free_port()
-    with _program(options, 'weights', f'--listen={HOST}:{port}') as pid:
+    with _program(options, 'coordinator', f'--coordinator_address={HOST}:{port}') as pid:
         wait_until(lambda: is_listening(f'{HOST}:{port}'), 'the server', 60)
-        yield from _http_attacks('weights', pid, port, 512, '/v1/status', options)
+        yield from _http_attacks('coordinator', pid, port, 512, '/v1/status', options)
 
 
 def run_metrics(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -326,7 +326,7 @@ def _read(path: pathlib.Path) -> bytes:
     return path.read_bytes() if path.exists() else b''
 
 
-SERVERS = {'serve': serve, 'weights': weights, 'simulators': simulators, 'run_metrics': run_metrics}
+SERVERS = {'serve': serve, 'coordinator': coordinator, 'simulators': simulators, 'run_metrics': run_metrics}
 
 if __name__ == '__main__':
     sys.exit(main())

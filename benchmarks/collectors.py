@@ -67,13 +67,19 @@ class Jobs:
         self.address = free_address()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         flags = [f'--gin_bindings={binding}' for binding in bindings]
-        self._flags = [f'--root_dir={root}', f'--gin_file={gin_file}', f'--replay_address={self.address}', *flags]
+        self._flags = [
+            f'--root_dir={root}',
+            f'--gin_file={gin_file}',
+            f'--coordinator_address={free_address()}',
+            *flags,
+        ]
         self._root = root
         root.mkdir(parents=True, exist_ok=True)
 
     def start(self, job: str, name: str | None = None) -> None:
         """Starts a job; a collect job has a name."""
         flags = [*self._flags, *([f'--collector_name={name}'] if name else [])]
+        flags += [f'--replay_address={self.address}'] if job == 'replay_server' else []
         with (self._root / f'{name or job}.log').open('a') as log:
             environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
             self.processes[name or job] = subprocess.Popen(

@@ -28,6 +28,9 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tflearn.coordinator.client import Access, Coordinator, Role  # noqa: E402
+from tflearn.coordinator.server import CoordinatorServer  # noqa: E402
+from tflearn.coordinator.server import options as server_options  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 
 DIRECT, FEED = 'direct', 'feed'
@@ -89,7 +92,12 @@ def _measure(case: str, jit_compile: str, rounds: int, secs: float) -> dict[str,
             ],
         )
         _expect(replay, 'serving')
-        feed = {**given, 'replay': f'localhost:{ports[FEED]}', 'feed_address': address}
+        coordinator = f'localhost:{free_port()}'
+        server = CoordinatorServer(server_options(coordinator, None))
+        stack.enter_context(contextlib.closing(server))
+        registered = stack.enter_context(contextlib.closing(Coordinator(Access(coordinator), 'replay_server')))
+        registered.join(Role('replay', 0, f'localhost:{ports[FEED]}', {'all': {}}), _DEADLINE_SECS)
+        feed = {**given, 'replay': coordinator, 'feed_address': address}
         for index in (None, 0):
             _start(stack, _role('feed', {**feed, 'index': index}))
         learners = {
@@ -176,7 +184,7 @@ def _feed(case: str, experience: dict, root: str, jit_compile: str, replay: str,
     found = learner_cases.CASES[case]
     feed.feed(
         run_dir=RunDir(root),
-        replay_address=replay,
+        coordinator=Access(replay),
         connect_timeout_secs=_DEADLINE_SECS,
         stop=threading.Event(),
         make_environment=lambda num_environments, seed: _Specs(found.specs),  # type: ignore[arg-type, return-value]

@@ -87,7 +87,7 @@ def _ours(secs: float, bindings: Sequence[str]) -> float:
     """Returns steps per second of a run that is started for it."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = RunDir(pathlib.Path(folder) / 'run')
-        flags = [f'--root_dir={run_dir.root}', '--gin_file=impala_cartpole', f'--replay_address={free_address()}']
+        flags = [f'--root_dir={run_dir.root}', '--gin_file=impala_cartpole', f'--coordinator_address={free_address()}']
         flags += [f'--gin_bindings={binding}' for binding in bindings]
 
         def metric(job: str, name: str) -> float:

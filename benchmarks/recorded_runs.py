@@ -110,7 +110,7 @@ def run(
     flags = [
         f'--root_dir={path.parent / "run"}',
         f'--gin_file={gin_file}',
-        *([f'--replay_address=localhost:{free_port()}'] if len(programs) > 1 else []),
+        *([f'--coordinator_address=localhost:{free_port()}'] if len(programs) > 1 else []),
         *(f'--gin_bindings={binding}' for binding in bindings),
     ]
     status = RunDir(path.parent / 'run').status('train')

@@ -73,7 +73,7 @@ class Collector:
         """Begins to write; `pace` is in environment steps per second, None is as fast as possible."""
         self._stop = threading.Event()
         storage = shard_process.storage(chunk_steps)
-        self._writer = ReplayWriter(addresses, storage, NUM_ENVIRONMENTS, self._stop)
+        self._writer = ReplayWriter(lambda: addresses, storage, NUM_ENVIRONMENTS, self._stop)
         self._thread = threading.Thread(target=self._write, args=(pace,), daemon=True)
         self._thread.start()
 

@@ -3,7 +3,7 @@
     python benchmarks/soak.py --secs=1200 --picture=soak.png
 
 `tflearn-launch` runs DQN on CartPole without an end: replay server, learner, two collectors, evaluations; summaries,
-checkpoints and exports of which few are kept; a weights server. `tflearn-serve` serves the newest policy to a client
+checkpoints and exports of which few are kept; a coordinator alone. `tflearn-serve` serves the newest policy to a client
 in this process, and `tflearn-data record` writes episodes to files.
 Prints a table, and exits with 1 if a process grew by more than 5 % between the first and the last third after the
 warm-up, or was started again. docs/guarantees.md has the last result.
@@ -111,7 +111,7 @@ class Client:
 def _programs(run_dir: RunDir) -> Iterator[tuple['subprocess.Popen[bytes]', 'subprocess.Popen[bytes]', str]]:
     """Starts the run, the server of its policies and the recording; gives the first, the last, and the address."""
     port = free_port()
-    run = ['launch', '--gin_file=dqn_cartpole', '--num_collectors=2', '--weights_server']
+    run = ['launch', '--gin_file=dqn_cartpole', '--num_collectors=2', '--coordinator_alone']
     run += [f'--gin_bindings={text}' for text in _BINDINGS]
     served = ['serve', f'--port={port}', f'--metrics_port={free_port()}', f'--connect_timeout_secs={_START_SECS}']
     episodes = f'--output={run_dir.root / "episodes"}'
@@ -132,7 +132,7 @@ def _runs(run_dir: RunDir) -> bool:
 
 def _pids(run_dir: RunDir, launch: int, record: int) -> dict[str, int]:
     """Returns the processes: the jobs by their status, launch and its other children, and this one, which asks."""
-    jobs = ('weights', 'replay_server', 'train', 'evaluate', 'collect_0', 'collect_1', 'serve')
+    jobs = ('coordinator', 'replay_server', 'train', 'evaluate', 'collect_0', 'collect_1', 'serve')
     found = {job: int((read_json(run_dir.status(job)) or {}).get('pid', 0)) for job in jobs}
     found |= {'launch': launch, 'client': os.getpid(), 'record': record}
     for path in pathlib.Path('/proc').glob('[0-9]*'):

@@ -1,11 +1,11 @@
 """How long do new weights take to those who act, and how many bytes leave the learner's machine?
 
-    python benchmarks/weights.py --case=latency      one server or the replay server's table, 50 subscribers, 50 MB
+    python benchmarks/weights.py --case=latency      one coordinator, 50 subscribers, 50 MB
     python benchmarks/weights.py --case=relays       1,000 subscribers behind 20 relays, 1 MB
 
 All processes are on this machine; subscribers are threads of a few processes, which receive the weights and drop them.
-The latency is the time from `publish` to the moment when a subscriber has all bytes; the sides take turns. `table` is
-the replay server's table of one publication, polled twice a second.
+The latency is the time from `publish` to the moment when a subscriber has all bytes; the sides take turns. Processor
+time is that of all processes.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import collections
 import contextlib
 import json
 import math
+import os
 import pathlib
 import queue
 import statistics
@@ -26,12 +27,13 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tflearn.coordinator.weights_client import Client, Lost  # noqa: E402
+from tflearn.coordinator.client import Access, Coordinator, Role  # noqa: E402
+from tflearn.coordinator.weights_reader import Lost  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 
 _DEADLINE_SECS = 300.0
-TABLE, SERVER, NARROW = "the replay server's table, polled", 'a weights server', 'the same, bfloat16'
+SERVER, NARROW = 'float32', 'bfloat16'
 
 
 def variables(megabytes: float) -> list:
@@ -91,55 +93,57 @@ def main() -> int:
     return 0
 
 
-def _latency(options: argparse.Namespace) -> str:
-    import reverb
+def _learner(stack: contextlib.ExitStack, address: str, dtype: str = SERVER) -> Coordinator:
+    """Returns a learner, which may publish."""
+    learner = stack.enter_context(contextlib.closing(Coordinator(Access(address, None, dtype), 'train')))
+    learner.join(Role('train', contract={'all': {}}, epoch=1), 60.0)
+    return learner
 
-    from tflearn.coordinator import weights_contract
+
+def _latency(options: argparse.Namespace) -> str:
     from tflearn.coordinator.publisher import Publisher
-    from tflearn.coordinator.weights_channels import Plane
 
     count, megabytes = options.subscribers or 50, options.megabytes or 50.0
     own = variables(megabytes)
-    table = reverb.Server([weights_contract.table(own)])
-    address = f'localhost:{table.port}'
     secs: dict[str, list[list[float]]] = collections.defaultdict(list)
+    cpu: dict[str, list[float]] = collections.defaultdict(list)
     with contextlib.ExitStack() as stack:
-        roots = [_server(stack) for _ in range(2)]
-        planes = {TABLE: Plane(), SERVER: Plane((roots[0],)), NARROW: Plane((roots[1],), dtype='bfloat16')}
-        where = {TABLE: f'--table={address}', SERVER: f'--servers={roots[0]}', NARROW: f'--servers={roots[1]}'}
         sides = {}
-        for side, plane in planes.items():
-            publisher = stack.enter_context(contextlib.closing(Publisher(address, own, plane)))
-            sides[side] = publisher, Subscribers(stack, count, options.processes, megabytes, where[side])
+        for side in (SERVER, NARROW):
+            address = _server(stack)
+            publisher = stack.enter_context(contextlib.closing(Publisher(_learner(stack, address, side), own)))
+            subscribers = Subscribers(stack, count, options.processes, megabytes, f'--coordinator={address}')
+            sides[side] = publisher, subscribers
         for version in range(1, options.rounds + 2):  # the first one warms up
             for side, (publisher, subscribers) in sides.items():
                 own[0].assign_add(np.full(own[0].shape, 0.001, np.float32))
+                before = _cpu_secs()
                 publisher.publish(version, version, 0)
                 reports = subscribers.received(version)
                 if version > 1:
                     secs[side].append([report['secs'] for report in reports])
-    table.stop()
-    return _latency_table(secs, count, megabytes)
-
-
-def _latency_table(secs: dict[str, list[list[float]]], count: int, megabytes: float) -> str:
-    """Returns the medians over the rounds of each round's percentiles, as a Markdown table."""
-
-    def percentile(side: str, share: float) -> float:
-        return statistics.median(sorted(each)[math.ceil(share * len(each)) - 1] for each in secs[side])
-
+                    cpu[side].append(_cpu_secs() - before)
     lines = [
-        f'{count} subscribers, {megabytes:g} MB, {len(secs[TABLE])} publications:',
-        '| weights by | median, s | p99, s | p99 to that of the table |',
+        f'{count} subscribers, {megabytes:g} MB, {options.rounds} publications:',
+        '| sent as | median, ms | p99, ms | processor time, ms |',
         '|---|---|---|---|',
     ]
-    for side in secs:
-        ratio = statistics.median(
-            sorted(a)[math.ceil(0.99 * len(a)) - 1] / sorted(b)[math.ceil(0.99 * len(b)) - 1]
-            for a, b in zip(secs[side], secs[TABLE], strict=True)
+    for side, rounds in secs.items():
+        median, p99 = (
+            statistics.median(sorted(each)[math.ceil(share * len(each)) - 1] for each in rounds)
+            for share in (0.5, 0.99)
         )
-        lines.append(f'| {side} | {percentile(side, 0.5):.2f} | {percentile(side, 0.99):.2f} | {ratio:.2f} |')
+        lines.append(f'| {side} | {1e3 * median:.1f} | {1e3 * p99:.1f} | {1e3 * statistics.mean(cpu[side]):.0f} |')
     return '\n'.join(lines)
+
+
+_PIDS: list[int] = []
+
+
+def _cpu_secs() -> float:
+    """Returns the processor time of all processes so far."""
+    fields = [pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split() for pid in (os.getpid(), *_PIDS)]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf('SC_CLK_TCK')
 
 
 def _relays(options: argparse.Namespace) -> str:
@@ -150,12 +154,13 @@ def _relays(options: argparse.Namespace) -> str:
     secs = []
     with contextlib.ExitStack() as stack:
         root = _server(stack)
-        relays = [_server(stack, f'--upstream={root}') for _ in range(options.relays)]
-        subscribers = Subscribers(stack, count, options.processes, megabytes, f'--servers={",".join(relays)}')
-        learner = stack.enter_context(contextlib.closing(Client([root], 'learner')))
+        learner = _learner(stack, root)
+        relays = [_server(stack, root, i) for i in range(options.relays)]
+        wait_until(lambda: len(learner.addresses('relay')) == len(relays), 'all relays', 60.0)
+        subscribers = Subscribers(stack, count, options.processes, megabytes, f'--coordinator={root}')
         for version in range(1, options.rounds + 1):
             counters = {'policy_version': version, 'published_at': time.time_ns() // 1000}
-            learner.put(weights_messages.make(1, counters, ['kernel'], [values + version], None))
+            learner.put_weights(weights_messages.make(1, counters, ['kernel'], [values + version], None))
             secs += [report['secs'] for report in subscribers.received(version)]
         sent = learner.status()['sent_bytes'] / options.rounds
         of_relays = sum(_status(relay)['sent_bytes'] for relay in relays) / options.rounds
@@ -170,10 +175,11 @@ def _relays(options: argparse.Namespace) -> str:
     return '\n'.join(lines)
 
 
-def _server(stack: contextlib.ExitStack, *flags: str) -> str:
-    """Starts a weights server; returns its address."""
+def _server(stack: contextlib.ExitStack, upstream: str = '', index: int = 0) -> str:
+    """Starts a coordinator, or a relay; returns its address."""
     address = f'localhost:{free_port()}'
-    _start(stack, 'scripts.weights', f'--listen={address}', *flags)
+    relay = [f'--relay_address={address}', f'--index={index}'] if upstream else []
+    _start(stack, 'scripts.coordinator', f'--coordinator_address={upstream or address}', *relay)
 
     def answers() -> bool:
         with contextlib.suppress(Lost):
@@ -186,8 +192,8 @@ def _server(stack: contextlib.ExitStack, *flags: str) -> str:
 
 
 def _status(address: str) -> dict:
-    with contextlib.closing(Client([address], 'status')) as client:
-        return client.status()
+    with contextlib.closing(Coordinator(Access(address), 'status')) as asking:
+        return asking.status()
 
 
 def _start(stack: contextlib.ExitStack, *arguments: str) -> subprocess.Popen:
@@ -199,6 +205,7 @@ def _start(stack: contextlib.ExitStack, *arguments: str) -> subprocess.Popen:
         text=True,
         cwd=ROOT,
     )
+    _PIDS.append(process.pid)
     stack.callback(process.wait)
     stack.callback(process.kill)
     return process

@@ -11,7 +11,8 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tflearn.coordinator.weights_client import Client, Lost  # noqa: E402
+from tflearn.coordinator.client import Access, Coordinator  # noqa: E402
+from tflearn.coordinator.weights_reader import Lost  # noqa: E402
 
 
 def main() -> None:
@@ -19,22 +20,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--count', type=int, required=True)
     parser.add_argument('--name', required=True)
-    parser.add_argument('--servers', default='', help='weights servers, with commas between them')
-    parser.add_argument('--table', default='', help='a replay server, which is polled')
+    parser.add_argument('--coordinator', required=True, help='its address')
     parser.add_argument('--megabytes', type=float, required=True)
     options = parser.parse_args()
     stop = threading.Event()
-    receive = _by_table if options.table else _by_server
     for i in range(options.count):
         given = (options, f'{options.name}_{i}', stop)
-        threading.Thread(target=receive, args=given, daemon=True).start()
+        threading.Thread(target=_receive, args=given, daemon=True).start()
     _print({'ready': options.count})
     sys.stdin.read()
     stop.set()
 
 
-def _by_server(options: argparse.Namespace, name: str, stop: threading.Event) -> None:
-    client, known = Client(options.servers.split(','), name), None
+def _receive(options: argparse.Namespace, name: str, stop: threading.Event) -> None:
+    client, known = Coordinator(Access(options.coordinator), name).weights(), None
     while not stop.is_set():
         try:
             message = client.get(known)
@@ -48,19 +47,6 @@ def _by_server(options: argparse.Namespace, name: str, stop: threading.Event) ->
             assert first is not None
             digest = hashlib.blake2b(first, digest_size=16).hexdigest() if len(first) < 4 << 20 else None
             _report(name, message.counters, at, digest in (None, message.variables[0].digest), message.num_bytes)
-
-
-def _by_table(options: argparse.Namespace, name: str, stop: threading.Event) -> None:
-    from benchmarks.weights import variables
-    from tflearn.coordinator import weights_channels
-
-    channel = weights_channels.connect(options.table, variables(options.megabytes), weights_channels.Plane(), name)
-    while not stop.is_set():
-        data = channel.next()
-        if data is not None:
-            at = time.time()
-            counters = {key: int(data[key]) for key in ('published_at', 'policy_version')}
-            _report(name, counters, at, True, data['0000'].numpy().nbytes)
 
 
 def _report(name: str, counters: dict[str, int], at: float, is_right: bool, num_bytes: int) -> None:

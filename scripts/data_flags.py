@@ -69,7 +69,7 @@ def record_takes() -> job_config.Taken:
 def define_extract() -> None:
     """Defines the flags of `extract`."""
     flags.DEFINE_string('output', None, 'A new directory of episodes. Needed.')
-    flags.DEFINE_bool('running', False, 'Reads the replay server at --replay_address instead of its checkpoint.')
+    flags.DEFINE_bool('running', False, 'Reads the replay servers that --coordinator_address knows, not checkpoints.')
     flags.DEFINE_bool('compress', False, 'Compresses the files with gzip.')
 
 
@@ -79,7 +79,7 @@ def extract_bindings() -> Sequence[str]:
         raise UserValueError('got no --output; need a new directory for the episodes, such as --output=data/replay')
     values = {'output': str(local_path(flags.FLAGS.output, '--output')), 'compress': flags.FLAGS.compress}
     if flags.FLAGS.running:
-        values['address'] = flags.FLAGS.replay_address
+        values['running'] = True
     return [f'tflearn.jobs.record.extract.{name} = {value!r}' for name, value in values.items()]
 
 

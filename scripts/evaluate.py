@@ -1,7 +1,7 @@
 """Evaluates each policy that the train job exports, until the run has ended; draws the learning curve.
 
-When a target return is set and reached, it asks the train job to finish. --replay_address is used only if the published
-weights are evaluated (EvaluateOptions.follow).
+When a target return is set and reached, it asks the train job to finish. --coordinator_address is used only if the
+published weights are evaluated (EvaluateOptions.follow).
 
 With --policy=best (or another name, a path, MODULE:FUNCTION, random) it evaluates that policy once, over --episodes and
 --num_processes, prints the result and keeps it in policy_evaluations/; tflearn-evaluate --policy=best --help lists the

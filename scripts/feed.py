@@ -1,7 +1,7 @@
 """Feeds learners without Reverb: reads the replay servers on their behalf, and sends batches by tf.data service.
 
 One of these is the dispatcher, at --feed_address; each other one is a worker, with its own --worker. train takes the
-same --feed_address, and publishes weights to a weights server (tflearn-weights).
+same --feed_address.
 """
 
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ from tflearn.core.errors import UserError, UserValueError, as_user_error
 from tflearn.core.waiting import HOST_PORT
 from tflearn.files.run_dir import is_url, local_path
 
-DEFAULT_REPLAY_ADDRESS = 'localhost:8008'
+DEFAULT_REPLAY_ADDRESS, DEFAULT_COORDINATOR_ADDRESS = 'localhost:8008', 'localhost:8009'
 
 _WIDTH = 118
 
@@ -57,27 +57,26 @@ def define_launch(backends: Sequence[str]) -> None:
         'num_workers', 1, 'Processes of the train job that train as one; on a cluster, a machine each.', lower_bound=1
     )
     flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
-    flags.DEFINE_integer(
-        'num_replay_servers',
-        None,
-        'How many replay servers share the replay; one for each address of --replay_address by default.',
-        lower_bound=1,
-    )
+    flags.DEFINE_integer('num_replay_servers', 1, 'How many replay servers share the replay.', lower_bound=1)
     flags.DEFINE_bool(
-        'weights_server', False, 'Send weights to the jobs by a weights server, not by the replay server.'
+        'coordinator_alone',
+        None,
+        'Whether the coordinator is a program of its own, and not a part of the replay server; by default if there are '
+        'several replay servers.',
     )
     flags.DEFINE_integer(
         'num_relays',
-        0,
-        'Relays of the weights server: each collector asks one of them, so that the server sends to the relays alone.',
+        None,
+        'Relays of weights: each collector asks one of them, so that the coordinator sends to the relays alone. By '
+        'default one for each hundred collectors, if there are more than two hundred.',
         lower_bound=0,
         upper_bound=10_000,
     )
     flags.DEFINE_integer(
         'num_feed_workers',
         0,
-        'Workers of a feed (tflearn-feed), from which train gets its batches, without Reverb; a weights server is '
-        'started too (local only). 0: train reads the replay servers itself.',
+        'Workers of a feed (tflearn-feed), from which train gets its batches, without Reverb (local only). 0: train '
+        'reads the replay servers itself.',
         lower_bound=0,
     )
     flags.DEFINE_bool(
@@ -135,24 +134,12 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
     flags.DEFINE_bool(
         'share_with_group', False, 'Whether the users of its group can read a new --root_dir; otherwise you alone.'
     )
-    flags.DEFINE_string(
-        'replay_address',
-        DEFAULT_REPLAY_ADDRESS,
-        'HOST:PORT of the replay server: replay_server listens there, collect and train connect to it. Several that '
-        'share the replay have commas between them, in the same order for all jobs; the first one has the weights too.',
-    )
-    flags.DEFINE_string(
-        'weights_address',
-        '',
-        'HOST:PORT of a weights server or relay (tflearn-weights), from which jobs get new weights; of several with '
-        'commas each job takes another one. train publishes to the only one. By default the replay server has them.',
-    )
-    flags.DEFINE_string('weights_token', None, 'File with the token of the weights server, or env:NAME.')
+    define_coordinator()
     flags.DEFINE_enum(
         'weights_dtype',
         'float32',
         ['float32', 'bfloat16'],
-        'What train sends weights of float32 as, to a weights server; bfloat16 takes half of the bytes.',
+        'What train sends weights of float32 as; bfloat16 takes half of the bytes.',
     )
     flags.DEFINE_bool(
         'code_snapshot',
@@ -243,29 +230,39 @@ def check() -> None:
     if not flags.FLAGS.gin_file:
         runs = ', '.join(files.runs())
         raise UserValueError(f'got no --gin_file; need the path of one, or one of {runs}')
-    check_address(flags.FLAGS.replay_address)
-    weights()
+    coordinator()
 
 
-def weights() -> tuple[tuple[str, ...], str | None, Literal['float32', 'bfloat16']]:
-    """Returns the addresses of the weights servers, where their token is, and the type that weights are sent as.
+def coordinator() -> tuple[str, str | None, Literal['float32', 'bfloat16']]:
+    """Returns the coordinator's address, where its token is, and the type that weights are sent as.
 
     Raises:
-      ValueError: if an address is wrong, or there is no token; on a cluster the jobs look for theirs.
+      ValueError: if the address is wrong, or there is no token; on a cluster the jobs look for theirs.
     """
     values = flags.FLAGS
-    if values.weights_token and ('backend' not in values or values.backend == 'local'):
-        tokens.read(values.weights_token, '--weights_token')
-    addresses = check_address(values.weights_address, 'weights_address') if values.weights_address else ()
-    if addresses and 'weights_server' in values and values.weights_server:
-        raise UserValueError(f'got --weights_address={values.weights_address} and --weights_server; need one of them')
-    return addresses, values.weights_token, values.weights_dtype
+    if values.coordinator_token and ('backend' not in values or values.backend == 'local'):
+        tokens.read(values.coordinator_token, '--coordinator_token')
+    return one_address('coordinator_address'), values.coordinator_token, values.weights_dtype
 
 
-def starts_weights_server() -> bool:
-    """Whether the launcher starts a weights server: it is asked to, or starts a feed without another one."""
-    values = flags.FLAGS
-    return bool(values.weights_server or (values.num_feed_workers and not values.weights_address))
+def define_coordinator() -> None:
+    """Defines the flags of every program that reaches the coordinator, or is it."""
+    flags.DEFINE_string(
+        'coordinator_address',
+        DEFAULT_COORDINATOR_ADDRESS,
+        'HOST:PORT of the coordinator, by which the jobs of a run find each other, and through which weights, reports '
+        'and credits go. The replay server listens there, unless tflearn-coordinator does.',
+    )
+    flags.DEFINE_string('coordinator_token', None, 'File with the token of the coordinator, or env:NAME.')
+
+
+def define_replay_address() -> None:
+    """Defines the flag of the jobs that start a replay server."""
+    flags.DEFINE_string(
+        'replay_address',
+        DEFAULT_REPLAY_ADDRESS,
+        'HOST:PORT at which others reach the replay server, which listens at the port.',
+    )
 
 
 def define_feed() -> None:
@@ -282,9 +279,12 @@ def feed_address() -> str:
     """Returns the feed's address. Raises ValueError if there is none, or if it is wrong."""
     if not flags.FLAGS.feed_address:
         raise UserValueError('got no --feed_address; need HOST:PORT, where the feed listens')
-    if len(check_address(flags.FLAGS.feed_address, 'feed_address')) > 1:
-        raise UserValueError(f'got --feed_address={flags.FLAGS.feed_address}; need one HOST:PORT')
-    return str(flags.FLAGS.feed_address)
+    return one_address('feed_address')
+
+
+def given_value(name: str) -> Any:
+    """Returns the value of a flag that the user gave; None for a default."""
+    return None if flags.FLAGS[name].using_default_value else flags.FLAGS[name].value
 
 
 def given(*names: str) -> list[str]:
@@ -292,16 +292,17 @@ def given(*names: str) -> list[str]:
     return [f'--{name}={flags.FLAGS[name].value}' for name in names if not flags.FLAGS[name].using_default_value]
 
 
-def check_address(address: str, flag: str = 'replay_address') -> tuple[str, ...]:
-    """Returns the parts of an address: HOST:PORT, or several that differ. Raises ValueError if it is something else."""
-    each = tuple(address.split(','))
-    for one in each:
-        match = HOST_PORT.fullmatch(one)
-        if not match or not 1 <= int(match[2]) <= 65535:
-            raise UserValueError(f'got --{flag}={address}; need HOST:PORT with a port from 1 to 65535')
-    if len(set(each)) < len(each):
-        raise UserValueError(f'got --{flag}={address}; need addresses that differ')
-    return each
+def one_address(flag: str) -> str:
+    """Returns the address in a flag; raises ValueError for another value."""
+    return check_address(str(flags.FLAGS[flag].value), flag)
+
+
+def check_address(address: str, flag: str) -> str:
+    """Returns an address, HOST:PORT. Raises ValueError, which names the flag, if it is something else."""
+    match = HOST_PORT.fullmatch(address)
+    if not match or not 1 <= int(match[2]) <= 65535:
+        raise UserValueError(f'got --{flag}={address}; need HOST:PORT with a port from 1 to 65535')
+    return address
 
 
 def _help_text(program: str, description: str, full: bool, example: str) -> str:

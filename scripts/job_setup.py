@@ -65,17 +65,17 @@ def main(
         reader.read(gin_file, flags.FLAGS.gin_bindings)
         with waiting.may_exit(stop, lambda: None):  # nothing was begun
             preflight.import_quietly('tensorflow', 'gym')
-            from tflearn.jobs.train_settings import Hooks, Plane
+            from tflearn.jobs.train_settings import Access, Hooks
 
             function = getattr(importlib.import_module(f'tflearn.jobs.{module or job}'), job)
         given = {
             'run_dir': run_dir,
-            'replay_address': flags.FLAGS.replay_address,
+            'replay_address': getattr(flags.FLAGS, 'replay_address', None),
+            'coordinator': Access(*job_flags.coordinator()),
             'connect_timeout_secs': flags.FLAGS.connect_timeout_secs,
             'stop': stop,
             'stop_timeout_secs': flags.FLAGS.stop_timeout_secs,
             'name': name,
-            'plane': Plane(*job_flags.weights()),
             'hooks': Hooks(lambda: _save(run_dir, configured), lambda: _texts(configured)),
         }
         arguments = {key: given[key] for key in inspect.signature(function).parameters if key in given}

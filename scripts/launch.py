@@ -1,6 +1,6 @@
 """Starts all jobs of a run on this machine and shows them in one view until the run has ended.
 
-The same command continues a run that was stopped. Without --replay_address the replay server gets a free port.
+The same command continues a run that was stopped. Without --coordinator_address all servers get free ports.
 
 With another --backend it submits the jobs to a cluster's scheduler instead, and ends; --render prints what it would do.
 """
@@ -36,7 +36,8 @@ def main() -> None:
             package=str(__package__),
             num_collectors=values.num_collectors,
             num_replay_servers=values.num_replay_servers,
-            replay_address=None if values['replay_address'].using_default_value else values.replay_address,
+            coordinator_address=job_flags.given_value('coordinator_address'),
+            coordinator_alone=values.coordinator_alone,
             connect_timeout_secs=values.connect_timeout_secs,
             stop_timeout_secs=values.stop_timeout_secs,
             warm_start=values.warm_start,
@@ -45,8 +46,7 @@ def main() -> None:
             backend=process_run.Backend(
                 values.backend, values.backend_option, values.resources, values.num_workers, values.render
             ),
-            more_flags=job_flags.given('weights_address', 'weights_token', 'weights_dtype'),
-            weights_server=job_flags.given('weights_token') if job_flags.starts_weights_server() else None,
+            more_flags=job_flags.given('coordinator_token', 'weights_dtype'),
             num_relays=values.num_relays,
             num_feed_workers=values.num_feed_workers,
         )

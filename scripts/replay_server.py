@@ -1,28 +1,34 @@
 """Serves a run's replay: stores what the collectors send and serves it to the train job.
 
-It listens at the port of --replay_address. Its content is saved in --root_dir and restored after a restart.
+It listens at the port of --replay_address, and is the run's coordinator too, at the port of --coordinator_address. Its
+content is saved in --root_dir and restored after a restart.
 
-Several replay servers share a replay if --replay_address lists them all; each is this program with its own --shard.
+Several replay servers share a replay: each is this program with the same --num_shards and its own --shard.
 """
 
 from collections.abc import Sequence
 
 from absl import flags
 
-from . import job_setup
+from . import job_flags, job_setup
 
 
 def define_flags() -> None:
     """Defines the flags of this job."""
-    flags.DEFINE_integer(
-        'shard', 0, 'Which of the addresses of --replay_address is that of this server, from 0 on.', lower_bound=0
+    job_flags.define_replay_address()
+    flags.DEFINE_integer('shard', 0, 'Which of several servers this one is, from 0 on.', lower_bound=0)
+    flags.DEFINE_integer('num_shards', 1, 'How many servers share the replay.', lower_bound=1)
+    flags.DEFINE_bool(
+        'serve_coordinator', True, 'Whether the first server is the coordinator too; else it is another program.'
     )
 
 
 def bindings() -> Sequence[str]:
-    """Returns the gin statements that --shard stands for."""
-    shard = flags.FLAGS.shard
-    return [f'tflearn.jobs.replay_server.replay_server.shard = {shard}'] if shard else []
+    """Returns the gin statements that the flags of this job stand for."""
+    job_flags.one_address('replay_address')
+    names = ('shard', 'num_shards', 'serve_coordinator')
+    given = {name: flags.FLAGS[name] for name in names if not flags.FLAGS[name].using_default_value}
+    return [f'tflearn.jobs.replay_server.replay_server.{name} = {flag.value}' for name, flag in given.items()]
 
 
 def main() -> None:

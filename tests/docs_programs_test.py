@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tests.end_to_end.programs import Addresses
 from tests.testing import docs_blocks
 from tests.testing.docs_blocks import BLOCKS, COMMANDS, DOCS, OURS, ROOT
 from tflearn.core.waiting import is_listening, wait_until
@@ -48,9 +49,9 @@ NOT_RUN = {
     r'in a container': 'in a container, the command of the page about serving',
     r'--backend=(slurm|ray)(?!.*--render)': 'needs the cluster; tests/launch has stand-ins',
     r's3://': 'needs a store; tests/files has one on this machine',
-    r'--listen=|=replay:|=feed:|--weights_address': 'several machines; see tests/scripts/weights_test.py, tests/chaos',
+    r'=replay:|=feed:|=host0:': 'several machines; see tests/scripts/coordinator_test.py, tests/chaos',
     r'curl ': 'tests/environments/external_server_test.py runs the commands of the page; a status by hand',
-    r'openssl |stunnel |runs/cartpole --gin_file=dqn_cartpole --replay': 'tests/replay/tunnel_test.py runs the page',
+    r'openssl |stunnel |runs/cartpole --gin_file=dqn_cartpole --(coord|replay)': 'see tests/replay/tunnel_test.py',
     r'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
     r'saved_model_cli': 'tests/policies/products_aot_test.py',
     r'--format=(minari|rlds)|expert_rlds': 'needs the extras minari and rlds; tests/data/conversion_test.py',
@@ -213,10 +214,11 @@ def test_a_server_serves_until_it_is_stopped(user):
 def test_jobs_by_hand(user):
     by_hand = [(program, words) for place, program, words in OURS if 'runs/by_hand' in str(words)]
     assert [program for program, _ in by_hand] == ['replay_server', 'collect', 'train', 'evaluate']
-    address = f'--replay_address={free_address()}'
+    addresses = Addresses()
     with contextlib.ExitStack() as programs:
         server, *jobs = [
-            programs.enter_context(user.running(*job, *([] if job[0] == 'evaluate' else [address]))) for job in by_hand
+            programs.enter_context(user.running(*job, *([] if job[0] == 'evaluate' else addresses.flags(job[0]))))
+            for job in by_hand
         ]
         for job in jobs:
             assert job.wait(DEADLINE_SECS) == 0

@@ -20,13 +20,12 @@ from absl import logging
 
 import gin
 from tests.end_to_end import results
-from tests.end_to_end.programs import Program, metric, pid
+from tests.end_to_end.programs import Addresses, Program, metric, pid
 from tests.end_to_end.results import Progress, progress, saved
 from tflearn.config import job_config
 from tflearn.config.checks import GIVEN_BY_PROGRAMS
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import train
-from tflearn.launch.local import free_address
 from tflearn.policies.versions import newest_version
 
 NUM_TRAIN_STEPS = 1_500
@@ -206,18 +205,18 @@ def test_jobs_by_hand_in_any_order_while_collectors_come_and_go(start, tmp_path)
         *TINY,
         endless,
         '--gin_bindings=train.Intervals.export_interval_steps=1_000',
-        f'--replay_address={free_address()}',
     ]
+    addresses = Addresses()
     order = ['replay_server', 'collect', 'train', 'evaluate']
     seed = random.randrange(2**32)
     random.Random(seed).shuffle(order)
     logging.info('seed %d: %s', seed, ', '.join(order))  # Which pytest shows of a failure.
-    jobs = {job: start(job, *flags, forked=True) for job in order}
+    jobs = {job: start(job, *flags, *addresses.flags(job), forked=True) for job in order}
     trains = jobs['train'].wait_for
 
     trains(lambda: metric(run_dir, 'train', 'train_step') > 0, 'the beginning of training')
     guests = {
-        name: start('collect', *flags, f'--collector_name={name}', name=name, forked=True)
+        name: start('collect', *flags, *addresses.flags('collect'), f'--collector_name={name}', name=name, forked=True)
         for name in ('polite', 'rude')
     }
     for name, number, code in (('polite', signal.SIGTERM, 128 + signal.SIGTERM), ('rude', signal.SIGKILL, -9)):
@@ -241,21 +240,25 @@ def test_jobs_by_hand_in_any_order_while_collectors_come_and_go(start, tmp_path)
         assert 'error' not in program.output
 
 
-NOBODY_THERE = ['--replay_address=localhost:1', '--connect_timeout_secs=5']
+NOBODY_THERE = ['--coordinator_address=localhost:1', '--connect_timeout_secs=5']
 MISTAKES = {
     'unknown environment': (
         'launch',
         ['--gin_bindings=gymnasium_env.make.name="CartPol-v1"'],
         "got name='CartPol-v1'; need a registered gymnasium environment",
     ),
-    'nobody there to collect for': ('collect', NOBODY_THERE, ' s waiting for the replay server at localhost:1'),
+    'nobody there to collect for': ('collect', NOBODY_THERE, ' s waiting for the coordinator at localhost:1'),
     'typo': (
         'train',
         ['--gin_bindings=train.num_train_stpes=7'],
         'got train.num_train_stpes in --gin_bindings, but train.train has no parameter',
     ),
-    'nobody there to train from': ('train', NOBODY_THERE, ' s waiting for the replay server at localhost:1'),
-    'malformed address': ('train', ['--replay_address=localhost'], 'got --replay_address=localhost; need HOST:PORT'),
+    'nobody there to train from': ('train', NOBODY_THERE, ' s waiting for the coordinator at localhost:1'),
+    'malformed address': (
+        'train',
+        ['--coordinator_address=localhost'],
+        'got --coordinator_address=localhost; need HOST:PORT',
+    ),
     'missing gin file': ('train', ['--gin_file=dqn_cartpol'], "got gin_file='dqn_cartpol'; did you mean dqn_cartpole"),
     'unwritable root': ('train', ['--root_dir=run/config.gin'], 'got root_dir='),
 }

@@ -32,9 +32,9 @@ NEEDED = {
 }
 GIVEN = {
     'replay_server': ('run_dir', 'replay_address', 'stop'),
-    'collect': ('run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name'),
-    'train': ('run_dir', 'replay_address', 'connect_timeout_secs', 'stop'),
-    'evaluate': ('run_dir', 'replay_address', 'connect_timeout_secs', 'stop'),
+    'collect': ('run_dir', 'connect_timeout_secs', 'stop', 'name'),
+    'train': ('run_dir', 'connect_timeout_secs', 'stop'),
+    'evaluate': ('run_dir', 'connect_timeout_secs', 'stop'),
 }
 
 

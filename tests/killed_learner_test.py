@@ -5,10 +5,9 @@ import signal
 
 import pytest
 
-from tests.end_to_end.programs import Program, metric, pid
+from tests.end_to_end.programs import Addresses, Program, metric, pid
 from tests.testing import written_summaries
 from tflearn.files.run_dir import RunDir
-from tflearn.launch.local import free_address
 
 MAX_LAG = 2
 BINDINGS = (
@@ -26,12 +25,13 @@ BINDINGS = (
 @pytest.mark.slow
 def test_it_goes_on_without_stale_batches_and_with_the_same_collector(tmp_path):
     run_dir = RunDir(tmp_path / 'run')
-    flags = ['--root_dir=run', '--gin_file=impala_cartpole', f'--replay_address={free_address()}']
+    addresses = Addresses()
+    flags = ['--root_dir=run', '--gin_file=impala_cartpole']
     flags += [f'--gin_bindings={binding}' for binding in BINDINGS]
     with contextlib.ExitStack() as programs:
 
         def start(job, name=''):
-            return programs.enter_context(Program(job, *flags, folder=tmp_path, name=name))
+            return programs.enter_context(Program(job, *flags, *addresses.flags(job), folder=tmp_path, name=name))
 
         start('replay_server')
         collect, killed = start('collect'), start('train')

@@ -7,11 +7,10 @@ import signal
 import pytest
 
 from tests.data import data_sets
-from tests.end_to_end.programs import Program, metric
+from tests.end_to_end.programs import Addresses, Program, metric
 from tests.testing import written_summaries
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.launch.local import free_address
 
 PRETRAIN = 40_000
 TOTAL = PRETRAIN + 12_000
@@ -80,12 +79,12 @@ def check(run_dir):
 
 @pytest.mark.slow
 def test_the_jobs_continue_in_both_phases(tmp_path):
-    run_dir, address = RunDir(tmp_path / 'run'), free_address()
+    run_dir, addresses = RunDir(tmp_path / 'run'), Addresses()
     write_data(tmp_path)
     with contextlib.ExitStack() as programs:
 
         def start(job, name=''):
-            given = [*flags(), f'--replay_address={address}']
+            given = [*flags(), *addresses.flags(job)]
             return programs.enter_context(Program(job, *given, folder=tmp_path, name=name))
 
         start('replay_server')
@@ -126,12 +125,12 @@ def test_the_synchronous_job_continues_in_both_phases(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_cloning_and_the_ppo_after_it_go_on(tmp_path):
-    run_dir, address = RunDir(tmp_path / 'run'), free_address()
+    run_dir, addresses = RunDir(tmp_path / 'run'), Addresses()
     write_data(tmp_path)
     with contextlib.ExitStack() as programs:
 
         def start(job, name=''):
-            given = [*flags('ppo_cartpole', CLONING_SETTINGS), f'--replay_address={address}']
+            given = [*flags('ppo_cartpole', CLONING_SETTINGS), *addresses.flags(job)]
             return programs.enter_context(Program(job, *given, folder=tmp_path, name=name))
 
         start('replay_server')

@@ -5,9 +5,8 @@ import signal
 
 import pytest
 
-from tests.end_to_end.programs import Program, metric
+from tests.end_to_end.programs import Addresses, Program, metric
 from tflearn.files.run_dir import RunDir
-from tflearn.launch.local import free_address
 
 BINDINGS = (
     'networks.NetworkOptions.fc_layer_params=(16,)',
@@ -22,12 +21,15 @@ BINDINGS = (
 @pytest.mark.slow
 def test_iterations_continue_without_one_collector(tmp_path):
     run_dir = RunDir(tmp_path / 'run')
-    flags = ['--root_dir=run', '--gin_file=ppo_cartpole', f'--replay_address={free_address()}']
+    addresses = Addresses()
+    flags = ['--root_dir=run', '--gin_file=ppo_cartpole']
     flags += [f'--gin_bindings={binding}' for binding in BINDINGS]
     with contextlib.ExitStack() as programs:
 
         def start(job, name='', *more):
-            return programs.enter_context(Program(job, *flags, *more, folder=tmp_path, name=name))
+            return programs.enter_context(
+                Program(job, *flags, *addresses.flags(job), *more, folder=tmp_path, name=name)
+            )
 
         def version():
             return metric(run_dir, 'train', 'policy_version')

@@ -151,7 +151,7 @@ class Maker:
     def _addresses(self, rng: random.Random) -> Case:
         address = rng.choice(bad_values.ADDRESSES)
         program = rng.choice(['launch', *(name for name in CONFIGURED if self.flags.get(name))])
-        known = [*PROGRAMS[program][1], f'--replay_address={address}']
+        known = [*PROGRAMS[program][1], f'--coordinator_address={address}']
         if program in ('train', 'collect', 'evaluate') and rng.random() < 0.5:
             binding = {
                 'train': f'train.Data.addresses=[{address!r}]',

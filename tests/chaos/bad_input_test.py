@@ -27,7 +27,7 @@ REAL = {
         (f'{_RUN} --stop_timeout_secs=nan', 'got a wrong flag: flag --stop_timeout_secs=nan'),
         (f'{_RUN} --connect_timeout_secs=1e30', 'got a wrong flag: flag --connect_timeout_secs=1e30'),
         (f'{_RUN} --connect_timeout_secs=soon', 'got a wrong flag: '),
-        (f'{_RUN} --replay_address=localhost:99999', 'got --replay_address=localhost:99999; need HOST:PORT'),
+        (f'{_RUN} --coordinator_address=localhost:99999', 'got --coordinator_address=localhost:99999; need HOST:PORT'),
         (f'{_RUN} --gin_bindings=import', "got 'import' in --gin_bindings"),
         (f'{_RUN} --gin_bindings=train.train.x={{[]:1}}', "got 'train.train.x={[]:1}' in --gin_bindings"),
         (f'{_RUN} --gin_bindings=train.train.x={"[" * 3000}', 'got '),
@@ -43,7 +43,7 @@ REAL = {
         (f'{_RUN} --gin_bindings=gymnasium_env.make.name="Nope-v1"', "got name='Nope-v1'"),
     ],
     'evaluate': [
-        (f'{_RUN} --replay_address=', 'got --replay_address=; need HOST:PORT'),
+        (f'{_RUN} --coordinator_address=', 'got --coordinator_address=; need HOST:PORT'),
         ('--root_dir=run --data=nothing', 'got no policy in '),
         ('--root_dir=run --data=data --gamma=nan', 'got --gamma=nan'),
         ('--root_dir=run --data=', 'got an empty --data'),

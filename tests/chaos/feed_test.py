@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 
 import pytest
 
@@ -22,22 +21,19 @@ class FedRun(HandRun):
 
     def __init__(self, directory, opened, gin_file, bindings=()):
         super().__init__(directory, opened, gin_file, bindings)
-        self.feed_address, self.weights_address = free_address(), free_address()
+        self.feed_address = free_address()
 
     def start_all(self, num_workers):
         """Starts all jobs; returns the processes by name."""
-        listen = [sys.executable, '-m', 'scripts.weights', f'--listen={self.weights_address}']
-        weights = f'--weights_address={self.weights_address}'
         path = os.pathsep.join([str(WITHOUT_REVERB), str(ROOT)])
         processes = {
             'replay_server': self.start('replay_server'),
-            'weights': self.run(listen, 'weights'),
             'feed': self.start_feed(),
             **{f'feed_worker_{i}': self.start_feed(i) for i in range(num_workers)},
-            'collect': self.start('collect', weights),
+            'collect': self.start('collect'),
         }
-        fed = [weights, f'--feed_address={self.feed_address}']
-        processes['train'] = self.start('train', *fed, prefix=['env', f'PYTHONPATH={path}'])
+        fed = f'--feed_address={self.feed_address}'
+        processes['train'] = self.start('train', fed, prefix=['env', f'PYTHONPATH={path}'])
         return processes
 
     def start_feed(self, worker=None):

@@ -17,14 +17,14 @@ class HandRun:
 
     Attributes:
       run_dir: its directory.
-      port: the port that its replay server is meant to have.
+      port: the port that its coordinator is meant to have; `replay_port`: that of the replay server.
     """
 
     def __init__(
         self, directory: pathlib.Path, opened: contextlib.ExitStack, gin_file: str, bindings: Sequence[str] = ()
     ):
         """Starts nothing yet."""
-        self.run_dir, self.port = RunDir(directory / 'run'), free_port()
+        self.run_dir, self.port, self.replay_port = RunDir(directory / 'run'), free_port(), free_port()
         self._directory, self._opened = directory, opened
         self._flags = [f'--gin_file={gin_file}', *(f'--gin_bindings={binding}' for binding in bindings)]
 
@@ -42,12 +42,15 @@ class HandRun:
         Args:
           flags: more flags.
           name: the log's name; None is the job's.
-          address: where it finds the replay server, or listens; None is the run's port of this machine.
+          address: where it finds the coordinator, or listens; None is the run's port of this machine.
           root: another path of the run directory.
           prefix: a command that runs the program.
         """
         arguments = [*prefix, sys.executable, '-m', f'scripts.{job}', f'--root_dir={root or self.run_dir.root}']
-        arguments += [*self._flags, f'--replay_address={address or self.address}', *flags]
+        arguments += [*self._flags, f'--coordinator_address={address or self.address}', *flags]
+        if job == 'replay_server':
+            host = (address or self.address).rpartition(':')[0]
+            arguments.append(f'--replay_address={host}:{free_port() if address else self.replay_port}')
         return self.run(arguments, name or job)
 
     def run(self, arguments: Sequence[str], name: str) -> subprocess.Popen:
@@ -60,7 +63,7 @@ class HandRun:
 
     @property
     def address(self) -> str:
-        """The address of the replay server on this machine."""
+        """The address of the coordinator on this machine."""
         return f'localhost:{self.port}'
 
     def log(self, name: str) -> pathlib.Path:

@@ -1,3 +1,3 @@
-"""The fixture of a real replay server."""
+"""The fixture of real coordinators."""
 
-from tests.testing.replay import serve  # noqa: F401
+from tests.testing.coordinators import coordinating  # noqa: F401

@@ -1,11 +1,14 @@
+import pytest
 import tensorflow as tf
 
 from tflearn.coordinator import control, reports
-from tflearn.core.experience import Experience
 
 
-def _read(served, reader):
-    reader.read(served.server.counts()[reports.REPORTS].size)
+@pytest.fixture
+def run(coordinating):
+    """A coordinator, and its learner."""
+    server = coordinating.serve()
+    return server, coordinating.learner(server)
 
 
 def _steps(count):
@@ -16,112 +19,135 @@ def _episodes(*returns):
     return [{'return': episode_return} for episode_return in returns]
 
 
-def test_counts_are_summed_over_collectors_not_over_reports(serve):
-    served = serve(Experience())
-    first, second = reports.Reporter(served.address), reports.Reporter(served.address)
+def test_counts_are_summed_over_collectors_not_over_reports(coordinating, run):
+    server, learner = run
+    first, second = reports.Reporter(coordinating.job(server)), reports.Reporter(coordinating.job(server))
     first.report(_steps(100), _episodes(1.0, 2.0))
     second.report(_steps(10), [])
     first.report(_steps(150), _episodes(6.0))
-    reader = reports.ReportReader(served.address)
-    _read(served, reader)
+    reader = reports.ReportReader(learner)
+    reader.read()
     assert (reader.env_steps, reader.mean_return) == (160, 3.0)
-    _read(served, reader)
+    reader.read()
     assert reader.env_steps == 160
 
 
-def test_all_counts_and_metrics_arrive(serve):
-    served = serve(Experience())
-    first, second = reports.Reporter(served.address), reports.Reporter(served.address)
-    reader = reports.ReportReader(served.address)
+def test_all_counts_and_metrics_arrive(coordinating, run):
+    server, learner = run
+    first, second = reports.Reporter(coordinating.job(server)), reports.Reporter(coordinating.job(server))
+    reader = reports.ReportReader(learner)
     assert reader.metrics() == {'env_steps': 0, 'mean_return': None}
     first.report({'env_steps': 5, 'dropped_episodes': 1}, [{'return': 1.0, 'info/speed': 3.0}, {'return': 2.0}])
     second.report({'env_steps': 5, 'dropped_episodes': 2, 'lost_steps': 7}, [{'return': 3.0, 'info/speed': 4.0}])
-    _read(served, reader)
+    reader.read()
     assert reader.metrics() == {
         'env_steps': 10,
         'dropped_episodes': 3,
         'lost_steps': 7,
+        'reported_episodes': 3,
         'mean_return': 2.0,
         'mean_info/speed': 3.5,
     }
 
 
-def test_checkpoint_restores_the_counts(serve, tmp_path):
-    served = serve(Experience())
-    collector = reports.Reporter(served.address)
+def test_checkpoint_restores_the_counts(coordinating, run, tmp_path):
+    server, learner = run
+    collector = reports.Reporter(coordinating.job(server))
     collector.report(_steps(100), _episodes(5.0))
-    reader = reports.ReportReader(served.address)
-    _read(served, reader)
+    reader = reports.ReportReader(learner)
+    reader.read()
     path = tf.train.Checkpoint(reports=reader).write(str(tmp_path / 'checkpoint'))
-    restored = reports.ReportReader(served.address)
+    restored = reports.ReportReader(learner)
     tf.train.Checkpoint(reports=restored).read(path).assert_consumed()
     collector.report(_steps(130), _episodes(7.0))  # the same collector continues
-    _read(served, restored)
+    restored.read()
     assert (restored.env_steps, restored.mean_return) == (130, 6.0)
 
 
-def test_keeps_the_newest_of_many_episodes(serve):
-    served = serve(Experience())
-    reports.Reporter(served.address).report(_steps(1), _episodes(*[0.0] * 10 + [2.0] * reports.MAX_EPISODES))
-    reader = reports.ReportReader(served.address)
-    _read(served, reader)
-    assert reader.mean_return == 2.0
+def test_all_of_many_episodes_arrive_in_parts(coordinating, run):
+    server, learner = run
+    reader, reporter = reports.ReportReader(learner), reports.Reporter(coordinating.job(server))
+    reporter.report(_steps(1), _episodes(*[0.0] * 300, *[2.0] * 300))
+    for _ in range(3):
+        reader.read()
+        reporter.report(_steps(1), [])
+    reader.read()
+    assert reader.mean_return == 2.0 and reader.count('reported_episodes') == 600
+    reporter.report(_steps(1), [])
+    assert not reporter._kept, 'all are acknowledged'
 
 
-def test_reports_survive_a_server_outage(serve):
-    served = serve(Experience())
-    reporter = reports.Reporter(served.address)
-    served.server.close()
-    reporter.report(_steps(10), [])
-    back = serve(Experience(), served.server.port)
-    reporter.report(_steps(20), [])
-    reader = reports.ReportReader(back.address)
-    _read(back, reader)
-    assert reader.env_steps == 20
+def test_no_episode_is_lost_or_counted_twice_with_the_coordinator(coordinating, run):
+    server, learner = run
+    reader, reporter = reports.ReportReader(learner), reports.Reporter(coordinating.job(server))
+    total = 0
+    for round_ in range(12):
+        reporter.report({'env_steps': round_, 'episodes': total + 3}, _episodes(1.0, 2.0, 3.0))
+        total += 3
+        if round_ % 2:
+            reader.read()
+        if round_ % 3 == 0:  # before the learner has read some, and before the collector knows what it has read
+            server.close()
+            assert not reporter.report({'env_steps': round_, 'episodes': total}, [])
+            reader.read()
+            server = coordinating.serve(port=server.port)
+    reporter.report({'env_steps': 12, 'episodes': total}, [])
+    reader.read()
+    assert (reader.count('episodes'), reader.count('reported_episodes')) == (total, total)
+    assert (reader.env_steps, reader.mean_return) == (12, 2.0)
 
 
-def test_collectors_that_are_silent_are_forgotten_but_not_their_counts(serve):
-    served, now = serve(Experience()), [0.0]
-    first, second = reports.Reporter(served.address), reports.Reporter(served.address)
-    reader = reports.ReportReader(served.address, clock=lambda: now[0])
+def test_a_report_that_the_learner_reads_twice_counts_once(coordinating, run):
+    server, learner = run
+    reporter = reports.Reporter(coordinating.job(server))
+    reporter.report({'env_steps': 3}, _episodes(1.0, 2.0))
+    reader, again = reports.ReportReader(learner), reports.ReportReader(learner)
+    reader.read()
+    again.deserialize(reader.serialize())  # a learner that was started again before it had acknowledged
+    again.read()
+    assert again.count('reported_episodes') == 2 and len(again._episodes) == 2
+
+
+def test_collectors_that_are_silent_are_forgotten_but_not_their_counts(coordinating, run):
+    (server, learner), now = run, [0.0]
+    first, second = reports.Reporter(coordinating.job(server)), reports.Reporter(coordinating.job(server))
+    reader = reports.ReportReader(learner, clock=lambda: now[0])
     first.report(_steps(100), [])
     second.report(_steps(10), [])
-    _read(served, reader)
+    reader.read()
     assert (reader.num_live, reader.env_steps) == (2, 110)
     now[0] = 10.0
     second.report(_steps(20), [])
-    _read(served, reader)
+    reader.read()
     assert (reader.num_live, reader.env_steps) == (1, 120)
     now[0] = control.FORGET_SECS + 1
-    _read(served, reader)
+    reader.read()
     assert sorted(reader._counts) == sorted([second.held.lease.owner, 'forgotten'])
     now[0] += 10
-    _read(served, reader)
+    reader.read()
     assert (list(reader._counts), reader.num_live, reader.env_steps) == (['forgotten'], 0, 120)
     assert reader.metrics()['env_steps'] == 120
 
 
-def test_a_collector_that_was_silent_for_long_counts_once(serve):
+def test_a_collector_that_was_silent_for_long_counts_once(coordinating, run):
     """Whether it was forgotten meanwhile or not."""
-    served, now = serve(Experience()), [0.0]
-    collector = reports.Reporter(served.address, clock=lambda: now[0])
-    forgetting = reports.ReportReader(served.address, clock=lambda: now[0])
-    other = reports.ReportReader(served.address, clock=lambda: 0.0)
+    (server, learner), now = run, [0.0]
+    collector = reports.Reporter(coordinating.job(server), clock=lambda: now[0])
+    forgetting = reports.ReportReader(learner, clock=lambda: now[0])
+    other = reports.ReportReader(learner, clock=lambda: 0.0)
     collector.report(_steps(100), [])
-    _read(served, forgetting)
+    forgetting.read()
     other.deserialize(forgetting.serialize())
     now[0] = control.FORGET_SECS / 2 + 1
     owner = collector.held.lease.owner
     collector.report(_steps(130), [])
     assert collector.held.lease.owner != owner
     now[0] = control.FORGET_SECS + 1
-    (text,) = reports.connection.receive(served.address, reports.REPORTS, 1)
     for reader in (forgetting, other):
-        assert reports.connection.send(served.address, reports.REPORTS, 'report', text.decode())
-        _read(served, reader)
+        reader.read()
         assert reader.env_steps == 130
     assert owner in other._counts and owner not in forgetting._counts
     now[0] += 1.0
     collector.report(_steps(140), [])
-    _read(served, forgetting)
+    forgetting.read()
     assert forgetting.env_steps == 140

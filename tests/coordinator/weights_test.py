@@ -2,21 +2,16 @@ import contextlib
 import threading
 
 import pytest
-import reverb
 import tensorflow as tf
 
-from tests import streams
-from tflearn.coordinator import publisher as publisher_module
-from tflearn.coordinator import weights_channels, weights_contract, weights_relay
+from tflearn.coordinator import control, weights_contract, weights_messages
+from tflearn.coordinator import server as coordinator_server
+from tflearn.coordinator.client import Access
 from tflearn.coordinator.publisher import Publisher
 from tflearn.coordinator.subscriber import Publication, Subscriber
-from tflearn.coordinator.weights_channels import Plane
-from tflearn.coordinator.weights_client import Client
-from tflearn.coordinator.weights_server import WeightsServer
 from tflearn.core.train_step import create_train_step
 from tflearn.core.waiting import wait_until
 from tflearn.net.server_options import ServerOptions
-from tflearn.replay.reverb import library
 
 
 def _variables(value, units=3):
@@ -26,47 +21,36 @@ def _variables(value, units=3):
     ]
 
 
-@pytest.fixture
-def address():
-    server = reverb.Server([library.make_table(weights_contract.table(_variables(0)))])
-    yield f'localhost:{server.port}'
-    streams.wait_until_ended()
-    server.stop()
-
-
-@pytest.fixture(params=['table', 'server', 'relay'])
-def plane(request, address):
-    """Where weights travel: through the replay server, a weights server, or a relay of it."""
-    with contextlib.ExitStack() as stack:
-        if request.param == 'table':
-            yield Plane(), Plane()
-            return
-        server = stack.enter_context(contextlib.closing(WeightsServer(ServerOptions())))
-        root = Plane((f'localhost:{server.port}',))
-        if request.param == 'server':
-            yield root, root
-            return
-        relay_server = stack.enter_context(contextlib.closing(WeightsServer(ServerOptions(), takes=False)))
-        stop, client = threading.Event(), Client(root.addresses, 'relay')
-        thread = threading.Thread(target=weights_relay.follow, args=(relay_server.newest, client, stop))
-        thread.start()
-        yield root, Plane((f'localhost:{relay_server.port}',))
-        stop.set()
-        client.close()
-        thread.join(20)
-        assert not thread.is_alive()
+@pytest.fixture(params=['coordinator', 'relay'])
+def run(request, coordinating):
+    """A coordinator, and a relay of it if collectors ask one."""
+    server = coordinating.serve()
+    learner = coordinating.learner(server)
+    if request.param == 'coordinator':
+        yield server, learner
+        return
+    stop = threading.Event()
+    given = (ServerOptions(), lambda status: None, stop, '', f'localhost:{server.port}')
+    thread = threading.Thread(target=coordinator_server.serve, args=given)
+    thread.start()
+    wait_until(lambda: learner.addresses('relay'), 'the relay', 20)
+    yield server, learner
+    assert server.status()['sent_messages'] <= 2 * server.status()['clients'] + 30
+    stop.set()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 @pytest.fixture
-def publisher_of(address, plane, opened):
-    return lambda variables, **given: opened(Publisher(address, variables, plane[0], **given))
+def publisher_of(run, opened):
+    return lambda variables: opened(Publisher(run[1], variables))
 
 
 @pytest.fixture
-def subscriber_of(address, plane, opened):
-    def make(variables, train_step=None, interval_secs=0.05):
+def subscriber_of(run, coordinating, opened):
+    def make(variables, train_step=None):
         step = create_train_step() if train_step is None else train_step
-        return opened(Subscriber(address, variables, step, interval_secs, plane[1], 'collect_0'))
+        return opened(Subscriber(coordinating.job(run[0]), variables, step))
 
     return make
 
@@ -153,84 +137,63 @@ def test_publication_is_a_snapshot(publisher_of, subscriber_of):
     assert float(pulled[0][0, 0]) == 1.0
 
 
-@pytest.mark.parametrize('make', [lambda a, v: Publisher(a, v), lambda a, v: Subscriber(a, v, create_train_step())])
-def test_rejects_another_network_by_name(address, make):
-    with pytest.raises(ValueError, match=r'another network: kernel:0 is float32\[2, 3\] there, float32\[2, 4\] here'):
-        make(address, _variables(0, units=4))
-    with pytest.raises(ValueError, match=r'bias:0 is float32\[3\] there, absent here'):
-        make(address, _variables(0)[:1])
-
-
-def test_names_do_not_matter(address):
-    renamed = [tf.Variable(variable, name='other') for variable in _variables(0)]
-    Publisher(address, renamed).close()
-
-
-def test_acting_continues_while_the_server_is_down(opened):
-    server = reverb.Server([library.make_table(weights_contract.table(_variables(0)))])
-    subscriber = opened(Subscriber(f'localhost:{server.port}', _variables(0), create_train_step(), interval_secs=0.05))
-    server.stop()
-    with pytest.raises(TimeoutError):
-        subscriber.wait(1.0)
-
-
-def test_restarted_server_gets_the_weights_again(monkeypatch, address, opened):
-    monkeypatch.setattr(publisher_module, '_CHECK_SECS', 0.2)
-    publisher = opened(Publisher(address, _variables(5)))
-    subscriber = opened(Subscriber(address, _variables(0), create_train_step()))
-    publisher.publish(1, 1, 0)
-    subscriber.wait(20)
-    reverb.Client(address).reset(weights_contract.VARIABLES)  # as a restart does
-    late = opened(Subscriber(address, pulled := _variables(0), create_train_step()))
-    late.wait(20)
-    assert float(pulled[0][0, 0]) == 5.0
-
-
-def test_restarted_weights_server_gets_the_weights_again(monkeypatch, opened):
-    monkeypatch.setattr(publisher_module, '_CHECK_SECS', 0.2)
-    server = WeightsServer(ServerOptions())
-    plane = Plane((f'localhost:{server.port}',))
-    publisher = opened(Publisher('localhost:1', _variables(5), plane))
-    subscriber = opened(Subscriber('localhost:1', pulled := _variables(0), create_train_step(), plane=plane))
+def test_a_restarted_coordinator_gets_the_weights_again(coordinating, opened):
+    server = coordinating.serve()
+    publisher = opened(Publisher(coordinating.learner(server), _variables(5)))
+    subscriber = opened(Subscriber(coordinating.job(server), pulled := _variables(0), create_train_step()))
     publisher.publish(1, 1, 0)
     subscriber.wait(20)
     server.close()
-    server = opened(WeightsServer(ServerOptions(port=server.port)))
-    wait_until(lambda: server.newest.message, 'the publication', 20)
-    late = opened(Subscriber('localhost:1', pulled := _variables(0), create_train_step(), plane=plane))
+    server = coordinating.serve(port=server.port)
+    wait_until(lambda: server.state.newest.message, 'the publication', 20)
+    late = opened(Subscriber(coordinating.job(server), pulled := _variables(0), create_train_step()))
     late.wait(20)
     assert float(pulled[0][0, 0]) == 5.0
     publisher.publish(2, 2, 0)
     wait_until(subscriber.pull, 'weights for who was there before', 20)
 
 
-def test_weights_of_another_network_are_refused_by_name(opened):
-    server = opened(WeightsServer(ServerOptions()))
-    plane = Plane((f'localhost:{server.port}',))
-    early = opened(Subscriber('localhost:1', _variables(0, units=4), create_train_step(), plane=plane))
-    opened(Publisher('localhost:1', _variables(5), plane)).publish(1, 1, 0)
+def test_a_learner_that_is_behind_goes_on_with_a_newer_version(coordinating, opened):
+    """Both it and the coordinator were killed; its checkpoint is older than what a collector acts with."""
+    server = coordinating.serve()
+    collector = coordinating.job(server, role='train')  # which makes the contract
+    collector.report(control.Report(control.new_lease('collect_0'), {}, policy_version=9))
+    publisher = opened(Publisher(coordinating.learner(server), _variables(5)))
+    subscriber = opened(Subscriber(collector, _variables(0), create_train_step()))
+    publisher.publish(1, 4, 0)
+    subscriber.wait(20)
+    assert subscriber.newest.policy_version == publisher.least_version == 10
+
+
+def test_weights_of_another_network_are_refused_by_name(coordinating, opened):
+    server = coordinating.serve()
+    opened(Publisher(coordinating.learner(server), _variables(5))).publish(1, 1, 0)
+    early = opened(Subscriber(coordinating.job(server), _variables(0, units=4), create_train_step()))
     with pytest.raises(ValueError, match=r'another network: kernel:0 is float32\[2, 3\] there, float32\[2, 4\] here'):
         early.wait(20)
-    with pytest.raises(ValueError, match='another network'):
-        Subscriber('localhost:1', _variables(0, units=4), create_train_step(), plane=plane)
-    with pytest.raises(ValueError, match='another network'):
-        Publisher('localhost:1', _variables(0, units=4), plane)
-    with pytest.raises(ValueError, match='need one to publish to'):
-        Publisher('localhost:1', _variables(5), Plane(('a:1', 'b:2')))
+
+
+def test_float32_travels_as_bfloat16_if_asked_for(coordinating, opened):
+    server = coordinating.serve()
+    access = Access(f'localhost:{server.port}', weights_dtype='bfloat16')
+    opened(Publisher(coordinating.learner(server, access=access), _variables(1 / 3))).publish(1, 1, 0)
+    subscriber = opened(Subscriber(coordinating.job(server), pulled := _variables(0), create_train_step()))
+    subscriber.wait(20)
+    assert 0 < abs(float(pulled[0][0, 0]) - 1 / 3) < 2**-8 / 3
 
 
 def test_rejects_variables_of_unknown_shape():
     variable = tf.Variable([1.0], shape=tf.TensorShape([None]), name='v')
     with pytest.raises(ValueError, match='need fixed dimensions'):
-        weights_contract.signature([variable])
+        weights_contract.specs([variable])
 
 
-def test_failure_of_the_sending_thread_fails_the_next_publication(address, opened, monkeypatch):
+def test_failure_of_the_sending_thread_fails_the_next_publication(coordinating, opened, monkeypatch):
     def fail(*_):
         raise TypeError('broken')
 
-    monkeypatch.setattr(weights_channels.connection, 'insert', fail)
-    publisher = opened(Publisher(address, _variables(1)))
+    monkeypatch.setattr(weights_messages, 'make', fail)
+    publisher = opened(Publisher(coordinating.learner(coordinating.serve()), _variables(1)))
     publisher.publish(1, 1, 0)
     wait_until(lambda: not publisher._thread.is_alive(), 'the end of the thread', 20)
     with pytest.raises(RuntimeError, match='got a failed thread that publishes weights') as raised:

@@ -13,10 +13,23 @@ import scripts
 from tests.testing import forks
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, read_json
+from tflearn.launch.local import free_address
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 # Many times what anything here takes, for machines that have other work to do.
 DEADLINE_SECS = 240.0
+
+
+class Addresses:
+    """Those of a run's servers on this machine."""
+
+    def __init__(self) -> None:
+        self.coordinator, self.replay = free_address(), free_address()
+
+    def flags(self, job: str) -> list[str]:
+        """Returns those of the flags of a job that have addresses."""
+        own = [f'--replay_address={self.replay}'] if job == 'replay_server' else []
+        return [f'--coordinator_address={self.coordinator}', *own]
 
 
 class Program:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tflearn.actors.exploration import EpsilonLadder
 from tflearn.agents import sac
 from tflearn.coordinator import reports
+from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.publisher import Publisher
 from tflearn.core.experience import Experience, Slicing, Uniform
 from tflearn.core.train_step import create_train_step
@@ -18,7 +19,6 @@ from tflearn.environments import gymnasium_env
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit, EpisodeMetricsOptions
 from tflearn.networks.networks import NetworkOptions
-from tflearn.replay import connection
 
 FREE = Experience(replay=Uniform(min_size=1, max_size=10_000, sampling='server'), chunk_steps=4)
 
@@ -33,16 +33,17 @@ class Learner:
         variables = self.agent.collect_policy.variables()
         for variable in variables:  # always the same action, so that episodes end after about ten steps
             variable.assign(tf.zeros_like(variable))
-        self.publisher = Publisher(run.address, variables)
-        self.reader = reports.ReportReader(run.address)
-        self.address, self.version = run.address, 0
+        self.coordinator, self.version = Coordinator(run.coordinator, 'train'), 0
+        self.coordinator.join(Role('train', epoch=1), 60.0)
+        self.publisher = Publisher(self.coordinator, variables)
+        self.reader = reports.ReportReader(self.coordinator)
 
     def publish(self, env_steps=0, finished=False):
         self.version += 1
         self.publisher.publish(self.version, self.version, env_steps, finished)
 
     def metrics(self):
-        self.reader.read(connection.counts(self.address)[reports.REPORTS].size)
+        self.reader.read()
         return self.reader.metrics()
 
 
@@ -54,6 +55,7 @@ def learner(small_run):
     learner = Learner(small_run, small_run.factories()['make_agent'], FREE)
     yield learner
     learner.publisher.close()
+    learner.coordinator.close()
 
 
 def test_ends_after_max_env_steps(small_run, learner):
@@ -164,7 +166,6 @@ def test_equal_seeds_collect_equal_data(small_run, learner):
     learner.publish()
     returns = []
     for _ in range(2):
-        learner.reader = reports.ReportReader(small_run.address)
         options = CollectOptions(episode_metrics=EpisodeMetricsOptions(buffer_size=100))
         job = small_run.start(
             collect, num_environments=2, max_env_steps=150, seed=7, options=options, stop=threading.Event()

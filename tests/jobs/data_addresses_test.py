@@ -24,11 +24,11 @@ def test_each_collector_writes_to_one_server_and_the_learner_reads_all(small_run
     network = NetworkOptions(fc_layer_params=(8,))
     given = {'make_agent': functools.partial(impala.make_agent, network=network), 'experience': QUEUE}
     small_run.start_replay(**given)
-    addresses = [small_run.address]
+    addresses, coordinator = [small_run.address], small_run.coordinator
     # `start_replay` waits for the status of the run's own server, which runs already; the jobs wait for this one.
     small_run.start_replay(run_dir=RunDir(tmp_path / 'other'), **given)
     addresses.append(small_run.address)
-    small_run.address = addresses[0]
+    small_run.coordinator = coordinator
     for name in ('collect_0', 'collect_1'):
         small_run.start(collect, name=name, num_environments=4, data_addresses=addresses, **given)
     job = small_run.start(train, num_train_steps=10**6, addresses=addresses, **given)
@@ -53,11 +53,12 @@ def test_assigns_collectors_to_servers():
 
 @pytest.mark.slow
 def test_batches_mix_the_tables_of_two_servers(small_run, tmp_path):
-    addresses = []
+    addresses, coordinators = [], []
     for root in (small_run.dir, RunDir(tmp_path / 'other')):
         small_run.start_replay(run_dir=root)
         addresses.append(small_run.address)
-    small_run.address = addresses[0]
+        coordinators.append(small_run.coordinator)
+    small_run.coordinator = coordinators[0]
     for name in ('collect_0', 'collect_1'):
         small_run.start(collect, name=name, num_environments=2, data_addresses=addresses)
     weights = {'addresses': addresses, 'weights': (3.0, 1.0)}

@@ -16,7 +16,7 @@ import pytest
 import reverb
 import tensorflow as tf
 
-from tests.end_to_end.programs import Program
+from tests.end_to_end.programs import Addresses, Program
 from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_address
 from tflearn.replay import connection
@@ -87,21 +87,22 @@ class Run:
 
     def __init__(self, folder, name, gin, size, *bindings):
         self._folder, self._name, self._size = folder, name, size
-        self._address, self.root = free_address(), folder / name
+        self._addresses, self.root = Addresses(), folder / name
         strategy = 'multi_worker' if size > 1 else 'default'
         batch = f'experience.BatchItems.per_replica={PER_WORKER * 2 // size}'
         given = (f'train.Device.strategy="{strategy}"', batch, *bindings)
-        self._flags = [f'--root_dir={name}', f'--gin_file={gin}', f'--replay_address={self._address}']
+        self._flags = [f'--root_dir={name}', f'--gin_file={gin}']
         self._flags += [f'--gin_bindings={each}' for each in given]
 
     @contextlib.contextmanager
     def replay(self):
         """Starts the replay server; gives a client, the types of a row's columns, and the bytes of an item."""
         name = f'{self._name}_replay'
-        with Program('replay_server', *self._flags, folder=self._folder, name=name) as program:
-            info = program.wait_for(lambda: connection.counts(self._address), 'its start')
+        own = self._addresses.flags('replay_server')
+        with Program('replay_server', *self._flags, *own, folder=self._folder, name=name) as program:
+            info = program.wait_for(lambda: connection.counts(self._addresses.replay), 'its start')
             spec = info[REPLAY].signature['chunk']
-            yield reverb.Client(self._address), row_type(spec.name), int(np.prod(spec.shape))
+            yield reverb.Client(self._addresses.replay), row_type(spec.name), int(np.prod(spec.shape))
 
     def train(self, monkeypatch):
         """Trains until the end. Returns the batches of each worker, in order."""
@@ -115,7 +116,8 @@ class Run:
                 if self._size > 1:
                     task = {'cluster': {'worker': workers}, 'task': {'type': 'worker', 'index': index}}
                     monkeypatch.setenv('TF_CONFIG', json.dumps(task))
-                program = Program('train', *self._flags, folder=self._folder, name=names[-1])
+                own = self._addresses.flags('train')
+                program = Program('train', *self._flags, *own, folder=self._folder, name=names[-1])
                 programs.append(stack.enter_context(program))
             for program in programs:
                 assert program.end() == 0, program.output[-3000:]

@@ -323,7 +323,7 @@ def test_finished_run_is_left_alone(run):
 
 def test_rejects_invalid_arguments(run, tmp_path):
     arguments = {'run_dir': run.dir, 'stop': run.stop, 'make_environment': make_cart_pole, 'connect_timeout_secs': 0.2}
-    with pytest.raises(ValueError, match='without all of replay_address, make_agent and experience'):
+    with pytest.raises(ValueError, match='without make_agent and experience'):
         evaluate(**arguments, options=EvaluateOptions(follow='weights'))
     with pytest.raises(ValueError, match="need follow='served' and served_at='host:port' together"):
         EvaluateOptions(follow='served')

@@ -53,7 +53,7 @@ def factories(task, make_agent, experience):
 
 def run_jobs(run, num_train_steps, **settings):
     """Runs collect and train to the end, with the replay server that runs."""
-    collector = run.start(collect, num_environments=2, refresh_interval_secs=0.01)
+    collector = run.start(collect, num_environments=2)
     settings = {'publish_interval_steps': 6, 'export_interval_steps': 12, 'exports': POLICIES, **settings}
     run.start(train, num_train_steps=num_train_steps, **settings).join()
     collector.join()

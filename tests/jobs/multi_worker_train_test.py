@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from tests.end_to_end.programs import Addresses
 from tests.testing import forks
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.core.waiting import wait_until
@@ -38,7 +39,7 @@ class Processes:
 
     def __init__(self, directory):
         self.run_dir = RunDir(directory / 'run')
-        self._directory, self._address = directory, free_address()
+        self._directory, self._addresses = directory, Addresses()
         self._workers = [free_address() for _ in range(2)]
         self._all = {}
 
@@ -47,7 +48,7 @@ class Processes:
         if worker is not None:
             task = {'type': 'worker', 'index': worker}
             environment['TF_CONFIG'] = json.dumps({'cluster': {'worker': self._workers}, 'task': task})
-        words = [f'--root_dir={self.run_dir.root}', '--gin_file=dqn_cartpole', f'--replay_address={self._address}']
+        words = [f'--root_dir={self.run_dir.root}', '--gin_file=dqn_cartpole', *self._addresses.flags(job)]
         words += [*flags, *(f'--gin_bindings={binding}' for binding in (*BINDINGS, *bindings))]
         self._all[name] = forks.start(f'scripts.{job}', *words, log=self._log(name), env=environment)
         return self._all[name]

@@ -11,7 +11,8 @@ import tensorflow as tf
 import tflearn
 from tests.testing import experiences
 from tflearn.agents import impala, ppo
-from tflearn.coordinator import credits, reports
+from tflearn.coordinator import reports
+from tflearn.coordinator.client import Coordinator, Role
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env, vector_env
@@ -64,7 +65,7 @@ def test_runs_to_the_end_and_can_be_continued(on_policy_run):
     given = {'publish_interval_steps': 1, 'export_interval_steps': 30, 'summary_interval_steps': 13}
     counts = []
     for num_train_steps in (60, 120):
-        collector = run.start(collect, num_environments=4, refresh_interval_secs=0.01)
+        collector = run.start(collect, num_environments=4)
         run.start(train, num_train_steps=num_train_steps, **given).join()
         collector.join()
         status = run.status('train')
@@ -86,6 +87,13 @@ def test_runs_to_the_end_and_can_be_continued(on_policy_run):
     assert int(np.diff(samples)[0]) <= 40 + 3 * 4 + EXPERIENCE.replay.max_size
 
 
+def joined(run, name):
+    """A job that the run's coordinator has taken in."""
+    coordinator = Coordinator(run.coordinator, name)
+    coordinator.join(Role('collect'), 60.0)
+    return coordinator
+
+
 def _inserts(run):
     return reverb.Client(run.address).server_info()[REPLAY].rate_limiter_info.insert_stats.completed
 
@@ -93,23 +101,25 @@ def _inserts(run):
 @pytest.mark.slow
 def test_iterations_keep_their_size_without_a_lost_collector(on_policy_run):
     run, calls = on_policy_run, []
-    lost = reports.Reporter(run.address, 'collect_1', items_at_once=4, lease_secs=2.0)
+    coordinator = joined(run, 'collect_1')
+    lost = reports.Reporter(coordinator, items_at_once=4, lease_secs=2.0)
 
     def take_credits(result):
         """Lets the other collector join during the run; it never reports again."""
         calls.append(result.num_steps)
         if len(calls) == 5:
             lost.report({}, [])
-            known = lambda: len(credits.newest(run.address).shares) == 2  # noqa: E731
+            known = lambda: len(coordinator.credits(-1, 0.0)[1].shares) == 2  # noqa: E731
             wait_until(known, 'a share of the lost collector', 30)
 
     given = {'experience': WITHOUT_DROPS}
-    collector = run.start(collect, num_environments=4, refresh_interval_secs=0.01, **given)
+    collector = run.start(collect, num_environments=4, **given)
     options = LearnerOptions(after_run=take_credits)
     given |= {'publish_interval_steps': 1, 'export_interval_steps': 120, 'options': options}
     run.start(train, num_train_steps=120, **given).join()
     collector.join()
     assert run.status('train')['policy_version'] == 120 // 6, 'after each iteration'
+    coordinator.close()
     # All 20 iterations of four items, and what is ahead. None of them was made by the other one.
     assert 20 * 4 <= _inserts(run) <= 20 * 4 + 2 * 4 + 4
 
@@ -119,9 +129,10 @@ def test_four_collectors_together_make_as_many_items_as_one(on_policy_run):
     run, calls = on_policy_run, []
     names = [f'collect_{i}' for i in range(4)]
     given = {'experience': WITHOUT_DROPS}
-    settings = {'num_environments': 2, 'refresh_interval_secs': 0.01, **given}
+    settings = {'num_environments': 2, **given}
     collectors = [run.start(collect, name=name, **settings) for name in names]
-    known = lambda: len(credits.newest(run.address).shares) == 4  # noqa: E731
+    coordinator = joined(run, 'watch')
+    known = lambda: len(coordinator.credits(-1, 0.0)[1].shares) == 4  # noqa: E731
 
     def wait_for_all(result):
         calls.append(result.num_steps)
@@ -133,6 +144,7 @@ def test_four_collectors_together_make_as_many_items_as_one(on_policy_run):
     run.start(train, num_train_steps=90, **given).join()
     for collector in collectors:
         collector.join()
+    coordinator.close()
     assert run.status('train')['policy_version'] == 90 // 6
     assert 15 * 4 <= _inserts(run) <= 15 * 4 + 2 * 4 + 2
     steps = [run.status(name)['env_steps'] for name in names]

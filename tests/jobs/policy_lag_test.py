@@ -28,7 +28,7 @@ def test_policy_lag_is_bounded_and_has_a_histogram(small_run):
     }
     never = threading.Event()
     small_run.start_replay(**given)
-    collector = small_run.start(collect, num_environments=8, refresh_interval_secs=0.005, **given)
+    collector = small_run.start(collect, num_environments=8, **given)
     small_run.start(
         train,
         num_train_steps=NUM_STEPS,

@@ -210,7 +210,13 @@ def test_episodes_of_a_replay_are_extracted(tmp_path):
     given = {'run_dir': run.dir, 'stop': threading.Event(), **run.factories()}
     try:
         fill(run)
-        extract(**given, output=str(tmp_path / 'running'), address=run.address, connect_timeout_secs=10.0)
+        extract(
+            **given,
+            output=str(tmp_path / 'running'),
+            running=True,
+            coordinator=run.coordinator,
+            connect_timeout_secs=10.0,
+        )
     finally:
         server.stop.set()
         server.join()
@@ -229,7 +235,7 @@ def test_episodes_of_a_replay_are_extracted(tmp_path):
         extract(**given, output=str(tmp_path / 'saved'))
     served = Experience(replay=Uniform(min_size=1, max_size=2000, sampling='server'))
     with pytest.raises(ValueError, match='need uniform replay that the learner mirrors'):
-        extract(**{**given, 'experience': served}, output=str(tmp_path / 'queue'), address=run.address)
+        extract(**{**given, 'experience': served}, output=str(tmp_path / 'queue'), running=True)
 
 
 def fill(run):

@@ -72,7 +72,7 @@ def test_ppo_with_memory_through_the_jobs_and_a_server(small_run, tmp_path):
     }
     small_run.factories = lambda: factories
     small_run.start_replay()
-    collector = small_run.start(collect, num_environments=4, refresh_interval_secs=0.01)
+    collector = small_run.start(collect, num_environments=4)
     small_run.start(train, num_train_steps=12, publish_interval_steps=1).join()
     collector.join()
     loaded = evaluated(small_run.dir)

@@ -79,7 +79,7 @@ def test_jobs_with_ppo_and_several_masked_actions(small_run, made):
     }
     small_run.factories = lambda: factories
     small_run.start_replay()
-    collector = small_run.start(collect, num_environments=4, refresh_interval_secs=0.01)
+    collector = small_run.start(collect, num_environments=4)
     small_run.start(train, num_train_steps=18, publish_interval_steps=1).join()
     collector.join()
     assert read_json(small_run.dir.train_result)['train_step'] == 18

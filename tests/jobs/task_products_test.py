@@ -27,7 +27,7 @@ def test_greedy_and_collect_policies(task, tmp_path):
     """As LLVM has them: named `action_<feature>`, with the decision's logits; a mask is respected in all of them."""
     module = importlib.import_module(f'tflearn.environments.tasks.{task}')
     run_dir = RunDir(tmp_path)
-    given = {'run_dir': run_dir, 'replay_address': '', 'connect_timeout_secs': 1.0, 'stop': threading.Event()}
+    given = {'run_dir': run_dir, 'connect_timeout_secs': 1.0, 'stop': threading.Event()}
     job_config.configure(train, given, files.resolve(f'ppo_{task}'), [])
     bound = gin.get_bindings(train)
     environment = module.make(1, 0)

@@ -1,5 +1,6 @@
 """The train, collect and replay server jobs together, each in a thread of this process."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -7,10 +8,11 @@ import re
 
 import numpy as np
 import pytest
-import reverb
 import tensorflow as tf
 
 from tests.testing import written_summaries
+from tflearn.coordinator.client import Access
+from tflearn.coordinator.server import CoordinatorServer
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
 from tflearn.core.waiting import wait_until
@@ -23,9 +25,11 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run_outputs import Progress
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, grouped
+from tflearn.launch.local import free_port
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import Forecast, StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
+from tflearn.net.server_options import ServerOptions
 from tflearn.policies import updates, versions
 from tflearn.replay.checkpoints import CheckpointDirectory
 from tflearn.transforms import rewards, transformed
@@ -193,17 +197,23 @@ def test_learner_without_data_can_be_ended(small_run, how):
     assert _result(small_run)['reason'].startswith(how)
 
 
-@pytest.mark.slow
-def test_learner_continues_with_restarted_replay_server_and_collector(small_run):
-    """The learner waits for data, the collector for weights, and the server has lost both."""
-    first = small_run.start_replay()
-    small_run.start(collect, num_environments=2, max_env_steps=60)
-    job = small_run.start(train, num_train_steps=60, **FEW)
-    wait_until(lambda: small_run.status('train').get('train_step', 0) > 0 or job.ended, 'some train steps', 60)
-    reverb.Client(small_run.address).reset('variables')
-    small_run.start(collect, num_environments=2, name='late')
-    job.join()
-    first.stop.set()
+def test_learner_continues_with_a_restarted_coordinator_and_a_late_collector(small_run):
+    """A restarted one knows nothing: it gets contract, addresses and weights from who has them."""
+    options = ServerOptions('localhost', free_port())
+    small_run.coordinator = Access(f'localhost:{options.port}')
+    with contextlib.closing(CoordinatorServer(options, 'run')):
+        small_run.start_replay(coordinator=small_run.coordinator, serve_coordinator=False)
+        small_run.coordinator = Access(f'localhost:{options.port}')
+        small_run.start(collect, num_environments=2)
+        job = small_run.start(train, num_train_steps=400, **FEW)
+        wait_until(lambda: small_run.status('train').get('train_step', 0) > 0 or job.ended, 'some train steps', 60)
+    with contextlib.closing(CoordinatorServer(options, 'run')) as again:
+        small_run.start(collect, num_environments=2, name='late')
+        job.join()
+        status = small_run.status('train')
+        assert again.status()['policy_version'] > 0 and again.status()['finished']
+        assert status.get('episodes') == status.get('reported_episodes'), 'each counts, and once'
+        small_run.close()
 
 
 def test_times_out_without_data_and_saves_a_checkpoint(small_run):
@@ -214,9 +224,9 @@ def test_times_out_without_data_and_saves_a_checkpoint(small_run):
 
 
 def test_times_out_without_a_server(small_run):
-    with pytest.raises(TimeoutError, match='waiting for the replay server at localhost:1'):
+    with pytest.raises(TimeoutError, match='waiting for the coordinator at localhost:1, which does not answer'):
         small_run.start(train, num_train_steps=80, connect_timeout_secs=1.0).join()
-    with pytest.raises(TimeoutError, match='waiting for the replay server at localhost:1'):
+    with pytest.raises(TimeoutError, match='waiting for the coordinator at localhost:1, which does not answer'):
         small_run.start(collect, connect_timeout_secs=1.0).join()
 
 
@@ -248,11 +258,11 @@ def test_a_collector_with_another_discount_is_refused(small_run):
     other = functools.partial(factories['make_agent'], gamma=0.5)
     for job in (collect, train):
         arguments = {'num_train_steps': 5} if job is train else {}
-        with pytest.raises(ValueError, match=r'got gamma=0.5 \(there 0.99\) in a job whose replay server .* gin file'):
+        with pytest.raises(ValueError, match='for other settings: gamma is 0.99 there, 0.5 here; .* gin file'):
             small_run.start(job, make_agent=other, **arguments).join()
     replay = dataclasses.replace(small_run.experience.replay, samples_per_insert=9.0)
     experience = dataclasses.replace(small_run.experience, replay=replay)
-    with pytest.raises(ValueError, match=r'got Experience.replay.samples_per_insert=9.0 \(there 8.0\) in a job'):
+    with pytest.raises(ValueError, match='other settings: Experience.replay.samples_per_insert is 8.0 there, 9.0'):
         small_run.start(collect, experience=experience).join()
     scaled = functools.partial(
         transformed.make_agent, make_agent=factories['make_agent'], transforms=[rewards.Scale(2.0)]

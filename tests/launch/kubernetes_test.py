@@ -15,7 +15,7 @@ import yaml
 from tflearn.files.run_dir import RunDir
 from tflearn.launch import kubernetes, place_options
 from tflearn.launch.kubernetes import KubernetesOptions
-from tflearn.launch.topology import Resources, Weights, address_of, replay_servers, run_topology
+from tflearn.launch.topology import OWN_ADDRESS, Addresses, Resources, run_topology
 
 RESOURCES = {
     'train': Resources(cores=8, memory_gb=16.0, accelerators=4, accelerator='nvidia-l4'),
@@ -32,8 +32,7 @@ def manifests(
     its_options=FULL, num_workers=2, resources=RESOURCES, num_collectors=16, name='My_Run', gin_files=(), **more
 ):
     gin_files = dict(gin_files)
-    servers = replay_servers(more.get('num_replay_servers', 1))
-    flags = [f'--root_dir=/runs/{name}', f'--replay_address={",".join(map(address_of, servers))}']
+    flags = [f'--root_dir=/runs/{name}']
     counts = {'num_collectors': num_collectors, 'num_workers': num_workers, **more}
     topology = run_topology(package='scripts', flags=flags, resources=resources, **counts)
     topology = dataclasses.replace(topology, gin_files=gin_files)
@@ -105,7 +104,8 @@ def test_selectors_find_the_pods_that_they_mean():
     assert matched(network['podSelector']) == ['collect', 'evaluate', 'replay_server', 'train']
     *own, metrics = network['ingress']
     who = [(matched(rule['from'][0]['podSelector']), rule['ports'][0]['port']) for rule in own]
-    assert who == [(['collect', 'evaluate', 'train'], 8008), (['train'], 2222)]
+    every = ['collect', 'evaluate', 'replay_server', 'train']
+    assert who == [(['collect', 'evaluate', 'train'], 8008), (every, 8009), (['train'], 2222)]
     assert metrics == {'ports': [{'protocol': 'TCP', 'port': 9100}]}
 
 
@@ -115,9 +115,12 @@ def test_jobs_find_each_other():
     service = by_kind(made, 'Service', '-replay')
     assert server['spec']['serviceName'] == service['metadata']['name'] and service['spec']['clusterIP'] == 'None'
     for kind in ('replay_server', 'train', 'evaluate', 'collect'):
-        assert f'--replay_address={service["metadata"]["name"]}:8008' in container(made, kind)['args']
+        assert f'--coordinator_address={service["metadata"]["name"]}:8009' in container(made, kind)['args']
         (own,) = [job for job in topology.jobs if job.name in (kind, f'{kind}_0')]
         assert container(made, kind)['command'] == ['tflearn-' + own.kind.replace('_', '-')]
+    assert f'--replay_address={service["metadata"]["name"]}:8008' in container(made, 'replay_server')['args']
+    ports = {port['name']: port['port'] for port in service['spec']['ports']}
+    assert ports == {'replay': 8008, 'coordinator': 8009}
     assert container(made, 'collect')['args'][-1] == '--collector_name=$(POD_NAME)'
     jobset = by_kind(made, 'JobSet')
     job = jobset['spec']['replicatedJobs'][0]['template']['spec']
@@ -134,30 +137,30 @@ def test_jobs_find_each_other():
     assert 'env' not in container(one, 'train')
 
 
-WEIGHTS = Weights(address_of('weights'), (address_of('relay_0'), address_of('relay_1')), ('--run_dir=/runs/a',))
+ALONE = Addresses(replay=(OWN_ADDRESS,) * 3, relays=(OWN_ADDRESS,) * 2, alone=True, flags=('--run_dir=/runs/a',))
 
 
 def test_shards_and_relays_are_pods_with_addresses():
-    made, _ = manifests(num_replay_servers=3, weights=WEIGHTS)
+    made, _ = manifests(addresses=ALONE)
     run = by_kind(made, 'JobSet')['metadata']['name']
     servers = {item['metadata']['name']: item['spec'] for item in made if item['kind'] == 'StatefulSet'}
     assert {name: spec['replicas'] for name, spec in servers.items()} == {
         f'{run}-replay': 3,
-        f'{run}-weights': 1,
+        f'{run}-coordinator': 1,
         f'{run}-relay': 2,
     }
-    replay = ','.join(f'{run}-replay-{i}.{run}-replay:8008' for i in range(3))
+    where = f'--coordinator_address={run}-coordinator:8009'
     for kind in ('replay_server', 'train', 'collect'):
-        assert f'--replay_address={replay}' in container(made, kind)['args']
+        assert where in container(made, kind)['args']
+    own = f'--replay_address={run}-replay-$(ORDINAL).{run}-replay:8008'
+    assert {own, '--num_shards=3', '--noserve_coordinator'} <= {*container(made, 'replay_server')['args']}
     assert container(made, 'replay_server')['args'][-1] == '--shard=$(ORDINAL)'
     assert container(made, 'replay_server')['env'][0]['valueFrom']['fieldRef']['fieldPath'].endswith("pod-index']")
-    assert f'--weights_address={run}-weights:8010' in container(made, 'train')['args']
-    relays = ','.join(f'{run}-relay-{i}.{run}-relay:8010' for i in range(2))
-    assert f'--weights_address={relays}' in container(made, 'collect')['args']
+    own = f'--relay_address={run}-relay-$(ORDINAL).{run}-relay:8010'
     assert container(made, 'relay')['args'] == [
-        *('--listen=0.0.0.0:8010', '--run_dir=/runs/a', f'--upstream={run}-weights:8010', '--name=relay_$(ORDINAL)')
+        *(where, '--run_dir=/runs/a', own, '--name=relay_$(ORDINAL)', '--index=$(ORDINAL)')
     ]
-    assert container(made, 'weights')['command'] == ['tflearn-weights']
+    assert container(made, 'coordinator')['command'] == ['tflearn-coordinator']
     assert by_kind(made, 'Deployment', '-metrics')['spec']['replicas'] == 1, 'numbers are counted once'
     for item in made:
         if item['kind'] == 'StatefulSet':
@@ -293,7 +296,7 @@ def test_gin_files_that_no_image_has_are_sent():
     [('running', 0, True), ('running', 900, False), ('waiting', 900, True), (None, 0, True)],
 )
 def test_a_job_is_alive_while_it_reports(tmp_path, state, age_secs, alive):
-    topology = run_topology(package='scripts', flags=[], num_collectors=1, num_replay_servers=3, weights=WEIGHTS)
+    topology = run_topology(package='scripts', flags=[], num_collectors=1, addresses=ALONE)
     topology = type(topology)(topology.jobs, silent_timeout_secs=300.0)
     made = kubernetes.manifests(topology, RunDir(tmp_path), FULL)
     for kind, variable, name in (
@@ -360,7 +363,7 @@ def test_a_launch_renders_and_does_not_submit(tmp_path):
 
 CASES = {
     'full': lambda: manifests()[0],
-    'shards': lambda: manifests(num_replay_servers=4, weights=WEIGHTS)[0],
+    'shards': lambda: manifests(addresses=ALONE)[0],
     'tpu': lambda: manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='v5')})[0],
     'small': lambda: manifests(SMALL, num_workers=1, resources={}, num_collectors=1)[0],
     'claims': lambda: manifests(place_options.read(KubernetesOptions, ['part=claims']))[0],

@@ -17,7 +17,7 @@ from tests.launch.fake_run import RUNNING, gone, topology
 from tests.launch.ray_nodes import cluster
 from tests.launch.slurm_cluster import wait_for
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.launch.topology import REPLAY_ADDRESS, Resources
+from tflearn.launch.topology import COORDINATOR_ADDRESS, Resources
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ class Driver:
 
 def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(ray, tmp_path):
     """All of Ray's part, with jobs that need no TensorFlow."""
-    run_dir, say = RunDir(tmp_path / 'run'), f'say=the server is at {REPLAY_ADDRESS}'
+    run_dir, say = RunDir(tmp_path / 'run'), f'say=the server is at {COORDINATOR_ADDRESS}'
     fakes = topology(
         run_dir,
         replay_server=[say, RUNNING, 'wait=900'],
@@ -136,7 +136,7 @@ def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(ray, tmp_path):
         before, lost = server(), ray.node_of(driver.status('replay_server')['pid'])
         ray.lose(lost)
         driver.wait_for(lambda: server() not in ('', before), 'the new address of the server', 300.0)
-        assert server() == read_json(run_dir.address('replay_server'))['address']
+        assert server() == read_json(run_dir.address('coordinator'))['address']
         assert ray.node_of(driver.status('replay_server')['pid']) not in ('', lost)
         assert 'was lost; its jobs are started again on another one' in driver.out()
 
@@ -148,7 +148,7 @@ def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(ray, tmp_path):
         stopped = (run_dir.root / 'stopped').read_text().split()
         assert list(dict.fromkeys(stopped)) == ['train', 'evaluate', 'collect_0', 'replay_server']
         wait_for(lambda: all(map(gone, left)), 'the end of the jobs', 20.0)
-        assert not run_dir.address('replay_server').exists() and not run_dir.failure.exists()
+        assert not run_dir.address('coordinator').exists() and not run_dir.failure.exists()
 
 
 def test_jobs_end_when_the_driver_was_killed(ray, tmp_path):
@@ -161,7 +161,7 @@ def test_jobs_end_when_the_driver_was_killed(ray, tmp_path):
     command = [sys.executable, '-c', _SUBMIT, str(run_dir.root), str(tmp_path / 'submit.pickle')]
     with contextlib.closing(Driver(ray, run_dir, command)) as driver:
         driver.wait_for(lambda: run_dir.logs.exists() and driver.log('ray_train'), 'the actor', 60.0)
-        run_dir.address('replay_server').write_text('{"address": "there:1"}')
+        run_dir.address('coordinator').write_text('{"address": "there:1"}')
         driver.wait_for(lambda: driver.status('train').get('pid'), 'the job', 60.0)
         pid = driver.status('train')['pid']
         driver.process.kill()

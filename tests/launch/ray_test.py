@@ -14,7 +14,15 @@ import pytest
 from tests.launch.fake_run import DEADLINE_SECS, gone, wait_for
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch import place_options, ray_cluster, ray_driver
-from tflearn.launch.topology import Resources, Weights, address_of, load, replay_servers, run_topology
+from tflearn.launch.topology import (
+    COORDINATOR_ADDRESS,
+    OWN_ADDRESS,
+    Addresses,
+    Resources,
+    load,
+    replay_servers,
+    run_topology,
+)
 
 RESOURCES = {
     'train': Resources(cores=4, memory_gb=8.0, accelerators=2, accelerator='A100'),
@@ -56,16 +64,17 @@ def test_supervisors_run_the_programs_by_the_python_of_the_jobs(run_dir):
         job.name: job.command for job in ray_cluster.with_python(topology(num_workers=2), run_dir, 'p', OPTIONS).jobs
     }
     worker = ('/shared/python', '-m', 'p.worker', str(run_dir.root), '300.0')
-    assert jobs['train'] == (*worker, '/shared/python', '-m', 'p.train', '--x=a b', '--strategy=multi_worker')
-    assert jobs['evaluate'] == ('/shared/python', '-m', 'p.evaluate', '--x=a b')
+    shared = ('--x=a b', f'--coordinator_address={COORDINATOR_ADDRESS}')
+    assert jobs['train'] == (*worker, '/shared/python', '-m', 'p.train', *shared, '--strategy=multi_worker')
+    assert jobs['evaluate'] == ('/shared/python', '-m', 'p.evaluate', *shared)
 
 
 def test_shards_and_relays_have_actors_too(run_dir):
-    weights = Weights(address_of('weights'), (address_of('relay_0'),))
-    text = ray_cluster.render(topology(num_replay_servers=2, weights=weights), run_dir, 'p', OPTIONS)
+    addresses = Addresses(replay=(OWN_ADDRESS,) * 2, relays=(OWN_ADDRESS,), alone=True)
+    text = ray_cluster.render(topology(addresses=addresses), run_dir, 'p', OPTIONS)
     plan = json.loads(re.search(r'^\{$.*^\}$', text, re.M | re.S)[0])
     names = [job['name'] for job in plan['jobs']]
-    assert names[:4] == ['weights', 'relay_0', *replay_servers(2)]
+    assert names[:4] == ['coordinator', *replay_servers(2), 'relay_0']
     assert text.startswith('# /opt/ray/python -I ') and '# train: /shared/python -m p.train ' in text
 
 

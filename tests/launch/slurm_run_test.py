@@ -16,7 +16,7 @@ from tests.launch.fake_run import RUNNING, topology
 from tests.launch.slurm_cluster import cluster, wait_for
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch import slurm as slurm_scripts
-from tflearn.launch.topology import REPLAY_ADDRESS, Resources
+from tflearn.launch.topology import COORDINATOR_ADDRESS, Resources
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(slurm, tmp_path, 
     """All of Slurm's part, with jobs that need no TensorFlow."""
     for name in ('SLURM_CONF', 'PYTHONPATH'):
         monkeypatch.setenv(name, {**slurm.environment, 'PYTHONPATH': str(ROOT)}[name])
-    run_dir, say = RunDir(tmp_path / 'run'), f'say=the server is at {REPLAY_ADDRESS}'
+    run_dir, say = RunDir(tmp_path / 'run'), f'say=the server is at {COORDINATOR_ADDRESS}'
     fakes = topology(
         run_dir,
         replay_server=[say, RUNNING, 'wait=900'],
@@ -121,7 +121,7 @@ def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(slurm, tmp_path, 
     slurm.lose(lost)
     wait_for(lambda: lines('collect_0', 'the server is at ')[-1] != before, 'the new address of the server', 300.0)
     after = lines('collect_0', 'the server is at ')[-1]
-    assert after == read_json(run_dir.address('replay_server'))['address']
+    assert after == read_json(run_dir.address('coordinator'))['address']
     wait_for(lambda: after in lines('train', 'the server is at '), 'the learner with the new address', 300.0)
 
     numbers = read_json(run_dir.submitted)['slurm'].values()
@@ -130,7 +130,7 @@ def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(slurm, tmp_path, 
     stopped = (run_dir.root / 'stopped').read_text().split()
     assert {'replay_server', 'train', 'evaluate', 'collect_0'} == set(stopped)
     assert stopped.count('train') >= 2, 'both workers get the signal'
-    assert not run_dir.address('replay_server').exists() and not run_dir.failure.exists()
+    assert not run_dir.address('coordinator').exists() and not run_dir.failure.exists()
     slurm.start_node(lost)
 
 
@@ -151,7 +151,7 @@ def test_cartpole_is_solved_though_jobs_are_killed_and_a_node_is_lost(slurm, tmp
 
     learner, lost = run.status('train')['pid'], slurm.node_of(run.ids()['train'])
     assert slurm.node_of(run.ids()['replay_server']) == lost, 'both are lost'
-    address = run.run_dir.address('replay_server').read_text()
+    address = run.run_dir.address('coordinator').read_text()
     slurm.lose(lost)
     slurm.run('scancel', '--signal=KILL', run.ids()['evaluate'])
     wait_for(lambda: not slurm.run('squeue', '-h', '-j', run.ids()['evaluate']).strip(), 'the end of evaluate')
@@ -162,7 +162,7 @@ def test_cartpole_is_solved_though_jobs_are_killed_and_a_node_is_lost(slurm, tmp
     assert slurm.node_of(run.ids()['train']) not in ('', lost)
     begun = [int(step) for step in re.findall(r'learner: .* train step (\d+), ', run.log('train'))]
     assert begun[-1] > 0, 'it goes on from a checkpoint'
-    assert run.run_dir.address('replay_server').read_text() != address
+    assert run.run_dir.address('coordinator').read_text() != address
     assert int(run.status('replay_server')['replay_size']) > 1000, 'from its checkpoint'
 
     solved = lambda: _best(run.run_dir) >= 475  # noqa: E731

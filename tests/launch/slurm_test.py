@@ -9,7 +9,7 @@ import pytest
 
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch import place_options, slurm
-from tflearn.launch.topology import Resources, Weights, address_of, load, run_topology
+from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS, Addresses, Resources, load, run_topology
 
 RESOURCES = {
     'train': Resources(cores=4, memory_gb=8.0, accelerators=2, accelerator='a100'),
@@ -56,10 +56,11 @@ def test_workers_of_a_learner_are_the_tasks_of_a_step(run_dir):
     program, flag, script, *arguments = jobs['train'].command
     assert (program, flag) == ('bash', '-c')
     assert subprocess.run(['bash', '-n'], input=script, text=True, timeout=20).returncode == 0
+    where = f'--coordinator_address={COORDINATOR_ADDRESS}'
     assert arguments == [
         *('srun', '--nodes=2', '--ntasks=2', '--ntasks-per-node=1', '--cpus-per-task=4'),
         *(sys.executable, '-m', 'p.worker', str(run_dir.root), '300.0'),
-        *(sys.executable, '-m', 'p.train', '--x=a b', '--strategy=multi_worker'),
+        *(sys.executable, '-m', 'p.train', '--x=a b', where, '--strategy=multi_worker'),
     ]
     assert slurm.with_steps(topology(), run_dir, 'p').jobs == topology().jobs
 
@@ -77,12 +78,12 @@ esac
 
 
 def test_shards_and_relays_are_job_arrays(run_dir):
-    weights = Weights(address_of('weights'), (address_of('relay_0'), address_of('relay_1')))
-    shards = run_topology(package='p', flags=[], num_collectors=1, num_replay_servers=3, weights=weights)
+    addresses = Addresses(replay=(OWN_ADDRESS,) * 3, relays=(OWN_ADDRESS,) * 2, alone=True)
+    shards = run_topology(package='p', flags=[], num_collectors=1, addresses=addresses)
     made = slurm.scripts(shards, run_dir, 'p', slurm.SlurmOptions(setup='module load x'))
-    assert list(made) == ['weights', 'relay', 'replay_server', 'train', 'evaluate', 'collect']
+    assert list(made) == ['coordinator', 'replay_server', 'relay', 'train', 'evaluate', 'collect']
     assert '--array=0-2' in directives(made['replay_server']) and '--array=0-1' in directives(made['relay'])
-    assert not any(line.startswith('--array') for line in directives(made['weights']))
+    assert not any(line.startswith('--array') for line in directives(made['coordinator']))
     names = {}
     for kind in ('replay_server', 'relay'):
         begin, _, rest = made[kind].partition('-m p.supervise')

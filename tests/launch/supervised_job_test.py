@@ -12,7 +12,7 @@ import pytest
 import tflearn
 from tests.launch.fake_run import DEADLINE_SECS, RUN, RUNNING, WAIT, pids, topology, wait_for
 from tflearn.files.run_dir import RunDir, read_json, write_json
-from tflearn.launch.topology import OWN_PORT, REPLAY_ADDRESS, address_of
+from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS
 
 _SUPERVISE = """
 import sys
@@ -20,7 +20,7 @@ from tflearn.files.run_dir import RunDir
 from tflearn.launch import supervised_job
 sys.exit(supervised_job.run(RunDir(sys.argv[1]), sys.argv[2]))
 """
-SAY_ADDRESS = f'say=the server is at {REPLAY_ADDRESS}'
+SAY_ADDRESS = f'say=the server is at {COORDINATOR_ADDRESS}'
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def end(process):
 
 
 def publish(run_dir, address):
-    write_json(run_dir.address('replay_server'), {'address': address})
+    write_json(run_dir.address('coordinator'), {'address': address})
 
 
 def text(path):
@@ -73,7 +73,7 @@ def test_a_job_is_restarted_and_ends(run_dir):
 
 def test_a_server_publishes_its_address_and_stops_when_the_run_is_done(run_dir):
     with supervised(run_dir, 'replay_server', replay_server=[SAY_ADDRESS, *RUN], train=[]) as process:
-        address = wait_for(lambda: read_json(run_dir.address('replay_server')), 'the address')['address']
+        address = wait_for(lambda: read_json(run_dir.address('coordinator')), 'the address')['address']
         host, _, port = address.rpartition(':')
         assert host and 0 < int(port) < 1 << 16
         pids(run_dir, 'replay_server')
@@ -82,17 +82,17 @@ def test_a_server_publishes_its_address_and_stops_when_the_run_is_done(run_dir):
     assert code == 0, out
     assert f'the server is at {address}\n' in run_dir.log('replay_server').read_text()
     assert (run_dir.root / 'stopped').read_text() == 'replay_server\n'
-    assert not run_dir.address('replay_server').exists()
+    assert not run_dir.address('coordinator').exists()
 
 
 def test_a_job_waits_for_the_address_and_follows_it(run_dir):
     log = run_dir.log('collect_0')
     with supervised(run_dir, 'collect_0', train=[], collect_0=[SAY_ADDRESS, *RUN]) as process:
-        wait_for(lambda: 'waiting for the address of the replay server' in process.stdout.readline(), 'a line')
+        wait_for(lambda: 'waiting for the address of the coordinator' in process.stdout.readline(), 'a line')
         publish(run_dir, 'first:1')
         wait_for(lambda: '\nthe server is at first:1\n' in text(log), 'the first address')
         pids(run_dir, 'collect_0')
-        run_dir.address('replay_server').unlink()  # it is away for a while: nothing follows
+        run_dir.address('coordinator').unlink()  # it is away for a while: nothing follows
         publish(run_dir, 'second:2')
         wait_for(lambda: '\nthe server is at second:2\n' in text(log), 'the second address')
         process.send_signal(signal.SIGTERM)
@@ -102,26 +102,23 @@ def test_a_job_waits_for_the_address_and_follows_it(run_dir):
     assert 'restart' not in out, 'that is no death'
 
 
-def test_a_shard_keeps_its_port_and_a_job_follows_all_shards(run_dir):
-    both = f'say=at {REPLAY_ADDRESS},{address_of("replay_server_1")}'
-    jobs = {'replay_server': RUN, 'replay_server_1': [both, f'say=port {OWN_PORT}', *RUN], 'collect_0': [both, *RUN]}
-    jobs |= {'train': []}
-    with supervised(run_dir, 'replay_server_1', **jobs) as shard, supervised(run_dir, 'collect_0', **jobs):
-        own = wait_for(lambda: read_json(run_dir.address('replay_server_1')), 'its address')['address']
-        publish(run_dir, 'first:1')
-        for job in ('replay_server_1', 'collect_0'):
-            wait_for(lambda job=job: f'\nat first:1,{own}\n' in text(run_dir.log(job)), 'all addresses')
-        port = own.rpartition(':')[2]
-        wait_for(lambda: f'\nport {port}\n' in text(run_dir.log('replay_server_1')), 'its own port')
-        pids(run_dir, 'collect_0')
+def test_a_shard_has_an_address_of_its_own_and_follows_a_coordinator_alone(run_dir):
+    say = f'say=at {COORDINATOR_ADDRESS}, own {OWN_ADDRESS}'
+    jobs = {'coordinator': [say, *RUN], 'replay_server': RUN, 'replay_server_1': [say, *RUN], 'train': []}
+    with supervised(run_dir, 'replay_server_1', **jobs), supervised(run_dir, 'coordinator', **jobs):
+        where = wait_for(lambda: read_json(run_dir.address('coordinator')), 'its address')['address']
+        log = run_dir.log('replay_server_1')
+        wait_for(lambda: f'\nat {where}, own ' in text(log), 'both addresses')
+        own = text(log).partition(f'\nat {where}, own ')[2].split()[0]
+        assert own != where and own.rpartition(':')[0] == where.rpartition(':')[0]
+        pids(run_dir, 'replay_server_1')
         publish(run_dir, 'second:2')
-        wait_for(lambda: f'\nat second:2,{own}\n' in text(run_dir.log('collect_0')), 'the new address')
-        assert shard.poll() is None and 'second' not in text(run_dir.log('replay_server_1')), 'shards serve on'
+        wait_for(lambda: f'\nat second:2, own {own}\n' in text(log), 'the new address, and the same own one')
 
 
 def test_a_signal_ends_a_job_that_waits(run_dir):
     with supervised(run_dir, 'train', train=RUN) as process:
-        wait_for(lambda: process.stdout.readline().endswith('waiting for the address of the replay server\n'), 'a line')
+        wait_for(lambda: process.stdout.readline().endswith('waiting for the address of the coordinator\n'), 'a line')
         process.send_signal(signal.SIGTERM)
         assert end(process)[0] == 128 + signal.SIGTERM
 
@@ -132,7 +129,7 @@ def test_a_signal_ends_a_job_that_waits(run_dir):
 def test_which_failure_ends_the_run(run_dir, name, ends_the_run):
     jobs = {'train': ['exit=1'], 'collect_0': ['exit=1'], 'replay_server': RUN}
     with supervised(run_dir, 'replay_server', **jobs) as server:
-        wait_for(lambda: read_json(run_dir.address('replay_server')), 'the address')
+        wait_for(lambda: read_json(run_dir.address('coordinator')), 'the address')
         with supervised(run_dir, name, **jobs) as process:
             code, out = end(process)
         assert code == 1, out

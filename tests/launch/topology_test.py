@@ -8,16 +8,14 @@ import pytest
 from tflearn.files.run_dir import RunDir
 from tflearn.launch.restarts import RULES
 from tflearn.launch.topology import (
-    OWN_PORT,
-    REPLAY_ADDRESS,
+    COORDINATOR_ADDRESS,
+    OWN_ADDRESS,
+    Addresses,
     Job,
     Resources,
     Topology,
-    Weights,
-    address_of,
     load,
     read_resources,
-    replay_servers,
     run_topology,
 )
 
@@ -31,7 +29,9 @@ def test_every_job_of_a_run_gets_the_same_flags():
     assert list(commands) == ['replay_server', 'train', 'evaluate', 'collect_0', 'collect_1']
     for name, command in commands.items():
         program, *own = ('collect', f'--collector_name={name}') if name.startswith('collect') else (name,)
-        assert command == (sys.executable, '-m', f'some_scripts.{program}', '--a=1', '--b=x y', *own)
+        own += [f'--replay_address={OWN_ADDRESS}'] if name == 'replay_server' else []
+        shared = ('--a=1', '--b=x y', f'--coordinator_address={COORDINATOR_ADDRESS}')
+        assert command == (sys.executable, '-m', f'some_scripts.{program}', *shared, *own)
 
 
 def test_train_stops_first_and_the_replay_server_last():
@@ -51,36 +51,37 @@ def test_a_run_without_collectors_is_refused():
 
 
 def test_each_replay_server_is_watched_alone_and_saves_last():
-    topology = run_topology(package='some_scripts', flags=['--a=1'], num_collectors=1, num_replay_servers=3)
+    addresses = Addresses('c:1', ('a:1', 'b:1', 'c:1'))
+    topology = run_topology(package='some_scripts', flags=['--a=1'], num_collectors=1, addresses=addresses)
     servers = [job for job in topology.jobs if job.kind == 'replay_server']
+    assert topology.host == 'replay_server'
     assert [job.name for job in servers] == ['replay_server', 'replay_server_1', 'replay_server_2']
-    assert [job.command[3:] for job in servers] == [('--a=1',), ('--a=1', '--shard=1'), ('--a=1', '--shard=2')]
+    shared = ('--a=1', '--coordinator_address=c:1')
+    assert [job.command[3:] for job in servers] == [
+        (*shared, '--replay_address=a:1', '--num_shards=3'),
+        (*shared, '--replay_address=b:1', '--num_shards=3', '--shard=1'),
+        (*shared, '--replay_address=c:1', '--num_shards=3', '--shard=2'),
+    ]
     assert {(job.restart, job.stop_stage, job.serves) for job in servers} == {(RULES['replay_server'], 3, 'train')}
-    with pytest.raises(ValueError, match='got num_replay_servers=0; need an integer of at least 1'):
-        run_topology(package='some_scripts', flags=[], num_collectors=1, num_replay_servers=0)
 
 
-def test_relays_stand_between_the_weights_server_and_all_jobs_but_train():
-    weights = Weights('h:1', ('h:2', address_of('relay_1')), ('--weights_token=env:T',))
-    topology = run_topology(package='p', flags=['--a=1'], num_collectors=1, weights=weights)
+def test_a_coordinator_alone_comes_first_and_relays_before_the_learner():
+    addresses = Addresses('h:1', relays=('h:2', OWN_ADDRESS), alone=True, flags=('--coordinator_token=env:T',))
+    topology = run_topology(package='p', flags=['--a=1'], num_collectors=1, addresses=addresses)
+    assert topology.host == 'coordinator'
     commands = {job.name: job.command[3:] for job in topology.jobs}
-    assert commands['weights'] == ('--listen=h:1', '--weights_token=env:T')
-    more = ('--weights_token=env:T', '--upstream=h:1')
-    assert commands['relay_0'] == ('--listen=h:2', *more, '--name=relay_0')
-    assert commands['relay_1'] == (f'--listen=0.0.0.0:{OWN_PORT}', *more, '--name=relay_1')
-    assert commands['train'] == ('--a=1', '--weights_address=h:1')
-    assert commands['collect_0'][1] == f'--weights_address=h:2,{address_of("relay_1")}'
+    assert list(commands)[:5] == ['coordinator', 'replay_server', 'relay_0', 'relay_1', 'train']
+    where = '--coordinator_address=h:1'
+    assert commands['coordinator'] == (where, '--name=coordinator', '--coordinator_token=env:T')
+    assert commands['relay_0'] == (
+        *(where, '--name=relay_0', '--coordinator_token=env:T', '--relay_address=h:2', '--index=0'),
+    )
+    assert commands['replay_server'][2:] == (f'--replay_address={OWN_ADDRESS}', '--noserve_coordinator')
     jobs = {job.name: job for job in topology.jobs}
-    assert topology.addresses_in(jobs['collect_0']) == ('relay_1',) and topology.addresses_in(jobs['relay_1']) == ()
-    assert {jobs[name].serves for name in ('weights', 'relay_0')} == {'train'}
-    alone = run_topology(package='p', flags=[], num_collectors=1, weights=Weights(address_of('weights')))
-    collector = alone.group('collect')[0]
-    assert collector.command[3] == f'--weights_address={address_of("weights")}'
-    assert alone.addresses_in(collector) == ('weights',)
-    assert address_of(replay_servers(1)[0]) == REPLAY_ADDRESS
+    assert {jobs[name].serves for name in ('coordinator', 'relay_0')} == {'train'}
 
 
-@pytest.mark.parametrize('name', ['num_collectors', 'num_replay_servers', 'num_workers'])
+@pytest.mark.parametrize('name', ['num_collectors', 'num_workers'])
 def test_refuses_more_jobs_than_anybody_can_mean(name):
     counts = {'num_collectors': 1, name: 10**400}
     with pytest.raises(ValueError, match=f'got {name}=10{{99}}; need an integer of at least 1'):
@@ -109,7 +110,7 @@ def test_reads_resources_by_kind_of_job():
     [
         (
             ['trian:cores=1'],
-            'need one for each kind of job (replay_server, train, collect, evaluate, weights, relay, feed, '
+            'need one for each kind of job (replay_server, train, collect, evaluate, coordinator, relay, feed, '
             'feed_worker), such as',
         ),
         (['train:cores=1', 'train:memory_gb=1'], 'got --resources=train:memory_gb=1; need one for each kind'),

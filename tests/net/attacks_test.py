@@ -14,7 +14,7 @@ from google.protobuf import wrappers_pb2
 
 from benchmarks import attacks
 from benchmarks.unfinished_streams import Streams
-from tflearn.coordinator.weights_server import MAX_BYTES, WeightsServer
+from tflearn.coordinator.server import MAX_BYTES, CoordinatorServer
 from tflearn.core.waiting import wait_until
 from tflearn.net import http_request, http_server
 from tflearn.net.grpc_server import Server, connect
@@ -47,7 +47,7 @@ def ends(connection):
 @pytest.mark.parametrize('first', [b'', b'GET /v1/status HTTP/1.1\r\nX-Slow: '])
 def test_idle_connections_and_slow_heads_keep_no_client_of_http_out(monkeypatch, first):
     monkeypatch.setattr(http_server, '_NEW', 4)
-    with contextlib.closing(WeightsServer(ServerOptions(max_connections=4))) as server:
+    with contextlib.closing(CoordinatorServer(ServerOptions(max_connections=4))) as server:
         kept = http.client.HTTPConnection('127.0.0.1', server.port, timeout=DEADLINE_SECS)
         with contextlib.closing(kept):
             for connection in (kept, None, kept):
@@ -64,7 +64,7 @@ def test_idle_connections_and_slow_heads_keep_no_client_of_http_out(monkeypatch,
 def test_a_head_has_to_come_in_time(monkeypatch):
     monkeypatch.setattr(http_server, 'HEAD_SECS', 0.2)
     with (
-        contextlib.closing(WeightsServer(ServerOptions())) as server,
+        contextlib.closing(CoordinatorServer(ServerOptions())) as server,
         strangers(server.port, 2, b'GET /v1/status HTTP/1.1\r\n') as slow,
     ):
         assert all(ends(each) for each in slow)
@@ -72,8 +72,8 @@ def test_a_head_has_to_come_in_time(monkeypatch):
 
 def test_a_body_that_is_not_sent_ends_the_request(monkeypatch):
     monkeypatch.setattr(http_request, '_BODY_SECS', 0.2)
-    with contextlib.closing(WeightsServer(ServerOptions(max_request_bytes=MAX_BYTES))) as server:
-        head = b'PUT /v1/weights HTTP/1.1\r\nContent-Length: 4000000000\r\n\r\nx'
+    with contextlib.closing(CoordinatorServer(ServerOptions(max_request_bytes=MAX_BYTES))) as server:
+        head = b'PUT /v1/credits HTTP/1.1\r\nContent-Length: 4000000000\r\n\r\nx'
         with strangers(server.port, 1, head) as slow:
             assert slow[0].recv(100).startswith(b'HTTP/1.1 408 ')
 

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-import json
 import pathlib
 import threading
 from typing import Any
@@ -17,7 +16,6 @@ from tests import fakes
 from tests.testing import forks
 from tests.testing.experiences import experience
 from tests.testing.replay import DATA_SPEC, NoFlush, chunks_of, draw, ring_content, serving, write_steps
-from tflearn.coordinator import reports
 from tflearn.core.experience import Prioritization, Prioritized, Queue
 from tflearn.core.waiting import Stopped, wait_until
 from tflearn.launch.local import free_port
@@ -355,19 +353,15 @@ def test_the_server_draws_uniformly(serve, closing):
 # Restarts, lost and slow servers.
 
 
-def test_a_checkpoint_keeps_content_and_counts(serve, kind):
+def test_a_checkpoint_keeps_content_and_counts(serve):
     served = serve(QUEUE)
     write(served, 12).join(30)
-    if kind != backend.VALKEY:
-        connection.send(served.address, reports.REPORTS, 'report', 'a text')
     before = served.server.counts()
     assert not served.server.has_checkpoint
     served.server.checkpoint()
     served.server.close()
     again = serve(QUEUE)
     assert again.server.counts() == before and again.server.restored is not None
-    if kind != backend.VALKEY:
-        assert connection.receive(again.address, reports.REPORTS, 1) == [b'a text']
 
 
 def test_refuses_a_checkpoint_of_other_tables_and_a_damaged_one(serve, tmp_path):
@@ -406,12 +400,12 @@ def test_a_writer_changes_to_another_server_and_returns(apart, serve, monkeypatc
     monkeypatch.setattr(writers, '_RETURN_POLL_SECS', 0.1)
     other = serve(MIRRORED)
     shards = Shards((apart.address, other.address))
-    writer = ReplayWriter(shards.addresses, apart.storage, 1, other.stop, tables=[REPLAY], server_timeout_secs=30.0)
+    given = {'tables': [REPLAY], 'server_timeout_secs': 30.0}
+    writer = ReplayWriter(lambda: shards.addresses, apart.storage, 1, other.stop, **given)
     environment = fakes.CheckedEnvironment((1000,))
     write_steps(writer, environment, 16)
-    assert (shards.counts()[REPLAY].size, other.table().size) == (4, 0)
+    assert (connection.counts(apart.address)[REPLAY].size, other.table().size) == (4, 0)
     apart.lose()
-    assert shards.counts() is None
     write_steps(writer, environment, 16)
     moved = other.table().size
     assert moved >= 4
@@ -419,7 +413,7 @@ def test_a_writer_changes_to_another_server_and_returns(apart, serve, monkeypatc
     wait_until(writer._first_is_back.is_set, 'the first server', 30)
     write_steps(writer, environment, 16)
     assert other.table().size == moved
-    assert shards.counts()[REPLAY].size >= moved + 4
+    assert connection.counts(apart.address)[REPLAY].size >= 4
     assert writer.lost_steps == 0
 
 
@@ -471,26 +465,12 @@ def test_a_blocked_writer_ends_when_nobody_needs_its_steps(serve):
 def test_a_lost_server_is_noticed_within_a_deadline(serve, kind):
     client = backend.connect(ADDRESS[kind].format(1))
     assert client.counts(1) is None and not client.is_listening()
-    if kind != backend.VALKEY:
-        assert not client.put(reports.REPORTS, {'report': np.array(b'text', object)}, 0)
-        assert client.take(reports.REPORTS, 1, 0) == []
     served = serve(QUEUE)
     writer = ReplayWriter(served.address, served.storage, 1, served.stop, server_timeout_secs=1.0)
     served.server.close()
     with pytest.raises(TimeoutError, match='the replay server at'):
         write_steps(writer, fakes.CheckedEnvironment((5,)), 100)
     assert writer.lost_steps > 0
-
-
-@DRAWING
-def test_messages_are_received_once_oldest_first(serve):
-    served = serve(QUEUE)
-    for i in range(3):
-        assert connection.send(served.address, reports.REPORTS, 'report', json.dumps(i))
-    assert served.table(reports.REPORTS).size == 3
-    assert connection.receive(served.address, reports.REPORTS, 2) == [b'0', b'1']
-    assert connection.receive(served.address, reports.REPORTS, 1) == [b'2']
-    assert served.table(reports.REPORTS).size == 0
 
 
 def test_a_port_in_use_is_refused(serve):

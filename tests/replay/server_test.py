@@ -8,12 +8,10 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.testing import experiences
-from tests.testing.replay import DATA_SPEC, read_items, write_steps
-from tflearn.coordinator import credits
+from tests.testing.replay import read_items, write_steps
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Uniform
 from tflearn.replay import connection, stored_rows
 from tflearn.replay.reverb import library
-from tflearn.replay.reverb.server import ReplayServer
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage, error_buffer, rate_limits
 from tflearn.replay.tables import TableSpec
 from tflearn.replay.writers import ReplayWriter
@@ -153,23 +151,6 @@ def test_rejects_checkpoint_of_other_tables_and_keeps_it(serve, tmp_path, other,
     with pytest.raises(ValueError, match=name):
         serve(other)
     assert sorted(str(path) for path in tmp_path.rglob('*')) == files
-
-
-def test_checkpoint_may_lack_a_table_that_starts_empty(tmp_path):
-    """A run of on-policy data continues with credits, although it began without them."""
-    storage, checkpoints = Storage(Experience(replay=Queue()), DATA_SPEC), tmp_path / 'replay' / 'checkpoints'
-    server = ReplayServer(storage.make_tables(), 0, checkpoints)
-    server.checkpoint()
-    server.close()
-    more = [*storage.make_tables(), credits.table()]
-    with pytest.raises(ValueError, match=r'table\.credits is None in the checkpoint'):
-        ReplayServer(more, 0, checkpoints)
-    server = ReplayServer(more, 0, checkpoints, fresh=[credits.CREDITS])
-    try:
-        assert server.counts().keys() == {REPLAY, credits.CREDITS}
-        server.checkpoint()
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize('sampling', ['learner', 'server'])

@@ -12,7 +12,7 @@ from tests import fakes
 from tests.testing.replay import BATCH, chunks_of, draw, experience, ring_content, write_steps
 from tflearn.core.experience import Prioritized
 from tflearn.core.waiting import wait_until
-from tflearn.replay import writers
+from tflearn.replay import shards, writers
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
@@ -46,18 +46,25 @@ def test_pipelines_share_shards_if_there_are_fewer():
 
 
 def test_one_address_is_a_set_of_one():
-    one = Shards.parse('host:8008')
-    assert one.control == 'host:8008' and one.ranked('anybody') == one.of_pipeline(0, 1) == ('host:8008',)
+    one = Shards(('host:8008',))
+    assert one.ranked('anybody') == one.of_pipeline(0, 1) == ('host:8008',)
     with pytest.raises(ValueError, match="got replay servers at 'a:1, b:1, a:1'; need addresses that differ"):
-        Shards.parse('a:1,b:1,a:1')
+        Shards(('a:1', 'b:1', 'a:1'))
+
+
+def test_a_writer_keeps_its_order_among_the_shards_that_are_known():
+    known = Shards(('', 'b:1', '', 'd:1'))
+    for i in range(20):
+        order = [address for address in FOUR.ranked(f'collect_{i}') if address in known.addresses]
+        assert known.ranked(f'collect_{i}') == tuple(order)
 
 
 def test_refuses_what_several_servers_would_draw(serve):
     storage = serve(experience('server')).storage
-    Shards(('a:1',)).check(storage)
+    shards.check(storage, 1)
     with pytest.raises(ValueError, match='got 4 replay servers with .*Uniform.*from which the servers draw; need'):
-        FOUR.check(storage)
-    FOUR.check(type(storage)(experience('server').__class__(replay=Prioritized()), storage.data_spec))
+        shards.check(storage, 4)
+    shards.check(type(storage)(experience('server').__class__(replay=Prioritized()), storage.data_spec), 4)
 
 
 @pytest.fixture
@@ -112,7 +119,8 @@ def test_only_the_unsaved_tail_of_a_lost_shard_is_lost(monkeypatch, two, serve, 
     """Its writer goes on with another one and returns; the learner is restarted. The version says when a step was."""
     monkeypatch.setattr(writers, '_RETURN_POLL_SECS', 0.1)
     first, second = two
-    writer = ReplayWriter([first.address, second.address], first.storage, 1, second.stop, server_timeout_secs=30.0)
+    both = lambda: (first.address, second.address)  # noqa: E731
+    writer = ReplayWriter(both, first.storage, 1, second.stop, server_timeout_secs=30.0)
     environment, written = fakes.CheckedEnvironment((1000,)), {}
 
     def write(version):

@@ -1,4 +1,4 @@
-"""A real feed in this process: replay server, dispatcher, worker, relay; and the learner's end of it."""
+"""A real feed in this process: replay server, dispatcher, worker; and the learner's end of it."""
 
 import contextlib
 import os
@@ -16,13 +16,10 @@ from tests import streams
 from tests.testing import replay
 from tests.testing.experiences import experience
 from tests.testing.replay import BATCH, draw, fill
-from tflearn.coordinator import reports
 from tflearn.core.experience import Queue
 from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_address
-from tflearn.replay import connection
 from tflearn.replay.reader import TableReader
-from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY
 from tflearn.sampling import feed_dispatcher, feed_server, feed_worker
 from tflearn.sampling.feed_blocks import Blocks
@@ -42,14 +39,12 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def dispatch(tmp_path_factory):
-    """Returns a function: the replay server's address -> a relay beside the dispatcher of this module."""
+    """Returns a function that starts an HTTP server beside the dispatcher of this module."""
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(feed_dispatcher.dispatching(tmp_path_factory.mktemp('feed'), 0))
 
-        def start(address):
-            return stack.enter_context(
-                contextlib.closing(FeedServer('localhost', 0, Shards((address,)), f'localhost:{port}'))
-            )
+        def start():
+            return stack.enter_context(contextlib.closing(FeedServer('localhost', 0, f'localhost:{port}')))
 
         yield start
 
@@ -78,7 +73,7 @@ def fed(served, dispatch):
     elements = feed_worker.BatchElements(mirror, Blocks(found.storage))
     with (
         mock.patch.object(feed_server, '_ANNOUNCED_SECS', 600.0),
-        working(dispatch(found.address), found.storage, mirror, elements) as address,
+        working(dispatch(), found.storage, mirror, elements) as address,
     ):
         yield found, address
 
@@ -104,36 +99,17 @@ def test_several_replicas_get_their_batches_one_after_the_other(fed):
     assert trajectory.observation.shape == (2, 3 * BATCH, 2, 2)
 
 
-def test_learners_reach_the_replay_server_through_the_relay(fed):
-    found, address = fed
-    client = FeedClient(address)
-    with connection.relayed(address, client):
-        info = connection.counts(address)
-        real = connection.counts(found.address)
-        assert info.keys() == real.keys()
-        assert info[REPLAY].size == real[REPLAY].size > 0
-        assert info[REPLAY].inserts >= info[REPLAY].size
-        reporter, reader = reports.Reporter(found.address, 'collect_0'), reports.ReportReader(address)
-        reporter.report({'env_steps': 30}, [{'return': 5.0}])
-        reader.read(connection.counts(address)[reports.REPORTS].size)
-        assert (reader.env_steps, reader.mean_return) == (30, 5.0)
-        assert connection.send(address, reports.REPORTS, 'report', 'a text')
-        assert connection.receive(found.address, reports.REPORTS, 1) == [b'a text']
-
-
 @pytest.mark.parametrize(
     ('method', 'path', 'body', 'status'),
     [
         ('GET', '/v1/other', None, 404),
-        ('POST', '/v1/tables/replay/chunk', 'x', 404),
-        ('DELETE', '/v1/tables/variables', '{}', 404),
+        ('DELETE', '/v1/feed', '{}', 405),
         ('PUT', '/v1/feed', '[1]', 400),
         ('PUT', '/v1/feed', '{', 400),
-        ('DELETE', '/v1/tables/reports', '{"most": []}', 400),
-        ('POST', '/v1/tables/reports/report', 'x' * (3 << 20), 413),
+        ('PUT', '/v1/feed', 'x' * (3 << 20), 413),
     ],
 )
-def test_the_relay_refuses_other_messages(fed, method, path, body, status):
+def test_it_refuses_other_messages(fed, method, path, body, status):
     _, address = fed
     assert FeedClient(address)._ask(method, path, body)[0] == status
 
@@ -150,7 +126,7 @@ def test_a_worker_of_other_data_is_refused(fed):
 
 def test_a_feed_without_a_worker_ends_at_the_deadline(fed, dispatch):
     found, _ = fed
-    server = dispatch(found.address)
+    server = dispatch()
     with pytest.raises(TimeoutError, match=r'waiting for the feed at localhost:\d+, which has 0 workers'):
         wait_for_feed(f'localhost:{server.port}', found.storage, 0.3)
     nowhere = free_address()
@@ -173,7 +149,7 @@ def test_items_of_a_queue_arrive_once(served, dispatch):
     spec = tf.TensorSpec(found.storage.item_shape, tf.uint8)
     reader = TableReader(found.address, found.storage, REPLAY, [spec], 8, 60.0)
     elements = feed_worker.ItemElements([reader], Blocks(found.storage))
-    with working(dispatch(found.address), found.storage, elements, elements) as address:
+    with working(dispatch(), found.storage, elements, elements) as address:
         fill(found, 24, (5,)).join(30)  # 4 episodes: 20 items
         source = QueueSource((address,), found.storage, 5, 60.0, seed=0, make_reader=FeedReader)
         trajectory, _ = draw(source, 4)

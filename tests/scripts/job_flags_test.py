@@ -25,9 +25,17 @@ def test_help(job, flag):
     ended = run(flag, job=job)
     assert (ended.returncode, ended.stderr) == (0, '')
     assert ended.stdout.startswith(f'tflearn-{job.replace("_", "-")}: ')
-    for name in ('root_dir', 'gin_file', 'gin_bindings', 'replay_address', 'connect_timeout_secs', 'stop_timeout_secs'):
+    for name in (
+        'root_dir',
+        'gin_file',
+        'gin_bindings',
+        'coordinator_address',
+        'connect_timeout_secs',
+        'stop_timeout_secs',
+    ):
         assert f'  --{name}\n' in ended.stdout
     assert ('--collector_name' in ended.stdout) == (job == 'collect')
+    assert ('  --replay_address\n' in ended.stdout) == (job == 'replay_server')
     assert ('  --strategy\n' in ended.stdout) == (job == 'train') == ("'multi_worker'" in ended.stdout)
     assert ('--verbosity' in ended.stdout) == (flag == '--helpfull')
     assert 'repeat this option' not in ended.stdout
@@ -38,7 +46,7 @@ NEEDED = ('--root_dir=run', '--gin_file=dqn_cartpole')
 WRONG = {
     (): 'got no --root_dir; need',
     ('--root_dir=run',): 'got no --gin_file; need the path of one, or one of a2c_cartpole, appo_cartpole, ',
-    (*NEEDED, '--replay_address=foo'): 'got --replay_address=foo; need HOST:PORT with a port from 1 to 65535',
+    (*NEEDED, '--coordinator_address=foo'): 'got --coordinator_address=foo; need HOST:PORT with a port from 1 to 65535',
     (
         '--root_dir=gs://me:key@bucket/run',
         NEEDED[1],
@@ -65,7 +73,7 @@ def test_rejects_a_collector_name_that_is_no_file_name():
 
 @pytest.mark.parametrize('address', ['localhost:8008', 'a-b.c_d.example:1', '10.0.0.1:65535', '[::1]:80'])
 def test_accepts_addresses(address):
-    job_flags.check_address(address)
+    assert job_flags.check_address(address, 'coordinator_address') == address
 
 
 @pytest.mark.parametrize(
@@ -89,4 +97,4 @@ def test_accepts_addresses(address):
 )
 def test_rejects_wrong_addresses(address):
     with pytest.raises(ValueError, match='need HOST:PORT with a port from 1 to 65535'):
-        job_flags.check_address(address)
+        job_flags.check_address(address, 'coordinator_address')

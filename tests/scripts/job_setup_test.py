@@ -66,7 +66,7 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
         ),
         (
             'train',
-            ['--replay_address=localhost:1', '--connect_timeout_secs=1'],
+            ['--coordinator_address=localhost:1', '--connect_timeout_secs=1'],
             'timed out after ',
         ),
         (

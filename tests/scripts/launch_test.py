@@ -68,7 +68,7 @@ def test_a_run_through_the_program(installed, tmp_path):
         '--gin_bindings=train.Device.strategy = "cpu"',
         '--gin_bindings=train.StopConditions.max_secs = 60',
     ]
-    more = ['--num_collectors=2', '--connect_timeout_secs=7.5', '--replay_address=localhost:4321']
+    more = ['--num_collectors=2', '--connect_timeout_secs=7.5', '--coordinator_address=localhost:4321']
     ended = launch(*flags, *more, cwd=tmp_path, package='tflearn_scripts', path=installed)
     assert (ended.returncode, ended.stderr) == (0, '')
     lines = ended.stdout.splitlines()
@@ -80,11 +80,12 @@ def test_a_run_through_the_program(installed, tmp_path):
         f'--gin_file={installed / "tflearn_gin" / "dqn_cartpole.gin"}',
         '--gin_bindings=train.Device.strategy = "cpu"',
         '--gin_bindings=train.StopConditions.max_secs = 60',
-        '--replay_address=localhost:4321',
         '--connect_timeout_secs=7.5',
         '--stop_timeout_secs=30',
+        '--coordinator_address=localhost:4321',
     ]
     commands = [shlex.split(line) for line in run_dir.commands.read_text().splitlines()[1:]]
+    assert re.fullmatch(r'--replay_address=localhost:\d+', commands[0].pop())
     assert [command[2:] for command in commands] == [
         ['tflearn_scripts.replay_server', *shared],
         ['tflearn_scripts.train', *shared],
@@ -111,28 +112,40 @@ def test_several_replay_servers_get_a_port_each(installed, tmp_path):
     ended = launch(*flags, cwd=tmp_path, package='tflearn_scripts', path=installed)
     assert (ended.returncode, ended.stderr) == (0, '')
     commands = [shlex.split(line) for line in RunDir(tmp_path / 'run').commands.read_text().splitlines()[1:]]
-    (given,) = {part for command in commands for part in command if part.startswith('--replay_address=')}
-    addresses = given.partition('=')[2].split(',')
-    assert len(set(addresses)) == 2 and all(re.fullmatch(r'localhost:\d+', address) for address in addresses)
-    servers = [command for command in commands if command[2].endswith('replay_server')]
-    assert [[part for part in command if part.startswith('--shard')] for command in servers] == [[], ['--shard=1']]
+    coordinator, *servers = commands[:3]
+    assert coordinator[2].endswith('coordinator')
+    where = coordinator[3]
+    assert re.fullmatch(r'--coordinator_address=localhost:\d+', where)
+    assert all(where in command for command in commands), 'all find each other there'
+    own = [[part for part in command if re.match('--(num_)?shard|--noserve', part)] for command in servers]
+    assert own == [
+        ['--num_shards=2', '--noserve_coordinator'],
+        ['--num_shards=2', '--noserve_coordinator', '--shard=1'],
+    ]
+    addresses = [part for command in commands for part in command if part.startswith('--replay_address=')]
+    assert len(set(addresses)) == 2 and all(address.startswith('--replay_address=localhost:') for address in addresses)
 
 
-def test_a_weights_server_is_one_more_job(installed, tmp_path):
-    flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--weights_server', '--weights_dtype=bfloat16']
-    ended = launch(*flags, '--render', cwd=tmp_path, package='tflearn_scripts', path=installed)
+def test_a_coordinator_alone_and_its_relays_are_more_jobs(installed, tmp_path):
+    flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--coordinator_alone', '--num_relays=2']
+    ended = launch(
+        *flags, '--weights_dtype=bfloat16', '--render', cwd=tmp_path, package='tflearn_scripts', path=installed
+    )
     assert (ended.returncode, ended.stderr) == (0, '')
     commands = [shlex.split(line) for line in ended.stdout.splitlines() if 'tflearn_scripts.' in line]
     commands = [[part for part in command if part.startswith('--') or '.' in part] for command in commands]
-    (server,) = (command for command in commands if any(part.endswith('.weights') for part in command))
-    (address,) = (part.partition('=')[2] for part in server if part.startswith('--listen='))
-    others = [command for command in commands if command is not server]
-    assert len(others) == 4
-    for command in others:
-        assert {f'--weights_address={address}', '--weights_dtype=bfloat16'} <= {*command}
+    alone, *relays = (command for command in commands if any(part.endswith('.coordinator') for part in command))
+    assert not any(part.startswith('--relay_address') for part in alone)
+    for i, relay in enumerate(relays):
+        assert {f'--name=relay_{i}', f'--index={i}'} <= {*relay}
+        assert any(re.fullmatch(r'--relay_address=localhost:\d+', part) for part in relay)
+    others = [command for command in commands if command not in (alone, *relays)]
+    assert len(others) == 4 and all('--weights_dtype=bfloat16' in command for command in others)
+    (where,) = {part for command in commands for part in command if part.startswith('--coordinator_address=')}
+    assert where.startswith('--coordinator_address=localhost:')
 
 
-def test_a_feed_is_a_dispatcher_and_workers_beside_a_weights_server(installed, tmp_path):
+def test_a_feed_is_a_dispatcher_and_workers(installed, tmp_path):
     flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_feed_workers=2']
     ended = launch(*flags, '--render', cwd=tmp_path, package='tflearn_scripts', path=installed)
     assert (ended.returncode, ended.stderr) == (0, '')
@@ -143,7 +156,6 @@ def test_a_feed_is_a_dispatcher_and_workers_beside_a_weights_server(installed, t
     workers = sorted(part for command in fed for part in command if part.startswith('--worker='))
     assert workers == ['--worker=0', '--worker=1']
     assert len({part for command in fed for part in command if part.startswith('--feed_address=')}) == 1
-    assert sum(any(part.endswith('.weights') for part in command) for command in commands) == 1
 
 
 def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_path):
@@ -184,24 +196,17 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
         ),
         (['--root_dir=file/run', '--gin_file=dqn_cartpole'], 'which cannot be written to'),
         (['--root_dir=gs://me:key@bucket/run', '--gin_file=file'], 'with credentials or a query'),
-        (['--root_dir=run', '--gin_file=file', '--replay_address=8000'], 'need HOST:PORT'),
-        (['--root_dir=run', '--gin_file=file', '--replay_address=a:1,a:1'], 'need addresses that differ'),
-        (['--root_dir=run', '--gin_file=file', '--weights_address=a'], 'got --weights_address=a; need HOST:PORT'),
-        (['--root_dir=run', '--gin_file=file', '--weights_address=a:1', '--weights_server'], 'need one of them'),
+        (['--root_dir=run', '--gin_file=file', '--coordinator_address=8000'], 'need HOST:PORT'),
+        (['--root_dir=run', '--gin_file=file', '--coordinator_address=a:1,a:2'], 'need HOST:PORT'),
         (
-            ['--root_dir=run', '--gin_file=file', '--weights_server', '--weights_token=0123456789abcdef'],
-            'got a --weights_token that cannot be read (No such file or directory), and is not shown',
-        ),
-        (
-            ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_relays=2', '--backend=slurm'],
-            'got --num_relays=2 without --weights_server; need one that they relay',
+            ['--root_dir=run', '--gin_file=file', '--coordinator_token=0123456789abcdef'],
+            'got a --coordinator_token that cannot be read (No such file or directory), and is not shown',
         ),
         (
             [
                 '--root_dir=r',
                 '--gin_file=dqn_cartpole',
                 '--num_feed_workers=1',
-                '--weights_address=a:1',
                 '--backend=slurm',
             ],
             'got --num_feed_workers with --backend=slurm; need the local backend',
@@ -209,10 +214,6 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
         (
             ['--root_dir=run', '--gin_file=ppo_cartpole', '--num_feed_workers=1'],
             'got --num_feed_workers with Queue.versions_ahead; need',
-        ),
-        (
-            ['--root_dir=run', '--gin_file=dqn_cartpole', '--replay_address=a:1', '--num_replay_servers=2'],
-            'got num_replay_servers=2 with --replay_address=a:1; need as many addresses, or none',
         ),
         (
             [
@@ -224,7 +225,7 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
         (['--root_dir=run', '--gin_file=file', '--num_collectors=0'], 'num_collectors'),
         (
             ['--root_dir=run', '--gin_file=dqn_cartpole', f'--num_replay_servers={"9" * 400}'],
-            'for which there are no ports',
+            'need 1 to 10000',
         ),
         (['--root_dir=run', '--gin_file=file', '--root=run'], 'Did you mean'),
         (['--root_dir=run', '--gin_file=file', 'train'], "got the argument 'train'"),
@@ -364,7 +365,14 @@ assert not {'tensorflow', 'tf_agents', 'reverb', 'own.tasks', 'tflearn.jobs.trai
 def test_helpfull_lists_all_flags(tmp_path):
     ended = launch('--helpfull', cwd=tmp_path)
     assert ended.returncode == 0
-    for flag in ('root_dir', 'gin_file', 'gin_bindings', 'replay_address', 'connect_timeout_secs', 'num_collectors'):
+    for flag in (
+        'root_dir',
+        'gin_file',
+        'gin_bindings',
+        'coordinator_address',
+        'connect_timeout_secs',
+        'num_collectors',
+    ):
         assert f'--{flag}' in ended.stdout
 
 

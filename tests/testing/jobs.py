@@ -3,12 +3,14 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 import threading
 
 import pytest
 
 from tests import streams
 from tflearn.agents import dqn
+from tflearn.coordinator.client import Access
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env
@@ -85,13 +87,17 @@ class SmallRun:
 
     def __init__(self, root):
         self.dir = RunDir(root)
-        self.address = 'localhost:1'
+        self.address, self.coordinator = 'localhost:1', Access('localhost:1')
         self._jobs, self._servers = [], []
 
     def start(self, function, **arguments):
         """Starts a job with the run's arguments; `arguments` take precedence."""
-        given = {'run_dir': self.dir, 'replay_address': self.address, **self.factories()}
-        if function is not replay_server:
+        given = {'run_dir': self.dir, **self.factories()}
+        if 'coordinator' in inspect.signature(function).parameters:
+            given['coordinator'] = self.coordinator
+        if function is replay_server:
+            given['replay_address'] = self.address
+        else:
             given['connect_timeout_secs'] = 60.0
         if function is train:
             given['exports'] = ExportOptions(('greedy_policy',))  # fewer policies take less time to trace
@@ -110,8 +116,8 @@ class SmallRun:
         }
 
     def start_replay(self, port=None, **arguments):
-        """Starts a replay server on a free port and waits until it serves."""
-        self.address = f'localhost:{port or free_port()}'
+        """Starts a replay server, the coordinator too, on free ports and waits until it serves."""
+        self.address, self.coordinator = f'localhost:{port or free_port()}', Access(f'localhost:{free_port()}')
         job = self.start(replay_server, **arguments)
         wait_until(
             lambda: self.status('replay_server').get('state') == 'running' or job.ended, 'the replay server', 300

@@ -12,7 +12,6 @@ from tf_agents.trajectories import trajectory
 
 from tests import fakes, streams
 from tests.testing import experiences
-from tflearn.coordinator import reports
 from tflearn.core.waiting import Stopped
 from tflearn.replay import backend, reader
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
@@ -56,8 +55,7 @@ def serving(folder, kind=backend.REVERB):
 
         def start(experience, port=0, checkpoints=folder / 'replay' / 'checkpoints', data_spec=DATA_SPEC):
             storage = Storage(experience, data_spec)
-            messages = [] if kind == backend.VALKEY else [reports.table()]
-            server = backend.serve([*storage.make_tables(), *messages], port, checkpoints, kind=kind)
+            server = backend.serve(storage.make_tables(), port, checkpoints, kind=kind)
             stack.callback(server.close)
             stack.callback(streams.wait_until_ended)
             served = Served(server, server.address, storage)

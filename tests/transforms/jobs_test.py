@@ -71,7 +71,7 @@ def test_on_policy_jobs_on_two_replicas(small_run):  # noqa: F811
     }
     small_run.factories = lambda: factories
     small_run.start_replay()
-    small_run.start(collect, num_environments=4, refresh_interval_secs=0.01)
+    small_run.start(collect, num_environments=4)
     few = {'checkpoint_interval_steps': 6, 'export_interval_steps': 6, 'publish_interval_steps': 1}
     small_run.start(train, num_train_steps=18, strategy='mirrored:2', **few).join()
     mean = mean_of_observations(small_run)

@@ -16,13 +16,13 @@ from tflearn.launch import kubernetes, local, ray_cluster, run_summary, slurm
 from tflearn.launch import place_options as options
 from tflearn.launch.placement import place, this_machine
 from tflearn.launch.topology import (
+    COORDINATOR_ADDRESS,
     MAX_JOBS,
+    OWN_ADDRESS,
+    Addresses,
     Topology,
-    Weights,
-    address_of,
     on_one_machine,
     read_resources,
-    replay_servers,
     run_topology,
 )
 from tflearn.learner.stop_conditions import StopConditions
@@ -35,6 +35,7 @@ _SCHEDULERS: dict[str, tuple[type, Any]] = {
 }
 BACKENDS = ('local', *_SCHEDULERS)
 
+_WITHOUT_RELAYS, _PER_RELAY = 200, 100  # collectors
 _EXPERIENCE = 'tflearn.core.experience'
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -86,8 +87,9 @@ def run(
     *,
     package: str,
     num_collectors: int = 1,
-    num_replay_servers: int | None = None,
-    replay_address: str | None = None,
+    num_replay_servers: int = 1,
+    coordinator_address: str | None = None,
+    coordinator_alone: bool | None = None,
     connect_timeout_secs: float = 300.0,
     stop_timeout_secs: float = 30.0,
     warm_start: bool = True,
@@ -95,8 +97,7 @@ def run(
     silent_timeout_secs: float = 300.0,
     backend: Backend = Backend(),
     more_flags: Sequence[str] = (),
-    weights_server: Sequence[str] | None = None,
-    num_relays: int = 0,
+    num_relays: int | None = None,
     num_feed_workers: int = 0,
 ) -> int:
     """Checks the run's configuration, then runs its jobs until the run has ended.
@@ -107,8 +108,9 @@ def run(
       gin_bindings: gin statements that come after it.
       package: the Python package that holds the jobs' programs.
       num_collectors: collect jobs; at least 1.
-      num_replay_servers: replay servers that share the replay; None: as many as there are addresses.
-      replay_address: 'host:port' of the replay server, or of several with commas; None: free ports of this machine.
+      num_replay_servers: replay servers that share the replay.
+      coordinator_address: 'host:port' of the coordinator; None: a free port of this machine.
+      coordinator_alone: whether it is a program of its own; None: if there are several replay servers.
       connect_timeout_secs: how long a job waits for another one.
       stop_timeout_secs: how long a job may take to end.
       warm_start: load the jobs' libraries once, in a process that forks the jobs; else each job loads them itself.
@@ -116,8 +118,7 @@ def run(
       silent_timeout_secs: a job that has not reported for so long is killed and started again; 0: never.
       backend: where the jobs run, and what each of them gets.
       more_flags: further ones for all jobs.
-      weights_server: starts a weights server with these flags, and lets the jobs use it; None starts none.
-      num_relays: relays of the weights server, which all jobs but train ask.
+      num_relays: relays of weights; None: one for each hundred of more than two hundred collectors.
       num_feed_workers: starts a feed with so many workers, from which the train job gets its batches; 0 starts none.
 
     Returns:
@@ -132,21 +133,23 @@ def run(
     its_gin_file, gin_files = _in_image(gin_file, path) if backend.name == 'kubernetes' else (str(path), {})
     flags = [f'--root_dir={run_dir.location}', f'--gin_file={its_gin_file}']
     flags += [f'--gin_bindings={binding}' for binding in gin_bindings]
-    held = contextlib.ExitStack()
-    addresses = _replay_addresses(run_dir, backend.name, num_replay_servers, replay_address, held)
-    flags += [f'--replay_address={",".join(addresses)}']
+    held, several = contextlib.ExitStack(), num_replay_servers > 1
+    if num_relays is None:
+        num_relays = num_collectors // _PER_RELAY * (num_collectors > _WITHOUT_RELAYS)
+    addresses = _addresses(run_dir, backend.name, num_replay_servers, num_relays, coordinator_address, held)
+    its_flags = (f'--run_dir={run_dir.location}', *(flag for flag in more_flags if '_token=' in flag))
+    alone = several if coordinator_alone is None else coordinator_alone
+    addresses = dataclasses.replace(addresses, alone=alone, flags=its_flags)
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
-    flags += ['--code_snapshot'] if code_snapshot else []
-    flags += more_flags
+    flags += [*(['--code_snapshot'] if code_snapshot else []), *more_flags]
     topology = run_topology(
         package=package,
         flags=flags,
         num_collectors=num_collectors,
-        num_replay_servers=len(addresses),
+        addresses=addresses,
         warm_start=warm_start,
         resources=read_resources(backend.resources),
         num_workers=backend.num_workers,
-        weights=_weights(run_dir, backend.name, weights_server, num_relays, held),
         feed_address=_feed_address(backend.name, held) if num_feed_workers else '',
         num_feed_workers=num_feed_workers,
     )
@@ -158,7 +161,7 @@ def run(
         connect_timeout_secs=connect_timeout_secs,
         gin_files=gin_files,
     )
-    _check(path, gin_bindings, topology, len(addresses) > 1)
+    _check(path, gin_bindings, topology, several)
     if not backend.render and backend.name != 'kubernetes':
         _go_on(run_dir, path, gin_bindings)
     try:
@@ -209,48 +212,34 @@ def _show(text: str) -> None:
     sys.stdout.write(f'{text}\n')
 
 
-def _replay_addresses(
+def _addresses(
     run_dir: RunDir,
     backend: str,
-    num_replay_servers: int | None,
-    replay_address: str | None,
+    num_replay_servers: int,
+    num_relays: int,
+    coordinator_address: str | None,
     held: contextlib.ExitStack,
-) -> list[str]:
-    """Returns the replay servers' addresses; those that nobody gave are held until `held` is closed."""
-    addresses = replay_address.split(',') if replay_address else []
-    wanted = num_replay_servers or len(addresses) or 1
-    if backend != 'local' and not addresses:
-        addresses = [address_of(name) for name in replay_servers(min(wanted, MAX_JOBS + 1))]
-        wanted = len(addresses)
-    if addresses and len(addresses) != wanted:
-        raise UserValueError(
-            f'got num_replay_servers={wanted} with --replay_address={replay_address}; need as many addresses, or none'
-        )
-    if backend == 'kubernetes':  # whose run directory is in the containers
-        return addresses
-    run_dir.check_num_shards(wanted)
+) -> Addresses:
+    """Returns the servers' addresses; those of this machine that nobody gave are held until `held` is closed."""
+    if not 1 <= num_replay_servers <= MAX_JOBS:
+        raise UserValueError(f'got num_replay_servers={num_replay_servers!s:.40}; need 1 to {MAX_JOBS}')
+    if backend != 'kubernetes':  # whose run directory is in the containers
+        run_dir.check_num_shards(num_replay_servers)
+    if backend != 'local':
+        own = (OWN_ADDRESS,)
+        return Addresses(coordinator_address or COORDINATOR_ADDRESS, own * num_replay_servers, own * num_relays)
     try:
-        return addresses or [held.enter_context(local.held_address()) for _ in range(wanted)]
+        coordinator = coordinator_address or held.enter_context(local.held_address())
+        replay, relays = (
+            tuple(held.enter_context(local.held_address()) for _ in range(count))
+            for count in (num_replay_servers, num_relays)
+        )
     except OSError as error:
         raise UserValueError(
-            f'got num_replay_servers={wanted!s:.40}, for which there are no ports ({error.strerror}); need fewer'
+            f'got num_replay_servers={num_replay_servers} and num_relays={num_relays}, for which there are no ports '
+            f'({error.strerror}); need fewer'
         ) from error
-
-
-def _weights(
-    run_dir: RunDir, backend: str, flags: Sequence[str] | None, num_relays: int, held: contextlib.ExitStack
-) -> Weights | None:
-    """Returns the weights server and its relays, whose addresses are held until `held` is closed; None without one."""
-    if flags is None:
-        if num_relays:
-            raise UserValueError(f'got --num_relays={num_relays} without --weights_server; need one that they relay')
-        return None
-    names = ['weights', *(f'relay_{i}' for i in range(num_relays))]
-    if backend == 'local':
-        addresses = [held.enter_context(local.held_address()) for _ in names]
-    else:
-        addresses = [address_of(name) for name in names]
-    return Weights(addresses[0], tuple(addresses[1:]), (f'--run_dir={run_dir.location}', *flags))
+    return Addresses(coordinator, replay, relays)
 
 
 def _feed_address(backend: str, held: contextlib.ExitStack) -> str:
@@ -280,7 +269,7 @@ def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, 
             _check_shared(name, values)
 
     # These have flags only, or the replay server's bindings.
-    kinds = {job.kind for job in topology.jobs} - {'weights', 'relay', 'feed', 'feed_worker'}
+    kinds = {job.kind for job in topology.jobs} - {'coordinator', 'relay', 'feed', 'feed_worker'}
     preview.check(path, gin_bindings, sorted(f'tflearn.jobs.{kind}' for kind in kinds), check_factory)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from tflearn.core.errors import UserValueError
 
-PROTOCOL = 1
+PROTOCOL = 2
 LEASE_SECS = 5.0
 FORGET_SECS = 600.0  # a sender that was silent for that long, and for two leases, is forgotten
 _MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
@@ -48,9 +48,11 @@ class Report:
 
     Attributes:
       counts: counts since the sender's start, to be summed over senders: 'env_steps', and more.
-      episodes: the episodes that ended since the last report, each as metrics by name: 'return', and more.
+      episodes: ended episodes that the receiver does not have, each as metrics by name: 'return', and more.
       served: items made under this lease that are in the replay.
       items_at_once: items that the sender makes at a time (its environments); 0 makes none and gets no credits.
+      first_episode: the number of the first of these episodes; a sender counts its own from 0 on.
+      policy_version: the version of the weights that the sender acts with.
     """
 
     lease: Lease
@@ -58,6 +60,8 @@ class Report:
     episodes: Sequence[Mapping[str, float]] = ()
     served: int = 0
     items_at_once: int = 0
+    first_episode: int = 0
+    policy_version: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +245,7 @@ def _decode(fields: dict[str, Any]) -> Report | Credits:
     _check(lease.ttl_secs, kind=int | float)
     if kind == 'Report':
         report = Report(lease, **fields)
-        _check(report.served, report.items_at_once, kind=int)
+        _check(report.served, report.items_at_once, report.first_episode, report.policy_version, kind=int)
         numbers = [value for values in (report.counts, *report.episodes) for value in values.values()]
         _check(*numbers, kind=int | float)
         return report

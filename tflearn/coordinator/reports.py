@@ -1,9 +1,10 @@
 """Reports from collectors to the learner: environment steps, and the metrics of episodes.
 
 Each report holds the collector's counts since its own start, not differences, so lost or repeated reports cause no
-error. The run's total is the sum over all collectors that ever reported. What is kept of a collector that has not
-reported for `control.FORGET_SECS` is its part of the total. So a collector whose reports did not arrive for half of
-that time continues as a new one, which counts from its last report on.
+error. Episodes are numbered, and a collector keeps each until the learner has acknowledged it: none is lost or counted
+twice when the coordinator is started again. The run's total is the sum over all collectors that ever reported. What is
+kept of a collector that has not reported for `control.FORGET_SECS` is its part of the total. So a collector whose
+reports did not arrive for half of that time continues as a new one, which counts from its last report on.
 """
 
 import json
@@ -16,24 +17,17 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.coordinator import control
-from tflearn.replay import connection
-from tflearn.replay.tables import TableSpec
+from tflearn.coordinator.client import Coordinator, Restarted
+from tflearn.coordinator.weights_reader import Lost, Refused
 
 Episode = Mapping[str, float]
 
-REPORTS = 'reports'
 ENV_STEPS_LIMIT = 'env_steps_limit'  # in a report's counts: `CollectOptions.max_env_steps`
-MAX_EPISODES = 64
+MAX_EPISODES = 256  # of a report
+_MAX_KEPT = 1000  # episodes that wait for an acknowledgement
 _NEWEST_EPISODES = 100
-_MAX_SIZE = 1000
+_REPORTED = 'reported_episodes'
 _FORGOTTEN = 'forgotten'  # stands for all collectors that were forgotten
-_POLL_SECS, _BUSY_POLL_SECS = 1.0, 0.2
-
-
-def table() -> TableSpec:
-    """Returns the table of reports: each is read once; the oldest are dropped if nothing reads them."""
-    # An encoded `control.Report` each. Which metrics an episode has depends on the environment.
-    return connection.text_table(REPORTS, 'report', max_size=_MAX_SIZE, max_times_sampled=1)
 
 
 def now_secs() -> float:
@@ -46,38 +40,65 @@ class Reporter:
 
     def __init__(
         self,
-        address: str,
-        name: str = 'collector',
+        coordinator: Coordinator,
         items_at_once: int = 0,
         lease_secs: float = control.LEASE_SECS,
         clock: Callable[[], float] = now_secs,
     ):
         """Sends nothing yet. For `items_at_once` see `control.Report`."""
-        self._address, self._items_at_once = address, items_at_once
-        self._unsent: list[Episode] = []
+        self._coordinator, self._items_at_once = coordinator, items_at_once
+        self._kept: list[Episode] = []  # those that are not acknowledged
+        self._first = self._received = 0  # the number of the first of them, and of the next one to be sent
+        self._sent_to = ''
         self._clock, self._sent_at = clock, clock()
         self._sent: dict[str, int] = {}
         self._before: dict[str, int] = {}  # what was counted under earlier owners
-        self.held = control.HeldLease(control.new_lease(name, lease_secs))
+        self.held = control.HeldLease(control.new_lease(coordinator.name, lease_secs))
 
-    def report(self, counts: Mapping[str, int], episodes: Sequence[Episode], served: int = 0) -> None:
-        """Sends one report, with at most the newest 64 episodes.
+    def report(
+        self, counts: Mapping[str, int], episodes: Sequence[Episode], served: int = 0, policy_version: int = 0
+    ) -> bool:
+        """Sends one report. Returns whether the coordinator has it.
 
         Args:
           counts: counts since this collector's start, to be summed over collectors: 'env_steps', and more.
           episodes: the episodes that ended since the last report, each as metrics by name: 'return', and more.
           served: items made under the lease that are in the replay.
+          policy_version: see `control.Report`.
         """
-        self._unsent = [*self._unsent, *episodes][-MAX_EPISODES:]
+        self._kept += episodes
+        self._drop(len(self._kept) - _MAX_KEPT)
         if self._clock() - self._sent_at > _forget_secs(self.held.lease) / 2:
             self.held.restart()
             self._before, self._sent_at = self._sent, self._clock()
-        lease, episodes = self.held.lease, [{**episode} for episode in self._unsent]
         own = {name: count - self._before.get(name, 0) for name, count in counts.items()}
-        text = control.encode(control.Report(lease, own, episodes, served, self._items_at_once))
-        if connection.send(self._address, REPORTS, 'report', text):  # otherwise the next report includes these episodes
-            self.held.renew()
-            self._unsent, self._sent, self._sent_at = [], {**counts}, self._clock()
+        try:
+            try:
+                self._send(own, served, policy_version)
+            except Restarted:
+                self._send(own, served, policy_version)
+        except (Lost, Refused) as error:
+            logging.log_every_n_seconds(logging.WARNING, 'could not report: %s', 60, error)
+            return False
+        self.held.renew()
+        self._sent, self._sent_at = {**counts}, self._clock()
+        return True
+
+    def _send(self, counts: Mapping[str, int], served: int, policy_version: int) -> None:
+        if self._sent_to != self._coordinator.incarnation:  # it has none of those that are kept
+            self._sent_to, self._received = self._coordinator.incarnation, self._first
+        first = max(self._first, self._received)
+        episodes = [{**each} for each in self._kept[first - self._first :][:MAX_EPISODES]]
+        lease, items = self.held.lease, self._items_at_once
+        answer = self._coordinator.report(control.Report(lease, counts, episodes, served, items, first, policy_version))
+        self._received = answer['received']
+        self._drop(answer['acknowledged'] - self._first)
+
+    def _drop(self, count: int) -> None:
+        """Forgets the oldest episodes."""
+        if count > 0:
+            del self._kept[:count]
+            self._first += count
 
 
 def _forget_secs(lease: control.Lease) -> float:
@@ -93,7 +114,7 @@ class ReportReader(tf.train.experimental.PythonState):
 
     def __init__(
         self,
-        address: str,
+        coordinator: Coordinator,
         on_report: Callable[[control.Report], None] = lambda report: None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -102,12 +123,12 @@ class ReportReader(tf.train.experimental.PythonState):
           on_report: called with each report, on the thread that reads it.
           clock: returns the time [s].
         """
-        self._address, self._on_report, self._clock = address, on_report, clock
+        self._coordinator, self._on_report, self._clock = coordinator, on_report, clock
         self.env_steps_limit: int | None = None
         self._forgotten_at: dict[str, float] = {}  # when a sender will be forgotten, unless it reports
         self._live_until: dict[str, float] = {}  # collectors
-        self.poll_secs = _POLL_SECS
-        self._reading = threading.Lock()
+        self._reading, self._read_from, self._after = threading.Lock(), '', 0
+        self._next_episodes: dict[str, int] = {}  # the number of the next one of each sender
         self._counts: dict[str, dict[str, int]] = {}
         self._episodes: list[Episode] = []
 
@@ -144,13 +165,13 @@ class ReportReader(tf.train.experimental.PythonState):
     def serialize(self) -> str:
         """Returns the counts by collector and the newest episodes as JSON."""
         saved = {'counts': self._counts, 'episodes': self._episodes, ENV_STEPS_LIMIT: self.env_steps_limit}
-        return json.dumps(saved)
+        return json.dumps({**saved, 'next_episodes': self._next_episodes})
 
     def deserialize(self, string_value: str) -> None:
         """Restores the counts and episodes of a checkpoint."""
         saved = json.loads(string_value)
         self._counts, self._episodes = saved['counts'], saved['episodes']
-        self.env_steps_limit = saved[ENV_STEPS_LIMIT]
+        self.env_steps_limit, self._next_episodes = saved[ENV_STEPS_LIMIT], saved.get('next_episodes', {})
         self._forgotten_at = dict.fromkeys(self._counts.keys() - {_FORGOTTEN}, self._clock() + control.FORGET_SECS)
 
     @property
@@ -159,23 +180,29 @@ class ReportReader(tf.train.experimental.PythonState):
         now = self._clock()
         return sum(until >= now for until in [*self._live_until.values()])
 
-    def read(self, num_reports: int) -> None:
-        """Reads the available reports, and forgets senders that were silent for too long. From any thread."""
+    def read(self) -> None:
+        """Reads the new reports, and forgets senders that were silent for too long. From any thread."""
         with self._reading:
             counts, episodes = {**self._counts}, [*self._episodes]  # a checkpoint may be reading the old ones
-            reports = self._take(num_reports)
+            next_episodes = {**self._next_episodes}
+            reports = self._take()
             for report in reports:
                 owner, now, own = report.lease.owner, self._clock(), {**report.counts}
                 self.env_steps_limit = own.pop(ENV_STEPS_LIMIT, 0) or self.env_steps_limit
                 known = counts.get(owner, {})
+                begin = next_episodes.get(owner, report.first_episode)
+                new = report.episodes[max(0, begin - report.first_episode) :]
+                next_episodes[owner] = max(begin, report.first_episode + len(report.episodes))
                 counts[owner] = {name: max(known.get(name, 0), count) for name, count in own.items()}
-                episodes += report.episodes
+                if number := known.get(_REPORTED, 0) + len(new):
+                    counts[owner][_REPORTED] = number
+                episodes += new
                 self._forgotten_at[owner] = now + _forget_secs(report.lease)
                 if 'env_steps' in report.counts:
                     self._live_until[owner] = now + report.lease.ttl_secs
             self._forget(counts)
             self._counts, self._episodes = counts, episodes[-_NEWEST_EPISODES:]
-            self.poll_secs = _BUSY_POLL_SECS if num_reports > _MAX_SIZE / 4 else _POLL_SECS
+            self._next_episodes = {owner: number for owner, number in next_episodes.items() if owner in counts}
         for report in reports:
             self._on_report(report)
 
@@ -189,19 +216,19 @@ class ReportReader(tf.train.experimental.PythonState):
             del self._forgotten_at[owner]
             self._live_until.pop(owner, None)
 
-    def _take(self, num_reports: int) -> list[control.Report]:
-        texts = connection.receive(self._address, REPORTS, num_reports)
-        reports = map(_decoded, texts)
-        return [report for report in reports if report is not None]
-
-
-def _decoded(text: bytes) -> control.Report | None:
-    try:
-        message = control.decode(text)
-    except ValueError as error:  # not from a job of this version
-        logging.warning('ignored a report: %s', error)
-        return None
-    return message if isinstance(message, control.Report) else None
+    def _take(self) -> list[control.Report]:
+        for _ in range(2):
+            if self._read_from != self._coordinator.incarnation:
+                self._read_from, self._after = self._coordinator.incarnation, 0
+            try:
+                self._after, reports = self._coordinator.reports(self._after, self._next_episodes)
+                return reports
+            except Restarted:
+                pass
+            except (Lost, Refused) as error:
+                logging.log_every_n_seconds(logging.WARNING, 'could not read reports: %s', 60, error)
+                break
+        return []
 
 
 def _mean(name: str, episodes: Sequence[Episode]) -> float:

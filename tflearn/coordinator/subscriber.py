@@ -2,15 +2,17 @@
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.coordinator import weights_channels, weights_contract
-from tflearn.coordinator.weights_channels import Plane
+from tflearn.coordinator import weights_contract, weights_messages
+from tflearn.coordinator.client import Coordinator
+from tflearn.coordinator.weights_messages import Message
+from tflearn.coordinator.weights_reader import Lost
 from tflearn.core import background
 from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import wait_until
@@ -43,31 +45,24 @@ class Subscriber:
 
     def __init__(
         self,
-        address: str,
+        coordinator: Coordinator,
         variables: Sequence[tf.Variable],
         train_step: tf.Variable,
-        interval_secs: float = 0.5,
-        plane: Plane = Plane(),
-        name: str = '',
+        stop: threading.Event | None = None,
     ):
-        """Checks the contract, and starts to wait.
+        """Starts to wait.
 
         Args:
           variables: the acting policy's variables, in the publisher's order.
           train_step: the variable that is set to the published train step, for schedules.
-          interval_secs: the mean time between two questions to a replay server for new weights [s].
-          plane: where weights travel, if not through the replay server.
-          name: the job's, by which it chooses one of several relays, and when it asks a replay server.
-
-        Raises:
-          ValueError: if what the server has is made for other variables.
+          stop: ends all waiting when set.
         """
-        self._variables = [*variables]
-        self._train_step = train_step
-        self._channel = weights_channels.connect(address, self._variables, plane, name, interval_secs=interval_secs)
+        self._variables, self._train_step, self._stop = [*variables], train_step, stop
+        self._specs = weights_contract.specs(self._variables)
+        self._reader, self._what = coordinator.weights(), coordinator.what
         self._error: UserValueError | None = None
         self.newest = Publication()
-        self._found: list[Mapping[str, Any]] = []
+        self._found: list[tuple[dict[str, Any], list[np.ndarray]]] = []
         self._closed, self._news = threading.Event(), threading.Event()
         self._thread = background.Thread(target=self._receive, name='subscriber')
         self._thread.start()
@@ -83,15 +78,14 @@ class Subscriber:
             raise self._error
         if not self._found:
             return False
-        data = self._found.pop()
-        counters = {name: np.asarray(data[name]).item() for name in weights_contract.COUNTERS}
-        for i, variable in enumerate(self._variables):
-            variable.assign(data[weights_contract.column(i)])
+        counters, values = self._found.pop()
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.assign(value)
         self._train_step.assign(counters['train_step'])
         self.newest = Publication(**counters)
         return True
 
-    def wait(self, timeout_secs: float, stop: threading.Event | None = None) -> None:
+    def wait(self, timeout_secs: float) -> None:
         """Waits for the first publication of a learner that is still training, and whose policy should act.
 
         Each publication of a learner that trains on demonstrations first begins the time limit again. If training ends
@@ -99,38 +93,54 @@ class Subscriber:
 
         Raises:
           TimeoutError: if no learner publishes in time.
-          Stopped: if `stop` is set.
+          Stopped: if the job is asked to stop.
         """
-        what = f'weights from a learner that trains, through {self._channel.what}'
-        wait_until(lambda: self.pull() and not self.newest.finished, what, timeout_secs, stop)
+        what = f'weights from a learner that trains, through {self._what}'
+        wait_until(lambda: self.pull() and not self.newest.finished, what, timeout_secs, self._stop)
         while self.newest.policy_version == weights_contract.PRETRAINING and not self.newest.finished:
-            wait_until(self.pull, what, timeout_secs, stop)
+            wait_until(self.pull, what, timeout_secs, self._stop)
 
     def wait_for_next(self, secs: float) -> None:
         """Waits until there is a publication to pull, for at most `secs`."""
         self._news.wait(secs)
 
     def close(self) -> None:
-        """Stops waiting. A poll of a server that is shutting down may never return; its thread is abandoned."""
+        """Stops waiting."""
         self._closed.set()
-        self._channel.close()
+        self._reader.close()
         self._thread.join(_CLOSE_SECS)
 
     def _receive(self) -> None:
-        published_at = None
+        known, published_at, version = None, None, 0
         while not self._closed.is_set():
             try:
-                data = self._channel.next()
+                message = self._reader.get(known)
+                if message is None:
+                    continue
+                known = message
+                counters = {name: message.counters[name] for name in weights_contract.COUNTERS}
+                is_old = 0 <= counters['policy_version'] < version  # of a learner that does not know ours yet
+                if is_old or counters['published_at'] == published_at:  # or sent again
+                    continue
+                published_at, version = counters['published_at'], max(version, counters['policy_version'])
+                self._found[:] = [(counters, self._values(message))]
+                self._news.set()
+            except Lost:
+                self._reader.pause()
             except UserValueError as error:
                 self._error = error
                 self._news.set()
                 return
             except Exception:  # without this thread a collector would use old weights forever
                 if not self._closed.is_set():
-                    logging.exception('could not read weights from %s', self._channel.what)
+                    logging.exception('could not read weights from %s', self._what)
                 self._closed.wait(_RETRY_SECS)
-                continue
-            if data is not None and int(data['published_at']) != published_at:
-                published_at = int(data['published_at'])
-                self._found[:] = [data]
-                self._news.set()
+
+    def _values(self, message: Message) -> list[np.ndarray]:
+        """Returns the variables of a message; raises ValueError if they are not those of our variables."""
+        try:
+            theirs = [tf.TensorSpec(each.shape, tf.as_dtype(each.dtype), each.name) for each in message.variables]
+            weights_contract.check(self._what, theirs, self._specs)
+            return weights_messages.values(message, lambda name: np.dtype(tf.as_dtype(name).as_numpy_dtype))
+        except (TypeError, ValueError) as error:
+            raise UserValueError(str(error)) from error

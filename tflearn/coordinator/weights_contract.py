@@ -1,36 +1,26 @@
 """What is published: the policy's variables, the train step, the policy's version, and whether training is over.
 
-Each variable is its own column, so the table's signature is the contract: two jobs with different networks find out
-which variable differs before any weights are sent. Columns are identified by their index; names are only for messages
-(without the numbers that Keras appends within a process).
+Variables are identified by their index; names are only for messages (without the numbers that Keras appends within a
+process).
 """
 
-import math
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tf_agents.utils import common
 
-from tflearn.core.errors import UserTimeoutError, UserValueError
-from tflearn.replay import connection
-from tflearn.replay.tables import TableSpec
+from tflearn.coordinator import control, weights_messages
+from tflearn.core.errors import UserValueError
 
-VARIABLES = 'variables'
-_CHECK_SECS = 60
 PRETRAINING = -1  # as the policy version: the learner trains on data that are there already; nobody should act yet
 _COUNTED = re.compile(r'_\d+(?=[/:])')
 
-COUNTERS = {
-    'train_step': tf.TensorSpec((), tf.int64, 'train_step'),
-    'policy_version': tf.TensorSpec((), tf.int64, 'policy_version'),
-    'env_steps': tf.TensorSpec((), tf.int64, 'env_steps'),
-    'finished': tf.TensorSpec((), tf.bool, 'finished'),
-    # Microseconds since 1970: distinguishes publications even if a restored learner repeats version numbers.
-    'published_at': tf.TensorSpec((), tf.int64, 'published_at'),
-}
+# What a publication says besides its variables. `published_at`: microseconds since 1970; distinguishes publications,
+# even if a restored learner repeats version numbers.
+COUNTERS = ('train_step', 'policy_version', 'env_steps', 'finished', 'published_at')
 
 
 def published(policy: Any) -> list[tf.Variable]:
@@ -44,57 +34,37 @@ def published(policy: Any) -> list[tf.Variable]:
     return [variable for variable in policy.variables() if variable.ref() not in own]
 
 
-def signature(variables: Sequence[tf.Variable]) -> dict[str, tf.TensorSpec]:
-    """Returns the signature of a publication of `variables`.
+def specs(variables: Sequence[tf.Variable]) -> list[tf.TensorSpec]:
+    """Returns the specs of variables.
 
     Raises:
-      ValueError: if a variable has an unknown dimension.
+      ValueError: if one has an unknown dimension.
     """
-    columns = {}
-    for i, variable in enumerate(variables):
+    for variable in variables:
         if not variable.shape.is_fully_defined():
             raise UserValueError(f'got variable {variable.name} of shape {variable.shape}; need fixed dimensions')
-        columns[column(i)] = tf.TensorSpec(variable.shape, variable.dtype, _COUNTED.sub('', variable.name))
-    return {**COUNTERS, **columns}
+    return [tf.TensorSpec(each.shape, each.dtype, _COUNTED.sub('', each.name)) for each in variables]
 
 
-def table(variables: Sequence[tf.Variable]) -> TableSpec:
-    """Returns the table that holds the newest publication."""
-    return TableSpec(VARIABLES, 1, signature(variables), 'fifo')
+def text(spec: tf.TensorSpec) -> str:
+    """Returns what of a variable must be equal."""
+    return f'{spec.dtype.name}{list(spec.shape)}'
 
 
-def column(index: int) -> str:
-    """Returns the name of the column of the variable at `index`."""
-    return f'{index:04d}'
-
-
-def check_server(address: str, ours: dict[str, tf.TensorSpec]) -> None:
-    """Checks that the server's table holds the variables that this job publishes or pulls.
-
-    Raises:
-      ValueError: if variables differ; it names the first ones.
-    """
-    tables = connection.counts(address, _CHECK_SECS)
-    if tables is None:
-        raise UserTimeoutError(f'timed out after {_CHECK_SECS} s waiting for the replay server at {address}')
-    if VARIABLES not in tables:
-        raise UserValueError(f'got a replay server at {address} with tables {sorted(tables)}; need {VARIABLES!r}')
-    check(f'a replay server at {address}', tables[VARIABLES].signature, ours)
-
-
-def check(what: str, theirs: Mapping[str, tf.TensorSpec], ours: Mapping[str, tf.TensorSpec]) -> None:
-    """Checks that a server's columns are those of this job.
+def check(what: str, theirs: Sequence[tf.TensorSpec], ours: Sequence[tf.TensorSpec]) -> None:
+    """Checks that published variables are those of this job.
 
     Args:
-      what: the server, for the error.
+      what: who published them, for the error.
 
     Raises:
       ValueError: if variables differ; it names the first ones.
     """
+    pairs = list(itertools.zip_longest(theirs, ours))
     differing = [
-        f'{_name(theirs.get(key) or ours[key])} is {_text(theirs.get(key))} there, {_text(ours.get(key))} here'
-        for key in sorted(theirs.keys() | ours.keys())
-        if _text(theirs.get(key)) != _text(ours.get(key))
+        f'{(there or here).name} is {text(there) if there else "absent"} there, {text(here) if here else "absent"} here'
+        for there, here in pairs
+        if there is None or here is None or text(there) != text(here)
     ]
     if differing:
         raise UserValueError(
@@ -103,28 +73,29 @@ def check(what: str, theirs: Mapping[str, tf.TensorSpec], ours: Mapping[str, tf.
         )
 
 
-def _name(spec: tf.TensorSpec) -> str:
-    return spec.name or 'a variable'
+def contract(
+    variables: Sequence[tf.Variable],
+    signature: Mapping[str, str],
+    settings: Mapping[str, str],
+    num_shards: int | None = None,
+) -> dict[str, Any]:
+    """Returns the contract of a job, see `contract`.
 
+    Args:
+      variables: those that the learner publishes.
+      signature: the text of each column of an item of the replay.
+      settings: those that all jobs must agree on and that no signature shows.
+      num_shards: the number of replay servers; None if the job does not know it.
 
-def _text(spec: tf.TensorSpec | None) -> str:
-    return f'{spec.dtype.name}{list(spec.shape)}' if spec is not None else 'absent'
-
-
-def counts(address: str) -> tuple[int, int] | None:
-    """Returns how many publications the server holds (0 or 1) and ever had; None if it does not answer."""
-    tables = connection.counts(address)
-    if tables is None or VARIABLES not in tables:
-        return None
-    return tables[VARIABLES].size, tables[VARIABLES].inserts
-
-
-def num_bytes(columns: Mapping[str, tf.TensorSpec]) -> int:
-    """Returns the size of a publication."""
-    return sum(spec.dtype.size * math.prod(spec.shape) for spec in columns.values())
-
-
-def fetch(address: str, columns: Mapping[str, tf.TensorSpec]) -> dict[str, np.ndarray] | None:
-    """Returns the newest publication of a server that holds one; None if the server does not answer."""
-    found = connection.sample(address, VARIABLES, 1, num_bytes(columns))
-    return dict(zip(sorted(columns), found[0], strict=True)) if found else None
+    Raises:
+      ValueError: if a variable has an unknown dimension.
+    """
+    columns = specs(variables)
+    made: dict[str, Any] = {
+        'formats': {'weights': weights_messages.PROTOCOL, 'messages': control.PROTOCOL},
+        'signature': dict(signature),
+        'variables': {f'{i:04d}': text(spec) for i, spec in enumerate(columns)},
+        'settings': dict(settings),
+        '_names': {f'{i:04d}': spec.name for i, spec in enumerate(columns)},  # for messages only
+    }
+    return made if num_shards is None else {**made, 'shards': {'number': num_shards}}

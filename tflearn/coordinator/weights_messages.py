@@ -1,4 +1,4 @@
-"""A publication as bytes, for the weights server: a header in JSON, then the variables one after the other.
+"""A publication as bytes, for the coordinator: a header in JSON, then the variables one after the other.
 
 A message is known by its content: the tag is a digest of the header, which has a digest of each variable. So who has a
 message can be sent the difference to it: a message without the variables that are the same. Only numpy is needed; a

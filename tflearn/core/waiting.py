@@ -71,18 +71,6 @@ def is_listening(address: str, timeout_secs: float = 2.0) -> bool:
     return True
 
 
-def is_refused(address: str, timeout_secs: float = 2.0) -> bool:
-    """Returns whether the machine at `address` answers that nothing listens there: its network works."""
-    host, _, port = address.rpartition(':')
-    try:
-        socket.create_connection((host.strip('[]'), int(port)), timeout_secs).close()
-    except ConnectionRefusedError:
-        return True
-    except (OSError, UnicodeError, OverflowError):
-        pass
-    return False
-
-
 class Jitter:
     """Pauses between questions to a server, so that processes that started together do not ask together.
 

@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import re
+import secrets
 import tempfile
 import threading
 import time
@@ -329,6 +330,15 @@ class RunDir:
                 yield
             finally:
                 self.store.end()
+
+    def run_id(self) -> str:
+        """Returns what tells this run from others, which is made once; '' in an object store."""
+        if self.store is not LOCAL:
+            return ''
+        path = self.root / 'run_id'
+        if not path.exists():
+            write_atomically(path, secrets.token_hex(8) + '\n')
+        return path.read_text(encoding='ascii').strip()
 
     @property
     def epoch(self) -> int:

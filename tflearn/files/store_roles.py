@@ -84,7 +84,7 @@ def role(job: str, name: str = '') -> Role:
       name: the name of its status file, such as 'collect_0' or 'replay_server_1'.
     """
     status = rf'status/{re.escape(name or job)}\.json'
-    if job == 'weights':  # the server, or a relay
+    if job == 'coordinator':  # or a relay
         return Role(writes=status)
     if job == 'collect':
         return Role(writes=status, follows='DONE', folders=('',))

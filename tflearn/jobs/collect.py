@@ -5,20 +5,23 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from absl import logging
 
-from tflearn.coordinator import credits, reports, weights_contract
+from tflearn.coordinator import reports, weights_contract
+from tflearn.coordinator.client import Access, Coordinator, Role
 from tflearn.coordinator.control import HeldLease
+from tflearn.coordinator.credit_reader import CreditReader
+from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
 from tflearn.coordinator.subscriber import Subscriber
-from tflearn.coordinator.weights_channels import Plane
+from tflearn.coordinator.weights_reader import Lost, Refused
 from tflearn.core.experience import Experience, Queue
-from tflearn.core.settings import PositiveFloat, PositiveInt, checked
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.train_step import create_train_step, set_env_steps
 from tflearn.core.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
-from tflearn.core.waiting import LOG_EVERY_SECS, Jitter, Stopped
+from tflearn.core.waiting import LOG_EVERY_SECS, Jitter, Stopped, wait_until
 from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, own_address
@@ -29,7 +32,7 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 
 _STEPS_PER_RUN = 16
-_POLL_SERVER_SECS = 5.0
+_RETRY_SECS = 5.0
 _STOP_POLL_SECS = 0.02
 
 
@@ -37,7 +40,6 @@ _STOP_POLL_SECS = 0.02
 def collect(
     *,
     run_dir: RunDir,
-    replay_address: str,
     connect_timeout_secs: float,
     stop: threading.Event,
     name: str = 'collect_0',
@@ -45,17 +47,15 @@ def collect(
     make_agent: AgentFactory,
     experience: Experience,
     num_environments: PositiveInt = 8,
-    refresh_interval_secs: PositiveFloat = 0.5,
     seed: int | None = None,
     data_addresses: Sequence[str] = (),
     options: CollectOptions = CollectOptions(),
-    plane: Plane = Plane(),
+    coordinator: Access = Access(),
 ) -> None:
     """Collects until training is over, the job is stopped, or the run has `options.max_env_steps`.
 
     Args:
       run_dir: the run's directory, for the job's status.
-      replay_address: the replay server's address, 'host:port'; of several that share the replay with commas.
       connect_timeout_secs: how long to wait for the server and for the first weights.
       stop: ends the job when set.
       name: this collector's name, unique within the run.
@@ -63,12 +63,11 @@ def collect(
       make_agent: makes the run's agent, whose collect policy acts.
       experience: the run's experience settings.
       num_environments: the number of environments stepped together.
-      refresh_interval_secs: mean seconds between two polls of the replay server for newer weights.
       seed: the seed of the environments and of the policy's draws, mixed with the name; None draws one.
       data_addresses: the addresses of the replay servers that share a queue: collector number i, which its name ends
-        with, writes to server i modulo their number. None is `replay_address` alone.
+        with, writes to server i modulo their number. None is those that the coordinator knows.
       options: how the job explores, and how much it collects.
-      plane: where weights travel, if not through the replay server.
+      coordinator: where the coordinator is.
 
     Raises:
       TimeoutError: if the server or the learner is not found in time, or the server went down and did not return.
@@ -79,10 +78,8 @@ def collect(
     if line := run_dir.done_line():
         logging.info(line)
         return
-    shards = Shards.parse(replay_address)
-    replay_address = shards.control
     status = Status(run_dir.status(name), name)
-    status.update(f'waiting for the replay server at {replay_address}')
+    status.update(f'waiting for the coordinator at {coordinator.address}')
     environment = make_environment(num_environments=num_environments, seed=_set_seed(seed, name))
     try:
         with contextlib.ExitStack() as ending:
@@ -92,21 +89,23 @@ def collect(
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             served = _served(agent, options, connect_timeout_secs, stop, ending)
             collection = Collection(environment, agent.collect_policy, options, name, stores, served)
-            servers = _servers(shards, own_address(data_addresses, name), storage, name, connect_timeout_secs, stop)
-            agreed_settings.check(replay_address, agreed_settings.of(agent, experience), stop)
             variables = weights_contract.published(agent.collect_policy)
-            weights = Subscriber(replay_address, variables, train_step, refresh_interval_secs, plane, name)
+            connected = Coordinator(coordinator, name, stop)
+            ending.callback(connected.close)
+            role = Role('collect', contract=agreed_settings.contract(agent, storage))
+            connected.join(role, connect_timeout_secs)
+            servers = _servers(connected, own_address(data_addresses, name), storage, connect_timeout_secs, stop)
+            weights = Subscriber(connected, variables, train_step, stop)
             ending.callback(weights.close)
             status.update('waiting for weights from the learner')
-            weights.wait(connect_timeout_secs, stop)
+            weights.wait(connect_timeout_secs)
             reporter: _Reporter  # needs the writer
             keep_waiting = lambda: _keep_waiting(weights, reporter)  # noqa: E731
             writer = ReplayWriter(servers, storage, num_environments, stop, keep_waiting, connect_timeout_secs)
-            sender = reports.Reporter(replay_address, name, num_environments, options.lease_secs)
-            server = connection.ServerPoll(replay_address, 'collecting waits', storage, options.server_timeout_secs)
-            reporter = _Reporter(sender, server, collection, weights, writer, status, options)
+            sender = reports.Reporter(connected, num_environments, options.lease_secs)
+            reporter = _Reporter(sender, connected, collection, weights, writer, status, options)
             ending.callback(reporter.close)
-            limit = _limit(options, experience, replay_address, sender.held, ending)
+            limit = _limit(options, experience, connected, sender.held, ending)
             is_queue = isinstance(experience.replay, Queue)
             _run(collection, weights, writer, reporter, limit, stop, options.max_env_steps, is_queue)
         status.update('stopped' if stop.is_set() else 'finished')
@@ -119,13 +118,21 @@ def collect(
 
 
 def _servers(
-    shards: Shards, own: str | None, storage: Storage, name: str, timeout_secs: float, stop: threading.Event
-) -> Sequence[str]:
-    """Waits for the servers, and returns those that this collector writes to, in its order."""
-    shards.check(storage)
-    servers = (own,) if own else shards.ranked(name)
-    for address in dict.fromkeys([*servers[: len(servers) == 1], shards.control]):  # of several any will do
-        connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
+    coordinator: Coordinator, own: str | None, storage: Storage, timeout_secs: float, stop: threading.Event
+) -> Callable[[], Sequence[str]]:
+    """Waits for a replay server; returns a function of those that this collector writes to, in its order."""
+    known: list[tuple[str, ...]] = [()] if own is None else [(own,)]
+
+    def servers() -> Sequence[str]:
+        if own is None:
+            with contextlib.suppress(Lost, Refused):  # those that are known stay
+                if any(found := coordinator.addresses(REPLAY_ROLE)):
+                    known[0] = Shards(tuple(found)).ranked(coordinator.name)
+        return known[0]
+
+    wait_until(servers, f'a replay server of {coordinator.what}', timeout_secs, stop)
+    if len(known[0]) == 1:  # of several any will do
+        connection.wait_for_table(known[0][0], REPLAY, storage.signature, timeout_secs, stop)
     return servers
 
 
@@ -205,12 +212,12 @@ def _run(
 def _limit(
     options: CollectOptions,
     experience: Experience,
-    address: str,
+    coordinator: Coordinator,
     held: HeldLease,
     ending: contextlib.ExitStack,
 ) -> VersionLimit | CreditLimit | None:
     if experience.versions_ahead is not None:
-        reader = credits.CreditReader(address, held.lease.name)
+        reader = CreditReader(coordinator)
         ending.callback(reader.close)
         return CreditLimit(held, lambda: reader.newest)
     if options.episode_limit is None:
@@ -226,35 +233,32 @@ class _Reporter:
     def __init__(
         self,
         reporter: reports.Reporter,
-        server: connection.ServerPoll,
+        coordinator: Coordinator,
         collection: Collection,
         weights: Subscriber,
         writer: ReplayWriter,
         status: Status,
         options: CollectOptions,
     ):
-        self._reporter, self._server = reporter, server
+        self._reporter, self._coordinator = reporter, coordinator
         self._collection, self._weights, self._writer, self._status = collection, weights, writer, status
         self._reports_episodes = options.reports_metrics(reporter.held.lease.name)
-        self._max_env_steps = options.max_env_steps
+        self._max_env_steps, self._timeout_secs = options.max_env_steps, options.server_timeout_secs
         self._jitter = Jitter(f'{reporter.held.lease.name}/reports')
         self._logged_at = time.monotonic()
-        self._report_at = self._poll_at = -math.inf
+        self._report_at = -math.inf
 
     def report_if_due(self, state: str) -> None:
         """Reports every second in the mean, and logs every ten seconds; `state` is what the collector does now.
 
         Raises:
-          PeerLost: if nothing was heard of the replay server for too long.
+          PeerLost: if nothing was heard of the coordinator for too long.
         """
         now = time.monotonic()
         if now >= self._report_at:
-            self._report(state)
-            self._report_at = time.monotonic() + self._jitter.next(REPORT_SECS)
-        if now >= self._poll_at:
-            self._server.counts()
-            self._server.check()
-            self._poll_at = time.monotonic() + self._jitter.next(_POLL_SERVER_SECS)
+            pause = REPORT_SECS if self._report(state) else _RETRY_SECS if self._coordinator.is_silent else REPORT_SECS
+            self._coordinator.check('collecting goes on with the newest weights', self._timeout_secs, self._line())
+            self._report_at = time.monotonic() + self._jitter.next(pause)
         if now - self._logged_at >= LOG_EVERY_SECS:
             logging.info('%s: %s', state, self._line())
             self._logged_at = now
@@ -275,21 +279,23 @@ class _Reporter:
             'unused_steps': self._writer.unused_steps,
         }
 
-    def _report(self, state: str) -> None:
+    def _report(self, state: str) -> bool:
         metrics, episodes = self._collection.metrics, self._collection.metrics.drain()
         held = self._reporter.held
         held.begin_if_expired(self._writer.num_complete_sequences)
         served = max(0, self._writer.num_confirmed_sequences - held.began_at)
         limit = {} if self._max_env_steps is None else {reports.ENV_STEPS_LIMIT: self._max_env_steps}
-        self._reporter.report({**self._counts(), **limit}, episodes if self._reports_episodes else [], served)
+        counts, version = {**self._counts(), **limit}, self._weights.newest.policy_version
+        is_sent = self._reporter.report(counts, episodes if self._reports_episodes else [], served, max(0, version))
         self._status.update(
             state,
             **self._counts(),
             **metrics.means(),
             env_steps_per_sec=metrics.env_steps_per_sec,
-            policy_version=self._weights.newest.policy_version,
+            policy_version=version,
             random_actions=self._collection.random,
         )
+        return is_sent
 
     def _line(self) -> str:
         metrics = self._collection.metrics

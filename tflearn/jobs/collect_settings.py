@@ -8,10 +8,10 @@ from tf_agents.policies import tf_policy
 
 from tflearn.actors import exploration
 from tflearn.actors.episode_recorder import OnEpisode
+from tflearn.coordinator.client import TIMEOUT_SECS as SERVER_TIMEOUT_SECS
 from tflearn.coordinator.control import LEASE_SECS
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked_dataclass
-from tflearn.replay.connection import SERVER_TIMEOUT_SECS
 
 REPORT_SECS = 1.0
 
@@ -73,7 +73,7 @@ class CollectOptions:
       served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which then acts instead of the
         policy that is compiled here. The data's policy version is then that of the newest published weights, which
         may be a little ahead of the served ones. None acts here.
-      server_timeout_secs: how long nothing may be heard of the replay server's machine before the collector ends [s]. A
+      server_timeout_secs: how long nothing may be heard of the coordinator's machine before the collector ends [s]. A
         server that is down on a machine that answers is waited for as long as `--connect_timeout_secs`.
       report_metrics: whether this collector reports its episodes to the learner, for its summaries; or the names of the
         collectors that do. Environment steps are always reported.

@@ -18,13 +18,11 @@ class Collectors:
       progress: the run's counts, which belong in the checkpoint.
       are_remote: whether they act in other processes, so that the session polls them, and waits for no export.
       publish_interval_steps: train steps between two versions of the weights that act.
-      poll_secs: the time between two polls [s].
       manifests: see `Checkpoints`.
     """
 
     are_remote = False
     publish_interval_steps = 1
-    poll_secs = 1.0
     manifests: Manifests | None = None
 
     def __init__(self) -> None:

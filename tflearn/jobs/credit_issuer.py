@@ -1,5 +1,6 @@
-"""CreditIssuer: the learner's side of the control protocol; grants credits, and takes back those of lost collectors."""
+"""CreditIssuer: the learner's credits; grants them, and takes back those of lost collectors."""
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -9,8 +10,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from tflearn.coordinator import control, credits, reports
+from tflearn.coordinator import control, reports
+from tflearn.coordinator.client import Coordinator
 from tflearn.coordinator.credit_ledger import CreditLedger
+from tflearn.coordinator.weights_reader import Lost
 from tflearn.core import background, strategies
 from tflearn.core.experience import Experience
 from tflearn.replay import connection
@@ -29,36 +32,40 @@ class CreditIssuer:
     Of several workers only the chief grants credits, for all of them; the others report the items that they drop.
     """
 
-    def __init__(self, address: str, source: Source, ledger: CreditLedger, worker: int, num_workers: int):
+    def __init__(self, coordinator: Coordinator, source: Source, ledger: CreditLedger, worker: int, num_workers: int):
         """Sends nothing yet.
 
         Args:
-          address: the address of the replay server for reports and credits, 'host:port'.
+          coordinator: the run's coordinator, which has taken this job in.
           source: the source of the batches, which come from queues.
           ledger: the session's ledger.
           worker: this worker's index; 0 is the chief.
           num_workers: the number of workers that take batches.
         """
-        self._address, self._source, self._ledger = address, source, ledger
+        self._coordinator, self._source, self._ledger = coordinator, source, ledger
         self._worker, self._num_workers = worker, num_workers
         self._lock = threading.Lock()
         self._arrivals = _Arrivals(source.addresses)
         self._reports: reports.ReportReader  # set by `start`
-        self._reporter = reports.Reporter(address, f'train_{worker}')
+        self._reporter = reports.Reporter(coordinator)
         self._dropped_before = 0
         self._sent: control.Credits | None = None
-        self._sent_at = 0.0
+        self._sent_to = ''
         self._closed, self._wake = threading.Event(), threading.Event()
         self._thread = background.Thread(target=self._run, name='credit_issuer')
 
     @staticmethod
     def make(
-        address: str, source: Source, experience: Experience, publish_steps: int, strategy: tf.distribute.Strategy
+        coordinator: Coordinator,
+        source: Source,
+        experience: Experience,
+        publish_steps: int,
+        strategy: tf.distribute.Strategy,
     ) -> 'CreditIssuer | None':
         """Returns the issuer of a session; None if its collectors need no credits.
 
         Args:
-          address: see the constructor.
+          coordinator: see the constructor.
           source: the source of the batches.
           experience: the run's experience settings.
           publish_steps: train steps between two publications of the weights.
@@ -69,11 +76,10 @@ class CreditIssuer:
         layout = strategies.layout(strategy)
         batch_size = experience.per_replica_batch_size * layout.replicas
         items = math.ceil(publish_steps / source.steps_per_batch) * batch_size
-        before = credits.newest(address)
-        lease = control.new_lease('train', epoch=1 + (before.lease.epoch if before else 0))
+        lease = control.new_lease('train', epoch=coordinator.epoch)
         ledger = CreditLedger(lease, items, experience.versions_ahead)
         logging.info('collectors make %d items in all with each version of the weights', items)
-        return CreditIssuer(address, source, ledger, layout.worker, layout.workers)
+        return CreditIssuer(coordinator, source, ledger, layout.worker, layout.workers)
 
     def start(self, reader: reports.ReportReader) -> None:
         """Begins to send and receive; call it after a checkpoint was restored.
@@ -111,7 +117,7 @@ class CreditIssuer:
             try:
                 polled_at = act(polled_at)
             except Exception:  # without this thread collectors would wait forever
-                logging.exception('could not grant credits through %s', self._address)
+                logging.exception('could not grant credits through %s', self._coordinator.what)
             self._wake.wait(_POLL_SECS)
 
     def _issue(self, polled_at: float) -> float:
@@ -124,17 +130,16 @@ class CreditIssuer:
             newest, wanted = self._ledger.credits, self._ledger.wanted
         if not wanted:  # there are no weights yet
             return polled_at
-        if self._sent is None or now - self._sent_at >= _HEARTBEAT_SECS or not _follows(self._sent, newest):
-            number = self._sent.number + 1 if self._sent else 0
-            message = dataclasses.replace(newest, number=number)
-            if credits.send(self._address, message):
-                self._sent, self._sent_at = message, now
+        incarnation = self._coordinator.incarnation
+        if self._sent is None or self._sent_to != incarnation or not _follows(self._sent, newest):
+            message = dataclasses.replace(newest, number=self._sent.number + 1 if self._sent else 0)
+            with contextlib.suppress(Lost):
+                self._coordinator.put_credits(message)
+                self._sent, self._sent_to = message, incarnation
         return polled_at
 
     def _poll(self) -> None:
-        tables = connection.counts(self._address)
-        if tables is not None:
-            self._reports.read(tables[reports.REPORTS].size)
+        self._reports.read()
         arrived = self._arrivals.count()  # after the reports
         if arrived is None:
             return
@@ -173,7 +178,8 @@ class _Arrivals:
             if tables is not None:
                 draws = tables[REPLAY].samples
                 before = self._draws.get(address, draws)
-                self._total += draws - before if draws >= before else draws
+                # Less: it was restored, with the count of its checkpoint. What it has given since is left out.
+                self._total += max(0, draws - before)
                 self._draws[address], self._answered_at[address] = draws, now
                 waiting += tables[REPLAY].size
             elif now - self._answered_at[address] < control.LEASE_SECS:

@@ -12,7 +12,7 @@ from absl import logging
 from tflearn.actors.evaluation_record import Evaluation, value
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.coordinator.weights_channels import Plane
+from tflearn.coordinator.client import Access
 from tflearn.core.action_mask import ActionMask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
@@ -34,7 +34,6 @@ from tflearn.jobs.evaluation_report import EvaluationReport
 from tflearn.policies import versions
 from tflearn.policies.exporter import ACTION_MASK
 from tflearn.policies.loader import VersionGone
-from tflearn.replay.shards import Shards
 
 # Metrics of the evaluation that the best policy's metadata holds.
 _IN_METADATA = (
@@ -62,10 +61,9 @@ def evaluate(
     seed: int | None = None,
     options: EvaluateOptions = EvaluateOptions(),
     record_video: VideoFactory | None = None,
-    replay_address: str | None = None,
     make_agent: AgentFactory | None = None,
     experience: Experience | None = None,
-    plane: Plane = Plane(),
+    coordinator: Access = Access(),
 ) -> None:
     """Evaluates new policies, and ends the run when one is good enough.
 
@@ -86,10 +84,9 @@ def evaluate(
       seed: the environment's seed; None draws one.
       options: which policies are evaluated, and how they act.
       record_video: makes an environment that records videos; None records none.
-      replay_address: the replay server's address, 'host:port'; only for `follow='weights'`, like the next two.
-      make_agent: makes the run's agent.
+      make_agent: makes the run's agent; only for `follow='weights'`, like the next two.
       experience: the run's experience settings.
-      plane: where weights travel, if not through the replay server.
+      coordinator: where the coordinator is.
 
     Raises:
       TimeoutError: if no policy is found in time.
@@ -99,8 +96,7 @@ def evaluate(
     if line := run_dir.done_line():
         logging.info('%s; --policy=best evaluates a policy of it again', line)
         return
-    control = None if replay_address is None else Shards.parse(replay_address).control
-    weights = (control, make_agent, experience, plane)
+    weights = (coordinator, make_agent, experience)
     _check_weights(options, *weights)
     with contextlib.ExitStack() as ending:
         environment = ending.enter_context(
@@ -121,7 +117,7 @@ def evaluate(
 def _check_weights(options: EvaluateOptions, *weights: Any) -> None:
     if options.follow == 'weights' and None in weights:
         raise UserValueError(
-            "got EvaluateOptions.follow='weights' without all of replay_address, make_agent and experience; need them; "
+            "got EvaluateOptions.follow='weights' without make_agent and experience; need both; "
             'bind evaluate.evaluate.make_agent = %make_agent and evaluate.evaluate.experience = %experience'
         )
 
@@ -130,7 +126,7 @@ def _source(
     run_dir: RunDir,
     options: EvaluateOptions,
     specs: EnvironmentSpecs,
-    weights: tuple[Any, Any, Any, Plane],
+    weights: tuple[Access, Any, Any],
     connect_timeout_secs: float,
     stop: threading.Event,
 ) -> ExportedPolicies:

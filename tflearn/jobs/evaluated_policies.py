@@ -9,8 +9,8 @@ from absl import logging
 
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.coordinator import weights_contract
+from tflearn.coordinator.client import Access, Coordinator, Role
 from tflearn.coordinator.subscriber import Subscriber
-from tflearn.coordinator.weights_channels import Plane
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
@@ -20,8 +20,7 @@ from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.policies import loader, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.loader import VersionGone
-from tflearn.replay import connection
-from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay.storage import Storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,35 +98,35 @@ class ExportedPolicies:
 
 
 class PublishedWeights(ExportedPolicies):
-    """The weights that the train job publishes to the replay server; each publication received becomes a version."""
+    """The weights that the train job publishes; each publication received becomes a version."""
 
     def __init__(
         self,
         run_dir: RunDir,
-        address: str,
+        coordinator: Access,
         make_agent: AgentFactory,
         experience: Experience,
-        plane: Plane,
         specs: EnvironmentSpecs,
         connect_timeout_secs: float,
         stop: threading.Event,
     ):
-        """Waits for the replay server.
+        """Waits for the coordinator.
 
         Raises:
-          TimeoutError: if the server is not found in time.
-          ValueError: if the server is for other data or networks.
+          TimeoutError: if it is not found in time.
+          ValueError: if it is for other data or networks.
         """
         super().__init__(run_dir, 'evaluated_policy', specs)
-        self.what = f'weights from the replay server at {address}'
+        self.what = f'weights from the coordinator at {coordinator.address}'
         train_step = create_train_step()
         agent = make_agent(specs, train_step, experience)
         storage = Storage(experience, initial_agent.data_spec(agent, experience))
-        connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
-        agreed_settings.check(address, agreed_settings.of(agent, experience), stop)
         self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
         variables = weights_contract.published(agent.collect_policy)
-        self._weights = Subscriber(address, variables, train_step, plane=plane, name='evaluate')
+        self._coordinator = Coordinator(coordinator, 'evaluate', stop)
+        role = Role('evaluate', contract=agreed_settings.contract(agent, storage))
+        self._coordinator.join(role, connect_timeout_secs)
+        self._weights = Subscriber(self._coordinator, variables, train_step, stop)
 
     def result(self) -> dict[str, Any] | None:
         """See `ExportedPolicies`."""
@@ -144,8 +143,9 @@ class PublishedWeights(ExportedPolicies):
         return super().newest()
 
     def close(self) -> None:
-        """Stops polling for weights."""
+        """Stops waiting for weights."""
         self._weights.close()
+        self._coordinator.close()
 
     def _export_newest(self) -> None:
         if not self._weights.pull():

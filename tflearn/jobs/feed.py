@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tflearn.coordinator.client import Access, Coordinator
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import create_train_step
@@ -20,6 +21,7 @@ from tflearn.jobs import initial_agent
 from tflearn.net import interfaces
 from tflearn.replay.reader import TableReader
 from tflearn.replay.shards import Shards
+from tflearn.replay.shards import check as check_shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling import feed_blocks, feed_dispatcher, feed_worker, sources
 from tflearn.sampling.feed_client import FeedClient
@@ -28,14 +30,13 @@ _REPORT_SECS = 1.0
 # TensorFlow's destructor of a server waits for calls of Python that wait for Python's lock, which it holds itself: a
 # worker lasts until its process ends.
 _SERVERS: list[Any] = []
-_WHY_SHIELD = 'who reaches it may send reports, and can run any operation of TensorFlow'
+_WHY_SHIELD = 'who reaches it can run any operation of TensorFlow'
 _LOCAL = ('localhost', '127.0.0.1', '[::1]')
 
 
 def feed(
     *,
     run_dir: RunDir,
-    replay_address: str,
     connect_timeout_secs: float,
     stop: threading.Event,
     make_environment: EnvironmentFactory,
@@ -47,12 +48,12 @@ def feed(
     port: int = 0,
     timeout_secs: float = 600.0,
     shield: str | None = None,
+    coordinator: Access = Access(),
 ) -> None:
     """Feeds learners until it is stopped.
 
     Args:
       run_dir: the run's directory, for the dispatcher's journal and the status.
-      replay_address: the replay servers' addresses, 'host:port', with commas between several.
       connect_timeout_secs: how long to wait for the servers, and a worker for the dispatcher.
       stop: ends the job when set.
       make_environment: makes the run's environment; called once, for its specs.
@@ -67,21 +68,23 @@ def feed(
       timeout_secs: how long a worker that a learner waits for may wait for data before it ends with an error.
       shield: what keeps strangers from its ports, such as 'firewall', for the log. None logs a warning, unless no other
         machine can reach this one.
+      coordinator: where the coordinator is, which knows the replay servers.
 
     Raises:
       TimeoutError: if a server is not found, or no data arrive in time.
       ValueError: if such experience cannot be fed, or the servers, or other workers, have other data.
     """
     feed_blocks.check(experience.replay)
-    shards = Shards.parse(replay_address)
     own = host or ('localhost' if feed_address.rpartition(':')[0] in _LOCAL else socket.gethostname())
     if index is None:
-        _dispatch(run_dir, shards, feed_address, own, port, stop, shield)
+        _dispatch(run_dir, feed_address, own, port, stop, shield)
         return
     storage = Storage(experience, _data_spec(make_environment, make_agent, experience))
-    shards.check(storage)
     status = Status(run_dir.status(name := f'feed_worker_{index}'), name)
     status.update('waiting for the replay servers')
+    with contextlib.closing(Coordinator(coordinator, name, stop)) as connected:
+        shards = Shards(connected.replay(connect_timeout_secs))
+    check_shards(storage, len(shards.addresses))
     shards.wait(storage, connect_timeout_secs, stop)
     layout = feed_blocks.Blocks(storage)
     with contextlib.closing(_elements(shards, storage, layout, timeout_secs, index)) as elements:
@@ -109,7 +112,6 @@ def _data_spec(make_environment: EnvironmentFactory, make_agent: AgentFactory, e
 
 def _dispatch(
     run_dir: RunDir,
-    shards: Shards,
     feed_address: str,
     own: str,
     port: int,
@@ -137,7 +139,7 @@ def _dispatch(
                 found.update(contract)
                 write_json(published, found)
 
-        feed_dispatcher.serve(('', int(listen[2])), found['dispatcher'], shards, report, stop)
+        feed_dispatcher.serve(('', int(listen[2])), found['dispatcher'], report, stop)
         status.update('stopped')
 
 

@@ -16,6 +16,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import MAX_STEPS_PER_EPISODE, WARN_STEPS
+from tflearn.coordinator.client import Access, Coordinator
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.settings import Fraction, PositiveInt, checked
@@ -127,7 +128,8 @@ def extract(
     make_agent: AgentFactory,
     experience: Experience,
     output: str,
-    address: str | None = None,
+    running: bool = False,
+    coordinator: Access = Access(),
     connect_timeout_secs: float = 300.0,
     compress: bool = False,
     hooks: Hooks = Hooks(),
@@ -141,8 +143,8 @@ def extract(
       make_agent: makes the run's agent; called once, for the spec of its data.
       experience: the run's experience settings.
       output: the data set's directory, which is new.
-      address: the running replay server, 'host:port', or several with commas; None reads the newest checkpoint
-        instead, or that of each of several servers.
+      running: reads the running replay servers; else the newest checkpoint of each.
+      coordinator: where the coordinator is, which knows the servers.
       connect_timeout_secs: how long to wait for the server.
       compress: compress the files with gzip.
       hooks: what the program does during the job; its texts describe the environment.
@@ -159,16 +161,17 @@ def extract(
     storage = Storage(
         experience, initial_agent.data_spec(make_agent(specs, create_train_step(), experience), experience)
     )
-    if address is None:
+    if not running:
         chunks = [each for path in run_dir.saved_shards() for each in stored_rows.read_chunks(path, storage)]
     elif storage.mirrored:
-        shards, chunks = Shards.parse(address), []
-        shards.wait(storage, connect_timeout_secs, stop)
-        for each in shards.addresses:
+        with contextlib.closing(Coordinator(coordinator, 'extract', stop)) as connected:
+            addresses, chunks = Shards(connected.replay(connect_timeout_secs)), []
+        addresses.wait(storage, connect_timeout_secs, stop)
+        for each in addresses.addresses:
             chunks += backend.connect(each).scan(storage, REPLAY, connect_timeout_secs, stop)
     else:
         raise UserValueError(
-            f'got the replay server {address}, from which the learner draws; need uniform replay that the learner '
+            'got a replay server, from which the learner draws; need uniform replay that the learner '
             'mirrors; read a checkpoint instead'
         )
     found = stored_episodes.join(chunks, storage)
@@ -176,7 +179,7 @@ def extract(
     if not found.episodes:
         raise UserValueError(f'got no complete episode in the replay, but {left_out}; need at least one')
     facts = {
-        'replay': address or str(run_dir.replay_checkpoints),
+        'replay': coordinator.address if running else str(run_dir.replay_checkpoints),
         'run': str(run_dir.root),
         'incomplete_rows': found.incomplete_rows,
         **metadata.environment(make_environment, hooks.describe()),

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.coordinator import reports, weights_contract
+from tflearn.coordinator.client import Coordinator
 from tflearn.coordinator.publisher import Publisher
 from tflearn.coordinator.weights_contract import PRETRAINING
 from tflearn.core import strategies
@@ -15,8 +16,8 @@ from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.credit_issuer import CreditIssuer
 from tflearn.jobs.train_settings import Settings
-from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
+from tflearn.replay.table_history import TableHistory
 from tflearn.sampling.source import Source
 
 _LAST_POLL_SECS = 5.0
@@ -31,7 +32,7 @@ class RemoteCollectors(Collectors):
     def __init__(
         self,
         run_dir: RunDir,
-        address: str,
+        coordinator: Coordinator,
         agent: Agent,
         storage: Storage,
         source: Source,
@@ -42,15 +43,12 @@ class RemoteCollectors(Collectors):
 
         Args:
           run_dir: the run's directory, or this worker's own one.
-          address: the replay server's address, 'host:port'. It must be running.
+          coordinator: the run's coordinator, which has taken this job in.
           agent: the agent that is trained.
           storage: the replay tables' layout.
           source: the source of the batches.
           strategy: the strategy that the agent was made in.
           settings: those of the session.
-
-        Raises:
-          ValueError: if the server's tables are made for other networks.
         """
         super().__init__()
         intervals = settings.intervals
@@ -58,14 +56,14 @@ class RemoteCollectors(Collectors):
         self._most_per_call = source.steps_of_call(intervals.most_per_call)
         self._run_dir, self._storage = run_dir, storage
         self._chief = strategies.layout(strategy).is_chief
-        meanwhile = 'training goes on while there are data (train.Data.timeout_secs)'
-        self._server = connection.ServerPoll(address, meanwhile, storage, settings.server_timeout_secs)
+        self._coordinator, self._timeout_secs = coordinator, settings.server_timeout_secs
+        self._history = TableHistory(storage)
         variables = weights_contract.published(agent.collect_policy)
-        self._publisher = Publisher(address, variables, settings.plane, run_dir.epoch)
+        self._publisher = Publisher(coordinator, variables)
         self._credits = CreditIssuer.make(
-            address, source, storage.experience, intervals.publish_interval_steps, strategy
+            coordinator, source, storage.experience, intervals.publish_interval_steps, strategy
         )
-        self._reports = reports.ReportReader(address, self._credits.renew if self._credits else lambda report: None)
+        self._reports = reports.ReportReader(coordinator, self._credits.renew if self._credits else lambda report: None)
         self._polled: dict[str, Any] = {}
         self.manifests = Manifests(
             run_dir.root, run_dir.manifests, LEARNER, run_dir.epoch, read_only=not self._chief, store=run_dir.store
@@ -101,6 +99,7 @@ class RemoteCollectors(Collectors):
     def publish(self, step: int, version: int, pretrains: bool, finished: bool) -> None:
         """See `Collectors`."""
         self._run_dir.check_owner()
+        version = self.progress.policy_version = max(version, self._publisher.least_version)
         if self._credits and not finished:
             self._credits.publish(version)
         if self._chief:
@@ -109,13 +108,14 @@ class RemoteCollectors(Collectors):
 
     def poll(self) -> None:
         """See `Collectors`."""
-        tables = self._server.counts()
+        if self._chief:
+            self._reports.read()
+        tables = self._coordinator.counts()
+        meanwhile = 'training goes on while there are data (train.Data.timeout_secs)'
+        self._coordinator.check(meanwhile, self._timeout_secs, self._history)
         if tables is None:
-            self._server.check()
             return
-        if self._chief:  # each report can be read once
-            self._reports.read(tables[reports.REPORTS].size)
-            self.poll_secs = self._reports.poll_secs
+        self._history.update(tables)
         replay = ReplayStatistics.of(tables[REPLAY], self._storage)
         self._polled = {'replay_size': replay.size, 'samples_per_insert': replay.samples_per_insert}
 

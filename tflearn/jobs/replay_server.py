@@ -10,13 +10,18 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.coordinator import credits, heartbeat, reports, weights_contract
-from tflearn.coordinator.heartbeat import HeartbeatWatch
+from tflearn.coordinator import client, server
+from tflearn.coordinator.client import Access, Coordinator, Role
+from tflearn.coordinator.learner_watch import LearnerWatch
+from tflearn.coordinator.server import CoordinatorServer
+from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
+from tflearn.coordinator.weights_reader import Lost, Refused
 from tflearn.core import agent_data
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
+from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.train_step import create_train_step
-from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory, specs_of
+from tflearn.core.types import AgentFactory, EnvironmentFactory, specs_of
 from tflearn.core.waiting import PeerLost
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import EpisodeReader
@@ -25,11 +30,10 @@ from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.learner import machine
 from tflearn.net import interfaces
-from tflearn.replay import backend, connection
+from tflearn.replay import backend, shards
 from tflearn.replay.backend import Server
 from tflearn.replay.checkpoints import CheckpointDirectory, DamagedCheckpoint
 from tflearn.replay.saving import SaveTime
-from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.replay.table_history import TableHistory
 from tflearn.replay.writers import ReplayWriter
@@ -40,6 +44,7 @@ _NUM_SLOTS = 64  # recorded episodes that are added side by side
 _FAILURES = (RuntimeError, IndexError, OSError, TimeoutError)
 
 
+@checked
 def replay_server(
     *,
     run_dir: RunDir,
@@ -52,15 +57,18 @@ def replay_server(
     demonstrations: Demonstrations | None = None,
     shield: str | None = None,
     shard: int = 0,
+    num_shards: PositiveInt = 1,
     stop_timeout_secs: float = 30.0,
-    learner_timeout_secs: float = connection.SERVER_TIMEOUT_SECS,
+    learner_timeout_secs: float = client.TIMEOUT_SECS,
+    coordinator: Access = Access(),
+    serve_coordinator: bool = True,
 ) -> None:
-    """Serves the run's experience and weights until it is stopped; then saves them.
+    """Serves the run's experience until it is stopped; then saves it.
 
     Args:
       run_dir: the run's directory, for the checkpoints.
-      replay_address: the server's address, 'host:port'; it listens at the port on all interfaces. With commas the
-        addresses of several servers that share the replay, of which this one has the index `shard`.
+      replay_address: the address at which others reach the server, 'host:port'; it listens at the port on all
+        interfaces.
       stop: ends the job when set.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent; called once, for the specs of its data and weights.
@@ -69,10 +77,14 @@ def replay_server(
       demonstrations: the train job's; with `fill_replay` the replay begins with them.
       shield: what keeps strangers from the port, such as 'firewall', for the log. None logs a warning, unless no other
         machine can reach this one.
-      shard: which of several servers this one is, from 0 on.
+      shard: which of several servers that share the replay this one is, from 0 on.
+      num_shards: their number.
       stop_timeout_secs: the time that it has to end once it is stopped [s]; a save that takes longer is not begun.
       learner_timeout_secs: how long nothing may be heard of a learner that was there and did not end in order, before
         the server saves and ends; 0: it waits for ever.
+      coordinator: where the coordinator is.
+      serve_coordinator: whether the first server is the coordinator too, at that port; else it is another program
+        (`tflearn-coordinator`).
 
     Raises:
       RuntimeError: if another replay server works in this directory.
@@ -84,43 +96,53 @@ def replay_server(
     if line := run_dir.done_line():
         logging.info(line)
         return
-    shards = Shards.parse(replay_address)
-    if not 0 <= shard < len(shards.addresses):
-        raise UserValueError(f'got shard={shard} of {len(shards.addresses)} replay servers; need one of their indices')
-    run_dir.check_num_shards(len(shards.addresses))
+    if not 0 <= shard < num_shards:
+        raise UserValueError(f'got shard={shard} of {num_shards} replay servers; need one of their indices')
+    run_dir.check_num_shards(num_shards)
     train_step = create_train_step()
     agent = make_agent(specs_of(make_environment), train_step, experience)
     agent_data.check(agent, train_step, experience)  # here too, since this job is the first one
     storage = Storage(experience, initial_agent.data_spec(agent, experience))
-    shards.check(storage)
+    shards.check(storage, num_shards)
     name = _name(shard)
     status, checkpoints = Status(run_dir.status(name), name), run_dir.shard_checkpoints(shard)
     with run_dir.own(name, stop):
         if demonstrations is not None and demonstrations.fill_replay and not shard:
             demonstrations.check(experience)
             demonstrations.check_mirrored(storage.mirrored)
-            _save_filled(storage, agent, checkpoints, demonstrations, stop, status)
+            _save_filled(storage, checkpoints, demonstrations, stop, status)
         # The newest checkpoint, the one before, one that is written; compression makes them less.
         lower, num_bytes = 'Experience.replay.max_size', storage.num_bytes
         machine.check(run_dir.root, 'a full replay', num_bytes, 4 * num_bytes, lower)
         manifests = Manifests(run_dir.root, run_dir.manifests, name, run_dir.epoch, store=run_dir.store)
         machine.raise_file_handles()
-        port = int(shards.addresses[shard].rpartition(':')[2])
-        jobs = [LEARNER, *map(_name, range(len(shards.addresses)))]
-        server = _restore(storage, agent, port, checkpoints, manifests, jobs)
-        logging.info('replay server on port %d', server.port)
-        agreed_settings.publish(server.address, agreed_settings.of(agent, experience))
-        interfaces.log_shield((server.port,), shield, 'Reverb has no authentication', 'replay_server.shield')
-        with contextlib.closing(server):
-            saver = _Saver(server, storage, checkpoints, manifests, stop_timeout_secs)
-            saver.log_expected(checkpoint_interval_secs)
-            try:
-                _serve(saver, run_dir, status, checkpoint_interval_secs, learner_timeout_secs, stop)
-            except PeerLost:
-                saver.save_last(is_stopped=False)
-                raise
-            saver.save_last()
+        with contextlib.ExitStack() as ending:
+            hosted = _host(coordinator, run_dir, ending) if serve_coordinator and not shard else None
+            port = int(replay_address.rpartition(':')[2])
+            jobs = [LEARNER, *map(_name, range(num_shards))]
+            restored = _restore(storage, port, checkpoints, manifests, jobs)
+            replay = ending.enter_context(contextlib.closing(restored))
+            logging.info('replay server on port %d', replay.port)
+            interfaces.log_shield((replay.port,), shield, 'Reverb has no authentication', 'replay_server.shield')
+            connected = ending.enter_context(contextlib.closing(Coordinator(coordinator, name, stop)))
+            if hosted:
+                hosted.state.phase = 'running'
+            address = f'{replay_address.rpartition(":")[0]}:{replay.port}'
+            contract = agreed_settings.contract(agent, storage, num_shards)
+            connected.join(Role(REPLAY_ROLE, shard, address, contract), math.inf)
+            saver = _Saver(replay, storage, checkpoints, manifests, stop_timeout_secs)
+            serving = _Serving(saver, run_dir, status, connected, shard)
+            serving.run(checkpoint_interval_secs, learner_timeout_secs, stop)
         status.update('stopped')
+
+
+def _host(access: Access, run_dir: RunDir, ending: contextlib.ExitStack) -> CoordinatorServer:
+    """Starts the run's coordinator in this process; jobs that come early learn that the replay is restored."""
+    options = server.options(access.address, access.token)
+    hosted = ending.enter_context(contextlib.closing(CoordinatorServer(options, run_dir.run_id())))
+    hosted.state.phase = 'restoring the replay'
+    logging.info('coordinator on port %d', hosted.port)
+    return hosted
 
 
 def _name(shard: int) -> str:
@@ -129,26 +151,17 @@ def _name(shard: int) -> str:
 
 def _start(
     storage: Storage,
-    agent: Agent,
     port: int,
     checkpoints: pathlib.Path,
     restore: str | None = None,
     needed: Callable[[], Collection[str]] = tuple,
 ) -> Server:
     """Starts a server with the run's tables, and with the content of a checkpoint; None is the newest."""
-    variables = weights_contract.table(weights_contract.published(agent.collect_policy))
-    run_tables = [*storage.make_tables(), reports.table(), heartbeat.table(), agreed_settings.table(), variables]
-    # Weights start empty: collectors should act with the weights that the learner restored, not with older ones.
-    fresh = [weights_contract.VARIABLES, heartbeat.HEARTBEATS, agreed_settings.SETTINGS]
-    if storage.experience.versions_ahead is not None:
-        run_tables.append(credits.table())
-        fresh.append(credits.CREDITS)
-    return backend.serve(run_tables, port, checkpoints, fresh, restore, needed)
+    return backend.serve(storage.make_tables(), port, checkpoints, restore, needed)
 
 
 def _restore(
     storage: Storage,
-    agent: Agent,
     port: int,
     checkpoints: pathlib.Path,
     manifests: Manifests,
@@ -165,7 +178,7 @@ def _restore(
         if part is None or part.checkpoint is None:
             break
         try:
-            server = _start(storage, agent, port, checkpoints, part.checkpoint, manifests.named)
+            server = _start(storage, port, checkpoints, part.checkpoint, manifests.named)
         except DamagedCheckpoint as error:
             logging.warning('skipped %s: %s', manifest, error)
             continue
@@ -173,7 +186,7 @@ def _restore(
         # A learner that lives may have added newer ones meanwhile, which remain unless their replay is lost.
         _add(manifests, server.restored, manifest if manifest != newest else None)
         return server
-    server = _start(storage, agent, port, checkpoints, None, manifests.named)
+    server = _start(storage, port, checkpoints, None, manifests.named)
     _add(manifests, server.restored)
     return server
 
@@ -185,7 +198,6 @@ def _add(manifests: Manifests, checkpoint: pathlib.Path | None, base: Manifest |
 
 def _save_filled(
     storage: Storage,
-    agent: Agent,
     checkpoints: pathlib.Path,
     demonstrations: Demonstrations,
     stop: threading.Event,
@@ -199,7 +211,7 @@ def _save_filled(
         return
     reader = EpisodeReader(demonstrations.dataset, storage.data_spec)
     status.update('waiting for recorded episodes')
-    server = _start(storage, agent, 0, checkpoints)
+    server = _start(storage, 0, checkpoints)
     try:
         writer = ReplayWriter(server.address, storage, _NUM_SLOTS, stop, tables=(REPLAY,))
         recorded.add(writer, reader, storage.data_spec, _NUM_SLOTS)
@@ -282,43 +294,66 @@ class _Saver:
         return self.server.counts()[REPLAY].size * math.prod(self.storage.item_shape)
 
 
-def _serve(
-    saver: _Saver,
-    run_dir: RunDir,
-    status: Status,
-    interval_secs: float,
-    learner_timeout_secs: float,
-    stop: threading.Event,
-) -> None:
-    saved_at, failed_saves = time.monotonic(), 0
-    history, watch = TableHistory(saver.storage), HeartbeatWatch(saver.server.address)
-    while not stop.wait(_POLL_SECS):
-        saver.not_stopped_at = time.monotonic()
-        run_dir.check_owner()
+class _Serving:
+    """The time in which a server serves: it saves, reports its counts, and watches whether there is a learner."""
+
+    def __init__(self, saver: _Saver, run_dir: RunDir, status: Status, coordinator: Coordinator, shard: int):
+        self._saver, self._run_dir, self._status = saver, run_dir, status
+        self._coordinator, self._shard = coordinator, shard
+        self._history, self._watch = TableHistory(saver.storage), LearnerWatch()
+        self._saved_at, self._failed_saves = time.monotonic(), 0
+
+    def run(self, interval_secs: float, learner_timeout_secs: float, stop: threading.Event) -> None:
+        """Serves until `stop` is set, and saves; raises PeerLost if the learner is lost."""
+        self._saver.log_expected(interval_secs)
         try:
-            tables = saver.server.counts()
-            history.update(tables)
-            watch.update(tables)
-            metrics = _metrics(ReplayStatistics.of(tables[REPLAY], saver.storage), saver.storage)
-            status.update('running', failed_saves=failed_saves, **metrics)
+            self._serve(interval_secs, learner_timeout_secs, stop)
+        except PeerLost:
+            self._saver.save_last(is_stopped=False)
+            raise
+        self._saver.save_last()
+
+    def _serve(self, interval_secs: float, learner_timeout_secs: float, stop: threading.Event) -> None:
+        while not stop.wait(_POLL_SECS):
+            self._saver.not_stopped_at = time.monotonic()
+            self._run_dir.check_owner()
+            self._report()
+            if learner_timeout_secs and self._watch.is_lost(learner_timeout_secs):
+                raise PeerLost(
+                    f'got no heartbeat of the learner for {self._watch.silent_secs:.0f} s; need one within '
+                    f'{learner_timeout_secs:g} s (replay_server.learner_timeout_secs; 0 waits for ever); the replay is '
+                    f'saved: start this job and the train job again with the same commands; {self._history}'
+                )
+            if time.monotonic() - self._saved_at >= interval_secs:
+                self._save(interval_secs)
+
+    def _report(self) -> None:
+        storage = self._saver.storage
+        try:
+            tables = self._saver.server.counts()
         except _FAILURES as error:  # too busy to answer
             logging.warning('the replay server did not answer: %s', error)
-        if learner_timeout_secs and watch.is_lost(learner_timeout_secs):
-            raise PeerLost(
-                f'got no heartbeat of the learner for {watch.silent_secs:.0f} s; need one within '
-                f'{learner_timeout_secs:g} s (replay_server.learner_timeout_secs; 0 waits for ever); the replay is '
-                f'saved: start this job and the train job again with the same commands; {history}'
-            )
-        if time.monotonic() - saved_at < interval_secs:
-            continue
+            return
+        self._history.update(tables)
         try:
-            saver.save()
-            failed_saves = 0
+            self._watch.update(self._coordinator.put_counts(self._shard, tables))
+        except Refused as error:
+            logging.warning('%s', error)
+        except Lost:
+            if self._coordinator.is_silent:  # else its machine answers, and it may be started again there
+                self._watch.update(None)
+        metrics = _metrics(ReplayStatistics.of(tables[REPLAY], storage), storage)
+        self._status.update('running', failed_saves=self._failed_saves, **metrics)
+
+    def _save(self, interval_secs: float) -> None:
+        try:
+            self._saver.save()
+            self._failed_saves = 0
         except _FAILURES as error:  # a full disk must not end the run
-            failed_saves += 1
+            self._failed_saves += 1
             logging.error('could not save the replay: %s', error)
-        saver.log_expected(interval_secs)
-        saved_at = time.monotonic()
+        self._saver.log_expected(interval_secs)
+        self._saved_at = time.monotonic()
 
 
 def _metrics(replay: ReplayStatistics, storage: Storage) -> dict[str, Any]:

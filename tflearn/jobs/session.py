@@ -32,7 +32,7 @@ from tflearn.transforms.reward_weights import RewardWeights
 
 _REPORT_SECS = 1.0
 _USED_UP_SECS = 5.0  # data may be on their way so long after the last environment step
-_LAST_POLL_SECS = 5.0
+_POLL_SECS, _LAST_POLL_SECS = 1.0, 5.0
 
 
 def set_seed(seed: int | None, strategy: tf.distribute.Strategy, repeatable: bool = False) -> int:
@@ -266,7 +266,7 @@ class Session:
         """Polls the collectors, and closes the source when training should end, since the learner may wait for data."""
         ended, seen = None, -1
         while not ended:  # polls immediately, every second or more often, and after the last train step
-            ended = over.wait(0.0 if ended is None else self._collectors.poll_secs)
+            ended = over.wait(0.0 if ended is None else _POLL_SECS)
             try:
                 try:
                     self._collectors.poll()

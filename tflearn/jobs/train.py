@@ -4,15 +4,15 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import tensorflow as tf
 from absl import logging
 
 from tflearn.coordinator import weights_contract
-from tflearn.coordinator.heartbeat import Heartbeat
+from tflearn.coordinator.client import Access, Coordinator, Role
 from tflearn.coordinator.publisher import Publisher
-from tflearn.coordinator.weights_channels import Plane
+from tflearn.coordinator.state import TRAIN
 from tflearn.core import agent_data, strategies, waiting
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
@@ -30,11 +30,9 @@ from tflearn.learner import batches, dry_run, machine, tpu_rules, train_loop
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
-from tflearn.replay import connection
-from tflearn.replay.shards import Shards
+from tflearn.replay import connection, shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling import sources
-from tflearn.sampling.feed_client import FeedClient
 from tflearn.sampling.feed_source import wait_for_feed
 from tflearn.sampling.source import Source
 
@@ -46,7 +44,6 @@ _WRITE_SECS = 600.0  # checkpoints and exports time out after that
 def train(
     *,
     run_dir: RunDir,
-    replay_address: str,
     connect_timeout_secs: float,
     stop: threading.Event,
     make_environment: EnvironmentFactory,
@@ -60,14 +57,13 @@ def train(
     exports: ExportOptions = ExportOptions(),
     options: LearnerOptions = LearnerOptions(),
     hooks: Hooks = Hooks(),
-    plane: Plane = Plane(),
+    coordinator: Access = Access(),
 ) -> None:
     """Trains until a stop condition is reached, a stop is requested in the run directory, or it is stopped.
 
     Args:
       run_dir: the run's directory, for checkpoints, summaries, policies and the result.
-      replay_address: the replay server's address, 'host:port'; of several that share the replay with commas.
-      connect_timeout_secs: how long to wait for the server.
+      connect_timeout_secs: how long to wait for the coordinator and the replay servers.
       stop: ends the job when set; a checkpoint is saved.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent.
@@ -80,7 +76,7 @@ def train(
       exports: which policies are exported, and which versions are kept.
       options: the learner's settings, such as checkpoints and summaries.
       hooks: what the program does during the job.
-      plane: where weights travel, if not through the replay server.
+      coordinator: where the coordinator is.
 
     Raises:
       TimeoutError: if the server is not found, or no data arrive in time.
@@ -89,14 +85,12 @@ def train(
         networks, or if no part of the agent computes in `precision`.
     """
     data.check(experience.replay)
-    shards = Shards.parse(replay_address)
-    control = data.feed_address or shards.control
     settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions, hooks)
-    settings = dataclasses.replace(settings, plane=plane, server_timeout_secs=data.server_timeout_secs)
+    settings = dataclasses.replace(settings, server_timeout_secs=data.server_timeout_secs)
     data.check_demonstrations(initial)
-    data.check_feed(experience.replay, initial, plane)
+    data.check_feed(experience.replay, initial)
     if device.dry_run is not None:
-        _dry_run(device, make_environment, make_agent, experience, initial, data, settings, shards)
+        _dry_run(device, make_environment, make_agent, experience, initial, data, settings)
     if device.dry_run is not None or run_outputs.is_done(run_dir):
         return
     with (
@@ -111,14 +105,15 @@ def train(
                 agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             _check_machine(run_dir, agent, storage)
-            ending.enter_context(_connected(run_dir, shards, data, storage, connect_timeout_secs, stop, placement))
-            agreed_settings.check('' if data.feed_address else control, agreed_settings.of(agent, experience), stop)
-            _clone(agent, initial, specs, run_dir, (control, plane), placement, device, seed, stop, watchdog)
+            connected = Coordinator(coordinator, f'train_{strategies.layout(placement).worker}', stop)
+            ending.callback(connected.close)
+            addresses = _join(connected, run_dir, agent, data, storage, connect_timeout_secs, stop, placement)
+            _clone(agent, initial, specs, run_dir, connected, placement, device, seed, stop, watchdog)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)
-                source = _source(data, shards, storage, agent, placement, seed, initial)
+                source = _source(data, addresses, storage, agent, placement, seed, initial)
                 settings = dataclasses.replace(settings, seed=seed, watchdog=watchdog)
-                collectors = RemoteCollectors(run_dir, control, agent, storage, source, placement, settings)
+                collectors = RemoteCollectors(run_dir, connected, agent, storage, source, placement, settings)
                 session = Session(run_dir, agent, source, collectors, placement, settings)
                 session.begin()
         session.run(stop)
@@ -146,7 +141,7 @@ def _check_machine(run_dir: RunDir, agent: Agent, storage: Storage) -> None:
 
 def _source(
     data: Data,
-    shards: Shards,
+    addresses: Sequence[str],
     storage: Storage,
     agent: Agent,
     placement: tf.distribute.Strategy,
@@ -155,7 +150,7 @@ def _source(
 ) -> Source:
     feeds = (data.feed_address,) if data.feed_address else ()
     given = (storage, agent, placement, data.timeout_secs, seed, data.weights, initial.demonstrations)
-    return sources.make(feeds or data.addresses or shards.addresses, *given, fed=bool(feeds))
+    return sources.make(feeds or addresses, *given, fed=bool(feeds))
 
 
 def _clone(
@@ -163,7 +158,7 @@ def _clone(
     initial: Initial,
     specs: EnvironmentSpecs,
     run_dir: RunDir,
-    publish_at: tuple[str, Plane],
+    coordinator: Coordinator,
     placement: tf.distribute.Strategy,
     device: Device,
     seed: int,
@@ -177,8 +172,7 @@ def _clone(
     cloning = initial.cloning
     if cloning is None or initial_agent.continues(run_dir):
         return
-    (address, plane), variables = publish_at, weights_contract.published(agent.collect_policy)
-    publisher = Publisher(address, variables, plane, run_dir.epoch)
+    publisher = Publisher(coordinator, weights_contract.published(agent.collect_policy))
     status = Status(run_dir.status('train'), 'train')
 
     def alive(step: int) -> None:
@@ -201,7 +195,6 @@ def _dry_run(
     initial: Initial,
     data: Data,
     settings: Settings,
-    shards: Shards,
 ) -> None:
     """Logs a report of the train step on a topology; asks no server, and writes no file.
 
@@ -217,7 +210,7 @@ def _dry_run(
     storage = sources.without_content(Storage(experience, initial_agent.data_spec(agent, experience)))
     with placement.scope():
         given = (data.timeout_secs, initial.seed or 0, data.weights, initial.demonstrations)
-        source = sources.make(data.addresses or shards.addresses, storage, agent, placement, *given)
+        source = sources.make(data.addresses or ('localhost:1',), storage, agent, placement, *given)
         wrapped = batches.wrap(source, placement, agent.train_step_counter)
         agent.initialize()
         agent_data.make_slots(agent)
@@ -232,36 +225,35 @@ def _dry_run(
     report.check()
 
 
-@contextlib.contextmanager
-def _connected(
+def _join(
+    coordinator: Coordinator,
     run_dir: RunDir,
-    shards: Shards,
+    agent: Agent,
     data: Data,
     storage: Storage,
     timeout_secs: float,
     stop: threading.Event,
     placement: tf.distribute.Strategy,
-) -> Iterator[None]:
-    """Waits for the servers, and sends them heartbeats for the time of the block.
+) -> Sequence[str]:
+    """Waits for the coordinator and the servers. Returns the addresses of the replay servers that this process reads.
 
     Raises:
-      ValueError: if the items of several servers cannot be drawn as those of one.
+      ValueError: if this job does not belong to the run, or the items of several servers cannot be drawn together.
       TimeoutError: if one is not found in time.
       Stopped: if `stop` is set.
     """
-    shards.check(storage)
     status = Status(run_dir.status('train'), 'train')
-    with contextlib.ExitStack() as ending:
-        if data.feed_address:
-            servers = {data.feed_address: None}
-            ending.enter_context(connection.relayed(data.feed_address, FeedClient(data.feed_address)))
-            status.update(f'waiting for the feed at {data.feed_address}')
-            wait_for_feed(data.feed_address, storage, timeout_secs, stop)
-        else:
-            servers = dict.fromkeys([*shards.addresses, *data.addresses])
-        for address in () if data.feed_address else servers:
-            status.update(f'waiting for the replay server at {address}')
-            connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
-        for address in servers if strategies.layout(placement).is_chief else ():
-            ending.callback(Heartbeat(address).close)
-        yield
+    status.update(f'waiting for the coordinator at {coordinator.access.address}')
+    contract, layout = agreed_settings.contract(agent, storage), strategies.layout(placement)
+    role = TRAIN if layout.is_chief else 'train_worker'
+    coordinator.join(Role(role, layout.worker, contract=contract, epoch=run_dir.epoch), timeout_secs)
+    if data.feed_address:
+        status.update(f'waiting for the feed at {data.feed_address}')
+        wait_for_feed(data.feed_address, storage, timeout_secs, stop)
+        return ()
+    status.update('waiting for the replay servers')
+    addresses = data.addresses or coordinator.replay(timeout_secs)
+    shards.check(storage, 1 if data.addresses else len(addresses))
+    for address in addresses:
+        connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
+    return addresses

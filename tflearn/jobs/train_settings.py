@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
-from tflearn.coordinator.weights_channels import Plane
+from tflearn.coordinator.client import TIMEOUT_SECS as SERVER_TIMEOUT_SECS
+from tflearn.coordinator.client import Access as Access  # for the programs
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
 from tflearn.core.settings import PositiveFloat, PositiveInt, Range, checked_dataclass
@@ -14,7 +15,6 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
-from tflearn.replay.connection import SERVER_TIMEOUT_SECS
 from tflearn.sampling import feed_blocks
 
 
@@ -152,16 +152,16 @@ class Data:
 
     Attributes:
       timeout_secs: how long to wait for a batch.
-      addresses: the addresses of the replay servers that share a queue: items are taken from all of them. Weights and
-        reports go through the run's replay address. None is that one alone.
+      addresses: the addresses of the replay servers that share a queue: items are taken from all of them. None is those
+        that the coordinator knows.
       weights: one for each of `addresses`, for uniform replay: each batch has items of all these servers' tables, in
         these proportions, so that tables of different collectors (explorers, other tasks) are mixed. Each server keeps
         `samples_per_insert` for its own items.
-      server_timeout_secs: how long nothing may be heard of the machine of the replay server before the job saves and
-        ends [s]. A server that is down on a machine that answers is waited for as long as there are data, and then for
-        `timeout_secs`.
-      feed_address: the address of a feed job (`tflearn-feed`), 'host:port', from which batches, reports and the state
-        of the replay come: this process needs no Reverb, but a weights server. '' reads the replay servers directly.
+      server_timeout_secs: how long nothing may be heard of the coordinator's machine before the job saves and
+        ends [s]. A coordinator that is down on a machine that answers is waited for as long as there are data, and then
+        for `timeout_secs`.
+      feed_address: the address of a feed job (`tflearn-feed`), 'host:port', from which batches come: this process needs
+        no Reverb. '' reads the replay servers directly.
     """
 
     timeout_secs: PositiveFloat = 600.0
@@ -192,7 +192,7 @@ class Data:
                 f'got Data.weights={tuple(self.weights)} with Initial.demonstrations; need one of them'
             )
 
-    def check_feed(self, replay: Uniform | Prioritized | Queue, initial: Initial, plane: Plane) -> None:
+    def check_feed(self, replay: Uniform | Prioritized | Queue, initial: Initial) -> None:
         """Raises a ValueError if batches come from a feed, and something else would need the replay servers."""
         if not self.feed_address:
             return
@@ -201,11 +201,6 @@ class Data:
             raise UserValueError(f'got Data.addresses={tuple(self.addresses)} with a feed; need one of them')
         if initial.demonstrations is not None:
             raise UserValueError('got Initial.demonstrations with a feed; need a learner that reads the servers itself')
-        if not plane.addresses:
-            raise UserValueError(
-                f'got a feed at {self.feed_address} and no weights server, to which weights are published; need '
-                '--weights_address; start tflearn-weights'
-            )
 
 
 @checked_dataclass(frozen=True)
@@ -272,7 +267,6 @@ class Settings:
       seed: the run's seed.
       watchdog: ends the process if a part of the session takes too long; None never does.
       num_pretrain_steps: see `Demonstrations`.
-      plane: where weights travel, if not through the replay server.
       server_timeout_secs: see `Data`.
     """
 
@@ -284,7 +278,6 @@ class Settings:
     seed: int = 0
     watchdog: Watchdog | None = None
     num_pretrain_steps: int = 0
-    plane: Plane = Plane()
     server_timeout_secs: float = SERVER_TIMEOUT_SECS
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, checked_dataclass
 from tflearn.files.run_dir import RunDir
 from tflearn.launch.restarts import MAX_RESTARTS
-from tflearn.launch.topology import OWN_PORT, WITH_ADDRESS, Job, Resources, Topology, address_of
+from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS, WITH_ADDRESS, Job, Resources, Topology
 
 Manifest = dict[str, Any]
 GIN_FOLDER = '/etc/tflearn/gin'  # in the containers, where the run's own gin files are
@@ -153,7 +153,6 @@ class _Run:
     def __init__(self, topology: Topology, run_dir: RunDir, options: KubernetesOptions):
         self._topology, self._run_dir, self._options = topology, run_dir, options
         self._template = yaml.safe_load(_TEMPLATE.read_text(encoding='utf-8'))
-        self._ports = self._template['ports']
         self._patch = _read_patch(options.pods.patch, self._template['requests'])
         self.name = _label(f'tflearn-{run_dir.root.name}')
         self._of_all = {
@@ -180,7 +179,11 @@ class _Run:
         for kind in WITH_ADDRESS:
             if jobs := group(kind):
                 made += self._made(
-                    'servers', **self._port(kind), labels=self.labels(kind), replicas=len(jobs), pod=self._pod(jobs[0])
+                    'servers',
+                    **self._service(kind),
+                    labels=self.labels(kind),
+                    replicas=len(jobs),
+                    pod=self._pod(jobs[0]),
                 )
         if len(group('replay_server')) > 1:
             made += self._made('metrics', labels=self.labels('metrics'), pod=self._metrics_pod())
@@ -200,10 +203,27 @@ class _Run:
         """Returns a part of the template, filled in."""
         return _filled(self._template[part], {**self._of_all, **values})
 
-    def _port(self, kind: str) -> Manifest:
-        """Returns the Service, and the name and number of the port of a kind."""
-        port = self._ports[kind]
-        return {'service': f'{self.name}-{port["service"]}', 'port_name': port['name'], 'port': port['number']}
+    def _ports(self, kind: str) -> dict[str, Manifest]:
+        """Returns the ports of a kind by name, the first one first: its own, and the coordinator's if it is that."""
+        ports = self._template['ports'].get(kind, {})
+        is_host = kind == self._topology.host
+        return {name: port for name, port in ports.items() if name != 'coordinator' or is_host}
+
+    def _service(self, kind: str) -> Manifest:
+        """Returns the Service of a kind, and its ports."""
+        ports = {name: port['number'] for name, port in self._ports(kind).items()}
+        services = self._template['services']
+        return {
+            'service': f'{self.name}-{services[kind]}',
+            'service_ports': [{'name': name, 'port': port, 'targetPort': name} for name, port in ports.items()],
+            'container_ports': [{'name': name, 'containerPort': port} for name, port in ports.items()],
+            'port': next(iter(ports.values())),
+        }
+
+    def _address(self, kind: str, pod: str, port: int) -> str:
+        """Returns the address of a server; `pod` is its number, of several."""
+        service = self._service(kind)['service']
+        return f'{service}-{pod}.{service}:{port}' if len(self._topology.group(kind)) > 1 else f'{service}:{port}'
 
     def _gin_files(self) -> list[Manifest]:
         """Returns the run's own gin files; nothing if an image has all that the run reads."""
@@ -251,9 +271,9 @@ class _Run:
 
     def _network(self) -> list[Manifest]:
         rules = []
-        for kind, port in self._ports.items():
-            clients = [client for client in port['clients'] if self._topology.group(client)]
-            if self._topology.group(kind):
+        for kind in self._template['ports']:
+            for port in self._ports(kind).values() if self._topology.group(kind) else ():
+                clients = [client for client in port['clients'] if self._topology.group(client)]
                 rules.append(self._made('rule', pods=self._selector(clients), port=port['number']))
         return self._made('network', pods=self._selector([job.kind for job in self._topology.jobs]), rules=rules)
 
@@ -278,7 +298,7 @@ class _Run:
             its pod's where pods have none.
           restart: the pod's restart policy.
         """
-        own_flags, topology = ('--collector_name=', '--name=', '--shard='), self._topology
+        own_flags, topology = ('--collector_name=', '--name=', '--shard=', '--index='), self._topology
         alone = job.kind == 'replay_server' and len(topology.group(job.kind)) == 1
         kind = 'scaled_collect' if job.kind == 'collect' and restart != 'Never' else job.kind
         name = {} if alone else self._template['own_name'].get(kind, {})
@@ -290,10 +310,10 @@ class _Run:
         hosts = [f'"{self.name}-learner-0-{i}.{self.name}:2222"' for i in range(job.workers)]
         template = self._program_pod(
             job.kind,
-            [*words, *([name['flag']] if name else [])],
+            [*words, *(name['flags'] if name else [])],
             job.resources,
             parts,
-            **(self._port(job.kind) if job.kind in WITH_ADDRESS else {}),
+            **(self._service(job.kind) if job.kind in WITH_ADDRESS else {}),
             restart=restart,
             environment=name.get('env'),
             start_periods=max(_START_SECS, round(topology.connect_timeout_secs)) // 5,
@@ -338,12 +358,11 @@ class _Run:
 
     def _with_addresses(self, word: str, job: Job) -> str:
         """Returns a word of a job's command with the addresses of services and of their pods."""
-        for kind in WITH_ADDRESS:
-            servers, port = self._topology.group(kind), self._port(kind)
-            for i, server in enumerate(servers):
-                host = port['service'] if len(servers) == 1 else f'{port["service"]}-{i}.{port["service"]}'
-                word = word.replace(address_of(server.name), f'{host}:{port["port"]}')
-        return word.replace(OWN_PORT, str(self._ports.get(job.kind, {'number': 0})['number']))
+        host = self._topology.host
+        word = word.replace(COORDINATOR_ADDRESS, self._address(host, '0', self._ports(host)['coordinator']['number']))
+        if OWN_ADDRESS not in word:
+            return word
+        return word.replace(OWN_ADDRESS, self._address(job.kind, '$(ORDINAL)', self._service(job.kind)['port']))
 
     def _amounts(self, kind: str, resources: Resources) -> Manifest:
         counted: Mapping[str, int] = resources.custom

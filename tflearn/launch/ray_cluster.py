@@ -139,7 +139,7 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: RayOption
             f'another one: --backend_option=ray_python=/path/to/python ({str(error)[-200:]})'
         ) from error
     write_commands(run_dir, topology)
-    for path in (run_dir.failure, *(run_dir.address(job.name) for job in topology.jobs)):
+    for path in (run_dir.failure, run_dir.address('coordinator')):
         path.unlink(missing_ok=True)
     with_python(topology, run_dir, package, options).save(run_dir)
     write_json(run_dir.ray_plan, plan(topology, run_dir, package, options))

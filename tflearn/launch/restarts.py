@@ -47,7 +47,7 @@ RULES = {
     'train': RestartRule(),
     'collect': RestartRule(after_error=True, spent='drop'),
     'evaluate': RestartRule(after_error=True, spent='later'),
-    'weights': RestartRule(after_error=True),
+    'coordinator': RestartRule(after_error=True),
     'relay': RestartRule(after_error=True, spent='drop'),
     'feed': RestartRule(after_error=True),
     'feed_worker': RestartRule(after_error=True, spent='drop'),

@@ -17,7 +17,7 @@ from tflearn.launch.run_summary import write_commands
 from tflearn.launch.topology import Job, Resources, Topology, load
 
 # The job of a kind begins when that of another one has begun, so that none holds a place without what it needs.
-_AFTER = {'train': 'replay_server', 'evaluate': 'train', 'collect': 'replay_server', 'relay': 'weights'}
+_AFTER = {'train': 'replay_server', 'evaluate': 'train', 'collect': 'replay_server', 'relay': 'replay_server'}
 _STOP_MARGIN_SECS = 20.0  # what the supervisor needs besides the job
 _MAX_REQUEUES = 50
 
@@ -183,7 +183,7 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
     topology = with_steps(topology, run_dir, package)
     ids = _still_there(topology, run_dir)
     if not ids:
-        for path in (run_dir.failure, *(run_dir.address(job.name) for job in topology.jobs)):
+        for path in (run_dir.failure, run_dir.address('coordinator')):
             path.unlink(missing_ok=True)
         topology.save(run_dir)
     run_dir.logs.mkdir(parents=True, exist_ok=True)

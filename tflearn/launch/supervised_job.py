@@ -1,7 +1,7 @@
 """Supervises one job of a run on the machine where a scheduler started it.
 
 Restarts, stops and silence are those of a local run (`launch.supervisor`). The jobs of a run share nothing but the run
-directory: there the servers publish their addresses, and a job that failed for good ends the others. The scheduler
+directory: there the coordinator publishes its address, and a job that failed for good ends the others. The scheduler
 itself brings a job back whose machine was lost.
 """
 
@@ -21,17 +21,18 @@ from tflearn.launch.local import StopSignals, free_port
 from tflearn.launch.plain_view import PlainView
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.supervisor import Failure, Supervisor
-from tflearn.launch.topology import OWN_PORT, WITH_ADDRESS, Job, Topology, address_of, load
+from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS, Job, Topology, load
 
 _POLL_SECS = 0.5
 _LINE_INTERVAL_SECS = 60.0
+_COORDINATOR = 'coordinator'
 
 
 def run(run_dir: RunDir, name: str, *, out: TextIO | None = None) -> int:
     """Runs a job until it has ended or the run has. Call it from the main thread: it handles signals.
 
-    A job that serves another one is stopped when the run is done. When a server has come back at another address, the
-    jobs that connect to it are stopped cleanly and started again with that.
+    A job that serves another one is stopped when the run is done. When the coordinator has come back at another
+    address, the other jobs are stopped cleanly and started again with that.
 
     Args:
       run_dir: the run's directory, with its topology; all machines share it.
@@ -64,11 +65,8 @@ class _SupervisedJob:
         self._topology, self._job, self._run_dir = topology, job, run_dir
         self._reaper, self._view, self._log = reaper, view, log
         self._pause = threading.Event()  # Never set.
-        self._has_address = job.kind in WITH_ADDRESS
-        needed = topology.addresses_in(job)
-        # Jobs that connect to no server begin with the replay server all the same.
-        self._needed = needed if self._has_address else tuple(dict.fromkeys(('replay_server', *needed)))
-        self._addresses: dict[str, str] = {}  # by the servers' names
+        self._is_host = job.name == topology.host
+        self._coordinator = self._own = ''  # addresses
 
     def run(self, signals: StopSignals) -> int:
         """Returns the exit code."""
@@ -78,7 +76,7 @@ class _SupervisedJob:
             return bool(signals.received) or served_is_done or self._run_dir.failure.exists()
 
         while True:
-            self._addresses = self._find_addresses(ended)
+            self._find_addresses(ended)
             failure = None if ended() else self._supervise(signals, ended)
             if failure and self._is_tried_later(failure):
                 self._view.event('trying again when training has ended')
@@ -130,8 +128,8 @@ class _SupervisedJob:
         return 2 if failure.is_user_error else 1
 
     def _exit_code(self, signals: StopSignals) -> int:
-        if self._has_address:
-            self._run_dir.address(self._job.name).unlink(missing_ok=True)
+        if self._is_host:
+            self._run_dir.address(_COORDINATOR).unlink(missing_ok=True)
         if failed := read_json(self._run_dir.failure, 'message'):
             self._view.event(f'the run has failed: {failed["message"]}')
             return 1
@@ -139,41 +137,33 @@ class _SupervisedJob:
 
     def _filled_in(self, word: str) -> str:
         """Returns a word of the command with addresses instead of what stands for them."""
-        for name, address in self._addresses.items():
-            word = word.replace(address_of(name), address)
-        return word.replace(OWN_PORT, self._addresses.get(self._job.name, '').rpartition(':')[2])
+        return word.replace(COORDINATOR_ADDRESS, self._coordinator).replace(OWN_ADDRESS, self._own)
 
-    def _find_addresses(self, ended: Callable[[], bool]) -> dict[str, str]:
-        """Publishes this job's address, if others connect to it, and waits for those that it needs."""
-        own = {}
-        if self._has_address:
-            own = {self._job.name: self._addresses.get(self._job.name) or f'{own_host()}:{free_port()}'}
-            write_json(self._run_dir.address(self._job.name), {'address': own[self._job.name]})
-        if missing := [name for name in self._needed if not self._published(name)]:
-            self._view.event(f'waiting for the address of {", ".join(map(_words, missing))}')
-            self._wait(lambda: ended() or all(map(self._published, missing)))
-        return {**{name: self._published(name) or '' for name in self._needed}, **own}
+    def _find_addresses(self, ended: Callable[[], bool]) -> None:
+        """Chooses this job's address; publishes the coordinator's if it is this job's too, or waits for it."""
+        if any(OWN_ADDRESS in word for word in self._job.command):
+            self._own = self._own or f'{own_host()}:{free_port()}'
+        if self._is_host:
+            self._coordinator = self._coordinator or f'{own_host()}:{free_port()}'
+            write_json(self._run_dir.address(_COORDINATOR), {'address': self._coordinator})
+        elif not self._published():
+            self._view.event('waiting for the address of the coordinator')
+            self._wait(lambda: ended() or bool(self._published()))
+        self._coordinator = self._published()
 
     def _moved(self) -> bool:
-        """Returns whether a server that this job connects to is at another address now."""
-        # A shard connects to no other; it needs their addresses only once.
-        needed = () if self._job.kind == 'replay_server' else self._needed
-        return any(self._published(name) != self._addresses.get(name) for name in needed)
+        """Returns whether the coordinator is at another address now."""
+        return not self._is_host and self._published() != self._coordinator
 
-    def _published(self, name: str) -> str | None:
+    def _published(self) -> str:
         with contextlib.suppress(OSError, ValueError):
-            if published := (read_json(self._run_dir.address(name)) or {}).get('address'):
+            if published := (read_json(self._run_dir.address(_COORDINATOR)) or {}).get('address'):
                 return str(published)
-        return self._addresses.get(name)  # One that is away for a while comes back there, or elsewhere.
+        return self._coordinator  # One that is away for a while comes back there, or elsewhere.
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         while not condition():
             self._pause.wait(_POLL_SECS)
-
-
-def _words(job: str) -> str:
-    """Returns 'the replay server' for replay_server."""
-    return f'the {job.replace("_", " ")}' if job != 'weights' else 'the weights server'
 
 
 def own_host() -> str:

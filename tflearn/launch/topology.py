@@ -13,10 +13,9 @@ from tflearn.core.settings import Range, checked
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.launch.restarts import RULES, RestartRule
 
-# Stands for the replay server's address in commands, where it is known only when the server runs; see `address_of`.
-REPLAY_ADDRESS = '{replay_address}'
-OWN_PORT = '{own_port}'  # in the command of a job that has an address
-WITH_ADDRESS = ('replay_server', 'weights', 'relay')  # kinds of jobs that others connect to
+# Stand for addresses in commands, where they are known only when a job runs: the coordinator's, and the job's own one.
+COORDINATOR_ADDRESS, OWN_ADDRESS = '{coordinator_address}', '{own_address}'
+WITH_ADDRESS = ('replay_server', 'coordinator', 'relay')  # kinds of jobs that others connect to
 KINDS = tuple(RULES)
 MAX_JOBS = 10_000  # of a kind; more are a slip of the pen
 _Count = Annotated[int, Range(least=1, most=MAX_JOBS)]
@@ -140,10 +139,10 @@ class Topology:
         """Returns the jobs of a kind, which have the same resources and differ in their names only."""
         return tuple(job for job in self.jobs if job.kind == kind)
 
-    def addresses_in(self, job: Job) -> tuple[str, ...]:
-        """Returns the names of the jobs whose addresses a job's command needs, besides its own."""
-        names = (other.name for other in self.jobs if other.kind in WITH_ADDRESS and other is not job)
-        return tuple(name for name in names if any(address_of(name) in word for word in job.command))
+    @property
+    def host(self) -> str:
+        """The name of the job that is the coordinator."""
+        return next((job.name for job in self.jobs if job.kind == 'coordinator'), 'replay_server')
 
     def save(self, run_dir: RunDir) -> None:
         """Writes it to the run directory, from which the jobs of a scheduler read it."""
@@ -160,34 +159,28 @@ def on_one_machine(topology: Topology) -> Topology:
     return dataclasses.replace(topology, jobs=tuple(jobs))
 
 
-def address_of(job: str) -> str:
-    """Returns what stands for the address of the job with that name in commands, until it runs."""
-    return REPLAY_ADDRESS if job == 'replay_server' else f'{{address_of_{job}}}'
-
-
 def replay_servers(count: int) -> list[str]:
     """Returns the names of the replay servers that share a run's replay."""
     return ['replay_server', *(f'replay_server_{shard}' for shard in range(1, count))]
 
 
 @dataclasses.dataclass(frozen=True)
-class Weights:
-    """A run's weights server and its relays.
+class Addresses:
+    """The addresses of a run's servers: 'host:port', or what stands for one.
 
     Attributes:
-      address: the server's, to which train publishes; 'host:port', or what stands for it.
-      relays: those of the relays, which all other jobs ask; if there are none, they ask the server.
-      flags: of the server and the relays.
+      coordinator: the coordinator's.
+      replay: those of the replay servers.
+      relays: those of the relays of weights.
+      alone: whether the coordinator is a program of its own, and not a part of the first replay server.
+      flags: of the coordinator alone and of the relays.
     """
 
-    address: str
+    coordinator: str = COORDINATOR_ADDRESS
+    replay: tuple[str, ...] = (OWN_ADDRESS,)
     relays: tuple[str, ...] = ()
+    alone: bool = False
     flags: tuple[str, ...] = ()
-
-    def flag(self, kind: str) -> str:
-        """Returns the flag with which jobs of a kind find their weights."""
-        asked = (self.address,) if kind == 'train' or not self.relays else self.relays
-        return f'--weights_address={",".join(asked)}'
 
 
 def load(run_dir: RunDir) -> Topology:
@@ -219,29 +212,27 @@ def run_topology(
     package: str,
     flags: Sequence[str],
     num_collectors: _Count,
-    num_replay_servers: _Count = 1,
+    addresses: Addresses = Addresses(),
     warm_start: bool = True,
     resources: Mapping[str, Resources] = types.MappingProxyType({}),
     num_workers: _Count = 1,
-    weights: Weights | None = None,
     feed_address: str = '',
     num_feed_workers: Annotated[int, Range(least=0, most=MAX_JOBS)] = 0,
 ) -> Topology:
     """Returns the topology of a run: replay_server, train, evaluate and collect_0, collect_1, ...
 
     Train stops first, so that its last checkpoint is the newest there is; the replay server last, so that it saves
-    all that the collectors sent. Several replay servers are replay_server, replay_server_1, ...; a weights server is
-    weights, and its relays relay_0, relay_1, ...
+    all that the collectors sent. Several replay servers are replay_server, replay_server_1, ...; relays of weights are
+    relay_0, relay_1, ...
 
     Args:
       package: the Python package of the jobs' programs.
       flags: those that all jobs have.
       num_collectors: collect jobs.
-      num_replay_servers: replay servers that share the replay; `flags` list the addresses of all.
+      addresses: those of the servers, and so their number.
       warm_start: load the jobs' libraries once instead of in each of them.
       resources: what the jobs of each kind get.
       num_workers: processes of the train job, which train as one.
-      weights: the weights server; None: there is none, the replay server has the weights.
       feed_address: where the feed's dispatcher listens, 'host:port', if there are workers of it.
       num_feed_workers: the workers of a feed, from which the train job gets its batches; 0: there is no feed.
 
@@ -250,8 +241,8 @@ def run_topology(
     """
 
     def command(program: str, *more: str) -> tuple[str, ...]:
-        asked = [weights.flag(program)] if weights else []
-        return (sys.executable, '-m', f'{package}.{program}', *flags, *asked, *more)
+        where = f'--coordinator_address={addresses.coordinator}'
+        return (sys.executable, '-m', f'{package}.{program}', *flags, where, *more)
 
     def job(name: str, kind: str, *more: str, **role: Any) -> Job:
         its_resources = resources.get(kind, Resources())
@@ -260,11 +251,15 @@ def run_topology(
     strategy = ('--strategy=multi_worker',) if num_workers > 1 else ()
     feed = (f'--feed_address={feed_address}',) if num_feed_workers else ()
     server: dict[str, Any] = {'serves': 'train', 'may_finish': False, 'stop_stage': 3}
-    first, *others = replay_servers(num_replay_servers)
-    jobs = [
-        *(_weights_jobs(weights, package, resources, server) if weights else ()),
-        job(first, 'replay_server', **server),
-        *(job(name, 'replay_server', f'--shard={i}', **server) for i, name in enumerate(others, 1)),
+    shards = [f'--num_shards={count}'] if (count := len(addresses.replay)) > 1 else []
+    shards += ['--noserve_coordinator'] if addresses.alone else []
+    coordinator, relays = _coordinator_jobs(addresses, package, resources, server)
+    jobs = coordinator
+    for i, (name, address) in enumerate(zip(replay_servers(count), addresses.replay, strict=True)):
+        own = (f'--replay_address={address}', *shards, *([f'--shard={i}'] if i else []))
+        jobs.append(job(name, 'replay_server', *own, **server))
+    jobs += [
+        *relays,
         job('train', 'train', *strategy, *feed, workers=num_workers),
         job('evaluate', 'evaluate', stop_stage=1),
     ]
@@ -279,19 +274,17 @@ def run_topology(
     return Topology(tuple(jobs), warm_parent)
 
 
-def _weights_jobs(
-    weights: Weights, package: str, resources: Mapping[str, Resources], role: Mapping[str, Any]
-) -> list[Job]:
-    """Returns the weights server and its relays."""
+def _coordinator_jobs(
+    addresses: Addresses, package: str, resources: Mapping[str, Resources], role: Mapping[str, Any]
+) -> tuple[list[Job], list[Job]]:
+    """Returns the coordinator, if it is alone, and the relays."""
 
-    def job(name: str, kind: str, address: str, *more: str) -> Job:
-        # An address that is not known yet is that of a machine in a network.
-        listen = f'0.0.0.0:{OWN_PORT}' if address == address_of(name) else address
-        command = (sys.executable, '-m', f'{package}.weights', f'--listen={listen}', *weights.flags, *more)
-        return Job(name, command, kind, restart=RULES[kind], resources=resources.get(kind, Resources()), **role)
+    def job(name: str, kind: str, *more: str) -> Job:
+        program = (sys.executable, '-m', f'{package}.coordinator')
+        command = (*program, f'--coordinator_address={addresses.coordinator}', f'--name={name}', *addresses.flags)
+        its_resources = resources.get(kind, Resources())
+        return Job(name, (*command, *more), kind, restart=RULES[kind], resources=its_resources, **role)
 
-    upstream = f'--upstream={weights.address}'
-    relays = (
-        job(f'relay_{i}', 'relay', address, upstream, f'--name=relay_{i}') for i, address in enumerate(weights.relays)
-    )
-    return [job('weights', 'weights', weights.address), *relays]
+    alone = [job('coordinator', 'coordinator')] if addresses.alone else []
+    relays = enumerate(addresses.relays)
+    return alone, [job(f'relay_{i}', 'relay', f'--relay_address={own}', f'--index={i}') for i, own in relays]

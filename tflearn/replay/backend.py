@@ -88,10 +88,6 @@ class Client(abc.ABC):
         """Returns whether anything listens at the address."""
         return waiting.is_listening(self.address)
 
-    def is_refused(self) -> bool:
-        """Returns whether its machine is there, and nothing listens."""
-        return waiting.is_refused(self.address)
-
     @abc.abstractmethod
     def counts(self, timeout_secs: int) -> dict[str, TableCounts] | None:
         """Returns the counts by table name; None if the server does not answer in time."""
@@ -134,17 +130,13 @@ class Client(abc.ABC):
           Stopped: if `stop` is set.
         """
 
+    def take(self, table: str, count: int) -> list[np.ndarray]:
+        """Returns the next items of a queue that has as many; only of a server of this process."""
+        raise NotImplementedError(f'got {self.address}; need a server of this process')
+
     @abc.abstractmethod
     def update(self, table: str, priorities: Mapping[int, float]) -> None:
         """Sets priorities of items by key, and ignores items that are gone; raises RuntimeError if that fails."""
-
-    @abc.abstractmethod
-    def put(self, table: str, columns: Mapping[str, Any], num_bytes: int) -> bool:
-        """Inserts a message, an item with columns of its own; see `connection.insert`."""
-
-    @abc.abstractmethod
-    def take(self, table: str, count: int, num_bytes: int) -> list[list[np.ndarray]]:
-        """Draws messages; see `connection.sample`."""
 
 
 class Server(abc.ABC):
@@ -195,7 +187,6 @@ def serve(
     tables: Sequence[TableSpec],
     port: int,
     checkpoints: pathlib.Path,
-    fresh: Sequence[str] = (),
     restore: str | None = None,
     needed: Callable[[], Collection[str]] = tuple,
     kind: str = REVERB,
@@ -206,7 +197,6 @@ def serve(
     Args:
       port: the TCP port; 0 picks a free one.
       checkpoints: the checkpoints' directory.
-      fresh: names of tables that start empty whatever the checkpoint holds. It may lack them.
       restore: the name of the checkpoint, one of those that are needed; None is the newest.
       needed: returns the names of the checkpoints that are kept besides the newest one.
       kind: the backend's folder.
@@ -217,7 +207,7 @@ def serve(
       ValueError: if its tables differ from `tables`, or if the port is in use.
     """
     given = {'address': address} if address else {}
-    return _module(kind, 'server').ReplayServer(tables, port, checkpoints, fresh, restore, needed, **given)
+    return _module(kind, 'server').ReplayServer(tables, port, checkpoints, restore, needed, **given)
 
 
 def in_process(tables: Sequence[TableSpec]) -> contextlib.AbstractContextManager[str]:

@@ -6,7 +6,7 @@ is refused, and left unchanged; the error names the differences.
 
 import pathlib
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tflearn.core.errors import UserValueError
@@ -86,16 +86,13 @@ class CheckpointDirectory:
         """Returns what was written; None if nothing was."""
         return read_json(self._settings)
 
-    def refuse_differences(self, checkpoint: pathlib.Path, tables: dict[str, Any], fresh: Sequence[str]) -> None:
+    def refuse_differences(self, checkpoint: pathlib.Path, tables: dict[str, Any]) -> None:
         """Raises ValueError if a checkpoint holds tables with other settings.
 
         Args:
           tables: the settings of the run's tables, as JSON values.
-          fresh: the names of the tables that the checkpoint may lack.
         """
-        saved = self.settings() or {}
-        wanted = {name: table for name, table in tables.items() if name in saved or name not in fresh}
-        if found := _differences(saved, wanted, 'table'):
+        if found := _differences(self.settings() or {}, tables, 'table'):
             raise UserValueError(
                 f'got the replay checkpoint {checkpoint}, made with other tables: {"; ".join(found[:4])}; need the '
                 'same settings; change them back, or start another --root_dir'

@@ -230,8 +230,7 @@ class DirectReader(TableReader):
 
     def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
         """See `TableReader.take`; not for a graph."""
-        items = connection.sample(self._address, self._table, int(count))
-        return [tf.constant(np.stack([item for (item,) in items]))]
+        return [tf.constant(np.stack(backend.connect(self._address).take(self._table, int(count))))]
 
 
 class Readers:

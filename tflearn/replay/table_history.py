@@ -9,7 +9,6 @@ from tflearn.core.table_counts import TableCounts
 from tflearn.replay.storage import ReplayStatistics, Storage
 
 _UNLIMITED = 1e300  # Reverb's greatest float stands for no limit
-_TITLES = {'reports': 'report of a collector', 'heartbeats': 'heartbeat of the learner'}
 
 
 @dataclasses.dataclass
@@ -44,13 +43,7 @@ class TableHistory:
     def __str__(self) -> str:
         if not self._tables:
             return 'it has not answered before'
-        lines = [self._table(name) for name in self._storage.table_names if name in self._tables]
-        lines += [
-            f'last {title} {self._age(self._seen[name].inserted_at)}'
-            for name, title in _TITLES.items()
-            if name in self._seen
-        ]
-        return '; '.join(lines)
+        return '; '.join(self._table(name) for name in self._storage.table_names if name in self._tables)
 
     def _table(self, name: str) -> str:
         table, seen = self._tables[name], self._seen[name]

@@ -48,7 +48,7 @@ class ReplayWriter:
 
     def __init__(
         self,
-        addresses: str | Sequence[str],
+        addresses: str | Callable[[], Sequence[str]],
         storage: Storage,
         num_environments: int,
         stop: threading.Event,
@@ -59,14 +59,16 @@ class ReplayWriter:
         """Opens a stream; the server must be running (see `connection.wait_for_table`), or one of several.
 
         Args:
-          addresses: the address of the replay server, 'host:port'; or several in this writer's order (`Shards.ranked`).
+          addresses: the address of the replay server, 'host:port'; or a function that returns those of several, in this
+            writer's order (`Shards.ranked`). It is asked again after each loss.
           num_environments: B.
           keep_waiting: called five times a second while a write is blocked; if it returns False, the write raises
             `waiting.Stopped`. Also called while a server is down; what it raises ends the write.
           server_timeout_secs: how long to wait for a server that went down.
           tables: the names of the tables that get the chunks; None is all of the storage.
         """
-        self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        self._find = addresses if callable(addresses) else lambda: (addresses,)
+        self._addresses = tuple(self._find())
         self._storage, self._stop, self._keep_waiting = storage, stop, keep_waiting
         self._server_timeout_secs = server_timeout_secs
         self._address = self._addresses[0] if len(self._addresses) == 1 else self._find_server()
@@ -238,9 +240,10 @@ class ReplayWriter:
 
         def find() -> str | None:
             meanwhile()
+            self._addresses = tuple(self._find())
             return connection.first_answering(self._addresses)
 
-        what = f'the replay server at {" or ".join(self._addresses)}'
+        what = lambda: f'the replay server at {" or ".join(self._addresses)}'  # noqa: E731
         address = wait_until(find, what, self._server_timeout_secs, self._stop)
         connection.wait_for_table(address, REPLAY, self._storage.signature, self._server_timeout_secs, self._stop)
         return address
@@ -250,11 +253,11 @@ class ReplayWriter:
 
         def watch() -> None:
             while not self._stop.wait(_RETURN_POLL_SECS):
-                if connection.counts(first) is not None:
+                self._addresses = tuple(self._find())
+                if connection.counts(self._addresses[0]) is not None:
                     self._first_is_back.set()
                     return
 
-        first = self._addresses[0]
         if self._watching is None or not self._watching.is_alive():
             self._watching = background.Thread(target=watch, name='replay_first')
             self._watching.start()

@@ -13,7 +13,6 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core.errors import UserValueError
-from tflearn.replay.shards import Shards
 from tflearn.sampling.feed_server import FeedServer
 
 _REPORT_SECS = 1.0
@@ -58,22 +57,20 @@ def dispatching(work_dir: pathlib.Path, port: int) -> Iterator[int]:
 def serve(
     address: tuple[str, int],
     dispatcher: str,
-    shards: Shards,
     report: Callable[[Mapping[str, Any]], object],
     stop: threading.Event,
 ) -> None:
-    """Serves the contract and the control messages until `stop` is set.
+    """Serves the contract until `stop` is set.
 
     Args:
       address: the host to listen at, '' for all networks, and the port.
       dispatcher: the address of the dispatcher for workers and learners, 'host:port'.
-      shards: the replay servers.
       report: called every second with what GET /v1/feed answers.
 
     Raises:
       ValueError: if it cannot listen there.
     """
-    with contextlib.closing(FeedServer(*address, shards, dispatcher)) as server:
+    with contextlib.closing(FeedServer(*address, dispatcher)) as server:
         logging.info('feeds learners at port %d, by the dispatcher at %s', server.port, dispatcher)
         while not stop.wait(_REPORT_SECS):
             report(server.state())

@@ -152,7 +152,7 @@ def of_replay(
         return ReplayMirror(shards.addresses, storage, batch_size, timeout_secs, seed, begins_filled, own)
     if isinstance(storage.experience.replay, Prioritized):
         return PrioritizedSampler(shards.addresses, storage, batch_size, timeout_secs, seed)
-    return ReplaySampler(shards.control, storage, batch_size, timeout_secs)
+    return ReplaySampler(shards.addresses[0], storage, batch_size, timeout_secs)
 
 
 def with_demonstrations(

@@ -5,7 +5,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +17,6 @@ from tflearn.replay.local.tables import SERVERS, Item, Table
 from tflearn.replay.storage import Storage
 
 _CHECK_SECS = 0.2  # after which a silent stream ends, so that its reader can be closed; nothing is lost then
-_MESSAGE_SECS = 2.0
 
 
 class Client(backend.Client):
@@ -26,9 +24,6 @@ class Client(backend.Client):
 
     def is_listening(self) -> bool:
         return SERVERS.tables(self.address) is not None
-
-    def is_refused(self) -> bool:
-        return not self.is_listening()
 
     def counts(self, timeout_secs: int) -> dict[str, TableCounts] | None:
         del timeout_secs  # it answers at once
@@ -67,21 +62,9 @@ class Client(backend.Client):
             raise RuntimeError(f'got no server at {self.address}')
         tables[table].update(priorities)
 
-    def put(self, table: str, columns: Mapping[str, Any], num_bytes: int) -> bool:
-        values = {name: np.asarray(column) for name, column in columns.items()}
-        try:
-            return self._tables()[table].insert(Item(values), _MESSAGE_SECS)
-        except Lost:
-            return False
-
-    def take(self, table: str, count: int, num_bytes: int) -> list[list[np.ndarray]]:
-        found: list[list[np.ndarray]] = []
-        try:
-            while len(found) < count and (drawn := self._tables()[table].sample(_MESSAGE_SECS)) is not None:
-                found.append([drawn.item.columns[name] for name in sorted(drawn.item.columns)])
-        except Lost:
-            pass
-        return found
+    def take(self, table: str, count: int) -> list[np.ndarray]:
+        found = [self._tables()[table].sample(0.0) for _ in range(count)]
+        return [drawn.item.columns['chunk'] for drawn in found if drawn is not None]
 
     def _tables(self) -> dict[str, Table]:
         tables = SERVERS.tables(self.address)

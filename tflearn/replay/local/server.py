@@ -29,7 +29,6 @@ class ReplayServer(backend.Server):
         tables: Sequence[TableSpec],
         port: int,
         checkpoints: pathlib.Path,
-        fresh: Sequence[str] = (),
         restore: str | None = None,
         needed: Callable[[], Collection[str]] = tuple,
     ):
@@ -37,13 +36,13 @@ class ReplayServer(backend.Server):
         self._settings = {table.name: _describe(table) for table in tables}
         chosen = lambda: checkpoints / restore if restore else self._checkpoints.newest()  # noqa: E731
         if found := chosen():
-            self._checkpoints.refuse_differences(found, self._settings, fresh)
+            self._checkpoints.refuse_differences(found, self._settings)
         self._checkpoints.clean()
         self.restored = chosen()
         self._tables = {table.name: Table(table) for table in tables}
         if self.restored:
-            for name in self._tables.keys() - set(fresh):
-                _load(self._tables[name], self.restored)
+            for table in self._tables.values():
+                _load(table, self.restored)
         self.port = port or next(_numbers)
         self.address = f'{backend.IN_PROCESS}{self.port}'
         if not SERVERS.add(self.address, self._tables):

@@ -5,37 +5,28 @@ spelling of the address.) Reverb waits for a lost server without a deadline: her
 """
 
 import atexit
-import collections
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
-from tflearn.core import background
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import is_listening
 from tflearn.replay import backend
 from tflearn.replay.reverb import library, scan
 from tflearn.replay.storage import Storage
 
-_MESSAGE_SECS, _TRANSFER_SECS, _MIN_BYTES_PER_SEC = 2.0, 5.0, 1e6
-_SPELLINGS = 8  # of an address; each has a connection of its own
 
-
-def own_address(address: str, spelling: int = 0) -> str:
+def own_address(address: str) -> str:
     """Returns another spelling of `address`, so that its connection is not shared with the rest of the process.
 
     gRPC shares connections by the spelling, and with them the reconnect delay, which grows up to two minutes while any
     thread tries to reach a server that is down.
-
-    Args:
-      spelling: other numbers give other spellings.
     """
     host, _, port = address.rpartition(':')
-    return f'{host}:{"0" * (1 + spelling)}{port}'
+    return f'{host}:0{port}'
 
 
 class _Connections:
@@ -44,7 +35,6 @@ class _Connections:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clients: dict[str, Any] = {}
-        self._stuck = collections.Counter[str]()  # reads that may wait for a lost server without an end
 
     def get(self, address: str) -> Any | None:
         """Returns the server's connection; None if there is none yet, and nothing listens at `address`."""
@@ -54,15 +44,14 @@ class _Connections:
             return known
         with self._lock:
             if address not in self._clients:
-                self._clients[address] = library.Client(own_address(address, self._stuck[address] % _SPELLINGS))
+                self._clients[address] = library.Client(own_address(address))
             return self._clients[address]
 
-    def replace(self, address: str, client: Any, stuck: bool = False) -> None:
-        """Forgets a connection that failed. `stuck`: a read waits on, and would make gRPC's reconnect delay grow."""
+    def replace(self, address: str, client: Any) -> None:
+        """Forgets a connection that failed."""
         with self._lock:
             if self._clients.get(address) is client:
                 del self._clients[address]
-            self._stuck[address] += stuck
 
     def clear(self) -> None:
         """Forgets all connections."""
@@ -105,46 +94,6 @@ class Client(backend.Client):
         if self._for_updates is None:
             self._for_updates = library.Client(self.address)
         self._for_updates.mutate_priorities(table, updates=priorities)
-
-    def put(self, table: str, columns: Mapping[str, Any], num_bytes: int) -> bool:
-        client = _connections.get(self.address)
-        if client is None:
-            return False
-        # Validation would first ask the server for its signatures, without a deadline.
-        writer = client.trajectory_writer(num_keep_alive_refs=1, validate_items=False)
-        try:
-            writer.append(columns)
-            writer.create_item(table, 1.0, {name: writer.history[name][-1] for name in columns})
-            writer.flush(timeout_ms=round(1000 * (_transfer_secs(num_bytes) if num_bytes else _MESSAGE_SECS)))
-        except (library.DeadlineExceededError, RuntimeError):
-            _connections.replace(self.address, client)
-            return False
-        return True
-
-    def take(self, table: str, count: int, num_bytes: int) -> list[list[np.ndarray]]:
-        client = _connections.get(self.address)
-        if client is None or not count:
-            return []
-        found: list[list[np.ndarray]] = []
-
-        def read() -> None:
-            try:
-                for item in client.sample(table, count, emit_timesteps=False):
-                    found.append([np.asarray(column) for column in item.data])
-            except Exception as error:  # Reverb raises errors of many kinds
-                logging.warning('could not read %s from the replay server at %s: %s', table, self.address, error)
-
-        # Reverb waits for a lost server, and for items that are gone, without a deadline.
-        thread = background.Thread(target=read, name='replay_read')
-        thread.start()
-        thread.join(_transfer_secs(num_bytes))
-        if thread.is_alive():
-            _connections.replace(self.address, client, stuck=True)
-        return found[:]
-
-
-def _transfer_secs(num_bytes: int) -> float:
-    return _TRANSFER_SECS + num_bytes / _MIN_BYTES_PER_SEC
 
 
 class _Writer(backend.Writer):

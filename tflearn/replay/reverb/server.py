@@ -67,7 +67,6 @@ class ReplayServer(backend.Server):
         tables: Sequence[TableSpec],
         port: int,
         checkpoints: pathlib.Path,
-        fresh: Sequence[str] = (),
         restore: str | None = None,
         needed: Callable[[], Collection[str]] = tuple,
     ):
@@ -76,7 +75,6 @@ class ReplayServer(backend.Server):
         Args:
           port: the TCP port; 0 picks a free one.
           checkpoints: the checkpoints' directory.
-          fresh: names of tables that start empty whatever the checkpoint holds. It may lack them.
           restore: the name of the checkpoint, one of those that are needed; None is the newest.
           needed: returns the names of the checkpoints that are kept besides the newest one.
 
@@ -89,7 +87,7 @@ class ReplayServer(backend.Server):
         made = [library.make_table(table) for table in tables]
         self._settings = {table.name: library.describe(table) for table in made}
         if restored := chosen():
-            self._checkpoints.refuse_differences(restored, self._settings, fresh)
+            self._checkpoints.refuse_differences(restored, self._settings)
             if missing := missing_files(restored):
                 raise damaged(restored, f'no {", ".join(missing)}')
         self._port_holder = _hold_port(port)
@@ -98,8 +96,6 @@ class ReplayServer(backend.Server):
         self._server = self._start(made, port, restored)
         self.port = self._server.port
         self.address = f'localhost:{self.port}'
-        for name in fresh:
-            self._client().reset(name)
         if restored:
             sizes = {name: table.size for name, table in self.counts().items()}
             secs = time.monotonic() - start

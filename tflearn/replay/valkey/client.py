@@ -39,9 +39,6 @@ class Client(backend.Client):
     def is_listening(self) -> bool:
         return waiting.is_listening(self._host_port)
 
-    def is_refused(self) -> bool:
-        return waiting.is_refused(self._host_port)
-
     def counts(self, timeout_secs: int) -> dict[str, TableCounts] | None:
         with contextlib.suppress(Lost), library.connected(self.address, timeout_secs) as connection:
             return library.Status.read(connection).counts()
@@ -78,12 +75,6 @@ class Client(backend.Client):
 
     def update(self, table: str, priorities: Mapping[int, float]) -> None:
         raise UserRuntimeError(f'got priorities for the table {table!r} at {self.address}; need a server that draws')
-
-    def put(self, table: str, columns: Mapping[str, Any], num_bytes: int) -> bool:
-        raise UserRuntimeError(f'got a message for the table {table!r} at {self.address}; need a server with messages')
-
-    def take(self, table: str, count: int, num_bytes: int) -> list[list[np.ndarray]]:
-        raise UserRuntimeError(f'got a table of messages, {table!r}, at {self.address}; need a server with messages')
 
 
 class _Writer(backend.Writer):

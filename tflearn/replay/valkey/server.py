@@ -80,7 +80,6 @@ class ReplayServer(backend.Server):
         tables: Sequence[TableSpec],
         port: int,
         checkpoints: pathlib.Path,
-        fresh: Sequence[str] = (),
         restore: str | None = None,
         needed: Callable[[], Collection[str]] = tuple,
         address: str = '',
@@ -90,7 +89,7 @@ class ReplayServer(backend.Server):
         self._settings = {table.name: _describe(table) for table in tables}
         chosen = lambda: checkpoints / restore if restore else self._checkpoints.newest()  # noqa: E731
         if found := chosen():
-            self._checkpoints.refuse_differences(found, self._settings, fresh)
+            self._checkpoints.refuse_differences(found, self._settings)
             stored_items.read_status(found)
         self._checkpoints.clean()
         self.restored = chosen()

@@ -1,4 +1,4 @@
-"""A client of weights servers: one connection, the next server when one is lost."""
+"""Reads weights of a coordinator or its relays: one connection, the next server when one is lost."""
 
 import contextlib
 import hashlib
@@ -8,7 +8,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -17,15 +17,17 @@ from absl import logging
 
 from tflearn.coordinator import weights_messages
 from tflearn.coordinator.weights_messages import Message
-from tflearn.coordinator.weights_server import DELTA, MAX_WAIT_SECS, PATH, STATUS_PATH
 from tflearn.net.http_client import HttpClient
 
+PATH, STATUS_PATH = '/v1/weights', '/v1/status'
+DELTA = 'tflearn-delta'
+_WAIT_SECS = 30.0
 _ANSWER_SECS = 15.0  # beyond what the server is asked to wait
 _LARGEST_PAUSE_SECS = 5.0
 _BLOCK_BYTES = 1 << 20
-_MAX_STATUS_BYTES = 1 << 20
 _SLOWEST_BYTES_PER_SEC = 1e6
 _KEPT = 2  # memory of earlier messages
+_FIND_SECS = 30.0
 
 
 class Lost(RuntimeError):
@@ -33,27 +35,35 @@ class Lost(RuntimeError):
 
 
 class Refused(RuntimeError):
-    """A server answers, but not as asked: another learner has taken over, there is no token, ..."""
+    """A server answers, but not as asked: another learner has taken over, there is no token, ...
+
+    Attributes:
+      newest_version: the policy version that refused weights are older than; 0 if that is not why.
+    """
+
+    newest_version = 0
 
 
-class Client:
-    """Asks weights servers. For one thread, but `close`.
+class WeightsReader:
+    """Asks servers for weights. For one thread, but `close`.
 
     Attributes:
       address: the server that is asked now.
     """
 
-    def __init__(self, addresses: Sequence[str], name: str, token: str = ''):
+    def __init__(self, address: str, name: str, token: str = '', relays: Callable[[], Sequence[str]] = lambda: ()):
         """Connects to nothing yet.
 
         Args:
-          addresses: servers that have the same publications. Each client prefers another one, by rendezvous hashing;
-            it asks the next one when one is lost.
-          name: what the client's order is made from.
+          address: the coordinator's, 'host:port'.
+          name: what the reader's order of the relays is made from, by rendezvous hashing: each prefers another one.
           token: what it shows.
+          relays: returns the addresses of relays that are asked first; called twice a minute.
         """
-        ranked = sorted(addresses, key=lambda each: _weight(name, each))
-        self._servers = [HttpClient(address, token) for address in ranked]  # the one that is asked now first
+        self._last, self._name, self._token, self._relays = address, name, token, relays
+        self._servers = [HttpClient(address, token)]  # the one that is asked now first
+        self._found: Sequence[str] = ()
+        self._find_at = 0.0
         self._closed, self._asking = threading.Event(), threading.Lock()
         self._failures = 0
         self._free: list[np.ndarray] = []
@@ -63,7 +73,7 @@ class Client:
         """The server that is asked now."""
         return self._servers[0].address
 
-    def get(self, known: Message | None, wait_secs: float = MAX_WAIT_SECS) -> Message | None:
+    def get(self, known: Message | None, wait_secs: float = _WAIT_SECS) -> Message | None:
         """Returns the newest publication with all its data; None if it is `known`, or there is none.
 
         Args:
@@ -73,6 +83,7 @@ class Client:
           Lost: if no answer came in time; the next call asks the next server.
           Refused: if the server answers something else.
         """
+        self._find_relays()
         headers = {'Prefer': f'wait={int(wait_secs)}'}
         if known:
             headers |= {'If-None-Match': f'"{known.tag}"', 'A-IM': DELTA}
@@ -83,27 +94,17 @@ class Client:
             self._check(response)
             return weights_messages.parse(self._read_all(response)).completed(known)
 
-    def put(self, message: Message) -> None:
-        """Sends a publication.
-
-        Raises:
-          Lost: if no answer came in time.
-          Refused: if the server does not take it.
-        """
-        with self._response('PUT', PATH, body=message.parts()) as response:
-            self._check(response)
-            response.read()
-
-    def status(self) -> dict[str, Any]:
-        """Returns what the server says of itself.
-
-        Raises:
-          Lost: if no answer came in time.
-          Refused: if the server answers something else.
-        """
-        with self._response('GET', STATUS_PATH) as response:
-            self._check(response)
-            return dict(json.loads(response.read(_MAX_STATUS_BYTES)))
+    def _find_relays(self) -> None:
+        if time.monotonic() < self._find_at or self._closed.is_set():
+            return
+        self._find_at = time.monotonic() + _FIND_SECS
+        found = self._relays()
+        if set(found) != set(self._found):
+            self._found = found
+            ranked = sorted(found, key=lambda each: _weight(self._name, each))
+            with self._asking:
+                self._servers[0].drop()
+                self._servers = [HttpClient(address, self._token) for address in (*ranked, self._last)]
 
     def pause(self) -> None:
         """Waits after a failure: longer each time, and not as long as other clients."""
@@ -159,13 +160,13 @@ class Client:
             self._servers[0].drop()
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 text = json.loads(text)['error']
-            raise Refused(f'the weights server at {self.address} answers {response.status}: {text}')
+            raise Refused(f'the coordinator at {self.address} answers {response.status}: {text}')
 
     def _lost(self, error: Exception) -> Lost:
         """Drops the connection, and asks the next server from now on."""
         self._servers[0].drop()
         self._failures += 1
-        lost = Lost(f'the weights server at {self.address} does not answer ({error or type(error).__name__})')
+        lost = Lost(f'the coordinator at {self.address} does not answer ({error or type(error).__name__})')
         if len(self._servers) > 1 and not self._closed.is_set():
             self._servers.append(self._servers.pop(0))
             logging.warning('%s; asking %s', lost, self.address)

@@ -1,0 +1,385 @@
+"""Coordinator: a job's end. What it sends is in vain while nothing answers, and is sent again by who has it."""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Literal
+
+from absl import logging
+
+from tflearn.coordinator import control
+from tflearn.coordinator.contract import differences
+from tflearn.coordinator.state import ENDED, RELAY, REPLAY, TRAIN, WORKING
+from tflearn.coordinator.weights_messages import Message
+from tflearn.coordinator.weights_reader import PATH, STATUS_PATH, Lost, Refused, WeightsReader
+from tflearn.core import background, tokens
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import checked_dataclass
+from tflearn.core.table_counts import TableCounts, summed
+from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, wait_until
+from tflearn.net.http_client import HttpClient
+
+INCARNATION, CLAIM = 'Tflearn-Incarnation', 'Tflearn-Claim'
+TIMEOUT_SECS = 90.0  # both sides of a partition end within two minutes, on a busy machine too
+_MESSAGE_SECS, _SLOWEST_BYTES_PER_SEC = 3.0, 1e6
+_PUT_SECS = 15.0
+_MAX_ANSWER = 64 << 20
+_BEAT_SECS = 1.0
+_TRIES = 3
+_OLD_COUNTS_SECS = 10.0
+
+
+class Restarted(Lost):
+    """The coordinator was started again, and knows nothing of what was sent before."""
+
+
+@checked_dataclass(frozen=True)
+class Access:
+    """How a job reaches the coordinator.
+
+    Attributes:
+      address: 'host:port'.
+      token: where the token is that it asks for: a file's path, or 'env:NAME'.
+      weights_dtype: what the learner sends variables of float32 as: 'float32', or 'bfloat16', which takes half of the
+        bytes and keeps three digits. Collectors then act with rounded weights.
+    """
+
+    address: str = 'localhost:8009'
+    token: str | None = None
+    weights_dtype: Literal['float32', 'bfloat16'] = 'float32'
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """What a job is in a run.
+
+    Attributes:
+      role: 'replay', 'train', 'relay', or another one that nobody asks for.
+      index: tells several of one role apart.
+      address: where others reach it, 'host:port'; '' if they do not.
+      contract: what must be equal in all jobs, see `contract`.
+      epoch: a learner's, from the lock of its run directory.
+    """
+
+    role: str
+    index: int = 0
+    address: str = ''
+    contract: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    epoch: int | None = None
+
+
+class Coordinator:
+    """Asks the coordinator. For many threads: each has a connection of its own.
+
+    Attributes:
+      access: how it is reached.
+      name: the job's.
+    """
+
+    def __init__(self, access: Access, name: str, stop: threading.Event | None = None):
+        """Asks nothing yet; `stop` ends all waiting."""
+        self.access, self.name = access, name
+        self._token = tokens.read(access.token, '--coordinator_token') if access.token else ''
+        self._stop = stop or threading.Event()
+        self._local, self._connections = threading.local(), list[tuple[HttpClient, threading.Lock]]()
+        self._joining, self._closed = threading.Lock(), threading.Event()
+        self._incarnation, self._run_id, self._role = '', '', Role('')
+        self._owner, self._epoch = f'{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}', 0
+        self._answered_at = self._warned_at = time.monotonic()
+        self._silent_since: float | None = None
+        self._thread: background.Thread | None = None
+
+    @property
+    def incarnation(self) -> str:
+        """Tells the coordinator from the one before a restart; '' before it has answered."""
+        return self._incarnation
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing answered the newest question, and its machine did not refuse the connection either."""
+        return self._silent_since is not None
+
+    @property
+    def epoch(self) -> int:
+        """A learner's epoch."""
+        return self._epoch
+
+    @property
+    def what(self) -> str:
+        """What it is called in messages."""
+        return f'the coordinator at {self.access.address}'
+
+    def join(self, role: Role, timeout_secs: float) -> None:
+        """Registers the job; waits for the coordinator, and until the run has a contract.
+
+        A learner beats from now on, until `close`.
+
+        Raises:
+          ValueError: if the job does not belong to this run.
+          TimeoutError: if it was not taken in in time.
+          Stopped: if the job is asked to stop.
+        """
+        role = dataclasses.replace(role, contract=json.loads(json.dumps(role.contract)))
+        state = ['']
+
+        def registered() -> bool:
+            try:
+                found = self._register(role)
+            except Lost:
+                state[0] = 'which does not answer'
+                return False
+            state[0] = f'where no replay server has registered yet ({found["phase"]})'
+            return bool(found['contract'])
+
+        wait_until(registered, lambda: f'{self.what}, {state[0]}', timeout_secs, self._stop)
+        if role.role == TRAIN:
+            self._thread = background.Thread(target=self._beat, name='beat')
+            self._thread.start()
+
+    def announce(self, role: Role) -> None:
+        """Registers a job without a contract, now and whenever the coordinator was started again, in a thread."""
+
+        def run() -> None:
+            while not self._closed.wait(_BEAT_SECS):
+                with contextlib.suppress(Lost, Refused):
+                    if not self._incarnation:
+                        self._register(role)
+                    self.addresses(role.role)
+
+        background.Thread(target=run, name='announce').start()
+
+    def _register(self, role: Role, held: bool = False) -> dict[str, Any]:
+        claim = (self._epoch if held else role.epoch) if role.role == TRAIN else None
+        message = {'role': role.role, 'index': role.index, 'address': role.address, 'contract': role.contract}
+        headers = {} if claim is None else {CLAIM: f'{claim}/{self._owner}'}
+        found = self._ask('POST', '/v1/register', {**message, 'held': held}, headers, anonymous=True)
+        if self._run_id and found['run_id'] not in ('', self._run_id):
+            raise UserValueError(
+                f'got {self.what} of the run {found["run_id"]}; need that of {self._run_id}, to which this job '
+                'belongs; check --coordinator_address'
+            )
+        if found['contract']:
+            self._run_id, self._epoch, self._role = found['run_id'], found['epoch'], role
+            self._incarnation = found['incarnation']
+        return found
+
+    def _beat(self) -> None:
+        while not self._closed.wait(_BEAT_SECS):
+            try:
+                self.beat()
+            except (Lost, Refused, UserValueError) as error:  # who sends something gets it too
+                logging.log_every_n_seconds(logging.WARNING, '%s', LOG_EVERY_SECS, error)
+
+    def beat(self, state: str = WORKING) -> None:
+        """Says how the learner is."""
+        self._ask('POST', '/v1/beat', {'state': state})
+
+    def addresses(self, role: str) -> list[str]:
+        """Returns the addresses of a role's jobs by index, '' for one that has not registered."""
+        found = self._ask('GET', f'/v1/addresses/{role}')
+        by_index = {int(index): str(address) for index, address in found['addresses'].items()}
+        count = max((found['shards'] if role == REPLAY else 0), 1 + max(by_index, default=-1))
+        return [by_index.get(i, '') for i in range(count)]
+
+    def replay(self, timeout_secs: float) -> tuple[str, ...]:
+        """Waits for all replay servers, and returns their addresses by index."""
+
+        def found() -> tuple[str, ...]:
+            with contextlib.suppress(Lost):
+                addresses = self.addresses(REPLAY)
+                return tuple(addresses) if all(addresses) else ()
+            return ()
+
+        return wait_until(found, f'the replay servers of {self.what}', timeout_secs, self._stop)
+
+    def weights(self) -> WeightsReader:
+        """Returns a reader of the newest weights, from a relay if there are any."""
+
+        def relays() -> Sequence[str]:
+            with contextlib.suppress(Lost, Refused):
+                return [address for address in self.addresses(RELAY) if address]
+            return ()
+
+        return WeightsReader(self.access.address, self.name, self._token, relays)
+
+    def put_weights(self, message: Message) -> None:
+        """Publishes weights; raises Refused with the attribute `newest_version` if these are old ones."""
+        parts = message.parts()
+        self._ask('PUT', PATH, body=parts, secs=_PUT_SECS + sum(map(len, parts)) / _SLOWEST_BYTES_PER_SEC)
+
+    def report(self, report: control.Report) -> dict[str, int]:
+        """Sends a report; see `State.put_report`. Raises Restarted if it has to be another one."""
+        return self._ask('POST', '/v1/report', body=[control.encode(report).encode()], again=False)
+
+    def reports(self, after: int, acknowledged: Mapping[str, int]) -> tuple[int, list[control.Report]]:
+        """Returns new reports; see `State.reports`. Raises Restarted if they are counted from 0 again."""
+        message = {'after': after, 'acknowledged': acknowledged}
+        found = self._ask('POST', '/v1/reports', message, again=False)
+        decoded = map(control.decode, found['reports'])
+        return found['number'], [report for report in decoded if isinstance(report, control.Report)]
+
+    def put_credits(self, credits: control.Credits) -> None:
+        """Replaces the newest credits."""
+        self._ask('PUT', '/v1/credits', body=[control.encode(credits).encode()])
+
+    def credits(self, number: int, wait_secs: float) -> tuple[int, control.Credits | None]:
+        """Returns the newest credits and their number; waits while it is `number`, and then returns None."""
+        message = {'number': number, 'wait': wait_secs}
+        found = self._ask('POST', '/v1/credits', message, secs=wait_secs + _MESSAGE_SECS)
+        credits = control.decode(found['credits']) if found['credits'] else None
+        return found['number'], credits if isinstance(credits, control.Credits) else None
+
+    def put_counts(self, index: int, tables: Mapping[str, TableCounts]) -> dict[str, Any]:
+        """Sends the counts of a replay server's tables. Returns how the learner is; see `State.put_counts`."""
+        return self._ask('PUT', f'/v1/counts/{index}', {name: table.as_json() for name, table in tables.items()})
+
+    def counts(self) -> dict[str, TableCounts] | None:
+        """Returns the counts by table, summed over the replay servers that send theirs; None if nothing answers."""
+        try:
+            found = self._ask('GET', '/v1/counts')
+        except (Lost, Refused):
+            return None
+        parts: dict[str, list[TableCounts]] = {}
+        for shard in found.values():
+            for name, fields in shard['tables'].items() if shard['secs'] < _OLD_COUNTS_SECS else ():
+                parts.setdefault(name, []).append(TableCounts.parse(fields))
+        return {name: summed(tables) for name, tables in parts.items()} or None
+
+    def status(self) -> dict[str, Any]:
+        """Returns what the coordinator says of itself."""
+        return self._ask('GET', STATUS_PATH, anonymous=True)
+
+    def check(self, meanwhile: str, timeout_secs: float = TIMEOUT_SECS, last: object = '') -> None:
+        """Warns while nothing answers.
+
+        Args:
+          meanwhile: what happens then, for the warning.
+          timeout_secs: how long nothing may answer at all. A machine that refuses the connection is there: the
+            coordinator may be started again on it.
+          last: what was known before, for the error.
+
+        Raises:
+          PeerLost: if nothing has answered for too long.
+        """
+        now, since = time.monotonic(), self._silent_since
+        if since is not None and (secs := now - since) >= timeout_secs:
+            raise PeerLost(
+                f'got no answer from {self.what} for {secs:.0f} s; need one within {timeout_secs:g} s '
+                f'(server_timeout_secs); check the network and the server, and start again; when it last answered: '
+                f'{last}'
+            )
+        silent_secs = now - self._answered_at
+        if now - max(self._warned_at, self._answered_at) >= LOG_EVERY_SECS:
+            self._warned_at = now
+            logging.warning('%s has not answered for %.0f s; %s', self.what, silent_secs, meanwhile)
+
+    def close(self) -> None:
+        """Says that the learner ends, and ends all waiting."""
+        if self._thread is not None:
+            self._closed.set()
+            self._thread.join(_MESSAGE_SECS)
+            with contextlib.suppress(Lost, Refused, UserValueError):
+                self.beat(ENDED)
+        self._closed.set()
+        for client, asking in list(self._connections):
+            client.close()
+            with asking:  # which ends soon
+                client.drop()
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        message: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: Sequence[bytes | memoryview] | None = None,
+        secs: float = _MESSAGE_SECS,
+        again: bool = True,
+        anonymous: bool = False,
+    ) -> dict[str, Any]:
+        """Returns the JSON object of an answer.
+
+        Args:
+          again: whether to ask a coordinator again that was started again, when it has taken the job in.
+          anonymous: whether it need not have.
+
+        Raises:
+          Lost: if no answer came in time.
+          Restarted: without `again`.
+          Refused: if the coordinator refuses it.
+          ValueError: if the job does not belong to the run.
+        """
+        body = [json.dumps(message).encode()] if message is not None else body
+        for _ in range(_TRIES):
+            incarnation, shown = self._incarnation, dict(headers or {})
+            if incarnation and not anonymous:
+                shown[INCARNATION] = incarnation
+                if self._role.role == TRAIN:
+                    shown[CLAIM] = f'{self._epoch}/{self._owner}'
+            status, answer = self._answer(method, path, secs, shown, body)
+            if status == HTTPStatus.PRECONDITION_FAILED:
+                self._join_again(incarnation)
+                if not again:
+                    raise Restarted(f'{self.what} was started again')
+                continue
+            if status == HTTPStatus.OK:
+                return answer
+            if status == HTTPStatus.CONFLICT and (theirs := answer.get('contract')):
+                raise UserValueError(differences(self._contract_of(body), theirs, self.what))
+            refused = Refused(f'{self.what} answers {status}: {answer.get("error", "")}')
+            refused.newest_version = int(answer.get('newest_version', 0))
+            raise refused
+        raise Lost(f'{self.what} is started again all the time')
+
+    @staticmethod
+    def _contract_of(body: Sequence[bytes | memoryview] | None) -> Mapping[str, Any]:
+        return dict(json.loads(bytes(body[0]))['contract']) if body else {}
+
+    def _join_again(self, incarnation: str) -> None:
+        """Registers at a coordinator that was started again, unless another thread has."""
+        with self._joining:
+            if self._incarnation == incarnation:
+                logging.warning('%s was started again', self.what)
+                if not self._register(self._role, held=True)['contract']:
+                    raise Lost(f'{self.what} waits for a replay server')
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        secs: float,
+        headers: Mapping[str, str],
+        body: Sequence[bytes | memoryview] | None,
+    ) -> tuple[int, dict[str, Any]]:
+        """Returns the status and the JSON object of an answer; raises Lost if there is none."""
+        client, asking = self._connection()
+        try:
+            with asking:
+                response = client.ask(method, path, secs, headers, body)
+                answer = json.loads(response.read(_MAX_ANSWER))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            client.drop()
+            refused = isinstance(error, ConnectionRefusedError)
+            self._silent_since = None if refused else self._silent_since or time.monotonic()
+            raise Lost(f'{self.what} does not answer ({error or type(error).__name__})') from error
+        now = time.monotonic()
+        if self._warned_at > self._answered_at:
+            logging.warning('%s answers again, after %.0f s', self.what, now - self._answered_at)
+        self._answered_at, self._silent_since = now, None
+        return response.status, answer if isinstance(answer, dict) else {}
+
+    def _connection(self) -> tuple[HttpClient, threading.Lock]:
+        """Returns this thread's connection."""
+        if not hasattr(self._local, 'connection'):
+            self._local.connection = HttpClient(self.access.address, self._token), threading.Lock()
+            self._connections.append(self._local.connection)
+        connection: tuple[HttpClient, threading.Lock] = self._local.connection
+        return connection
