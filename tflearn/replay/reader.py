@@ -5,7 +5,9 @@ A stream cannot be interrupted and may wait for a lost server without a deadline
 reader of the queue can be stopped, logs what it waits for, and gives up at a deadline.
 """
 
+import collections
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +35,39 @@ Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
 unconverted = tf.autograph.experimental.do_not_convert
 
 
+class _Blocks:
+    """Items of a stream that were read ahead, in the blocks in which they came: of two threads."""
+
+    def __init__(self, capacity: int):
+        self._capacity, self._blocks = capacity, collections.deque[np.ndarray]()
+        self._changed, self._size = threading.Condition(), 0
+
+    def size(self) -> int:
+        return self._size
+
+    def put(self, block: np.ndarray, is_open: Callable[[], bool]) -> None:
+        """Adds a block, once there are fewer items than fit."""
+        with self._changed:
+            while self._size >= self._capacity and is_open():
+                self._changed.wait(_POLL_SECS)
+            self._blocks.append(block)
+            self._size += len(block)
+
+    def take(self, count: int) -> np.ndarray:
+        """Returns the next items, of which there must be as many; without a copy if they are of one block."""
+        parts = []
+        with self._changed:
+            self._size -= count
+            while count:
+                block = self._blocks.popleft()
+                parts.append(block[:count])
+                count -= len(parts[-1])
+            if len(parts[-1]) < len(block):
+                self._blocks.appendleft(block[len(parts[-1]) :])
+            self._changed.notify()
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 class TableReader:
     """Reads a table until it is closed or no data have arrived for too long."""
 
@@ -57,6 +92,7 @@ class TableReader:
         self._threads: list[background.Thread] = []
         self._waits_since: float | None = None
         self.error: Exception | None = None
+        self._ahead = _Blocks(capacity) if backend.connect(address).has_stream else None
         with tf.device('CPU:0'):
             self._queue = tf.queue.FIFOQueue(capacity, [spec.dtype for spec in specs], [spec.shape for spec in specs])
 
@@ -84,10 +120,15 @@ class TableReader:
 
     def size(self) -> int:
         """Returns the number of elements in the queue."""
-        return int(self._queue.size().numpy())
+        return self._ahead.size() if self._ahead else int(self._queue.size().numpy())
 
     def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
-        """Returns the next `count` elements, stacked; there must be as many. Also for a graph. One is not copied."""
+        """Returns the next `count` elements, stacked; there must be as many. One is not copied.
+
+        Also for a graph, unless the backend has streams; then they are arrays.
+        """
+        if self._ahead:
+            return [self._ahead.take(int(count))]
         with tf.device('CPU:0'):
             if isinstance(count, int) and count == 1:
                 return [tf.expand_dims(component, 0) for component in tf.nest.flatten(self._queue.dequeue())]
@@ -127,8 +168,8 @@ class TableReader:
 
     def _read(self, prepare: Prepare, in_flight: int, num_streams: int) -> None:
         """Reads until closed; samples of each stream in one operation outside of Python."""
-        if prepare is one_by_one and backend.connect(self._address).has_stream:
-            self._repeat(lambda: self._read_stream(in_flight * num_streams))
+        if self._ahead:
+            self._repeat(functools.partial(self._read_stream, self._ahead, in_flight * num_streams))
             return
         samples = self._samples(in_flight)
         # A batch that is half full at a timeout waits for its other half.
@@ -154,14 +195,14 @@ class TableReader:
         self._threads += others
         self._repeat(read)
 
-    def _read_stream(self, at_most: int) -> None:
+    def _read_stream(self, blocks: _Blocks, at_most: int) -> None:
         client = backend.connect(self._address)
-        with contextlib.closing(client.stream(self._table, self._storage.item_shape, at_most)) as blocks:
-            for block in blocks:
+        with contextlib.closing(client.stream(self._table, self._storage.item_shape, at_most)) as stream:
+            for block in stream:
                 if self._closed.is_set():
                     return
                 if len(block):
-                    self._queue.enqueue_many([block])
+                    blocks.put(block, lambda: not self._closed.is_set())
 
     def _samples(self, in_flight: int) -> tf.data.Dataset:
         """Returns what the streams consist of."""

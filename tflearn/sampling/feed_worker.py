@@ -116,7 +116,7 @@ class ItemElements(Elements):
             for reader in self._readers.each:
                 count = min(reader.size(), self._most - sum(len(item) for item in items))
                 if count:
-                    items.append(reader.take(count)[0].numpy())
+                    items.append(np.asarray(reader.take(count)[0]))
                     reader.resume()
             if items:
                 return [np.concatenate(items)]

@@ -172,12 +172,15 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
 
     def _ingest(self) -> None:
         """Writes new chunks to the ring, unless they are too far ahead of the samples: then the writers are blocked."""
-        readers = collections.deque(self._readers.each)
+        readers, pause_secs = collections.deque(self._readers.each), _POLL_SECS
         try:
             while not self._readers.closed:
-                if not sum(map(self._ingest_from, readers)):
-                    waits = self._readers.each[0].is_waited_for
-                    self._readers.each[0].sleep(_POLL_SECS if waits else _INGEST_POLL_SECS)
+                if sum(map(self._ingest_from, readers)):
+                    pause_secs = _POLL_SECS
+                else:
+                    self._readers.each[0].sleep(pause_secs)
+                    is_short = self._readers.each[0].is_waited_for
+                    pause_secs = _POLL_SECS if is_short else min(2 * pause_secs, _INGEST_POLL_SECS)
                 readers.rotate()  # if only some chunks are wanted, another server comes first each time
         except Exception as error:  # the training thread raises it
             if not self._readers.closed:

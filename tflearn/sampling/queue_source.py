@@ -228,7 +228,7 @@ class QueueSource(Planned):
         for reader, count in zip(self._readers.each, self._counts_to_take(), strict=True):
             if count > 0:
                 (items,) = reader.take(count)
-                self._pool = np.concatenate([self._pool, self._whole_episodes(items.numpy())])
+                self._pool = np.concatenate([self._pool, self._whole_episodes(np.asarray(items))])
                 self._readers.resume()  # data arrive, even if not enough for a batch
         stale = self._is_stale(self._versions(self._pool))
         if np.any(stale):

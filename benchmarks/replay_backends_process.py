@@ -1,0 +1,85 @@
+"""A process with a replay server, or one that writes to it, as lines on its standard input say."""
+
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import threading
+import time
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.trajectories import trajectory
+
+from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
+from tflearn.replay import backend
+from tflearn.replay.chunks import ID_BYTES, chunk_rows
+from tflearn.replay.storage import REPLAY, STREAM, Storage
+
+_MAX_BYTES = 200_000_000  # of a full replay
+_AT_ONCE = 16  # chunks that become full together: one of each environment
+_FLUSH_SECS = 0.2
+_SCALARS = {
+    'step_type': tf.int32,
+    'action': tf.int64,
+    'next_step_type': tf.int32,
+    'reward': tf.float32,
+    'discount': tf.float32,
+}
+
+
+def storage(chunk_steps: int, with_images: bool) -> Storage:
+    """Returns the layout of CartPole's rows, or of rows with an image of 28 kB."""
+    scalar = {name: tf.TensorSpec((), dtype, name) for name, dtype in _SCALARS.items()}
+    observation = tf.TensorSpec((4,), tf.float32, 'observation')
+    if with_images:
+        observation = tf.TensorSpec((84, 84, 4), tf.uint8, 'observation')
+    spec = trajectory.Trajectory(observation=observation, policy_info=(), **scalar)
+    max_size = _MAX_BYTES // (29_000 if with_images else 100)
+    replay = Uniform(max_size=min(100_000, max_size), min_size=1, samples_per_insert=None, sampling='learner')
+    return Storage(Experience(Slicing(sequence_length=2), replay, BatchItems(1), chunk_steps=chunk_steps), spec)
+
+
+def main() -> None:
+    """Answers each line by one, until the input ends."""
+    print('ready', flush=True)
+    server: backend.Server | None = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        answer: object = None
+        if command['do'] == 'serve':
+            folder = pathlib.Path(tempfile.mkdtemp()) / 'replay' / 'checkpoints'
+            tables = storage(*command['layout']).make_tables()
+            server = backend.serve(tables, 0, folder, kind=command['kind'])
+            process = getattr(server, '_process', None)
+            answer = server.address, process._process.pid if process else os.getpid()
+        elif command['do'] == 'write':
+            answer = _write(command['address'], storage(*command['layout']), command['secs'])
+        elif server:
+            server.close()
+        print(json.dumps(answer), flush=True)
+
+
+def _write(address: str, layout: Storage, secs: float) -> int:
+    """Writes for so long, and returns how many chunks the server has confirmed."""
+    writer, stop = backend.connect(address).writer(), time.monotonic() + secs
+    chunks = np.random.default_rng().integers(0, 256, (_AT_ONCE, *layout.item_shape), np.uint8)
+    rows = chunk_rows(chunks, layout.layout.num_bytes)
+    rows[..., 0] = np.arange(rows.shape[1]) < layout.num_starts
+    pending, count, pause = max(_AT_ONCE, 256 // layout.num_starts), 0, threading.Event()
+    while time.monotonic() < stop:
+        copied = chunks.copy()
+        ids = np.random.default_rng().integers(1 << 62) + np.arange(_AT_ONCE)
+        copied[:, :ID_BYTES] = ids[:, None].view(np.uint8)
+        writer.insert([*copied], [(REPLAY, STREAM)] * _AT_ONCE, 1.0)
+        count += _AT_ONCE
+        while not writer.flush(pending, _FLUSH_SECS) and time.monotonic() < stop:
+            pass
+    pause.wait(0.1)
+    writer.close()
+    return count
+
+
+if __name__ == '__main__':
+    main()
