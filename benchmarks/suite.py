@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import peers_settings, suite_results  # noqa: E402
-from benchmarks.suite_rows import OURS, ROWS, Row  # noqa: E402
+from benchmarks.suite_rows import OURS, RESULTS, ROWS, Row  # noqa: E402
 
 LIMIT_SECS = 7_000.0  # of a run
 _ERROR_CHARS = 300
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         default=ROOT / 'peers_environment' / 'bin' / 'python',
         help="the interpreter of the peers' environment; without it there are only our runs, and no page",
     )
-    parser.add_argument('--results', type=pathlib.Path, default=suite_results.RESULTS, help='directory of the lines')
+    parser.add_argument('--results', type=pathlib.Path, default=RESULTS, help='directory of the lines')
     parser.add_argument('--no_page', action='store_true', help='only runs')
     return parser
 

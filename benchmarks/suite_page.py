@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import suite_results  # noqa: E402
 from benchmarks.peers_settings import ZOO, ZOO_COMMIT  # noqa: E402
 from benchmarks.suite_remarks import REMARKS  # noqa: E402
-from benchmarks.suite_rows import EPISODES, MARKS, OURS, ROWS, Row  # noqa: E402
+from benchmarks.suite_rows import EPISODES, MARKS, OURS, RESULTS, ROWS, Row  # noqa: E402
 
 DOCS = ROOT / 'docs'
 _NAMES = {OURS: 'tflearn', 'SB3': 'Stable-Baselines3', 'SBX': 'SBX (JAX)'}
@@ -52,7 +52,7 @@ What each algorithm has learned after how many steps, beside other libraries at 
 def main() -> None:
     """Writes the page and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--results', type=pathlib.Path, default=suite_results.RESULTS, help='directory of the lines')
+    parser.add_argument('--results', type=pathlib.Path, default=RESULTS, help='directory of the lines')
     parser.add_argument('--docs', type=pathlib.Path, default=DOCS)
     options = parser.parse_args()
     summaries = read_statistics(options.results)

@@ -1,4 +1,4 @@
-"""The suite's results as files: a line of JSON for each run that ended, also of one that failed."""
+"""The suite's results as files: the row, then a line of JSON for each run that ended, also of one that failed."""
 
 import json
 import os
@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmarks.suite_rows import ROWS, Row
 
-RESULTS = pathlib.Path(__file__).resolve().parent / 'results'
 STATISTICS = 'statistics.json'
 
 Result = dict[str, Any]
@@ -18,7 +17,7 @@ def read(directory: pathlib.Path, key: str, row: Row) -> list[Result]:
     """Returns a row's results, by side and seed, that its present settings gave. An incomplete last line counts not."""
     path = directory / f'{key}.jsonl'
     lines = path.read_text(encoding='utf-8').split('\n')[:-1] if path.exists() else []
-    found = [json.loads(line) for line in lines]
+    found = [each for each in map(json.loads, lines) if 'row' not in each]
     sides = ('tflearn', *row.peers)
     valid = [each for each in found if each['side'] in sides and each['settings'] == row.settings(each['side'])]
     return sorted(valid, key=lambda each: (sides.index(each['side']), each['seed']))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import suite_results
-from benchmarks.suite_rows import MARKS
+from benchmarks.suite_rows import MARKS, RESULTS
 
 _DRAWS = 2_000
 
@@ -23,7 +23,7 @@ _DRAWS = 2_000
 def main() -> None:
     """Writes statistics.json beside the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--results', type=pathlib.Path, default=suite_results.RESULTS, help='directory of the lines')
+    parser.add_argument('--results', type=pathlib.Path, default=RESULTS, help='directory of the lines')
     options = parser.parse_args()
     found = {
         key: {side: statistics for side, runs in sides.items() if (statistics := of_runs(runs))}

@@ -27,14 +27,14 @@ def test_bindings_of_each_row_are_valid(key):
 
 
 def test_the_page_is_made_from_the_results():
-    summaries = suite_page.read_statistics(suite_results.RESULTS)
-    page = suite_page.text(suite_results.RESULTS, summaries)
+    summaries = suite_page.read_statistics(suite_rows.RESULTS)
+    page = suite_page.text(suite_rows.RESULTS, summaries)
     assert (CHECKOUT / 'docs' / 'results.md').read_text(encoding='utf-8') == page
     assert all((CHECKOUT / 'docs' / 'images' / name).exists() for name in suite_page.pictures(summaries))
 
 
 def test_each_row_below_a_peer_has_a_remark():
-    summaries = suite_page.read_statistics(suite_results.RESULTS)
+    summaries = suite_page.read_statistics(suite_rows.RESULTS)
     below = {
         key
         for key, row in suite_rows.ROWS.items()
@@ -45,10 +45,10 @@ def test_each_row_below_a_peer_has_a_remark():
 
 
 def test_statistics_are_those_of_the_results():
-    summaries = suite_page.read_statistics(suite_results.RESULTS)
+    summaries = suite_page.read_statistics(suite_rows.RESULTS)
     expected = {
         key: {side: [run['curve'][-1][1] for run in runs if run['error'] is None] for side, runs in sides.items()}
-        for key, sides in suite_results.all_rows(suite_results.RESULTS).items()
+        for key, sides in suite_results.all_rows(suite_rows.RESULTS).items()
     }
     found = {(key, side): each for key, sides in summaries.items() for side, each in sides.items()}
     assert found.keys() == {(key, side) for key, sides in expected.items() for side, runs in sides.items() if runs}
