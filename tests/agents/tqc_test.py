@@ -97,7 +97,7 @@ def test_it_learns_a_bandit(module, arguments):
             {'experience': Experience(replay=Queue())},
             'got a Queue as Experience.replay; TQC needs Uniform or Prioritized',
         ),
-        ({'num_critics': 0}, 'got num=0, num_outputs=25 of critics'),
+        ({'num_critics': 0}, 'got CriticOptions.num=0; need an integer of at least 1'),
     ],
 )
 def test_refuses_what_it_cannot_learn_from(changes, message):

@@ -8,7 +8,7 @@ from tflearn.core.train_step import Draws, create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.learner import precision
 from tflearn.networks import critics as critics_lib
-from tflearn.networks.critics import CriticOptions
+from tflearn.networks.critics import BatchNorm, CriticOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.networks.targets import Targets
 
@@ -129,8 +129,8 @@ def test_bfloat16_layers_and_values_of_float32():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'num': 0}, 'got num=0, num_outputs=1 of critics; need 1 or more'),
-        ({'dropout_rate': 1.0}, 'got dropout_rate=1.0; need a number of at least 0 and below 1'),
+        ({'num': 0}, 'got CriticOptions.num=0; need an integer of at least 1'),
+        ({'dropout_rate': 1.0}, 'got CriticOptions.dropout_rate=1.0; need a number of at least 0 and below 1'),
     ],
 )
 def test_numbers_have_bounds(options, message):
@@ -142,3 +142,67 @@ def test_numbers_have_bounds(options, message):
 def test_targets_have_bounds(tau, period):
     with pytest.raises(ValueError, match=f'got target_update_period={period}, target_update_tau={tau}; need'):
         Targets([make()], tau, period)
+
+
+def _numpy_norm(features, norm, critic, mean, variance):
+    normal = (features - mean) / np.sqrt(variance + 1e-3)
+    return normal * norm._scale[critic].numpy() + norm._shift[critic].numpy()
+
+
+def test_batches_are_normalized_by_their_own_statistics_and_else_by_moving_averages():
+    ensemble, _ = make(network=NetworkOptions(()), batch_norm=BatchNorm(momentum=0.75))
+    (layer,) = ensemble._layers
+    norm = layer._batch_norm
+    norm._scale.assign([[1.0, 2.0, 3.0, 1.0, 1.0], [1.0] * 5])
+    norm._shift.assign([[0.5] * 5, [0.0] * 5])
+    inputs = np.concatenate([OBSERVATIONS, ACTIONS], axis=1)
+    own = inputs.mean(0), inputs.var(0)
+
+    def expected(critic, mean, variance):
+        kernel = layer.each(layer._kernels)[critic].numpy()
+        return _numpy_norm(inputs, norm, critic, mean, variance) @ kernel
+
+    trained = ensemble(OBSERVATIONS, ACTIONS, training=True)
+    for critic in range(2):
+        np.testing.assert_allclose(trained[:, critic], expected(critic, *own), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(norm._mean[critic], 0.25 * own[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(norm._variance[critic], 0.75 + 0.25 * own[1], rtol=1e-5)
+    moving = norm._mean[1].numpy(), norm._variance[1].numpy()
+    np.testing.assert_allclose(ensemble(OBSERVATIONS, ACTIONS)[:, 1], expected(1, *moving), rtol=1e-4, atol=1e-5)
+    first = ensemble(OBSERVATIONS, ACTIONS, num=1)
+    np.testing.assert_allclose(first, ensemble(OBSERVATIONS, ACTIONS)[:, :1], rtol=1e-5)
+    assert len(ensemble.trainable_variables) == 4, 'the averages are not trained'
+
+
+@pytest.mark.parametrize(('max_ratio', 'max_shift'), [(100.0, 100.0), (1.0, 0.0)])
+def test_after_the_warmup_batches_are_corrected_within_bounds(max_ratio, max_shift):
+    """Without bounds the moving averages normalize them, with none of both their own statistics."""
+    norm = BatchNorm(momentum=0.5, warmup_steps=1, max_ratio=max_ratio, max_shift=max_shift)
+    ensemble, _ = make(network=NetworkOptions(()), batch_norm=norm)
+    ensemble(OBSERVATIONS, ACTIONS, training=True)
+    before = ensemble(OBSERVATIONS + 1.0, ACTIONS)
+    inner = ensemble._layers[0]._batch_norm
+    own = np.concatenate([OBSERVATIONS + 1.0, ACTIONS], axis=1)
+    found = ensemble(OBSERVATIONS + 1.0, ACTIONS, training=True)
+    if max_shift:
+        np.testing.assert_allclose(found, before, rtol=1e-4, atol=1e-5)
+    else:
+        kernel = ensemble._layers[0].each(ensemble._layers[0]._kernels)[0].numpy()
+        np.testing.assert_allclose(
+            found[:, 0], _numpy_norm(own, inner, 0, own.mean(0), own.var(0)) @ kernel, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_batch_that_is_not_finite_does_not_change_the_averages():
+    ensemble, _ = make(batch_norm=BatchNorm())
+    ensemble(OBSERVATIONS * np.nan, ACTIONS, training=True)
+    assert all(np.isfinite(variable).all() for variable in ensemble.variables)
+
+
+def test_gradients_flow_through_the_statistics_of_a_batch():
+    """A feature's common shift changes nothing."""
+    ensemble, _ = make(network=NetworkOptions(()), batch_norm=BatchNorm())
+    shift = tf.Variable(tf.ones((1, 3)))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(ensemble(OBSERVATIONS + shift, ACTIONS, training=True) ** 2)
+    np.testing.assert_allclose(tape.gradient(loss, shift), np.zeros((1, 3)), atol=1e-4)

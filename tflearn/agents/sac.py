@@ -203,11 +203,11 @@ def make_networks(
 
 
 class Networks(NamedTuple):
-    """The agent's networks."""
+    """The agent's networks; `targets` are the critics of the targets, if there are others."""
 
     actor: network_lib.Network
     critics: critics_lib.Critics
-    targets: critics_lib.Critics
+    targets: critics_lib.Critics | None
 
 
 class Objective(NamedTuple):
@@ -231,7 +231,7 @@ class SACAgent(parts.PartsAgent):
         train_step: tf.Variable,
         experience: Experience,
         networks: Networks,
-        targets: Targets,
+        targets: Targets | None,
         made: dict[str, Any],
         objective: Objective,
     ):
@@ -262,11 +262,9 @@ class SACAgent(parts.PartsAgent):
 
         def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             action, log_probs = self._draw(batch, following=True)
-            values = self._values(batch, action, self._target_critics, following=True, draws=draws)
-            bootstraps = self._rule.bootstraps(values, draws) - (tf.exp(self._log_alpha) * log_probs)[:, tf.newaxis]
+            values, following = self._both_values(batch, action, training)
+            bootstraps = self._rule.bootstraps(following, draws) - (tf.exp(self._log_alpha) * log_probs)[:, tf.newaxis]
             targets = tf.stop_gradient(batch.reward[:, tf.newaxis] + batch.discount[:, tf.newaxis] * bootstraps)
-            (taken,) = tf.nest.flatten(batch.action)
-            values = self._values(batch, taken, self._critics, training=training, draws=draws if training else None)
             losses = self._rule.losses(values, targets)
             metrics = {'critic_loss': losses, parts.ERRORS: ensemble.errors(values, targets)}
             if self._conservative.weight:
@@ -280,13 +278,13 @@ class SACAgent(parts.PartsAgent):
             drawn.append(tf.stop_gradient(log_probs))
             values = self._values(batch, action, self._critics, draws=draws if training else None)
             value = self._rule.value(values)
-            losses = tf.exp(self._log_alpha) * log_probs - value
+            losses = tf.stop_gradient(tf.exp(self._log_alpha)) * log_probs - value
             return losses, {'actor_loss': losses, 'value': value}
 
         def alpha_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             # The actor's own draws: others would cost another pass through its network.
-            losses = self._log_alpha * (-drawn[0] - self._target_entropy)
-            return losses, {'alpha_loss': losses, 'entropy': -drawn[0], 'alpha': tf.exp(self._log_alpha)}
+            losses = self._log_alpha * (-drawn[-1] - self._target_entropy)
+            return losses, {'alpha_loss': losses, 'entropy': -drawn[-1], 'alpha': tf.exp(self._log_alpha)}
 
         made = {'critic': critic_loss, 'actor': actor_loss, 'alpha': alpha_loss}
         if self._conservative.target_gap is not None:
@@ -301,6 +299,13 @@ class SACAgent(parts.PartsAgent):
         """Returns the policy's distribution at the observations of a batch, or at the ones that follow."""
         observation = batch.next_observation if following else batch.observation
         return self._actor(observation, step_type=(), network_state=(), training=training)[0]
+
+    def _both_values(self, batch: Any, action: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the critics' values of the actions that were taken, and the targets' of the ones that follow."""
+        following = self._values(batch, action, self._target_critics, following=True, draws=self._draws)
+        (taken,) = tf.nest.flatten(batch.action)
+        draws = self._draws if training else None
+        return self._values(batch, taken, self._critics, training=training, draws=draws), following
 
     def _values(
         self,

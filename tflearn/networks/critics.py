@@ -8,17 +8,16 @@ figure 3): dropout, then layer normalization, before each activation.
 Letters in shapes: R rows, N critics, M numbers of each.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import tensorflow as tf
 from tf_agents.networks import network as network_lib
 from tf_agents.typing import types
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked_dataclass
 from tflearn.core.train_step import Draws
 from tflearn.networks import encoder
 from tflearn.networks.networks import NetworkOptions
@@ -27,7 +26,30 @@ from tflearn.networks.networks import NetworkOptions
 _LARGE = 16_384
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
+class BatchNorm:
+    """Batch renormalization of what enters each layer (Ioffe 2017, "Batch Renormalization", arXiv 1702.03275).
+
+    While training, features x have the mean m and the deviation s of the batch of all replicas; mean M and deviation S
+    are moving averages, which normalize alone otherwise:
+
+      ((x - m) / s * r + d) * scale + shift,   r = s / S within [1 / max_ratio, max_ratio],
+                                               d = (m - M) / S within [-max_shift, max_shift]
+
+    Attributes:
+      momentum: the weight of a moving average in its update.
+      warmup_steps: train steps until r and d count; before, it is batch normalization (r = 1, d = 0).
+      max_ratio: the bound of r.
+      max_shift: the bound of d.
+    """
+
+    momentum: Annotated[float, Range(least=0, below=1)] = 0.99
+    warmup_steps: NonNegativeInt = 100_000
+    max_ratio: Annotated[float, Range(least=1)] = 3.0
+    max_shift: NonNegativeFloat = 5.0
+
+
+@checked_dataclass(frozen=True)
 class CriticOptions:
     """The critics.
 
@@ -37,20 +59,16 @@ class CriticOptions:
       dropout_rate: the share of features that are dropped while training, and in the targets, before each activation;
         in [0, 1).
       layer_norm: whether features are normalized before each activation.
+      batch_norm: the normalization of what enters each layer; None has none.
       shared_encoder: whether what encodes observations has one set of weights for all critics.
     """
 
-    num: int = 2
-    num_outputs: int = 1
-    dropout_rate: float = 0.0
+    num: PositiveInt = 2
+    num_outputs: PositiveInt = 1
+    dropout_rate: Annotated[float, Range(least=0, below=1)] = 0.0
     layer_norm: bool = False
+    batch_norm: BatchNorm | None = None
     shared_encoder: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num < 1 or self.num_outputs < 1:
-            raise UserValueError(f'got num={self.num!r}, num_outputs={self.num_outputs!r} of critics; need 1 or more')
-        if not 0 <= self.dropout_rate < 1:
-            raise UserValueError(f'got dropout_rate={self.dropout_rate!r}; need a number of at least 0 and below 1')
 
 
 class Critics(tf.Module):
@@ -120,7 +138,7 @@ class Critics(tf.Module):
           draws: draws what is dropped; None drops nothing.
           num: how many critics to compute, the first ones; None computes all.
         """
-        return self.of_features(self.features(observation, training), action, draws, num)
+        return self.of_features(self.features(observation, training), action, draws, num, training)
 
     def of_features(
         self,
@@ -128,6 +146,7 @@ class Critics(tf.Module):
         action: tf.Tensor | None = None,
         draws: Draws | None = None,
         num: int | None = None,
+        training: bool = False,
     ) -> tf.Tensor:
         """Returns the same of features, one tensor [R, F] for each critic or one for all."""
         if action is not None:
@@ -135,7 +154,7 @@ class Critics(tf.Module):
         num = num or self._options.num
         outputs = list(features)[:num] if len(features) > 1 else [features[0]] * num
         for layer in self._layers:
-            outputs = layer(outputs, draws)
+            outputs = layer(outputs, draws, training)
         return tf.stack(outputs, axis=1)
 
     def of_actions(self, observation: types.NestedTensor, action: Any, training: bool = False) -> tf.Tensor:
@@ -196,6 +215,7 @@ class _Layer(tf.Module):
         self._biases = self._make('bias', tf.zeros, units)
         self._dropout_rate, self._activation = options.dropout_rate, activation
         self._dtype = tf.float32 if activation is None else encoder.compute_dtype()
+        self._batch_norm = options.batch_norm and _BatchNorm(options.batch_norm, (options.num, num_inputs))
         self._scales: list[tf.Variable] = []
         if options.layer_norm and activation:
             self._scales, self._shifts = self._make('scale', tf.ones, units), self._make('shift', tf.zeros, units)
@@ -210,7 +230,9 @@ class _Layer(tf.Module):
         """Returns the values of each critic, of variables of this layer."""
         return variables if len(variables) == self._num else tf.unstack(variables[0])
 
-    def __call__(self, inputs: Sequence[tf.Tensor], draws: Draws | None) -> list[tf.Tensor]:
+    def __call__(self, inputs: Sequence[tf.Tensor], draws: Draws | None, training: bool) -> list[tf.Tensor]:
+        if self._batch_norm:
+            inputs = self._batch_norm(inputs, training)
         parts = zip(inputs, self.each(self._kernels), self.each(self._biases), strict=False)  # inputs may be fewer
         cast = lambda values: tf.cast(values, self._dtype)  # noqa: E731
         outputs = [tf.nn.bias_add(cast(each) @ cast(kernel), cast(bias)) for each, kernel, bias in parts]
@@ -224,6 +246,51 @@ class _Layer(tf.Module):
             scaled = zip(outputs, self.each(self._scales), self.each(self._shifts), strict=False)
             outputs = [_normalized(*each) for each in scaled]
         return [self._activation(output) for output in outputs]
+
+
+class _BatchNorm(tf.Module):
+    """See `BatchNorm`; each critic has statistics and parameters of its own, [N, F]."""
+
+    def __init__(self, options: BatchNorm, shape: tuple[int, int]):
+        """Makes the variables; `shape` is [N, F]."""
+        super().__init__('batch_norm')
+        self._options = options
+        self._scale, self._shift = tf.Variable(tf.ones(shape), name='scale'), tf.Variable(tf.zeros(shape), name='shift')
+        first = {'trainable': False, 'aggregation': tf.VariableAggregation.ONLY_FIRST_REPLICA}
+        self._mean = tf.Variable(tf.zeros(shape), name='mean', **first)
+        self._variance = tf.Variable(tf.ones(shape), name='variance', **first)
+        self._steps = tf.Variable(0.0, name='steps', **first)
+
+    def __call__(self, inputs: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
+        """Takes and returns [R, F] of each critic, which may be the first ones."""
+        dtype, features = inputs[0].dtype, tf.cast(tf.stack(inputs), tf.float32)
+        scale, shift, mean, variance = (
+            each[: len(inputs), tf.newaxis] for each in (self._scale, self._shift, self._mean, self._variance)
+        )
+        normal = self._of_batch(features, mean, variance) if training else (features - mean) * _inverse(variance)
+        return tf.unstack(tf.cast(normal * scale + shift, dtype))
+
+    def _of_batch(self, features: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
+        """Returns features that are normalized with the statistics of all replicas; updates the moving averages."""
+        context, options = tf.distribute.get_replica_context(), self._options
+        average = lambda values: context.all_reduce(  # noqa: E731
+            tf.distribute.ReduceOp.MEAN, tf.reduce_mean(values, axis=1, keepdims=True)
+        )
+        own_mean = average(features)
+        own_variance = average(tf.square(features - own_mean))
+        ratio = tf.clip_by_value(_inverse(variance) / _inverse(own_variance), 1 / options.max_ratio, options.max_ratio)
+        offset = tf.clip_by_value((own_mean - mean) * _inverse(variance), -options.max_shift, options.max_shift)
+        warm = tf.cast(self._steps >= options.warmup_steps, tf.float32)
+        ratio, offset = 1 + tf.stop_gradient(warm * (ratio - 1)), tf.stop_gradient(warm * offset)
+        for moving, new in ((self._mean, own_mean), (self._variance, own_variance)):
+            averaged = options.momentum * moving + (1 - options.momentum) * new[:, 0]
+            moving.assign(tf.where(tf.math.is_finite(averaged), averaged, moving))
+        self._steps.assign_add(1.0)
+        return (features - own_mean) * _inverse(own_variance) * ratio + offset
+
+
+def _inverse(variance: tf.Tensor) -> tf.Tensor:
+    return tf.math.rsqrt(variance + 1e-3)
 
 
 def _normalized(inputs: tf.Tensor, scale: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
