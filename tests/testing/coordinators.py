@@ -21,11 +21,23 @@ class Coordinating:
         server = CoordinatorServer(ServerOptions('localhost', port, max_request_bytes=1 << 30, **options), run_id)
         return self._ending.enter_context(contextlib.closing(server))
 
-    def job(self, server, name='collect_0', role='collect', epoch=None, contract=None, access=None, **given):
+    def job(
+        self,
+        server,
+        name='collect_0',
+        role='collect',
+        epoch=None,
+        contract=None,
+        access=None,
+        timeout_secs=20.0,
+        **given,
+    ):
         """Returns a job that `server` has taken in."""
         access = access or Access(f'localhost:{server.port}')
         client = self._ending.enter_context(contextlib.closing(Coordinator(access, name, threading.Event())))
-        client.join(Role(role, contract={'all': {}} if contract is None else contract, epoch=epoch, **given), 20.0)
+        client.join(
+            Role(role, contract={'all': {}} if contract is None else contract, epoch=epoch, **given), timeout_secs
+        )
         return client
 
     def learner(self, server, epoch=1, **given):

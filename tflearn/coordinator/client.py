@@ -21,7 +21,7 @@ from tflearn.coordinator.state import ENDED, RELAY, REPLAY, TRAIN, WORKING
 from tflearn.coordinator.weights_messages import Message
 from tflearn.coordinator.weights_reader import PATH, STATUS_PATH, Lost, Refused, WeightsReader
 from tflearn.core import background, tokens
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import checked_dataclass
 from tflearn.core.table_counts import TableCounts, summed
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, wait_until
@@ -32,7 +32,7 @@ TIMEOUT_SECS = 90.0  # both sides of a partition end within two minutes, on a bu
 _MESSAGE_SECS, _SLOWEST_BYTES_PER_SEC = 3.0, 1e6
 _PUT_SECS = 15.0
 _MAX_ANSWER = 64 << 20
-_BEAT_SECS = 1.0
+_BEAT_SECS, _JOIN_SECS = 1.0, 0.5
 _TRIES = 3
 _OLD_COUNTS_SECS = 10.0
 
@@ -124,6 +124,7 @@ class Coordinator:
 
         Raises:
           ValueError: if the job does not belong to this run.
+          RuntimeError: if it is refused, such as a second learner.
           TimeoutError: if it was not taken in in time.
           Stopped: if the job is asked to stop.
         """
@@ -136,10 +137,15 @@ class Coordinator:
             except Lost:
                 state[0] = 'which does not answer'
                 return False
+            except Refused as refused:
+                if not refused.facts.get('lives'):
+                    raise UserRuntimeError(str(refused)) from refused
+                state[0] = f'where another learner is ({refused})'  # one that was killed lives for a few seconds
+                return False
             state[0] = f'where no replay server has registered yet ({found["phase"]})'
             return bool(found['contract'])
 
-        wait_until(registered, lambda: f'{self.what}, {state[0]}', timeout_secs, self._stop)
+        wait_until(registered, lambda: f'{self.what}, {state[0]}', timeout_secs, self._stop, _JOIN_SECS)
         if role.role == TRAIN:
             self._thread = background.Thread(target=self._beat, name='beat')
             self._thread.start()
@@ -211,7 +217,7 @@ class Coordinator:
         return WeightsReader(self.access.address, self.name, self._token, relays)
 
     def put_weights(self, message: Message) -> None:
-        """Publishes weights; raises Refused with the attribute `newest_version` if these are old ones."""
+        """Publishes weights; raises Refused with the fact 'newest_version' if these are old ones."""
         parts = message.parts()
         self._ask('PUT', PATH, body=parts, secs=_PUT_SECS + sum(map(len, parts)) / _SLOWEST_BYTES_PER_SEC)
 
@@ -334,9 +340,7 @@ class Coordinator:
                 return answer
             if status == HTTPStatus.CONFLICT and (theirs := answer.get('contract')):
                 raise UserValueError(differences(self._contract_of(body), theirs, self.what))
-            refused = Refused(f'{self.what} answers {status}: {answer.get("error", "")}')
-            refused.newest_version = int(answer.get('newest_version', 0))
-            raise refused
+            raise Refused(f'{self.what} answers {status}: {answer.get("error", "")}', answer)
         raise Lost(f'{self.what} is started again all the time')
 
     @staticmethod

@@ -108,7 +108,7 @@ class Publisher:
                 self._coordinator.put_weights(message)
                 self._sent, self._sent_to, failed = newest, self._coordinator.incarnation, ''
             except (Lost, Refused) as error:
-                if newest_version := getattr(error, 'newest_version', 0):
+                if isinstance(error, Refused) and (newest_version := error.facts.get('newest_version')):
                     self.least_version = newest_version + 1
                     self._wake.set()
                 elif str(error) != failed:  # actors use older weights until the coordinator is back

@@ -173,7 +173,8 @@ class State:
         if held or lives:
             raise Conflict(
                 f'got a learner of epoch {claim.epoch} ({claim.owner}); need a greater epoch than {known.epoch} of '
-                f'{known.owner}: another learner has taken over this run'
+                f'{known.owner}: another learner has taken over this run',
+                lives=not held,
             )
         self._credits = ''
         return Claim(known.epoch + 1, claim.owner)

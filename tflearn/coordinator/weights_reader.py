@@ -8,7 +8,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -38,10 +38,12 @@ class Refused(RuntimeError):
     """A server answers, but not as asked: another learner has taken over, there is no token, ...
 
     Attributes:
-      newest_version: the policy version that refused weights are older than; 0 if that is not why.
+      facts: what the answer says besides, such as the 'newest_version' that refused weights are older than.
     """
 
-    newest_version = 0
+    def __init__(self, error: str, facts: Mapping[str, Any] | None = None):
+        super().__init__(error)
+        self.facts = facts or {}
 
 
 class WeightsReader:

@@ -32,7 +32,7 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 
 _STEPS_PER_RUN = 16
-_RETRY_SECS = 5.0
+_RETRY_SECS, _LOOKUP_SECS = 5.0, 0.5
 _STOP_POLL_SECS = 0.02
 
 
@@ -122,9 +122,11 @@ def _servers(
 ) -> Callable[[], Sequence[str]]:
     """Waits for a replay server; returns a function of those that this collector writes to, in its order."""
     known: list[tuple[str, ...]] = [()] if own is None else [(own,)]
+    ask_at = [0.0]
 
     def servers() -> Sequence[str]:
-        if own is None:
+        if own is None and time.monotonic() >= ask_at[0]:
+            ask_at[0] = time.monotonic() + _LOOKUP_SECS
             with contextlib.suppress(Lost, Refused):  # those that are known stay
                 if any(found := coordinator.addresses(REPLAY_ROLE)):
                     known[0] = Shards(tuple(found)).ranked(coordinator.name)
