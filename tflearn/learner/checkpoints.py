@@ -10,7 +10,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ from tflearn.files.numbered import CheckpointFiles
 from tflearn.learner.snapshots import Layout, Snapshot, describe
 
 _TIMEOUT_SECS = 600.0
+_SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
+_NAMES = ('learning_rate', 'momentum', 'rho', 'beta_1', 'beta_2', 'decay')  # legacy ones have all in variables
+_KINDS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 
 
 class Checkpoints:
@@ -268,3 +271,44 @@ class _HostState(tf.train.experimental.PythonState):
         version, internal, gauss_next = saved['python']
         random.setstate((version, tuple(internal), gauss_next))
         np.random.set_state(tuple(saved['numpy']))
+
+
+class OptimizerNumbers(tf.train.experimental.PythonState):
+    """The program's learning rates, and what else a Keras optimizer has as a number in a variable; in the checkpoint.
+
+    Keras keeps a learning rate in a variable, which a checkpoint restores whatever the program says. Here a change of
+    the program counts; a number that the training itself changed, in a trigger for example, is restored as it was.
+    """
+
+    def __init__(self, agent: Any):
+        """Reads the numbers before a checkpoint is restored."""
+        self._variables = dict(_optimizer_variables(agent))
+        self._now = {name: float(variable.numpy()) for name, variable in self._variables.items()}
+        self._saved: dict[str, float] | None = None
+
+    def serialize(self) -> str:
+        """Returns the program's numbers as JSON."""
+        return json.dumps(self._now)
+
+    def deserialize(self, string_value: str) -> None:
+        """Takes those of the program that wrote the checkpoint."""
+        self._saved = json.loads(string_value)
+
+    def keep(self) -> None:
+        """Assigns the program's numbers that differ from those of the program before, after a restore."""
+        for name, variable in self._variables.items():
+            restored, now = float(variable.numpy()), self._now[name]
+            before = restored if self._saved is None else self._saved.get(name, restored)
+            if now not in (before, restored):
+                variable.assign(now)
+                logging.info('%s is %.6g, as the program says; the checkpoint has %.6g', name, now, restored)
+
+
+def _optimizer_variables(agent: Any) -> Iterator[tuple[str, tf.Variable]]:
+    optimizers = [part for part in tf.train.TrackableView(agent).descendants() if isinstance(part, _KINDS)]
+    for number, optimizer in enumerate(optimizers):
+        for name in _NAMES:
+            variable = getattr(optimizer, name, None)
+            is_schedule = isinstance(getattr(optimizer, f'_{name}', None), _SCHEDULE)  # computed at each step
+            if isinstance(variable, tf.Variable) and not is_schedule:
+                yield f'{name} of optimizer {number} ({type(optimizer).__name__})', variable

@@ -20,9 +20,8 @@ from tflearn.files.manifests import Manifests
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import batches
 from tflearn.learner.batches import DatasetBatches, DatasetFn
-from tflearn.learner.checkpoints import Checkpoints, RandomState
+from tflearn.learner.checkpoints import Checkpoints, OptimizerNumbers, RandomState
 from tflearn.learner.metrics import Metrics, TrainResult
-from tflearn.learner.optimizer_numbers import OptimizerNumbers
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, TrainLoop

@@ -5,7 +5,6 @@ import fractions
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Prioritized, Uniform
@@ -49,17 +48,15 @@ class LocalReplay(RingSource):
         self._storage = dataclasses.replace(storage, experience=dataclasses.replace(experience, chunk_steps=1))
         ratio = experience.replay.samples_per_insert
         self._ratio = None if ratio is None else fractions.Fraction(str(ratio))  # in floats 100 * 0.29 < 29
-        self._min_size = experience.replay.min_size
         super().__init__(self._storage, batch_size, seed)
         layout = self._storage.layout
         self._chunks = ChunkBuilder(
             self._storage.experience, self._storage.num_starts, num_environments, layout.num_bytes
         )
         self._no_flags = np.zeros(num_environments, np.uint8)
-        self._inserts = self._rounds = self._granted = self._samples = 0
+        self._inserts = self._rounds = self._granted = 0
         self._num_filled = 0  # sequences beyond `min_size` that were there before collection
         self._closed = False
-        logging.info('the replay takes %.1f MB', self._storage.mirror_bytes / 1e6)
 
     def __call__(self, trajectory: Any, policy_version: int) -> None:
         """Adds one step of every environment.
@@ -102,14 +99,8 @@ class LocalReplay(RingSource):
         return int((max(0, self._inserts_beyond) * self._ratio - self._samples) // self.batch_size)
 
     def metrics(self) -> dict[str, Any]:
-        """Returns those of a `RingSource`, `unused_steps`, and `samples_per_insert` (None before the first draw).
-
-        On unused steps nothing trains, since their episodes are too short for a sequence.
-        """
-        inserts = self._inserts_beyond
-        ratio = self._samples / inserts if inserts > 0 else None
-        unused = self._chunks.unused.num_steps
-        return {**super().metrics(), 'unused_steps': unused, 'samples_per_insert': ratio}
+        """Returns those of a `RingSource`, and `unused_steps`, whose episodes are too short for a sequence."""
+        return {**super().metrics(), 'unused_steps': self._chunks.unused.num_steps}
 
     def grant(self, num_steps: int) -> int:
         """Returns how many of `num_steps` train steps are owed; never waits, since no data would arrive meanwhile."""

@@ -74,21 +74,20 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
         self._readers = Readers(
             [TableReader(address, storage, STREAM, spec, capacity, timeout_secs) for address in self._addresses]
         )
-        self._samples = self._inserts_before = 0  # inserts before this mirror, minus those it was filled with
+        self._inserts_before = 0  # inserts before this mirror, minus those it was filled with
         self._started = False
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._error_buffer = error_buffer(storage.experience, storage.sequences_per_chunk)
         self._error_buffer = max(self._error_buffer, float(batch_size))
-        logging.info(
-            'the mirror of the replay takes %.1f MB for %d sequences',
-            storage.mirror_bytes / 1e6,
-            storage.experience.replay.max_size,
-        )
 
     @property
     def _inserts(self) -> int:
         return self._inserts_before + self._ring.num_published
+
+    @property
+    def _inserts_beyond(self) -> int:
+        return self._inserts - self._min_size
 
     @property
     def error(self) -> Exception | None:
@@ -104,12 +103,6 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
         saved = json.loads(string_value)
         self._inserts_before, self._samples = saved['inserts'] - self._ring.num_published, saved['samples']
         self._counts_content = False
-
-    def metrics(self) -> dict[str, Any]:
-        """Returns those of a `RingSource`, and `samples_per_insert` (since the first draw was allowed; None before)."""
-        inserts = self._inserts - self._storage.experience.replay.min_size
-        ratio = self._samples / inserts if inserts > 0 else None
-        return {**super().metrics(), 'samples_per_insert': ratio}
 
     def close(self) -> None:
         """See `Source`."""
@@ -214,7 +207,7 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
             return 0
         if replay.samples_per_insert is None:
             return num_steps
-        samples_in_balance = replay.samples_per_insert * (self._inserts - replay.min_size)
+        samples_in_balance = replay.samples_per_insert * self._inserts_beyond
         ahead = self._samples - samples_in_balance
         return max(0, min(num_steps, int((self._error_buffer - ahead) // self.batch_size)))
 

@@ -1,10 +1,12 @@
 """RingSource: a source that draws from a ring buffer, uniformly or by priority (`ByPriority`, `SumTree`)."""
 
+import abc
 import sys
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tflearn.core.experience import Prioritized
 from tflearn.core.types import WEIGHTS
@@ -149,10 +151,12 @@ class RingSource(Source):
         """Allocates the memory."""
         self.batch_size = self._traced_size = batch_size
         self._seed, replay = seed, storage.experience.replay
+        self._min_size, self._samples = replay.min_size, 0
         self._ring = RingBuffer(storage)
         self.max_draw_steps = self._ring.max_draw_steps(batch_size)
         self._by_priority: ByPriority | None = None
         self._max_grant = sys.maxsize
+        logging.info('the replay takes %.1f MB for %d sequences', storage.mirror_bytes / 1e6, replay.max_size)
         if isinstance(replay, Prioritized):
             self._by_priority = ByPriority(self._ring, replay, batch_size, seed)
             self.prioritization = replay.prioritization
@@ -177,6 +181,13 @@ class RingSource(Source):
         if self._by_priority:
             self._by_priority.update(step, errors)
 
+    @property
+    @abc.abstractmethod
+    def _inserts_beyond(self) -> int:
+        """Sequences inserted beyond `min_size`, that count for the samples per insert."""
+
     def metrics(self) -> dict[str, Any]:
-        """Returns `replay_size`, and counts of priorities if there are any."""
-        return {'replay_size': self._ring.size, **(self._by_priority.counts if self._by_priority else {})}
+        """Returns `replay_size`, `samples_per_insert` (None before a draw is allowed), and counts of priorities."""
+        inserts, counts = self._inserts_beyond, self._by_priority.counts if self._by_priority else {}
+        ratio = self._samples / inserts if inserts > 0 else None
+        return {'replay_size': self._ring.size, 'samples_per_insert': ratio, **counts}
