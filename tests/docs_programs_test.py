@@ -44,7 +44,7 @@ NOT_RUN = {
     r'\.\.\.|^\S+ \S+( --(num_\w+|backend|side|tflite)=\S+)+$': 'flags for other commands',
     r'^CONTRIBUTING.md': 'the tests themselves, and what tests/architecture_test.py runs',
     r'^benchmarks.md|benchmarks/': 'takes minutes to hours; tests/learning_test.py and tests/suite_test.py run parts',
-    r'scripts/(test|lock|check_extras|sbom)|pip ': 'needs a package registry; see tests/packaging_test.py',
+    r'scripts/(test|lock|check_extras|sbom)|pip |-m venv': 'needs a package registry; see tests/packaging_test.py',
     r'docker ': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
     r'in a container': 'in a container, the command of the page about serving',
     r'--backend=(slurm|ray)(?!.*--render)': 'needs the cluster; tests/launch has stand-ins',

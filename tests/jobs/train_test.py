@@ -205,7 +205,7 @@ def test_learner_continues_with_a_restarted_coordinator_and_a_late_collector(sma
         small_run.start_replay(coordinator=small_run.coordinator, serve_coordinator=False)
         small_run.coordinator = Access(f'localhost:{options.port}')
         small_run.start(collect, num_environments=2)
-        job = small_run.start(train, num_train_steps=400, **FEW)
+        job = small_run.start(train, num_train_steps=1500, **FEW)
         wait_until(lambda: small_run.status('train').get('train_step', 0) > 0 or job.ended, 'some train steps', 60)
     with contextlib.closing(CoordinatorServer(options, 'run')) as again:
         small_run.start(collect, num_environments=2, name='late')

@@ -190,7 +190,7 @@ def test_agents_train_in_bfloat16_nearly_as_in_float32(kind):
     assert {variable.dtype for variable in rough.variables if variable.dtype.is_floating} == {tf.float32}
     # The weights that a collector in float32 receives, and its actions with them.
     ours, theirs = (agent.collect_policy.variables() for agent in (exact, rough))
-    assert weights_contract.signature(ours) == weights_contract.signature(theirs)
+    assert weights_contract.specs(ours) == weights_contract.specs(theirs)
     for variable, value in zip(ours, theirs, strict=True):
         variable.assign(value)
     parameters = [
