@@ -148,7 +148,8 @@ def _measure(cell: Cell, kind: str, host: Process, writers: Sequence[Process], s
         stack.callback(source.close)
         stack.enter_context(_granting(source))
         for writer in writers:
-            writer.begin(do='write', address=address, layout=cell.layout, secs=secs + _WARM_UP_SECS)
+            writer.begin(do='write', address=address, layout=cell.layout)
+        _wait_for_first(source)
         threading.Event().wait(_WARM_UP_SECS)
         begin, began, own, its = source._ring.num_written, time.perf_counter(), time.process_time(), _cpu_secs(server)
         threading.Event().wait(secs)
@@ -160,6 +161,8 @@ def _measure(cell: Cell, kind: str, host: Process, writers: Sequence[Process], s
         )
         megabytes = server.memory_info().rss / 1e6
         for writer in writers:
+            writer.begin(do='rest')
+            writer.answer()
             writer.answer()
         source.close()
         for each in source._readers.each:
@@ -169,6 +172,14 @@ def _measure(cell: Cell, kind: str, host: Process, writers: Sequence[Process], s
     host.answer()
     read = max(1.0, (end - begin) / layout.sequences_per_chunk)
     return Measured(read / (ended - began), 1e6 * (its_end - its) / read, megabytes, 1e6 * (own_end - own) / read)
+
+
+def _wait_for_first(source: ReplayMirror) -> None:
+    deadline, pause = time.monotonic() + _DEADLINE_SECS, threading.Event()
+    while not source._ring.num_written:
+        if source.error or time.monotonic() > deadline:
+            raise source.error or TimeoutError('got no chunk')
+        pause.wait(0.01)
 
 
 def _cpu_secs(process: psutil.Process) -> float:

@@ -3,10 +3,9 @@
 import json
 import os
 import pathlib
+import select
 import sys
 import tempfile
-import threading
-import time
 
 import numpy as np
 import tensorflow as tf
@@ -55,30 +54,33 @@ def main() -> None:
             process = getattr(server, '_process', None)
             answer = server.address, process._process.pid if process else os.getpid()
         elif command['do'] == 'write':
-            answer = _write(command['address'], storage(*command['layout']), command['secs'])
+            answer = _write(command['address'], storage(*command['layout']))
         elif server:
             server.close()
         print(json.dumps(answer), flush=True)
 
 
-def _write(address: str, layout: Storage, secs: float) -> int:
-    """Writes for so long, and returns how many chunks the server has confirmed."""
-    writer, stop = backend.connect(address).writer(), time.monotonic() + secs
+def _write(address: str, layout: Storage) -> int:
+    """Writes until there is another line, and returns how many chunks it sent."""
+    writer = backend.connect(address).writer()
     chunks = np.random.default_rng().integers(0, 256, (_AT_ONCE, *layout.item_shape), np.uint8)
     rows = chunk_rows(chunks, layout.layout.num_bytes)
     rows[..., 0] = np.arange(rows.shape[1]) < layout.num_starts
-    pending, count, pause = max(_AT_ONCE, 256 // layout.num_starts), 0, threading.Event()
-    while time.monotonic() < stop:
+    pending, count = max(_AT_ONCE, 256 // layout.num_starts), 0
+    while not _has_line():
         copied = chunks.copy()
         ids = np.random.default_rng().integers(1 << 62) + np.arange(_AT_ONCE)
         copied[:, :ID_BYTES] = ids[:, None].view(np.uint8)
         writer.insert([*copied], [(REPLAY, STREAM)] * _AT_ONCE, 1.0)
         count += _AT_ONCE
-        while not writer.flush(pending, _FLUSH_SECS) and time.monotonic() < stop:
+        while not writer.flush(pending, _FLUSH_SECS) and not _has_line():
             pass
-    pause.wait(0.1)
     writer.close()
     return count
+
+
+def _has_line() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 if __name__ == '__main__':

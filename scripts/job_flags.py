@@ -82,6 +82,7 @@ def define_launch(backends: Sequence[str]) -> None:
     flags.DEFINE_bool(
         'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."
     )
+    define_replay_backend()
     define_secs(
         'silent_timeout_secs',
         300.0,
@@ -261,7 +262,19 @@ def define_replay_address() -> None:
     flags.DEFINE_string(
         'replay_address',
         DEFAULT_REPLAY_ADDRESS,
-        'HOST:PORT at which others reach the replay server, which listens at the port.',
+        'HOST:PORT at which others reach the replay server, which listens at the port; or valkey://HOST:PORT of a '
+        'Valkey server that runs already (valkeys:// over TLS). TFLEARN_VALKEY_PASSWORD says where its password is: '
+        'the path of a file, or env:NAME.',
+    )
+
+
+def define_replay_backend() -> None:
+    """Defines the flag of the programs that start a replay server."""
+    flags.DEFINE_enum(
+        'replay_backend',
+        'reverb',
+        ['reverb', 'valkey'],
+        'The server that the replay server starts: Reverb, or Valkey, which other machines do not reach.',
     )
 
 

@@ -3,6 +3,9 @@
 It listens at the port of --replay_address, and is the run's coordinator too, at the port of --coordinator_address. Its
 content is saved in --root_dir and restored after a restart.
 
+With --replay_backend=valkey it starts a Valkey server for this machine; with --replay_address=valkey://HOST:PORT the
+replay is on a server that runs already, whose user and password are in files or variables of each job's environment.
+
 Several replay servers share a replay: each is this program with the same --num_shards and its own --shard.
 """
 
@@ -16,6 +19,7 @@ from . import job_flags, job_setup
 def define_flags() -> None:
     """Defines the flags of this job."""
     job_flags.define_replay_address()
+    job_flags.define_replay_backend()
     flags.DEFINE_integer('shard', 0, 'Which of several servers this one is, from 0 on.', lower_bound=0)
     flags.DEFINE_integer('num_shards', 1, 'How many servers share the replay.', lower_bound=1)
     flags.DEFINE_bool(
@@ -25,10 +29,11 @@ def define_flags() -> None:
 
 def bindings() -> Sequence[str]:
     """Returns the gin statements that the flags of this job stand for."""
-    job_flags.one_address('replay_address')
-    names = ('shard', 'num_shards', 'serve_coordinator')
+    if '://' not in flags.FLAGS.replay_address:  # else the job checks it
+        job_flags.one_address('replay_address')
+    names = ('replay_backend', 'shard', 'num_shards', 'serve_coordinator')
     given = {name: flags.FLAGS[name] for name in names if not flags.FLAGS[name].using_default_value}
-    return [f'tflearn.jobs.replay_server.replay_server.{name} = {flag.value}' for name, flag in given.items()]
+    return [f'tflearn.jobs.replay_server.replay_server.{name} = {flag.value!r}' for name, flag in given.items()]
 
 
 def main() -> None:

@@ -12,7 +12,10 @@ MAX_FUNCTION_LINES = 60
 MAX_FUNCTION_LINES_AT_90_PERCENT = 40
 MAX_CONSTRUCTOR_ARGUMENTS = 8
 MAX_JOB_ARGUMENTS = 15
-MORE_JOB_ARGUMENTS = {'train': 16}  # all that a run is made of, and where it comes from and goes to
+MORE_JOB_ARGUMENTS = {
+    'train': 16,
+    'replay_server': 16,
+}  # all that a run is made of, and where it comes from and goes to
 MAX_OPTIONS_FIELDS = 10
 MAX_BINARY_LINES = 40
 # Drop-ins: another library defines their constructors' arguments.

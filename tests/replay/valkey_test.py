@@ -293,7 +293,8 @@ def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve,
     writer.insert(chunks[:1], [(REPLAY,)], 1.0)
     assert writer.flush(0, 10.0)
     writer.close()
-    assert ask(served, 'XLEN', functions.ITEMS) == 5
+    # A reader that was closed has not waited for the answer to its last message.
+    wait_until(lambda: ask(served, 'XLEN', functions.ITEMS) == 5, 'the parts to go', 5)
 
 
 def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask):

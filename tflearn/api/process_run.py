@@ -117,7 +117,7 @@ def run(
       code_snapshot: record how the code differs from its git revision.
       silent_timeout_secs: a job that has not reported for so long is killed and started again; 0: never.
       backend: where the jobs run, and what each of them gets.
-      more_flags: further ones for all jobs.
+      more_flags: further ones for all jobs; --replay_backend for the replay servers alone.
       num_relays: relays of weights; None: one for each hundred of more than two hundred collectors.
       num_feed_workers: starts a feed with so many workers, from which the train job gets its batches; 0 starts none.
 
@@ -131,17 +131,17 @@ def run(
     _check_location(run_dir, backend.name)
     path = files.resolve(gin_file)
     its_gin_file, gin_files = _in_image(gin_file, path) if backend.name == 'kubernetes' else (str(path), {})
-    flags = [f'--root_dir={run_dir.location}', f'--gin_file={its_gin_file}']
-    flags += [f'--gin_bindings={binding}' for binding in gin_bindings]
+    bindings = (f'--gin_bindings={binding}' for binding in gin_bindings)
+    flags = [f'--root_dir={run_dir.location}', f'--gin_file={its_gin_file}', *bindings]
     held, several = contextlib.ExitStack(), num_replay_servers > 1
-    if num_relays is None:
-        num_relays = num_collectors // _PER_RELAY * (num_collectors > _WITHOUT_RELAYS)
-    addresses = _addresses(run_dir, backend.name, num_replay_servers, num_relays, coordinator_address, held)
+    relays = num_collectors // _PER_RELAY * (num_collectors > _WITHOUT_RELAYS) if num_relays is None else num_relays
+    given = backend.name, num_replay_servers, relays, coordinator_address, more_flags, held
+    addresses = _addresses(run_dir, *given)
     its_flags = (f'--run_dir={run_dir.location}', *(flag for flag in more_flags if '_token=' in flag))
     alone = several if coordinator_alone is None else coordinator_alone
     addresses = dataclasses.replace(addresses, alone=alone, flags=its_flags)
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
-    flags += [*(['--code_snapshot'] if code_snapshot else []), *more_flags]
+    flags += ['--code_snapshot'] * code_snapshot + [each for each in more_flags if each not in addresses.replay_flags]
     topology = run_topology(
         package=package,
         flags=flags,
@@ -218,6 +218,7 @@ def _addresses(
     num_replay_servers: int,
     num_relays: int,
     coordinator_address: str | None,
+    more_flags: Sequence[str],
     held: contextlib.ExitStack,
 ) -> Addresses:
     """Returns the servers' addresses; those of this machine that nobody gave are held until `held` is closed."""
@@ -225,21 +226,34 @@ def _addresses(
         raise UserValueError(f'got num_replay_servers={num_replay_servers!s:.40}; need 1 to {MAX_JOBS}')
     if backend != 'kubernetes':  # whose run directory is in the containers
         run_dir.check_num_shards(num_replay_servers)
+    replay_flags = tuple(flag for flag in more_flags if flag.startswith('--replay_backend='))
     if backend != 'local':
+        if replay_flags:
+            raise UserValueError(
+                f'got {replay_flags[0]} with --backend={backend}; need the local backend: that server serves one '
+                'machine; elsewhere start tflearn-replay-server with --replay_address=valkey://HOST:PORT'
+            )
         own = (OWN_ADDRESS,)
         return Addresses(coordinator_address or COORDINATOR_ADDRESS, own * num_replay_servers, own * num_relays)
+    # A port that is held can be taken by Reverb alone.
+    hold = _free_address if replay_flags else local.held_address
     try:
         coordinator = coordinator_address or held.enter_context(local.held_address())
         replay, relays = (
-            tuple(held.enter_context(local.held_address()) for _ in range(count))
-            for count in (num_replay_servers, num_relays)
+            tuple(held.enter_context(hold_one()) for _ in range(count))
+            for count, hold_one in ((num_replay_servers, hold), (num_relays, local.held_address))
         )
     except OSError as error:
         raise UserValueError(
             f'got num_replay_servers={num_replay_servers} and num_relays={num_relays}, for which there are no ports '
             f'({error.strerror}); need fewer'
         ) from error
-    return Addresses(coordinator, replay, relays)
+    return Addresses(coordinator, replay, relays, replay_flags=replay_flags)
+
+
+@contextlib.contextmanager
+def _free_address() -> Iterator[str]:
+    yield local.free_address()
 
 
 def _feed_address(backend: str, held: contextlib.ExitStack) -> str:

@@ -1,12 +1,13 @@
 """The replay server job: serves the run's tables; saves them at fixed intervals and when it is stopped."""
 
 import contextlib
+import functools
 import math
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from absl import logging
 
@@ -49,6 +50,7 @@ def replay_server(
     *,
     run_dir: RunDir,
     replay_address: str,
+    replay_backend: Literal['reverb', 'valkey'] = 'reverb',
     stop: threading.Event,
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
@@ -67,8 +69,10 @@ def replay_server(
 
     Args:
       run_dir: the run's directory, for the checkpoints.
-      replay_address: the address at which others reach the server, 'host:port'; it listens at the port on all
-        interfaces.
+      replay_address: the address at which others reach the server, 'host:port'. Reverb listens at the port on all
+        interfaces, Valkey on this machine only. 'valkey://host:port' is a server of Valkey's that runs already, or
+        'valkeys://host:port' over TLS.
+      replay_backend: which server this job starts, if it starts one.
       stop: ends the job when set.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent; called once, for the specs of its data and weights.
@@ -106,11 +110,12 @@ def replay_server(
     shards.check(storage, num_shards)
     name = _name(shard)
     status, checkpoints = Status(run_dir.status(name), name), run_dir.shard_checkpoints(shard)
+    kind, start = _starting(storage, replay_address, replay_backend, checkpoints)
     with run_dir.own(name, stop):
         if demonstrations is not None and demonstrations.fill_replay and not shard:
             demonstrations.check(experience)
             demonstrations.check_mirrored(storage.mirrored)
-            _save_filled(storage, checkpoints, demonstrations, stop, status)
+            _save_filled(storage, checkpoints, demonstrations, stop, status, kind)
         # The newest checkpoint, the one before, one that is written; compression makes them less.
         lower, num_bytes = 'Experience.replay.max_size', storage.num_bytes
         machine.check(run_dir.root, 'a full replay', num_bytes, 4 * num_bytes, lower)
@@ -118,22 +123,35 @@ def replay_server(
         machine.raise_file_handles()
         with contextlib.ExitStack() as ending:
             hosted = _host(coordinator, run_dir, ending) if serve_coordinator and not shard else None
-            port = int(replay_address.rpartition(':')[2])
             jobs = [LEARNER, *map(_name, range(num_shards))]
-            restored = _restore(storage, port, checkpoints, manifests, jobs)
+            restored = _restore(start, manifests, jobs)
             replay = ending.enter_context(contextlib.closing(restored))
             logging.info('replay server on port %d', replay.port)
-            interfaces.log_shield((replay.port,), shield, 'Reverb has no authentication', 'replay_server.shield')
             connected = ending.enter_context(contextlib.closing(Coordinator(coordinator, name, stop)))
             if hosted:
                 hosted.state.phase = 'running'
-            address = f'{replay_address.rpartition(":")[0]}:{replay.port}'
+            address = _shielded(replay, replay_address, shield) if kind == backend.REVERB else replay.address
             contract = agreed_settings.contract(agent, storage, num_shards)
             connected.join(Role(REPLAY_ROLE, shard, address, contract), math.inf)
             saver = _Saver(replay, storage, checkpoints, manifests, stop_timeout_secs)
             serving = _Serving(saver, run_dir, status, connected, shard)
             serving.run(checkpoint_interval_secs, learner_timeout_secs, stop)
         status.update('stopped')
+
+
+def _starting(
+    storage: Storage, address: str, kind: str, checkpoints: pathlib.Path
+) -> tuple[str, Callable[..., Server]]:
+    """Returns the backend of a replay server, and what starts it or finds it running."""
+    kind, given = backend.kind_of(address, kind)
+    port = 0 if given else int(address.rpartition(':')[2])
+    return kind, functools.partial(backend.serve, storage.make_tables(), port, checkpoints, kind=kind, address=given)
+
+
+def _shielded(replay: Server, address: str, shield: str | None) -> str:
+    """Says what shields a server of Reverb's, and returns the address at which others reach it."""
+    interfaces.log_shield((replay.port,), shield, 'Reverb has no authentication', 'replay_server.shield')
+    return f'{address.rpartition(":")[0]}:{replay.port}'
 
 
 def _host(access: Access, run_dir: RunDir, ending: contextlib.ExitStack) -> CoordinatorServer:
@@ -149,28 +167,14 @@ def _name(shard: int) -> str:
     return f'replay_server_{shard}' if shard else 'replay_server'
 
 
-def _start(
-    storage: Storage,
-    port: int,
-    checkpoints: pathlib.Path,
-    restore: str | None = None,
-    needed: Callable[[], Collection[str]] = tuple,
-) -> Server:
-    """Starts a server with the run's tables, and with the content of a checkpoint; None is the newest."""
-    return backend.serve(storage.make_tables(), port, checkpoints, restore, needed)
-
-
-def _restore(
-    storage: Storage,
-    port: int,
-    checkpoints: pathlib.Path,
-    manifests: Manifests,
-    jobs: Sequence[str],
-) -> Server:
+def _restore(start: Callable[..., Server], manifests: Manifests, jobs: Sequence[str]) -> Server:
     """Starts the server with its checkpoint of the newest manifest whose checkpoints, those of all `jobs`, are whole.
 
     The learner, which waits for this server, then finds this manifest as the newest one. A run directory without
     manifests has its newest checkpoint restored.
+
+    Args:
+      start: starts a server with the run's tables, see `backend.serve`.
     """
     newest = next(iter(manifests.newest_first()), None)
     for manifest in manifests.whole(jobs):
@@ -178,7 +182,7 @@ def _restore(
         if part is None or part.checkpoint is None:
             break
         try:
-            server = _start(storage, port, checkpoints, part.checkpoint, manifests.named)
+            server = start(restore=part.checkpoint, needed=manifests.named)
         except DamagedCheckpoint as error:
             logging.warning('skipped %s: %s', manifest, error)
             continue
@@ -186,7 +190,7 @@ def _restore(
         # A learner that lives may have added newer ones meanwhile, which remain unless their replay is lost.
         _add(manifests, server.restored, manifest if manifest != newest else None)
         return server
-    server = _start(storage, port, checkpoints, None, manifests.named)
+    server = start(needed=manifests.named)
     _add(manifests, server.restored)
     return server
 
@@ -202,6 +206,7 @@ def _save_filled(
     demonstrations: Demonstrations,
     stop: threading.Event,
     status: Status,
+    kind: str,
 ) -> None:
     """Makes a first checkpoint with the episodes, unless there is one.
 
@@ -211,7 +216,7 @@ def _save_filled(
         return
     reader = EpisodeReader(demonstrations.dataset, storage.data_spec)
     status.update('waiting for recorded episodes')
-    server = _start(storage, 0, checkpoints)
+    server = backend.serve(storage.make_tables(), 0, checkpoints, kind=kind)
     try:
         writer = ReplayWriter(server.address, storage, _NUM_SLOTS, stop, tables=(REPLAY,))
         recorded.add(writer, reader, storage.data_spec, _NUM_SLOTS)

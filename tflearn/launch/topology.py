@@ -174,6 +174,7 @@ class Addresses:
       relays: those of the relays of weights.
       alone: whether the coordinator is a program of its own, and not a part of the first replay server.
       flags: of the coordinator alone and of the relays.
+      replay_flags: of the replay servers.
     """
 
     coordinator: str = COORDINATOR_ADDRESS
@@ -181,6 +182,7 @@ class Addresses:
     relays: tuple[str, ...] = ()
     alone: bool = False
     flags: tuple[str, ...] = ()
+    replay_flags: tuple[str, ...] = ()
 
 
 def load(run_dir: RunDir) -> Topology:
@@ -256,7 +258,7 @@ def run_topology(
     coordinator, relays = _coordinator_jobs(addresses, package, resources, server)
     jobs = coordinator
     for i, (name, address) in enumerate(zip(replay_servers(count), addresses.replay, strict=True)):
-        own = (f'--replay_address={address}', *shards, *([f'--shard={i}'] if i else []))
+        own = (f'--replay_address={address}', *addresses.replay_flags, *shards, *([f'--shard={i}'] if i else []))
         jobs.append(job(name, 'replay_server', *own, **server))
     jobs += [
         *relays,

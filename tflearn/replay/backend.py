@@ -178,9 +178,15 @@ class Server(abc.ABC):
         """Stops the server without a checkpoint."""
 
 
+def kind_of(address: str, otherwise: str) -> tuple[str, str]:
+    """Returns the backend of a replay server's address, and the address if it is that of a server that runs already."""
+    scheme, separator, _ = address.partition('://')
+    return (_SCHEMES.get(scheme, otherwise), address) if separator else (otherwise, '')
+
+
 def connect(address: str) -> Client:
     """Returns a client of the server at `address`; nothing is asked yet."""
-    return _module(_SCHEMES.get(address.partition('://')[0], REVERB), 'client').Client(address)
+    return _module(kind_of(address, REVERB)[0], 'client').Client(address)
 
 
 def serve(
