@@ -132,8 +132,11 @@ def test_refuses_what_it_cannot_learn_from(changes, message):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'gamma': 1.5}, r'got gamma=1.5; need a number in \[0, 1\]'),
-        ({'target_entropy_share': 1.0}, 'got target_entropy_share=1.0; need a number above 0 and below 1'),
+        ({'gamma': 1.5}, 'got DiscreteSACLoss.gamma=1.5; need a number of at least 0 and at most 1'),
+        (
+            {'target_entropy_share': 1.0},
+            'got DiscreteSACLoss.target_entropy_share=1.0; need a number above 0 and below 1',
+        ),
     ],
 )
 def test_numbers_have_bounds(changes, message):

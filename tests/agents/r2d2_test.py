@@ -275,9 +275,9 @@ def test_rejects_what_it_cannot_learn(changes, message):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'gamma': 1.5}, r'got gamma=1.5; need a number in \[0, 1\]'),
-        ({'n_step': 0}, 'got n_step=0, burn_in_steps=10; need at least 1'),
-        ({'rescaling': 0.0}, 'got rescaling=0.0; need a number above 0, or None'),
+        ({'gamma': 1.5}, 'got R2D2Loss.gamma=1.5; need a number of at least 0 and at most 1'),
+        ({'n_step': 0}, 'got R2D2Loss.n_step=0; need an integer of at least 1'),
+        ({'rescaling': 0.0}, 'got R2D2Loss.rescaling=0.0; need a number above 0, or None'),
     ],
 )
 def test_rejects_invalid_loss_options(changes, message):

@@ -12,7 +12,6 @@ bounds and a deviation that does not depend on the observation. For discrete act
 what is drawn.
 """
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -23,8 +22,8 @@ from tflearn.agents import parts, sac
 from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
-from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import heads, networks, spec_checks
@@ -38,7 +37,7 @@ EXPERIENCE = Experience(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class AWACLoss:
     """The losses; see the module.
 
@@ -49,18 +48,10 @@ class AWACLoss:
       reward_scale: the factor of the rewards.
     """
 
-    gamma: float = 0.99
-    temperature: float = 1.0
-    num_action_samples: int = 1
+    gamma: Fraction = 0.99
+    temperature: PositiveFloat = 1.0
+    num_action_samples: PositiveInt = 1
     reward_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
-        if not self.temperature > 0:
-            raise UserValueError(f'got temperature={self.temperature!r}; need a number above 0')
-        if self.num_action_samples < 1:
-            raise UserValueError(f'got num_action_samples={self.num_action_samples!r}; need at least 1')
 
 
 EXAMPLE = Example(('discrete', 'continuous'))

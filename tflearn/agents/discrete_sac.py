@@ -12,9 +12,8 @@ Differs from the paper: the target entropy is a share of the greatest one, 0.5 b
 policies of few actions stay nearly uniform; with a mask, the greatest entropy is that of the legal actions.
 """
 
-import dataclasses
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import tensorflow as tf
 from tf_agents.policies import actor_policy
@@ -23,8 +22,8 @@ from tflearn.agents import parts, sac
 from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
-from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.settings import Fraction, Range, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import networks, spec_checks
@@ -36,7 +35,7 @@ from tflearn.optimization.optimizers import OptimizerOptions
 EXPERIENCE = Experience(replay=Uniform(max_size=100_000, min_size=1_000, samples_per_insert=64.0), batch=BatchItems(64))
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class DiscreteSACLoss:
     """The losses; see the module.
 
@@ -48,18 +47,10 @@ class DiscreteSACLoss:
       initial_log_alpha: the initial log of the temperature.
     """
 
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     reward_scale: float = 1.0
-    target_entropy_share: float = 0.5
+    target_entropy_share: Annotated[float, Range(above=0, below=1)] = 0.5
     initial_log_alpha: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
-        if not 0 < self.target_entropy_share < 1:
-            raise UserValueError(
-                f'got target_entropy_share={self.target_entropy_share!r}; need a number above 0 and below 1'
-            )
 
 
 EXAMPLE = Example(('discrete',))

@@ -16,7 +16,7 @@ that does not depend on the observation, as in the paper. Discrete actions have 
 """
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import tensorflow as tf
 from tf_agents.utils import common
@@ -26,8 +26,8 @@ from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
 from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
-from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, Range, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import spec_checks
@@ -41,7 +41,7 @@ EXPERIENCE = Experience(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class IQLLoss:
     """The losses; see the module.
 
@@ -55,21 +55,11 @@ class IQLLoss:
       reward_scale: the factor of the rewards. The paper scales rewards such that the returns of a data set span 1,000.
     """
 
-    gamma: float = 0.99
-    expectile: float = 0.7
-    inverse_temperature: float = 3.0
-    max_weight: float = 100.0
+    gamma: Fraction = 0.99
+    expectile: Annotated[float, Range(above=0, below=1)] = 0.7
+    inverse_temperature: NonNegativeFloat = 3.0
+    max_weight: PositiveFloat = 100.0
     reward_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
-        if not 0 < self.expectile < 1:
-            raise UserValueError(f'got expectile={self.expectile!r}; need a number above 0 and below 1')
-        if not self.inverse_temperature >= 0:
-            raise UserValueError(f'got inverse_temperature={self.inverse_temperature!r}; need a number of at least 0')
-        if not self.max_weight > 0:
-            raise UserValueError(f'got max_weight={self.max_weight!r}; need a number above 0')
 
 
 EXAMPLE = Example(('discrete', 'continuous'))

@@ -21,7 +21,6 @@ state is reset: short episodes fill sequences, and the first steps of an episode
 action are no inputs of the network, unless the observation has them. Adam is the default.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -34,6 +33,7 @@ from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
+from tflearn.core.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import recurrent, spec_checks
 from tflearn.networks.networks import NetworkOptions
@@ -49,7 +49,7 @@ EXPERIENCE = Experience(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class R2D2Loss:
     """The targets of the values, and the priorities.
 
@@ -62,23 +62,12 @@ class R2D2Loss:
       priority_eta: the weight of the largest error of a sequence in its priority; the mean error has the rest.
     """
 
-    gamma: float = 0.997
-    n_step: int = 5
-    burn_in_steps: int = 10
+    gamma: Fraction = 0.997
+    n_step: PositiveInt = 5
+    burn_in_steps: NonNegativeInt = 10
     double: bool = True
-    rescaling: float | None = 1e-3
-    priority_eta: float = 0.9
-
-    def __post_init__(self) -> None:
-        for name in ('gamma', 'priority_eta'):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserValueError(f'got {name}={getattr(self, name)!r}; need a number in [0, 1]')
-        if self.n_step < 1 or self.burn_in_steps < 0:
-            raise UserValueError(
-                f'got n_step={self.n_step!r}, burn_in_steps={self.burn_in_steps!r}; need at least 1, and at least 0'
-            )
-        if self.rescaling is not None and not self.rescaling > 0:
-            raise UserValueError(f'got rescaling={self.rescaling!r}; need a number above 0, or None')
+    rescaling: PositiveFloat | None = 1e-3
+    priority_eta: Fraction = 0.9
 
 
 EXAMPLE = Example(

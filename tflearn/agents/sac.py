@@ -41,6 +41,7 @@ from tflearn.agents.example import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.settings import Fraction, NonNegativeInt, checked_dataclass
 from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
@@ -59,7 +60,7 @@ EXPERIENCE = Experience(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class SACLoss:
     """The losses; see the module.
 
@@ -72,15 +73,11 @@ class SACLoss:
       burn_in_steps: with memory, the first steps of a sequence, which only change the networks' states.
     """
 
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     reward_scale: float = 1.0
     target_entropy: float | None = None
     initial_log_alpha: float = 0.0
-    burn_in_steps: int = 10
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
+    burn_in_steps: NonNegativeInt = 10
 
 
 EXAMPLE = Example(
@@ -175,11 +172,10 @@ def _check_memory(experience: Experience, burn_in_steps: int, actor_network: Any
     if conservative.weight:
         raise UserValueError('got Conservative.weight with lstm_size; need one of them; remove lstm_size')
     length = experience.slicing.sequence_length
-    if burn_in_steps < 0 or length < burn_in_steps + 2:
+    if length < burn_in_steps + 2:
         raise UserValueError(
             f'got Slicing.sequence_length={length} with burn_in_steps={burn_in_steps}; need at least '
-            f'{max(burn_in_steps, 0) + 2}, and at least 0 steps of burn-in, so that a step is trained, with the '
-            'observation after it'
+            f'{burn_in_steps + 2}, so that a step is trained, with the observation after it'
         )
 
 
