@@ -13,7 +13,7 @@ from typing import Any, Literal
 from absl import flags, logging
 
 from tflearn.config import files
-from tflearn.core import tokens
+from tflearn.core import extras, tokens
 from tflearn.core.errors import UserError, UserValueError, as_user_error
 from tflearn.core.waiting import HOST_PORT
 from tflearn.files.run_dir import is_url, local_path
@@ -272,9 +272,10 @@ def define_replay_backend() -> None:
     """Defines the flag of the programs that start a replay server."""
     flags.DEFINE_enum(
         'replay_backend',
-        'reverb',
+        extras.default_replay_backend(),
         ['reverb', 'valkey'],
-        'The server that the replay server starts: Reverb, or Valkey, which other machines do not reach.',
+        'The server that the replay server starts: Reverb, by default where it is installed, or Valkey, which other '
+        'machines do not reach.',
     )
 
 

@@ -47,7 +47,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(folder, kind=backend.REVERB):
+def serving(folder, kind=None):
     """Gives a function experience -> Served; all servers are closed at the end."""
     with contextlib.ExitStack() as stack:
         # So that streams end soon after they are closed.

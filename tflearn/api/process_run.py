@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tflearn.config import files
+from tflearn.core import extras
 from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.files.run_dir import RunDir
 from tflearn.launch import kubernetes, local, ray_cluster, run_summary, slurm
@@ -236,7 +237,8 @@ def _addresses(
         own = (OWN_ADDRESS,)
         return Addresses(coordinator_address or COORDINATOR_ADDRESS, own * num_replay_servers, own * num_relays)
     # A port that is held can be taken by Reverb alone.
-    hold = _free_address if replay_flags else local.held_address
+    is_reverb = not replay_flags and extras.default_replay_backend() == 'reverb'
+    hold = local.held_address if is_reverb else _free_address
     try:
         coordinator = coordinator_address or held.enter_context(local.held_address())
         replay, relays = (

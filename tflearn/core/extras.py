@@ -67,6 +67,11 @@ def import_error(error: ImportError, user: str) -> UserImportError:
     return UserImportError(f'got no {error.name}, which {user} needs; need that installed; {remedy}')
 
 
+def default_replay_backend() -> str:
+    """Returns the server that keeps a replay: 'reverb' where it is installed, else 'valkey'. Imports nothing."""
+    return 'reverb' if importlib.util.find_spec('reverb') else 'valkey'
+
+
 def is_missing(module: str) -> bool:
     """Whether `module` belongs to an extra and is not installed. Imports nothing."""
     return module in _EXTRAS and importlib.util.find_spec(module) is None

@@ -17,7 +17,7 @@ from tflearn.coordinator.learner_watch import LearnerWatch
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
 from tflearn.coordinator.weights_reader import Lost, Refused
-from tflearn.core import agent_data
+from tflearn.core import agent_data, extras
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.settings import PositiveInt, checked
@@ -50,7 +50,7 @@ def replay_server(
     *,
     run_dir: RunDir,
     replay_address: str,
-    replay_backend: Literal['reverb', 'valkey'] = 'reverb',
+    replay_backend: Literal['reverb', 'valkey'] | None = None,
     stop: threading.Event,
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
@@ -72,7 +72,7 @@ def replay_server(
       replay_address: the address at which others reach the server, 'host:port'. Reverb listens at the port on all
         interfaces, Valkey on this machine only. 'valkey://host:port' is a server of Valkey's that runs already, or
         'valkeys://host:port' over TLS.
-      replay_backend: which server this job starts, if it starts one.
+      replay_backend: which server this job starts, if it starts one; None: Reverb where it is installed, else Valkey.
       stop: ends the job when set.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent; called once, for the specs of its data and weights.
@@ -140,10 +140,10 @@ def replay_server(
 
 
 def _starting(
-    storage: Storage, address: str, kind: str, checkpoints: pathlib.Path
+    storage: Storage, address: str, kind: str | None, checkpoints: pathlib.Path
 ) -> tuple[str, Callable[..., Server]]:
     """Returns the backend of a replay server, and what starts it or finds it running."""
-    kind, given = backend.kind_of(address, kind)
+    kind, given = backend.kind_of(address, kind or extras.default_replay_backend())
     port = 0 if given else int(address.rpartition(':')[2])
     return kind, functools.partial(backend.serve, storage.make_tables(), port, checkpoints, kind=kind, address=given)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tflearn.core import waiting
+from tflearn.core import extras, waiting
 from tflearn.core.errors import UserImportError
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay.storage import Storage
@@ -195,7 +195,7 @@ def serve(
     checkpoints: pathlib.Path,
     restore: str | None = None,
     needed: Callable[[], Collection[str]] = tuple,
-    kind: str = REVERB,
+    kind: str | None = None,
     address: str = '',
 ) -> Server:
     """Starts a server, with the content of a complete checkpoint if there is one.
@@ -205,7 +205,7 @@ def serve(
       checkpoints: the checkpoints' directory.
       restore: the name of the checkpoint, one of those that are needed; None is the newest.
       needed: returns the names of the checkpoints that are kept besides the newest one.
-      kind: the backend's folder.
+      kind: the backend's folder; None: Reverb's where it is installed, else Valkey's.
       address: of a server of that kind that runs already, which gets the tables; '' starts one.
 
     Raises:
@@ -213,6 +213,7 @@ def serve(
       ValueError: if its tables differ from `tables`, or if the port is in use.
     """
     given = {'address': address} if address else {}
+    kind = kind or extras.default_replay_backend()
     return _module(kind, 'server').ReplayServer(tables, port, checkpoints, restore, needed, **given)
 
 
