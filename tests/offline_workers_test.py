@@ -51,6 +51,7 @@ from tflearn.core import experience
 from tflearn.agents import dqn
 from tflearn.jobs import train
 from tflearn.learner import train_loop
+from tflearn.networks import networks
 
 include 'dqn_cartpole.gin'
 

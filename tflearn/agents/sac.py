@@ -199,11 +199,11 @@ def make_networks(
 
 
 class Networks(NamedTuple):
-    """The agent's networks; `targets` are the critics of the targets, if there are others."""
+    """The agent's networks; `targets` are the critics of the targets, None if there are no others."""
 
     actor: network_lib.Network
     critics: critics_lib.Critics
-    targets: critics_lib.Critics | None
+    targets: Any
 
 
 class Objective(NamedTuple):

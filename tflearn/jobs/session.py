@@ -304,7 +304,7 @@ class Session:
             )
         if ending == Ending.STOP:
             logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
-            self._status.update('stopped')
+            self._status.update('stopped', train_step=self._learner.step)
 
     def _end_reason(self, more_secs: float = 0.0) -> str | None:
         """Returns why training is over; None while it goes on. `more_secs` have passed since the last call's end."""
