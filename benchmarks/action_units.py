@@ -9,6 +9,7 @@ best action is b / 2 for the bounds -b and b, and 750 for 0 and 1000. A run ends
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import time
@@ -34,7 +35,7 @@ _FIRST_SEED = 11
 BOUNDS = {'0.01': (-0.01, 0.01), '0.1': (-0.1, 0.1), '1': (-1, 1), '100': (-100, 100), '1000': (0, 1000)}
 OBSERVATION = tf.TensorSpec((1,), tf.float32, 'observation')
 
-_RATE, _SLOW = (OptimizerOptions(schedules.linear(rate, 1e-4, STEPS)) for rate in (1e-2, 3e-3))
+_RATE, _LESS, _SLOW = (OptimizerOptions(schedules.linear(rate, 1e-4, STEPS)) for rate in (1e-2, 5e-3, 3e-3))
 _FREE = {'normalize_observations': False, 'normalize_rewards': False}
 # What an algorithm needs besides to learn this task from actions of this spread.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -45,13 +46,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     'cql': {'optimizer': _SLOW, 'conservative': Conservative(0.01)},
     'ddpg': {'optimizer': _SLOW},
     'tqc': {'truncated': Truncated(5, 1)},
-    'td3_bc': {'loss': td3.TD3Loss(behavior_cloning_alpha=50.0)},
+    'td3_bc': {'optimizer': _LESS, 'loss': td3.TD3Loss(behavior_cloning_alpha=200.0)},
     'ppo': _FREE,
     'a2c': _FREE,
     'v_mpo': _FREE,
     'bc': {'network': NetworkOptions((16,)), 'normalize_observations': False},
     'reinforce': {'network': NetworkOptions((16,), (16,))},
-    'iql': {'loss': iql.IQLLoss(inverse_temperature=100.0)},
+    'iql': {'loss': iql.IQLLoss(inverse_temperature=30.0)},
     'awac': {'loss': awac.AWACLoss(temperature=0.01)},
 }
 # Those that learn from actions of another policy; the others act themselves.
@@ -102,7 +103,8 @@ def _run(name: str, bounds: tuple[float, float], seed: int, steps: int) -> dict[
     agent, length = _make_agent(name, EnvironmentSpecs(OBSERVATION, spec))
     middle, half = (high + low) / 2, (high - low) / 2
     act = tf.function(lambda: _act(agent, BATCH), autograph=False)
-    train = tf.function(lambda action, info: agent.train(_rows(agent, length, action, info, spec)), autograph=False)
+    rows = functools.partial(_rows, agent, length, spec, name == 'reinforce')
+    train = tf.function(lambda action, info: agent.train(rows(action, info)), autograph=False)
     random, recorded = np.random.default_rng(seed), name in (*RECORDED, *EXPERT)
     if name in EXPERT:
         actions = middle + half * (0.5 + random.normal(0, 0.1, (2_000, 1)))
@@ -138,15 +140,19 @@ def _act(agent: Agent, size: int) -> Any:
     return policy.action(ts.restart(tf.zeros((size, 1)), size), policy.get_initial_state(size))
 
 
-def _rows(agent: Agent, length: int, action: tf.Tensor, info: Any, spec: tensor_spec.BoundedTensorSpec) -> Any:
+def _rows(
+    agent: Agent, length: int, spec: tensor_spec.BoundedTensorSpec, complete: bool, action: tf.Tensor, info: Any
+) -> Any:
     """Returns sequences [B, length] of equal rows: the discount ends each episode after its step."""
     low, high = float(spec.minimum), float(spec.maximum)
     reward = -tf.square((action[:, 0] - (high + low) / 2) / ((high - low) / 2) - 0.5)
-    middle = tf.fill(tf.shape(reward), tf.constant(ts.StepType.MID))
     zeros = tf.zeros_like(reward)
     if 'episode_return' in (agent.collect_data_spec.policy_info or ()):
         info = {'episode_return': reward}
-    rows = trajectory.Trajectory(middle, zeros[:, tf.newaxis], action, info, middle, reward, zeros)
+    # Where the return of a complete episode is learnt from, the row is one.
+    ends = (ts.StepType.FIRST, ts.StepType.LAST) if complete else (ts.StepType.MID, ts.StepType.MID)
+    begins, ends = (tf.fill(tf.shape(reward), tf.constant(end)) for end in ends)
+    rows = trajectory.Trajectory(begins, zeros[:, tf.newaxis], action, info, ends, reward, zeros)
     return tf.nest.map_structure(lambda leaf: tf.repeat(leaf[:, tf.newaxis], length, axis=1), rows)
 
 
