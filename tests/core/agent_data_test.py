@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tests.testing import foreign_agents
+from tests.testing import foreign_agents, lanes
 from tflearn.agents import dqn
 from tflearn.coordinator import weights_contract
 from tflearn.core import agent_data, strategies
@@ -81,6 +81,7 @@ def test_refuses_unknown_dimensions():
     assert 'whose data have nodes of the shape (None, 2); need all dimensions known' in message
 
 
+@lanes.numpy_1
 def test_refuses_iterations_of_agents_that_cannot_prepare_them():
     assert 'need an agent that prepares sequences' in refused(foreign_agents.recurrent_dqn, ITERATION)
     assert 'need them computed from complete sequences' in refused(foreign_agents.ppo, ITERATION)
@@ -90,6 +91,7 @@ def test_refuses_iterations_of_agents_that_cannot_prepare_them():
     assert 'need update_normalizers_in_train=False' in refused(foreign_agents.ppo, ITERATION, **updates)
 
 
+@lanes.numpy_1
 def test_accepts_others(ppo):
     agent_data.check(*ppo)
     agent_data.check(*made(foreign_agents.behavioral_cloning))
@@ -108,6 +110,7 @@ def test_single_steps_are_the_first_of_two():
     assert agent_data.preprocessing(agent)(pairs).reward.numpy().tolist() == [1.0, 1.0, 1.0]
 
 
+@lanes.numpy_1
 def test_prepares_steps_with_advantages(ppo):
     agent, *_ = ppo
     data = zeros(agent.collect_data_spec, (2, 5))
@@ -141,6 +144,7 @@ def test_two_replicas_add_all_their_sequences_to_the_normalizers():
     assert [value.numpy().max().round() for value in count.values] == [2 * 3 * 5] * 2
 
 
+@lanes.numpy_1
 def test_whole_sequences_are_preprocessed_in_replica():
     agent, *_ = made(functools.partial(foreign_agents.ppo, num_epochs=2, compute_value_and_advantage_in_train=False))
     preprocessed = agent_data.preprocessing(agent)(zeros(agent.collect_data_spec, (2, 5)))

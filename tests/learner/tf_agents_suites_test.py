@@ -7,7 +7,7 @@ import re
 import pytest
 import tf_agents.train
 
-from tests.testing import forks
+from tests.testing import forks, lanes
 
 DEADLINE_SECS = 280  # before that of every test
 # Tests in each file, and the processes that share them, one after the other: each is done long before the deadline.
@@ -49,6 +49,8 @@ def _run(folder, name, *tests, **environment):
 
 @pytest.mark.parametrize('name', SAMPLE)
 def test_a_sample_of_tf_agents_tests_passes(tmp_path, name):
+    if name == 'learner' and lanes.IS_CURRENT:
+        pytest.skip("TF-Agents' own test imports Reverb")
     tests = [f'LearnerTest.{test}' for test in SAMPLE[name]]
     assert _run(tmp_path, name, *tests) == (len(tests) or NUM_TESTS[name])
 

@@ -10,7 +10,7 @@ from tf_agents.policies import actor_policy, greedy_policy, q_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tests.testing import example_policies
+from tests.testing import example_policies, lanes
 from tflearn.policies import products, tflite
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
@@ -80,6 +80,7 @@ def load(path, signature='action'):
     return saved_function, run_tflite
 
 
+@lanes.numpy_1
 def test_greedy_policy_with_chosen_names_and_logits(exported, tmp_path):
     output = tmp_path / 'product'
     options = ProductOptions(time_step=True, parameters=True, names=NAMES)
@@ -119,6 +120,7 @@ def test_greedy_policy_with_chosen_names_and_logits(exported, tmp_path):
     assert len(seen) > 1
 
 
+@lanes.numpy_1
 def test_stochastic_policy_draws_by_its_logits(exported, tmp_path):
     products.save(exported['raw_policy'], tmp_path / 'one', ProductOptions(parameters=True))
     products.save(exported['raw_policy'], tmp_path / 'many', ProductOptions(400, 'draw', names={'action': 'choice'}))
@@ -167,6 +169,7 @@ def test_policies_without_parameters_and_with_a_state(tmp_path):
         products.save(exploring, tmp_path / 'other', ProductOptions(parameters=True))
 
 
+@lanes.numpy_1
 def test_rejects_what_does_not_fit(exported, tmp_path):
     greedy = exported['greedy_policy']
 

@@ -95,7 +95,7 @@ def nested() -> Any:
 
 def of_bytes() -> Any:
     """Observes three bytes."""
-    observation = tensor_spec.BoundedTensorSpec((3,), tf.uint8, 0, 255, 'observation')
+    observation = tensor_spec.BoundedTensorSpec((3,), tf.uint8, [0], [255], 'observation')
     network = sequential.Sequential(
         [tf.keras.layers.Lambda(lambda values: tf.cast(values, tf.float32)), tf.keras.layers.Dense(4)],
         input_spec=observation,
