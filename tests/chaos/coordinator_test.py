@@ -44,11 +44,17 @@ class Watched(ChaosRun):
         self._over.set()
         self._thread.join(10.0)
 
+    @property
+    def num_ended(self):
+        """The episodes that the collectors have ended, by their status."""
+        return sum(self.status(f'collect_{i}').get('episodes') or 0 for i in range(NUM_COLLECTORS))
+
     def all_are_counted_once(self):
         """Whether the learner has each episode of the collectors, and none twice."""
         status = self.status('train')
-        ended = sum(self.status(f'collect_{i}').get('episodes') or 0 for i in range(NUM_COLLECTORS))
-        assert (status.get('reported_episodes') or 0) <= (status.get('episodes') or 0) <= ended, 'one is counted twice'
+        assert (status.get('reported_episodes') or 0) <= (status.get('episodes') or 0)
+        # A collector reports first, and writes its status within a second.
+        wait_for(lambda: (status.get('episodes') or 0) <= self.num_ended, 'each to be counted once', 3.0)
         return status.get('reported_episodes') == status.get('episodes') and status.get('episodes')
 
 
