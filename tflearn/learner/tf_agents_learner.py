@@ -285,6 +285,7 @@ class Learner:
           AssertionError: if `iterations` is below 1, as in TF-Agents.
           tf.errors.OutOfRangeError: if the data had ended already.
         """
+        del parallel_iterations
         if iterations < 1:
             raise AssertionError(f'Iterations must be greater or equal to 1, was {iterations}')
         num_steps, last = self._take(iterations, self._experience_iterator if iterator is None else iterator)

@@ -124,6 +124,7 @@ class PPOLearner(Learner):
         Raises:
           ValueError: if the samples are too few for one minibatch on each replica.
         """
+        del parallel_iterations  # has no effect
         self.num_frames_for_training.assign(self._update(self._normalization_iterator))
         _, last = self._take(_NO_LIMIT, self.new_iterator())
         if last is None:
