@@ -99,12 +99,13 @@ def test_all_count_from_the_start(tmp_path):
     make_environment = environment(GEAR, make=vector_env.in_worker_processes)
     run = train(dqn, FEW, tmp_path / 'run', make_environment)
     given, path = observations(), run.policy.path
-    expected = run.policy(given)
+    np.testing.assert_array_equal(tflearn.load_policy(path)(given), run.policy(given))
+    path = run.run_dir.greedy_policy / '20'  # the newest, which is served; an earlier one may be the best
+    expected = tflearn.load_policy(path)(given)
     assert {int(action) for action in expected} <= {5, 6, 7}
     metadata = json.loads((path / 'metadata.json').read_text())['specs']
     assert (metadata['action']['minimum'], metadata['action']['maximum']) == (5, 7)
     assert (metadata['observation']['kind']['minimum'], metadata['observation']['kind']['maximum']) == (-2, 1)
-    np.testing.assert_array_equal(tflearn.load_policy(path)(given), expected)
     signature = tf.saved_model.load(str(path)).signatures['serving_default']
     np.testing.assert_array_equal(
         signature(**{name: tf.constant(value) for name, value in named(given).items()})['action'], expected

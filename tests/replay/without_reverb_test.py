@@ -84,6 +84,6 @@ def test_training_on_files(tmp_path):
 
 def test_a_replay_server_is_refused_in_one_line(tmp_path):
     flags = (f'--root_dir={tmp_path}', '--gin_file=dqn_cartpole', f'--coordinator_address={free_address()}')
-    ended = run('scripts.replay_server', *flags)
+    ended = run('scripts.replay_server', *flags, '--replay_backend=reverb')
     assert ended.returncode == 2
     assert "got no backend 'reverb' of the replay" in ended.stderr.splitlines()[-1]

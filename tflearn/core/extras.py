@@ -1,5 +1,6 @@
 """Extras: the optional packages by the modules that they install, and the command that installs a missing one."""
 
+import contextlib
 import importlib.util
 from typing import Any, NoReturn
 
@@ -69,7 +70,9 @@ def import_error(error: ImportError, user: str) -> UserImportError:
 
 def default_replay_backend() -> str:
     """Returns the server that keeps a replay: 'reverb' where it is installed, else 'valkey'. Imports nothing."""
-    return 'reverb' if importlib.util.find_spec('reverb') else 'valkey'
+    with contextlib.suppress(ModuleNotFoundError):
+        return 'reverb' if importlib.util.find_spec('reverb') else 'valkey'
+    return 'valkey'
 
 
 def is_missing(module: str) -> bool:
