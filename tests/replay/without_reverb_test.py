@@ -9,8 +9,9 @@ import pytest
 from tests.data import data_sets
 from tests.testing import forks
 from tflearn.core.waiting import wait_until
-from tflearn.files.run_dir import read_json
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address, free_port
+from tflearn.policies import updates
 
 DEADLINE_SECS = 120.0
 ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
@@ -40,7 +41,8 @@ def test_every_name_can_be_imported():
 
 
 def test_a_run_is_exported_and_evaluated(trained, tmp_path):
-    ended = run('scripts.export', f'--root_dir={trained}', '--train_step=10', f'--output={tmp_path / "full"}')
+    step = updates.steps(RunDir(trained).greedy_policy)[0]  # after the call that passes train step 10
+    ended = run('scripts.export', f'--root_dir={trained}', f'--train_step={step}', f'--output={tmp_path / "full"}')
     assert ended.returncode == 0, ended.stderr
     output = tmp_path / 'found.json'
     flags = (f'--root_dir={trained}', '--gin_file=dqn_cartpole', '--policy=greedy_policy', '--episodes=2')
