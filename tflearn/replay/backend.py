@@ -19,6 +19,7 @@ import tensorflow as tf
 from tflearn.core import extras, waiting
 from tflearn.core.errors import UserImportError
 from tflearn.core.table_counts import TableCounts
+from tflearn.replay.checkpoints import CheckpointDirectory
 from tflearn.replay.storage import Storage
 from tflearn.replay.tables import TableSpec
 
@@ -151,27 +152,42 @@ class Server(abc.ABC):
     address: str
     port: int
     restored: pathlib.Path | None
+    _settings: dict[str, Any]  # of the tables, as JSON values
+
+    def __init__(self, checkpoints: CheckpointDirectory):
+        self._checkpoints = checkpoints
 
     @abc.abstractmethod
     def counts(self) -> dict[str, TableCounts]:
         """Returns the counts by table name; raises TimeoutError if the server is too busy to answer."""
 
     @property
-    @abc.abstractmethod
     def has_checkpoint(self) -> bool:
         """Whether there is a complete checkpoint."""
+        return self._checkpoints.newest() is not None
 
-    @abc.abstractmethod
     def checkpoint(self) -> str:
         """Writes all tables to disk atomically, and returns the path.
 
         Raises:
           RuntimeError, IndexError, OSError: if it cannot be written.
         """
+        # First, since a checkpoint without its settings would be refused. An older one has the same settings.
+        self._checkpoints.write_settings(self._settings)
+        self._checkpoints.clean()
+        try:
+            self._save(self._checkpoints.unfinished)
+        finally:
+            self._checkpoints.clean()  # The rest of a failed checkpoint would take disk space.
+        return str(self._checkpoints.newest())
 
     @abc.abstractmethod
+    def _save(self, folder: pathlib.Path) -> None:
+        """Writes all tables into a directory of `folder`, which is empty, and last the file `COMPLETE` there."""
+
     def prune(self) -> None:
         """Removes the checkpoints that are no longer needed."""
+        self._checkpoints.prune()
 
     @abc.abstractmethod
     def close(self) -> None:

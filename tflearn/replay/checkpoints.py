@@ -56,6 +56,10 @@ class CheckpointDirectory:
         number = self._numbered.newest
         return None if number is None else self._numbered.path(number)
 
+    def chosen(self, name: str | None) -> pathlib.Path | None:
+        """Returns the checkpoint of this name, one of those that are needed; for None the newest one, or None."""
+        return self._numbered.directory / name if name else self.newest()
+
     def _saved(self) -> list[pathlib.Path]:
         """Returns the complete checkpoints that were saved and have no number yet, by age."""
         done = sorted(self.unfinished.glob(f'*/{COMPLETE}'), key=lambda path: path.stat().st_mtime_ns)

@@ -32,13 +32,12 @@ class ReplayServer(backend.Server):
         restore: str | None = None,
         needed: Callable[[], Collection[str]] = tuple,
     ):
-        self._checkpoints = CheckpointDirectory(checkpoints, needed)
+        super().__init__(CheckpointDirectory(checkpoints, needed))
         self._settings = {table.name: _describe(table) for table in tables}
-        chosen = lambda: checkpoints / restore if restore else self._checkpoints.newest()  # noqa: E731
-        if found := chosen():
+        if found := self._checkpoints.chosen(restore):
             self._checkpoints.refuse_differences(found, self._settings)
         self._checkpoints.clean()
-        self.restored = chosen()
+        self.restored = self._checkpoints.chosen(restore)
         self._tables = {table.name: Table(table) for table in tables}
         if self.restored:
             for table in self._tables.values():
@@ -51,25 +50,12 @@ class ReplayServer(backend.Server):
     def counts(self) -> dict[str, TableCounts]:
         return {name: table.counts() for name, table in self._tables.items()}
 
-    @property
-    def has_checkpoint(self) -> bool:
-        return self._checkpoints.newest() is not None
-
-    def checkpoint(self) -> str:
-        self._checkpoints.write_settings(self._settings)
-        self._checkpoints.clean()
-        saved = self._checkpoints.unfinished / 'saved'
+    def _save(self, folder: pathlib.Path) -> None:
+        saved = folder / 'saved'
         saved.mkdir(parents=True)
-        try:
-            for name, table in self._tables.items():
-                np.savez(saved / f'{name}.npz', **table.state())
-            (saved / COMPLETE).touch()
-        finally:
-            self._checkpoints.clean()
-        return str(self._checkpoints.newest())
-
-    def prune(self) -> None:
-        self._checkpoints.prune()
+        for name, table in self._tables.items():
+            np.savez(saved / f'{name}.npz', **table.state())
+        (saved / COMPLETE).touch()
 
     def close(self) -> None:
         SERVERS.remove(self.address)

@@ -85,14 +85,14 @@ class ReplayServer(backend.Server):
         address: str = '',
     ):
         refuse_draws(tables)
-        self._checkpoints, self._tables = CheckpointDirectory(checkpoints, needed), tables
+        super().__init__(CheckpointDirectory(checkpoints, needed))
+        self._tables = tables
         self._settings = {table.name: _describe(table) for table in tables}
-        chosen = lambda: checkpoints / restore if restore else self._checkpoints.newest()  # noqa: E731
-        if found := chosen():
+        if found := self._checkpoints.chosen(restore):
             self._checkpoints.refuse_differences(found, self._settings)
             stored_items.read_status(found)
         self._checkpoints.clean()
-        self.restored = chosen()
+        self.restored = self._checkpoints.chosen(restore)
         self._owner = _owner(checkpoints.parent)
         self._process = None if address else _Process(port)
         self.address = f'valkey://{library.LOCALHOST}:{self._process.port}' if self._process else address
@@ -152,25 +152,12 @@ class ReplayServer(backend.Server):
             text = f'timed out after {_ANSWER_SECS:.0f} s waiting for the replay server to report its tables ({error})'
             raise UserTimeoutError(text) from error
 
-    @property
-    def has_checkpoint(self) -> bool:
-        return self._checkpoints.newest() is not None
-
-    def checkpoint(self) -> str:
-        self._checkpoints.write_settings(self._settings)
-        self._checkpoints.clean()
-        saved = self._checkpoints.unfinished / 'saved'
+    def _save(self, folder: pathlib.Path) -> None:
+        saved = folder / 'saved'
         saved.mkdir(parents=True)
-        try:
-            with library.connected(self.address, _ANSWER_SECS) as connection:
-                stored_items.write(connection, saved)
-            (saved / COMPLETE).touch()
-        finally:
-            self._checkpoints.clean()
-        return str(self._checkpoints.newest())
-
-    def prune(self) -> None:
-        self._checkpoints.prune()
+        with library.connected(self.address, _ANSWER_SECS) as connection:
+            stored_items.write(connection, saved)
+        (saved / COMPLETE).touch()
 
     def close(self) -> None:
         if self._process:
