@@ -31,7 +31,7 @@ from tflearn.optimization.ensemble import Truncated
 from tflearn.optimization.optimizers import OptimizerOptions
 
 BATCH, STEPS, TOLERANCE = 64, 1_500, 0.05
-_FIRST_SEED = 11
+_FIRST_SEED = 21
 BOUNDS = {'0.01': (-0.01, 0.01), '0.1': (-0.1, 0.1), '1': (-1, 1), '100': (-100, 100), '1000': (0, 1000)}
 OBSERVATION = tf.TensorSpec((1,), tf.float32, 'observation')
 
@@ -69,7 +69,7 @@ def main() -> None:
         '--seeds',
         type=int,
         default=5,
-        help='runs of each, with the seeds 11, 12, ...: the settings were chosen with 1 to 6',
+        help='runs of each, with the seeds 21, 22, ...: the settings were chosen with 1 to 15',
     )
     parser.add_argument('--json', type=pathlib.Path, default=None, help='the results, which a further call continues')
     parser.add_argument('--quick', action='store_true', help='one short run each, to see whether this program works')

@@ -217,8 +217,8 @@ def serve(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str,
     with _program(options, 'serve', *flags) as pid, grpc.insecure_channel(address) as kept:
         wait_until(lambda: b'running' in _read(RunDir(root).status('serve')), 'the server', 60)
 
-        def ask(anew: bool) -> None:
-            if not anew:
+        def ask(fresh: bool) -> None:
+            if not fresh:
                 kept.unary_unary(PREDICT)(data, 10.0)
                 return
             with grpc.insecure_channel(address, [('grpc.use_local_subchannel_pool', 1)]) as channel:
@@ -278,12 +278,12 @@ def _http_attacks(
 def _http_client(port: int, path: str) -> Iterator[Callable[[bool], None]]:
     kept = http.client.HTTPConnection(HOST, port, timeout=10.0)
 
-    def ask(anew: bool) -> None:
-        connection = http.client.HTTPConnection(HOST, port, timeout=10.0) if anew else kept
+    def ask(fresh: bool) -> None:
+        connection = http.client.HTTPConnection(HOST, port, timeout=10.0) if fresh else kept
         connection.request('GET', path)
         answer = connection.getresponse()
         answer.read()
-        if anew:
+        if fresh:
             connection.close()
         if answer.status != 200:
             raise RuntimeError(f'got the status {answer.status}')

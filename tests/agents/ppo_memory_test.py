@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.testing import experiences
+from tests.testing import experiences, lanes
 from tflearn.actors.actor import Actor
 from tflearn.agents import ppo
 from tflearn.core.experience import Iteration
@@ -61,7 +61,7 @@ def test_the_policy_of_a_sequence_is_the_one_that_acted(collected):
     agent, sequences = collected
     assert (sequences.step_type[:, 0] != 0).numpy().any(), 'some begin within an episode'
     assert (sequences.step_type[:, 1:] == 0).numpy().any(), 'another one begins within a sequence'
-    assert _divergence(agent, sequences) == pytest.approx(0.0, abs=1e-5)
+    assert _divergence(agent, sequences) == pytest.approx(0.0, abs=1e-5 if lanes.IS_CURRENT else 1e-6)
     assert _divergence(agent, _without_state(sequences)) > 1e-3, 'else this test shows nothing'
 
 

@@ -80,6 +80,7 @@ def test_ten_kills_of_the_coordinator(tmp_path, promise, gin_file, job):
         write_json(run.run_dir.stop_request, {'reason': 'ten kills are enough'})
         assert run.wait() == 0, run.output.read_text()[-3000:]
     run.close()
+    assert run.status('train')['episodes'] <= run.num_ended, 'one is counted twice'
     assert not run.went_back
     where = 'alone' if job == 'coordinator' else 'in the replay server'
     fault = f'{KILLS} SIGKILLs of the coordinator {where}, {gin_file}'

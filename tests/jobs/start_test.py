@@ -11,7 +11,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import tflearn
-from tests.testing import foreign_agents
+from tests.testing import foreign_agents, lanes
 from tests.testing.served_policies import serving
 from tflearn.agents import bc, discrete_sac, dqn, linear_bandit, r2d2
 from tflearn.agents.rescaled_actions import ActionRescaling
@@ -194,6 +194,7 @@ def test_masks_of_several_choices(tmp_path):
         assert found.effective_sample_size == pytest.approx(found.num_episodes, rel=1e-3)
 
 
+@lanes.numpy_1
 def test_agents_of_others_count_too_or_are_refused(tmp_path):
     experience = tflearn.Experience(tflearn.Slicing(2), tflearn.Uniform(100, 10, 8.0), tflearn.BatchItems(8))
     given = {'make_environment': environment(GEAR, None), 'experience': experience, 'num_train_steps': 5}

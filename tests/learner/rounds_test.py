@@ -10,7 +10,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tests.testing import foreign_agents, written_summaries
+from tests.testing import foreign_agents, lanes, written_summaries
 from tflearn.agents import dqn, ppo
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse
 from tflearn.core.train_step import create_train_step
@@ -147,6 +147,7 @@ def test_filled_minibatches_have_weights():
     assert np.sum(weights) == 2 * 9
 
 
+@lanes.numpy_1
 def test_an_agent_of_tf_agents_computes_advantages_of_each_length(tmp_path):
     factory = functools.partial(foreign_agents.ppo, **foreign_agents.FOR_ITERATIONS)
     agent = make_agent(factory, EXPERIENCE)

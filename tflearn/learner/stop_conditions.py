@@ -63,7 +63,7 @@ class StopConditions:
 class Forecast:
     """Says which stop condition will be reached first, and when, by the rates of the last half minute.
 
-    A stall, such as the compilation of a program, begins the measurement of the rates anew.
+    A stall, such as the compilation of a program, starts the measurement of the rates again.
     """
 
     def __init__(self, conditions: StopConditions, clock: Callable[[], float] = time.monotonic):

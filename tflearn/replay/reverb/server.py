@@ -118,6 +118,7 @@ class ReplayServer(backend.Server):
         Raises:
           RuntimeError, IndexError: if it cannot be written; for a full disk Reverb raises an IndexError.
         """
+        del folder  # which the server was started with
         self._client().checkpoint()
 
     def close(self) -> None:
