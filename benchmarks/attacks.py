@@ -32,6 +32,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.unfinished_streams import Streams  # noqa: E402
+from tflearn.coordinator.server import MAX_CONNECTIONS  # noqa: E402
 from tflearn.core.waiting import is_listening, wait_until  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 
@@ -240,7 +241,8 @@ def coordinator(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dic
     port = free_port()
     with _program(options, 'coordinator', f'--coordinator_address={HOST}:{port}') as pid:
         wait_until(lambda: is_listening(f'{HOST}:{port}'), 'the server', 60)
-        yield from _http_attacks('coordinator', pid, port, 512, '/v1/status', options)
+        places = min(MAX_CONNECTIONS, options.handles * 3 // 4)  # a fourth of the handles is left free
+        yield from _http_attacks('coordinator', pid, port, places, '/v1/status', options)
 
 
 def run_metrics(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,7 @@ from tflearn.environments import vector_env
 from tflearn.files.run_dir import read_json
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.train_settings import Intervals
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.transforms import rewards, transformed
 
@@ -273,8 +274,10 @@ def test_python_objects_in_several_processes(tmp_path, monkeypatch):
     assert (run.run_dir.status('collect_1')).exists()
     text = run.run_dir.config.read_text()
     assert "learning_rate = {'ppo': 0.001}" in text and 'publish_interval_steps = 1\n' in text
+    given['intervals'] = Intervals(publish_interval_steps=4)
     again = tflearn.train(**given, root_dir=tmp_path, mode='processes', num_collectors=2)
     assert again.evaluations == run.evaluations
+    assert 'publish_interval_steps = 4\n' in (tmp_path / 'run.gin').read_text()
 
 
 def test_processes_need_the_main_thread(tmp_path):

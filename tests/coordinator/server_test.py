@@ -171,7 +171,7 @@ def test_a_slow_sender_loses_the_place_to_the_learner(coordinating, monkeypatch)
         threading.Event().wait(0.3)
         learner.put_weights(made([LARGE]))
         assert server.status()['train_step'] == 1
-        assert slow.recv(1 << 16) == b'' or b'408' in slow.recv(1) + b'408'
+        assert slow.recv(1 << 16) == b''
 
 
 def test_a_relay_takes_no_publications_and_serves_on_while_the_coordinator_is_down(coordinating, reader_of, relay_of):

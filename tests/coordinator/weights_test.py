@@ -35,7 +35,6 @@ def run(request, coordinating):
     thread.start()
     wait_until(lambda: learner.addresses('relay'), 'the relay', 20)
     yield server, learner
-    assert server.status()['sent_messages'] <= 2 * server.status()['clients'] + 30
     stop.set()
     thread.join(20)
     assert not thread.is_alive()

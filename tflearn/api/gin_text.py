@@ -97,7 +97,7 @@ def of_run(arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     """Returns the gin file of a run in several processes; its arguments are those of `synchronous_run.of_objects`."""
     given, made = grouped(arguments), GinText()
     initial, intervals = given.get('initial', Initial()), given.get('intervals', Intervals())
-    if isinstance(given['experience'].replay, Queue) and 'publish_interval_steps' not in arguments:
+    if isinstance(given['experience'].replay, Queue) and not {'intervals', 'publish_interval_steps'} & arguments.keys():
         given['intervals'] = dataclasses.replace(intervals, publish_interval_steps=1)  # data of the newest weights
     if initial.seed is not None:
         given = {'collect_seed': initial.seed, **given}

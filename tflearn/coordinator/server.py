@@ -20,8 +20,9 @@
 Tflearn-Incarnation: what registering answered; 412 if that was before a restart: the job registers again first.
 Tflearn-Claim: EPOCH/OWNER is the learner's; 409 if another one has taken over.
 
-A relay is such a server whose weights come from another one, and which answers nothing else. So the coordinator's
-machine sends each publication once for each relay, and a relay once for each of its collectors.
+A relay is such a server whose weights come from another one, and which answers requests for weights and for the
+status alone. So the coordinator's machine sends each publication once for each relay, and a relay once for each of its
+collectors.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.net import http_request
 from tflearn.net.http_request import Request, Response, json_response
 from tflearn.net.http_server import HttpServer, Route
-from tflearn.net.server_options import ServerOptions as ServerOptions
+from tflearn.net.server_options import ServerOptions
 
 MAX_BYTES = 4 << 30  # of a publication
 MAX_CONNECTIONS = 4096
