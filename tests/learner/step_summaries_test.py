@@ -37,8 +37,9 @@ def test_writes_histograms_of_actions(tmp_path, name):
     size = action.shape.num_elements() or 1
     counts = {'actions/batch': 6 * algorithm.length * size, 'actions/policy': 6 * size}
     assert {tag: values[0][2] for tag, values in found.items()} == counts
+    bound = 2.0 if action.dtype.is_floating else float(action.maximum)
     for least, greatest, _ in (values[0] for values in found.values()):
-        assert -2.0 <= least <= greatest <= 2.0, 'drawn of a normal distribution, as was the batch'
+        assert -bound <= least <= greatest <= bound
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,8 @@ def test_writes_histograms_of_the_distributions_parameters(tmp_path, name, param
     found = _write(tmp_path, agent, data, {}, SummaryOptions(actions='distributions'))
     counts = {tag: values[0][2] for tag, values in found.items() if tag.startswith('distributions/')}
     assert counts, set(found)
+    for part, count in parameters.items():
+        assert any(part in tag and found == count for tag, found in counts.items()), counts
     assert 'actions/policy' in found
 
 

@@ -71,7 +71,7 @@ def collect(
 
     Raises:
       TimeoutError: if the server or the learner is not found in time, or the server went down and did not return.
-      PeerLost: if nothing was heard of the server for too long.
+      PeerLost: if nothing was heard of the coordinator for too long.
       ValueError: if an argument is out of range, the agent cannot explore as the options say, or the server's tables
         are made for other data or networks.
     """

@@ -171,7 +171,7 @@ class Session:
 
         Raises:
           TimeoutError: if no data arrived for too long; the checkpoint is saved.
-          PeerLost: if nothing was heard of the replay server for too long; the checkpoint is saved.
+          PeerLost: if nothing was heard of the coordinator for too long; the checkpoint is saved.
           PeerStopped: if another worker was asked to stop, or got an error of its data; the checkpoint is saved.
         """
         try:
@@ -284,7 +284,7 @@ class Session:
                 if stop.is_set() or self._lost or self._end_reason(more_secs):
                     self._source.close()
             except Exception as error:  # reports and decisions may be late, but the thread must go on
-                logging.warning('could not poll the replay: %s', error)
+                logging.warning('could not poll the collectors: %s', error)
 
     def _end(self, ending: Ending) -> None:
         with self._guard('the last export'):
@@ -372,10 +372,10 @@ class Session:
 
     def _newest_metrics(self) -> dict[str, Any]:
         """Returns all metrics of the status."""
-        result = self._result
-        ofs = {} if result is None else {'loss': result.loss, 'data_wait_share': result.data_wait_share}
+        result, ofs = self._result, {}
         if result:
             secs, env_steps = self._progress.secs, self._collectors.env_steps
+            ofs |= {'loss': result.loss, 'data_wait_share': result.data_wait_share}
             ofs |= {'train_steps_per_sec': result.steps_per_sec, 'policy_version': self._progress.policy_version}
             ofs |= self._forecast.update(self._learner.step, env_steps, secs)
         return {**ofs, **self._metrics(), **self._collectors.rates()}

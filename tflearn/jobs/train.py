@@ -80,7 +80,7 @@ def train(
 
     Raises:
       TimeoutError: if the server is not found, or no data arrive in time.
-      PeerStopped: if another worker was asked to stop, the replay server was lost, or this machine will be stopped.
+      PeerStopped: if another worker was asked to stop, the coordinator was lost, or this machine will be stopped.
       ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
         networks, or if no part of the agent computes in `precision`.
     """

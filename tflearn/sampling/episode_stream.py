@@ -23,7 +23,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
 from tflearn.sampling.episode_rows import EpisodeRows
-from tflearn.sampling.loaded_episodes import block_rows, max_draw_steps
+from tflearn.sampling.loaded_episodes import block_rows
 from tflearn.sampling.ring_columns import RingColumns
 from tflearn.sampling.source import Batch, Source, advance, with_version
 
@@ -101,7 +101,7 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
         self.max_read_ahead = self._capacity = _PARTS * max(1, part)
         self._part = max(1, min(part, _MAX_PART_BYTES // batch_bytes))
         self._columns = RingColumns(storage.layout, self._capacity * self._batch_rows)
-        self.max_draw_steps = min(self._capacity, max_draw_steps(self._columns, self._batch_rows))
+        self.max_draw_steps = min(self._capacity, self._columns.max_draw_steps(self._batch_rows))
         with tf.device('CPU:0'):
             self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False)  # batches
         self._positions = collections.deque([Position()])  # of the windows that are not given completely

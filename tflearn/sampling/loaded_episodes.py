@@ -19,15 +19,8 @@ from tflearn.sampling.source import Batch, Source, advance, with_version
 
 Order = Literal['uniform', 'epochs']
 
-_MAX_DRAWN_ROWS = 1 << 16
-_MAX_DRAWN_BYTES = 16 << 20
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES, _CROSSED_BYTES = 4 << 20, 32 << 20
-
-
-def max_draw_steps(columns: RingColumns, batch_rows: int) -> int:
-    """Returns the maximum number of batches, of so many rows each, that should be drawn at once."""
-    return max(1, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_BYTES // columns.drawn_bytes) // batch_rows)
 
 
 class LoadedEpisodes(Source, tf.train.experimental.PythonState):
@@ -75,7 +68,7 @@ class LoadedEpisodes(Source, tf.train.experimental.PythonState):
             gathered = list(blocks)
             max_rows, blocks = sum(len(rows) for rows, _ in gathered), iter(gathered)
         self._columns = RingColumns(storage.layout, max_rows)
-        self.max_draw_steps = max_draw_steps(self._columns, batch_size * self._length)
+        self.max_draw_steps = self._columns.max_draw_steps(batch_size * self._length)
         starts = self._write(blocks)
         self.size = sum(map(len, starts))
         if not self.size:

@@ -13,14 +13,12 @@ from tf_agents.typing import types
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.data.reader import EpisodeReader
 
-_NUM_SLOTS = 64  # episodes that are added side by side
-
 
 def add(
     write: Callable[[Any, int], None],
     episodes: EpisodeReader,
     spec: types.NestedTensorSpec,
-    num_slots: int = _NUM_SLOTS,
+    num_slots: int,
 ) -> None:
     """Adds all episodes, `num_slots` of them side by side, as if they came from as many environments.
 

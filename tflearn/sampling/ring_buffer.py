@@ -14,8 +14,6 @@ from tflearn.replay.storage import MIRROR_SPARE_CHUNKS, Storage
 from tflearn.sampling.ring_columns import RingColumns
 from tflearn.sampling.source import Batch, with_version
 
-_MAX_DRAWN_ROWS = 1 << 16
-_MAX_DRAWN_BYTES = 16 << 20
 _MAX_SPAN = 0.125  # of all sequences, between the first and the last sequence of a chunk that arrives in parts
 _MAX_ROWS_SPAN = 0.5  # the same for rows, so that the oldest chunk never holds the newest sequence
 
@@ -94,8 +92,7 @@ class RingBuffer:
 
     def max_draw_steps(self, batch_size: int) -> int:
         """Returns the maximum number of batches that `draw` draws at once."""
-        num_rows = min(_MAX_DRAWN_ROWS, _MAX_DRAWN_BYTES // self.columns.drawn_bytes)
-        return max(1, num_rows // (batch_size * self._length))
+        return self.columns.max_draw_steps(batch_size * self._length)
 
     def draw(self, num_steps: tf.Tensor, batch_size: int | tf.Tensor, seed: int, step: tf.Tensor) -> Any:
         """Draws sequences uniformly, with replacement. For a graph.

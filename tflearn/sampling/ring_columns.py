@@ -15,6 +15,8 @@ _NUMPY_KINDS = 'iuf'  # the kinds that DLPack supports
 _MIN_ROWS = 129  # a tensor of at most 128 elements would become a constant of the programs that read it
 
 _WIDE_BYTES = 256
+_MAX_DRAWN_ROWS = 1 << 16
+_MAX_DRAWN_BYTES = 16 << 20
 
 
 class SharedArray:
@@ -90,6 +92,10 @@ class RingColumns:
         """Writes rows uint8 [n, num_bytes] to `row` and the n - 1 after it."""
         for where, column in self._copies:
             column[row : row + len(rows)] = rows[:, where]
+
+    def max_draw_steps(self, batch_rows: int) -> int:
+        """Returns the maximum number of batches, of so many rows each, that should be drawn at once."""
+        return max(1, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_BYTES // self.drawn_bytes) // batch_rows)
 
     def draw(self, rows: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Reads the narrow columns of the rows int64 [n, ...], for `batch`. For a graph."""
