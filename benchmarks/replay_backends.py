@@ -22,11 +22,10 @@ import pathlib
 import random
 import secrets
 import statistics
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -34,7 +33,7 @@ import psutil
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import replay_backends_process  # noqa: E402
+from benchmarks import shard_process, shards  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.replay import backend, reader  # noqa: E402
 from tflearn.sampling.mirror import ReplayMirror  # noqa: E402
@@ -73,7 +72,7 @@ class Process:
     """A process of `replay_backends_process`."""
 
     def __init__(self, stack: contextlib.ExitStack):
-        self._process = _start(['benchmarks.replay_backends_process'], stack)
+        self._process = shards.start(['benchmarks.replay_backends_process'], stack)
 
     def begin(self, **command: Any) -> None:
         """Sends a command."""
@@ -122,16 +121,6 @@ def main() -> int:
     return 0
 
 
-def _start(arguments: Sequence[str], stack: contextlib.ExitStack) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, '-m', *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    assert process.stdout and process.stdout.readline()
-    return process
-
-
 def _measure(cell: Cell, kind: str, host: Process, writers: Sequence[Process], secs: float) -> Measured:
     host.begin(do='serve', kind=kind, layout=cell.layout)
     address, pid = host.answer()
@@ -141,12 +130,12 @@ def _measure(cell: Cell, kind: str, host: Process, writers: Sequence[Process], s
             start, _, port = address.rpartition(':')
             proxied = free_port()
             target = json.dumps({proxied: int(port)})
-            _start(['benchmarks.delaying_proxy', target, str(cell.delay_ms / 1e3)], stack)
+            shards.start(['benchmarks.delaying_proxy', target, str(cell.delay_ms / 1e3)], stack)
             address = f'{start}:{proxied}'
-        layout = replay_backends_process.storage(*cell.layout)
+        layout = shard_process.storage(*cell.layout)
         source = ReplayMirror(address, layout, 1, _DEADLINE_SECS)
         stack.callback(source.close)
-        stack.enter_context(_granting(source))
+        stack.enter_context(shards.granting(source))
         for writer in writers:
             writer.begin(do='write', address=address, layout=cell.layout)
         _wait_for_first(source)
@@ -170,7 +159,9 @@ def _measure(cell: Cell, kind: str, host: Process, writers: Sequence[Process], s
                 thread.join()
     host.begin(do='stop')
     host.answer()
-    read = max(1.0, (end - begin) / layout.sequences_per_chunk)
+    read = (end - begin) / layout.sequences_per_chunk
+    if not read:
+        raise TimeoutError(f'got no chunk within {secs:g} s of {cell} over {kind}; measure for longer')
     return Measured(read / (ended - began), 1e6 * (its_end - its) / read, megabytes, 1e6 * (own_end - own) / read)
 
 
@@ -185,25 +176,6 @@ def _wait_for_first(source: ReplayMirror) -> None:
 def _cpu_secs(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
-
-
-@contextlib.contextmanager
-def _granting(source: ReplayMirror) -> Iterator[None]:
-    """Publishes what was read, as the learner does between two calls of its loop."""
-    done = threading.Event()
-
-    def grant() -> None:
-        while not done.wait(0.01):
-            source.grant(1)
-
-    thread = threading.Thread(target=grant, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        source.close()
-        thread.join()
 
 
 def table(results: dict[tuple[Cell, str], list[Measured]]) -> str:

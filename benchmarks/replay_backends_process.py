@@ -8,36 +8,14 @@ import sys
 import tempfile
 
 import numpy as np
-import tensorflow as tf
-from tf_agents.trajectories import trajectory
 
-from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
+from benchmarks import shard_process
 from tflearn.replay import backend
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
 from tflearn.replay.storage import REPLAY, STREAM, Storage
 
-_MAX_BYTES = 200_000_000  # of a full replay
 _AT_ONCE = 16  # chunks that become full together: one of each environment
 _FLUSH_SECS = 0.2
-_SCALARS = {
-    'step_type': tf.int32,
-    'action': tf.int64,
-    'next_step_type': tf.int32,
-    'reward': tf.float32,
-    'discount': tf.float32,
-}
-
-
-def storage(chunk_steps: int, with_images: bool) -> Storage:
-    """Returns the layout of CartPole's rows, or of rows with an image of 28 kB."""
-    scalar = {name: tf.TensorSpec((), dtype, name) for name, dtype in _SCALARS.items()}
-    observation = tf.TensorSpec((4,), tf.float32, 'observation')
-    if with_images:
-        observation = tf.TensorSpec((84, 84, 4), tf.uint8, 'observation')
-    spec = trajectory.Trajectory(observation=observation, policy_info=(), **scalar)
-    max_size = _MAX_BYTES // (29_000 if with_images else 100)
-    replay = Uniform(max_size=min(100_000, max_size), min_size=1, samples_per_insert=None, sampling='learner')
-    return Storage(Experience(Slicing(sequence_length=2), replay, BatchItems(1), chunk_steps=chunk_steps), spec)
 
 
 def main() -> None:
@@ -49,12 +27,12 @@ def main() -> None:
         answer: object = None
         if command['do'] == 'serve':
             folder = pathlib.Path(tempfile.mkdtemp()) / 'replay' / 'checkpoints'
-            tables = storage(*command['layout']).make_tables()
+            tables = shard_process.storage(*command['layout']).make_tables()
             server = backend.serve(tables, 0, folder, kind=command['kind'])
             process = getattr(server, '_process', None)
             answer = server.address, process._process.pid if process else os.getpid()
         elif command['do'] == 'write':
-            answer = _write(command['address'], storage(*command['layout']))
+            answer = _write(command['address'], shard_process.storage(*command['layout']))
         elif server:
             server.close()
         print(json.dumps(answer), flush=True)

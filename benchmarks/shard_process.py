@@ -15,15 +15,19 @@ from tflearn.replay.reverb import library
 from tflearn.replay.storage import STREAM, Storage
 
 _MAX_SIZE = 100_000
+_MAX_BYTES = 200_000_000  # of a full replay with images
 _FLUSH_CHUNKS = 20
 
 
-def storage(chunk_steps: int) -> Storage:
-    """Returns the layout of CartPole's rows, of which each chunk begins `chunk_steps` sequences."""
+def storage(chunk_steps: int, with_images: bool = False) -> Storage:
+    """Returns the layout of CartPole's rows, or of rows with images. A chunk begins `chunk_steps` sequences."""
     scalar = {name: tf.TensorSpec((), dtype, name) for name, dtype in _SCALARS.items()}
     observation = tf.TensorSpec((4,), tf.float32, 'observation')
+    if with_images:
+        observation = tf.TensorSpec((84, 84, 4), tf.uint8, 'observation')
     spec = trajectory.Trajectory(observation=observation, policy_info=(), **scalar)
-    replay = Uniform(max_size=_MAX_SIZE, min_size=1, samples_per_insert=None, sampling='learner')
+    max_size = _MAX_BYTES // 29_000 if with_images else _MAX_SIZE
+    replay = Uniform(max_size=max_size, min_size=1, samples_per_insert=None, sampling='learner')
     return Storage(Experience(Slicing(sequence_length=2), replay, BatchItems(1), chunk_steps=chunk_steps), spec)
 
 

@@ -56,11 +56,11 @@ class Servers:
         self._ports = [free_port() for _ in range(num_shards)]
         self._proxied = {0.0: self._ports}
         given = ['benchmarks.shard_process', f'--chunk_steps={chunk_steps}', f'--ports={json.dumps(self._ports)}']
-        self._process = _start(given, stack)
+        self._process = start(given, stack)
         for delay_ms in filter(None, delays_ms):
             self._proxied[delay_ms] = [free_port() for _ in self._ports]
             targets = json.dumps(dict(zip(self._proxied[delay_ms], self._ports, strict=True)))
-            _start(['benchmarks.delaying_proxy', targets, str(delay_ms / 1e3)], stack)
+            start(['benchmarks.delaying_proxy', targets, str(delay_ms / 1e3)], stack)
 
     def addresses(self, cell: Cell) -> list[str]:
         """Returns the addresses of the cell's servers, or of their proxies."""
@@ -105,7 +105,7 @@ def _numbers(text: str) -> list[int]:
     return [int(each) for each in text.split(',')]
 
 
-def _start(arguments: Sequence[str], stack: contextlib.ExitStack) -> subprocess.Popen[str]:
+def start(arguments: Sequence[str], stack: contextlib.ExitStack) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, '-m', *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
@@ -123,7 +123,7 @@ def _measure(cell: Cell, servers: Servers, num_chunks: int) -> tuple[float, floa
     source = mirror.ReplayMirror(servers.addresses(cell), storage, 1, _DEADLINE_SECS)
     try:
         source._wanted_chunks = lambda: 0
-        with _granting(source):
+        with granting(source):
             ahead = _wait_for_streams(source, num_chunks // cell.num_shards)
             del source._wanted_chunks
             first, began, cpu_began = _wait(source, ahead * cell.chunk_steps)
@@ -154,7 +154,7 @@ def _wait_for_streams(source: mirror.ReplayMirror, most: int) -> int:
 
 
 @contextlib.contextmanager
-def _granting(source: mirror.ReplayMirror) -> Iterator[None]:
+def granting(source: mirror.ReplayMirror) -> Iterator[None]:
     """Publishes what was read, as the learner does between two calls of its loop."""
     done = threading.Event()
 
@@ -168,6 +168,7 @@ def _granting(source: mirror.ReplayMirror) -> Iterator[None]:
         yield
     finally:
         done.set()
+        source.close()
         thread.join()
 
 

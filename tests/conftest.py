@@ -79,7 +79,9 @@ def pytest_ignore_collect(collection_path):
 def pytest_runtest_makereport(item, call):
     """Skips what the current lane refuses since it needs Reverb: draws by the server, and the address of one."""
     report = yield
-    if IS_CURRENT and call.excinfo and _NEEDS_REVERB.search(str(call.excinfo.value)):
+    error = call.excinfo and call.excinfo.value
+    checks = (AssertionError, pytest.fail.Exception)  # whose texts quote what a test expects
+    if IS_CURRENT and error and not isinstance(error, checks) and _NEEDS_REVERB.search(str(error)):
         report.outcome, report.longrepr = 'skipped', (str(item.path), 0, 'Skipped: needs Reverb')
     return report
 

@@ -254,10 +254,10 @@ def test_what_it_cannot_learn_from_is_refused_in_one_line(module, changes, messa
 
 def test_other_mistakes_are_refused():
     for wrong in ({'expectile': 1.0}, {'inverse_temperature': -1.0}, {'max_weight': 0.0}):
-        with pytest.raises(ValueError, match=f'got (IQL|AWAC)Loss.{next(iter(wrong))}='):
+        with pytest.raises(ValueError, match=f'got IQLLoss.{next(iter(wrong))}='):
             iql.IQLLoss(**wrong)
     for wrong in ({'temperature': 0.0}, {'num_action_samples': 0}):
-        with pytest.raises(ValueError, match=f'got (IQL|AWAC)Loss.{next(iter(wrong))}='):
+        with pytest.raises(ValueError, match=f'got AWACLoss.{next(iter(wrong))}='):
             awac.AWACLoss(**wrong)
     for wrong in (NetworkOptions(shared=True), NetworkOptions(lstm_size=(4,))):
         with pytest.raises(ValueError, match='got NetworkOptions..*; IQL has no use for it'):

@@ -88,7 +88,7 @@ def _their_agent(ours):
         ),
         **OptimizerOptions().make(step, 8, {f'{name}_optimizer': 3e-4 for name in ('actor', 'critic', 'alpha')}),
         critic_loss_weight=1.0,
-        target_update_tau=0.005,
+        target_update_tau=0.5,
         gamma=0.99,
         target_entropy=-2.0,
         train_step_counter=step,
@@ -115,7 +115,7 @@ def _pairs(ours, theirs):
 
 def test_losses_and_train_steps_are_nearly_tf_agents():
     """The products of the critics' layers are added in another order, so they round otherwise."""
-    ours = _agent()
+    ours = _agent(target_update_tau=0.5)  # so that a missing update of the targets shows
     theirs = _their_agent(ours)
     for seed in range(4):
         found = []

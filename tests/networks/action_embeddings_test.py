@@ -28,11 +28,11 @@ def _make(table, parts, **changes):
     specs = EnvironmentSpecs({name: PARTS[name] for name in parts}, ACTION)
     embeddings = ActionEmbeddings(table, units=4, fc_layer_params=(6,))
     settings = {
-        **changes,
         'network': NetworkOptions(fc_layer_params=(8,)),
         'gamma': 0.9,
         'double': False,
         'action_mask': 'mask',
+        **changes,
     }
     agent = dqn.make_agent(specs, create_train_step(), dqn.EXPERIENCE, action_embeddings=embeddings, **settings)
     agent.initialize()

@@ -104,5 +104,5 @@ def test_divergences_are_those_of_the_distributions():
 )
 def test_rejects_invalid_options(changes):
     name, value = next(iter(changes.items()))
-    with pytest.raises(ValueError, match=f'got {name}={value!r}; need'):
+    with pytest.raises(ValueError, match=f'got VMPOLoss.{name}={value!r}; need'):
         v_mpo_loss.VMPOLoss(**changes)

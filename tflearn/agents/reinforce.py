@@ -5,7 +5,6 @@ Learning 8). Unlike TF-Agents' agent, it trains on unclipped actions, and the re
 replicas. TF-Agents' loss fails without a complete episode, and includes padding when it normalizes returns.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -21,6 +20,7 @@ from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.core.settings import Fraction, NonNegativeFloat, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ppo_loss, schedules
@@ -32,7 +32,7 @@ EXPERIENCE = Experience(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ReinforceLoss:
     """The loss: policy + value_coefficient * baseline's - entropy_coefficient * entropy.
 
@@ -45,9 +45,9 @@ class ReinforceLoss:
       baseline: whether there is a baseline, the observation's value.
     """
 
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     entropy_coefficient: float | schedules.Schedule = 0.0
-    value_coefficient: float = 0.5
+    value_coefficient: NonNegativeFloat = 0.5
     normalize_returns: bool = True
     baseline: bool = True
 

@@ -372,7 +372,8 @@ class Session:
 
     def _newest_metrics(self) -> dict[str, Any]:
         """Returns all metrics of the status."""
-        result, ofs = self._result, {}
+        result = self._result
+        ofs: dict[str, Any] = {}
         if result:
             secs, env_steps = self._progress.secs, self._collectors.env_steps
             ofs |= {'loss': result.loss, 'data_wait_share': result.data_wait_share}

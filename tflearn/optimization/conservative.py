@@ -6,15 +6,15 @@ the estimate for continuous actions and the adapted weight are of appendix F and
   gap = log integral of exp(Q(s, a)) da - Q(s, a of the data)
 """
 
-import dataclasses
 import math
 
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import NonNegativeFloat, PositiveInt, checked_dataclass
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Conservative:
     """The regularizer for continuous actions.
 
@@ -26,20 +26,16 @@ class Conservative:
       num_actions: the number N of uniform actions, and of those of the policy, for each item.
     """
 
-    weight: float = 0.0
+    weight: NonNegativeFloat = 0.0
     target_gap: float | None = None
-    num_actions: int = 10
+    num_actions: PositiveInt = 10
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight < math.inf:
-            raise UserValueError(f'got Conservative.weight={self.weight!r}; need a number of at least 0')
         if self.target_gap is not None and not (self.weight > 0 and math.isfinite(self.target_gap)):
             raise UserValueError(
                 f'got Conservative.target_gap={self.target_gap!r} with weight={self.weight!r}; need a number, and a '
                 'weight above 0 to begin with'
             )
-        if not isinstance(self.num_actions, int) or self.num_actions < 1:
-            raise UserValueError(f'got Conservative.num_actions={self.num_actions!r}; need an integer of at least 1')
 
 
 def gap(values: tf.Tensor, own: tf.Tensor, log_densities: tf.Tensor | None = None) -> tf.Tensor:

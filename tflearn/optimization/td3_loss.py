@@ -3,15 +3,14 @@
 Letters in shapes: B items of a batch, A numbers of the action.
 """
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, checked_dataclass
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class TD3Loss:
     """The losses, and how often the actor is trained.
 
@@ -26,27 +25,12 @@ class TD3Loss:
         paper's is 2.5. For training from files; None has no such distance.
     """
 
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     reward_scale: float = 1.0
-    policy_delay: int = 2
-    target_policy_noise: float = 0.2
-    target_policy_noise_clip: float = 0.5
-    behavior_cloning_alpha: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
-        if not isinstance(self.policy_delay, int) or self.policy_delay < 1:
-            raise UserValueError(f'got policy_delay={self.policy_delay!r}; need an integer of at least 1 train step')
-        if not self.target_policy_noise >= 0 or not self.target_policy_noise_clip >= 0:
-            raise UserValueError(
-                f'got target_policy_noise={self.target_policy_noise!r}, target_policy_noise_clip='
-                f'{self.target_policy_noise_clip!r}; need numbers of at least 0, as shares of half the range of actions'
-            )
-        if self.behavior_cloning_alpha is not None and not self.behavior_cloning_alpha > 0:
-            raise UserValueError(
-                f'got behavior_cloning_alpha={self.behavior_cloning_alpha!r}; need a number above 0, or None'
-            )
+    policy_delay: PositiveInt = 2
+    target_policy_noise: NonNegativeFloat = 0.2
+    target_policy_noise_clip: NonNegativeFloat = 0.5
+    behavior_cloning_alpha: PositiveFloat | None = None
 
 
 def smoothed_actions(actions: tf.Tensor, noise: tf.Tensor, bounds: tuple[Any, Any], options: TD3Loss) -> tf.Tensor:

@@ -13,16 +13,15 @@ Brackets mark what has no gradient. For continuous actions the KL loss has two s
 only the means, the second only the covariances.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, PositiveFloat, checked_dataclass
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class VMPOLoss:
     """The loss: policy + temperature + KL + value_coefficient * value.
 
@@ -39,23 +38,15 @@ class VMPOLoss:
       initial_alpha: the initial value of each multiplier.
     """
 
-    gamma: float = 0.99
-    lambda_: float = 1.0
-    value_coefficient: float = 0.5
-    epsilon_eta: float = 0.1
-    epsilon_alpha: float = 0.01
-    epsilon_mean: float = 0.01
-    epsilon_covariance: float = 1e-4
-    initial_eta: float = 1.0
-    initial_alpha: float = 5.0
-
-    def __post_init__(self) -> None:
-        for name in ('gamma', 'lambda_'):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserValueError(f'got {name}={getattr(self, name)!r}; need a number in [0, 1]')
-        for field in dataclasses.fields(self)[2:]:
-            if not getattr(self, field.name) > 0:
-                raise UserValueError(f'got {field.name}={getattr(self, field.name)!r}; need a number above 0')
+    gamma: Fraction = 0.99
+    lambda_: Fraction = 1.0
+    value_coefficient: PositiveFloat = 0.5
+    epsilon_eta: PositiveFloat = 0.1
+    epsilon_alpha: PositiveFloat = 0.01
+    epsilon_mean: PositiveFloat = 0.01
+    epsilon_covariance: PositiveFloat = 1e-4
+    initial_eta: PositiveFloat = 1.0
+    initial_alpha: PositiveFloat = 5.0
 
     def epsilon(self, kind: str) -> float:
         """Returns the bound of a divergence of `divergences`."""
