@@ -277,7 +277,7 @@ def test_a_port_that_is_listened_on_is_not_free(monkeypatch):
         assert {local.free_port() for _ in range(5)} == {port + 1}
 
 
-def test_jobs_of_a_launch_that_was_killed_with_its_reaper_are_named(tmp_path, capfd):
+def test_jobs_of_a_launch_that_was_killed_with_its_reaper_are_named(tmp_path, capsys):
     """Nobody ends them, and the next launch's own would wait for them, or be refused."""
     run_dir = RunDir(tmp_path)
     status = f'Status(RunDir({str(tmp_path)!r}).status("train"), "train").update("running")'
@@ -287,8 +287,8 @@ def test_jobs_of_a_launch_that_was_killed_with_its_reaper_are_named(tmp_path, ca
         job.stdout.readline()
         local._warn_of_jobs(run_dir)
         assert f'already: train (pid {job.pid}); if they are of a launch that was killed, end them: kill {job.pid}' in (
-            capfd.readouterr().err
+            capsys.readouterr().err
         )
         job.communicate(b'\n', timeout=20)
     local._warn_of_jobs(run_dir)
-    assert capfd.readouterr().err == ''
+    assert capsys.readouterr().err == ''
