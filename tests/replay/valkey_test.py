@@ -6,6 +6,7 @@ import logging
 import pathlib
 import stat
 import subprocess
+import tempfile
 import threading
 
 import numpy as np
@@ -104,7 +105,8 @@ def test_a_wrong_password_is_refused_in_one_line(serve, monkeypatch, tmp_path):
         connection.counts(served.address)
 
 
-def test_a_password_may_be_given(serve, monkeypatch):
+def test_a_password_may_be_given(serve, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))  # a server of before that was killed left its file
     monkeypatch.setenv('REPLAY_SECRET', 'given-by-the-operator')
     monkeypatch.setenv(library.PASSWORD_VARIABLE, 'env:REPLAY_SECRET')
     served = serve(QUEUE)
@@ -113,6 +115,13 @@ def test_a_password_may_be_given(serve, monkeypatch):
     monkeypatch.setenv('REPLAY_SECRET', 'something-else-of-him')
     with pytest.raises(ValueError, match='refuses'):
         connection.counts(served.address)
+
+
+def test_refuses_a_directory_that_others_can_use(serve, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    library._password_file(0).parent.mkdir(mode=0o755)
+    with pytest.raises(ValueError, match='which others can use; need one of this user alone'):
+        serve(QUEUE)
 
 
 @pytest.mark.parametrize(

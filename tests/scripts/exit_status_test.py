@@ -1,19 +1,14 @@
 """Every program ends by the exit statuses in docs/operate.md."""
 
-import ctypes
-import importlib
 import pathlib
 import re
 import signal
-import struct
-import sys
 
 import pytest
 
 import scripts
-from scripts import job_flags
-from tests.chaos import forked
-from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserRuntimeError
+from tests.testing import forks
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 
 ROOT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 60.0
@@ -25,22 +20,41 @@ COMMANDS = [
     *(['data', command] for command in ('record', 'extract', 'describe', 'merge', 'filter', 'copy', 'convert')),
     ['evaluate', '--data=data'],
 ]
+ENDED_BY = """
+from scripts import job_flags
+from tflearn.core.errors import UserRuntimeError
+
+with job_flags.ending('tflearn-x'):
+    raise {}
+"""
+# Root without capabilities may use no more than others; 0x20080522 is the version of the call, 0 this process.
+WITHOUT_CAPABILITIES = """
+import ctypes, importlib, struct, sys
+
+ctypes.CDLL(None).capset(struct.pack('Ii', 0x20080522, 0), bytes(24))
+sys.argv = sys.argv[1:]
+importlib.import_module('scripts.' + sys.argv[0]).main()
+"""
 
 
-def end(function, tmp_path):
-    """Returns the exit status of `function` in a fork, and what it wrote."""
-    ended = forked.run(function, tmp_path / 'output', DEADLINE_SECS)
-    return ended.code, ended.output
+def end(command, *arguments):
+    """Returns the exit status of a program, and what it wrote to stderr and stdout."""
+    name, *before = command
+    ended = forks.run(f'scripts.{name}', *before, *arguments, timeout=DEADLINE_SECS)
+    return ended.returncode, ended.stderr + ended.stdout
 
 
-def program(command, *arguments):
-    """Returns a function that runs a program."""
+@pytest.fixture
+def end_by(tmp_path):
+    """Returns a function that ends a program without a job by an exception, like `end`."""
 
-    def run():
-        sys.argv = [command[0], *command[1:], *arguments]
-        importlib.import_module(f'scripts.{command[0]}').main()
+    def end_by(raised):
+        file = tmp_path / 'program.py'
+        file.write_text(ENDED_BY.format(raised))
+        ended = forks.run(str(file), timeout=DEADLINE_SECS, cwd=ROOT)
+        return ended.returncode, ended.stderr + ended.stdout
 
-    return run
+    return end_by
 
 
 def test_there_are_all_programs():
@@ -48,10 +62,10 @@ def test_there_are_all_programs():
 
 
 @pytest.mark.parametrize('command', COMMANDS, ids=' '.join)
-def test_help_ends_with_0_and_a_wrong_flag_with_2(command, tmp_path):
-    code, output = end(program(command, '--help'), tmp_path)
+def test_help_ends_with_0_and_a_wrong_flag_with_2(command):
+    code, output = end(command, '--help')
     assert (code, output[:8]) == (0, 'tflearn-'), output
-    code, output = end(program(command, '--no_such_flag=1'), tmp_path)
+    code, output = end(command, '--no_such_flag=1')
     assert code == 2
     assert re.fullmatch(r'tflearn-[a-z-]+( [a-z]+)?: error: got .*(need|see) .*\n', output), output
 
@@ -63,32 +77,21 @@ def test_the_documentation_lists_them():
     assert [row for row in rows if row[0].isdigit()] == ['0', '2', str(TRY_AGAIN_EXIT_STATUS), '128 + N', '1']
 
 
-def test_a_user_error_of_a_program_without_a_job_is_one_line(tmp_path):
-    def run():
-        with job_flags.ending('tflearn-x'):
-            raise UserRuntimeError('got a\nb; need c')
-
-    assert end(run, tmp_path) == (2, 'tflearn-x: error: got a b; need c\n')
+def test_a_user_error_of_a_program_without_a_job_is_one_line(end_by):
+    assert end_by(r"UserRuntimeError('got a\nb; need c')") == (2, 'tflearn-x: error: got a b; need c\n')
 
 
-def test_any_other_error_has_its_stack_and_status_1(tmp_path):
-    def run():
-        with job_flags.ending('tflearn-x'):
-            raise KeyError('a')
-
-    code, output = end(run, tmp_path)
+def test_any_other_error_has_its_stack_and_status_1(end_by):
+    code, output = end_by("KeyError('a')")
     assert code == 1
     assert output.startswith('Traceback') and output.endswith("\ntflearn-x: error: KeyError: 'a'\n")
 
 
-@pytest.mark.parametrize('error', [KeyboardInterrupt, BrokenPipeError])
-def test_a_signal_has_128_and_its_number(error, tmp_path):
-    def run():
-        with job_flags.ending('tflearn-x'):
-            raise error
-
-    number = {KeyboardInterrupt: signal.SIGINT, BrokenPipeError: signal.SIGPIPE}[error]
-    code, output = end(run, tmp_path)
+@pytest.mark.parametrize(
+    ('error', 'number'), [('KeyboardInterrupt', signal.SIGINT), ('BrokenPipeError', signal.SIGPIPE)]
+)
+def test_a_signal_has_128_and_its_number(error, number, end_by):
+    code, output = end_by(error)
     assert code == 128 + number and output.count('\n') <= 1
 
 
@@ -107,13 +110,12 @@ def test_a_directory_without_permission_is_one_line(command, tmp_path):
     closed = tmp_path / 'closed'
     (closed / 'policies').mkdir(parents=True)
 
-    def run():
-        closed.chmod(0)
-        header = struct.pack('Ii', 0x20080522, 0)  # the version of the call; this process
-        ctypes.CDLL(None).capset(header, bytes(24))  # root without capabilities may use no more than others
-        program([command[0]], *(each.format(tmp_path) for each in command[1:]))()
-
-    code, output = end(run, tmp_path)
+    closed.chmod(0)
+    file = tmp_path / 'program.py'
+    file.write_text(WITHOUT_CAPABILITIES)
+    arguments = [each.format(tmp_path) for each in command[1:]]
+    ended = forks.run(str(file), command[0], *arguments, timeout=DEADLINE_SECS, cwd=ROOT)
+    code, output = ended.returncode, ended.stdout + ended.stderr
     closed.chmod(0o700)
     assert code == 2 and 'Traceback' not in output, output
     assert re.search(r'tflearn-[a-z -]+: error: got .*closed.*need ', output.splitlines()[-1]), output

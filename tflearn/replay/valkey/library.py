@@ -64,17 +64,20 @@ class Address(NamedTuple):
 
 
 def local_password(port: int) -> str:
-    """Returns the password of this user's server at a port of this machine, which is made with the first call."""
-    if source := os.environ.get(PASSWORD_VARIABLE):
-        return tokens.read(source, PASSWORD_VARIABLE)
+    """Returns the password of this user's server at a port of this machine, which is made with the first call.
+
+    Also makes the directory of its socket, if a password is given as well.
+    """
     path = _password_file(port)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     found = path.parent.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise UserValueError(
             f'got the directory {path.parent}, which others can use; need one of this user alone, of mode 0700; remove '
-            f'it, set TMPDIR, or set {PASSWORD_VARIABLE}'
+            'it, or set TMPDIR'
         )
+    if source := os.environ.get(PASSWORD_VARIABLE):
+        return tokens.read(source, PASSWORD_VARIABLE)
     with contextlib.suppress(FileExistsError), tempfile.NamedTemporaryFile('w', dir=path.parent) as file:
         file.write(secrets.token_hex(32))
         file.flush()
