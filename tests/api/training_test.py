@@ -159,6 +159,7 @@ def test_a_target_return_ends_it(tmp_path):
         ({'experience': {}}, TypeError, r'got experience=\{\}; need a tflearn.Experience'),
         ({'num_episodes': 0}, ValueError, 'got num_episodes=0'),
         ({'num_train_steps': 0}, ValueError, 'got StopConditions.num_train_steps=0'),
+        ({'intervals': Intervals()}, ValueError, 'got export_interval_steps and intervals; need one of them; put '),
         ({'max_sec': 3}, TypeError, r'got max_sec=...; did you mean max_secs\? need one of make_environment, '),
         ({'on_restored': print}, TypeError, 'got on_restored=...; '),
         ({'exports': ExportOptions(('raw_policy',))}, ValueError, "need 'greedy_policy' among its policies"),
@@ -274,7 +275,7 @@ def test_python_objects_in_several_processes(tmp_path, monkeypatch):
     assert (run.run_dir.status('collect_1')).exists()
     text = run.run_dir.config.read_text()
     assert "learning_rate = {'ppo': 0.001}" in text and 'publish_interval_steps = 1\n' in text
-    given['intervals'] = Intervals(publish_interval_steps=4)
+    given['intervals'] = Intervals(4, given.pop('export_interval_steps'))
     again = tflearn.train(**given, root_dir=tmp_path, mode='processes', num_collectors=2)
     assert again.evaluations == run.evaluations
     assert 'publish_interval_steps = 4\n' in (tmp_path / 'run.gin').read_text()

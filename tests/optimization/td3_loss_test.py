@@ -36,7 +36,7 @@ def test_distances_are_in_half_ranges():
         ({'gamma': 1.1}, 'got TD3Loss.gamma=1.1; need a number of at least 0 and at most 1'),
         ({'policy_delay': 0}, 'got TD3Loss.policy_delay=0; need an integer of at least 1'),
         ({'target_policy_noise': -0.1}, 'got TD3Loss.target_policy_noise=-0.1; need a number of at least 0'),
-        ({'target_policy_noise_clip': float('nan')}, 'target_policy_noise_clip=nan; need numbers of at least 0'),
+        ({'target_policy_noise_clip': float('nan')}, 'noise_clip=nan; need a finite number of at least 0'),
         ({'behavior_cloning_alpha': 0.0}, 'got TD3Loss.behavior_cloning_alpha=0.0; need a number above 0, or None'),
     ],
 )

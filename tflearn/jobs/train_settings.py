@@ -245,11 +245,18 @@ def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
       settings: arguments of the job, or fields of groups that are not given themselves.
+
+    Raises:
+      ValueError: if a group is given with a field of it.
     """
     arguments = dict(settings)
     for argument, group in GROUPS.items():
         names = [field.name for field in dataclasses.fields(group) if field.name in arguments]
-        if names and argument not in arguments:
+        if names and argument in arguments:
+            raise UserValueError(
+                f'got {names[0]} and {argument}; need one of them; put {names[0]} into {group.__name__}'
+            )
+        if names:
             arguments[argument] = group(**{name: arguments.pop(name) for name in names})
     return arguments
 
