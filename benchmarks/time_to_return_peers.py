@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import VecEnvWrapper
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import peers_settings  # noqa: E402
+from benchmarks.suite import zoo  # noqa: E402
 
 # The weights, optimizers and random numbers of SBX's models, by their attributes.
 _STATES = ('policy.actor_state', 'policy.vf_state', 'policy.qf_state', 'ent_coef_state', 'key')
@@ -91,9 +91,9 @@ def main() -> None:
         torch.set_num_threads(1)  # faster than several for networks this small
     algorithm = options.algorithm.upper()
     task = algorithm, options.environment
-    settings = peers_settings.SETTINGS[task]
-    environment = Recorded(peers_settings.make_environment(options.environment, settings, options.seed))
-    model = peers_settings.make_model(options.library.upper(), algorithm, settings, environment, options.seed)
+    settings = zoo.SETTINGS[' '.join(task)]
+    environment = Recorded(zoo.make_environment(options.environment, settings, options.seed))
+    model = zoo.make_model(options.library.upper(), algorithm, settings, environment, options.seed)
     if options.warm:
         warm_up(model)
     environment.path, environment.deadline = options.path, time.time() + options.limit_secs

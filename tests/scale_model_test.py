@@ -4,8 +4,11 @@ import dataclasses
 
 import pytest
 
-from benchmarks import scale_fit, scale_grid, scale_model, scale_plan
-from benchmarks.scale_model import Costs, Setting
+from benchmarks.scale import fit as scale_fit
+from benchmarks.scale import grid as scale_grid
+from benchmarks.scale import model as scale_model
+from benchmarks.scale import plan as scale_plan
+from benchmarks.scale.model import Costs, Setting
 
 FREE = Costs(
     vector_step=1e-6,

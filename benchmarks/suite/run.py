@@ -1,23 +1,20 @@
-"""One run of the suite by our side: curve and seconds, as JSON. `benchmarks/suite.py` starts it."""
+"""One run of the suite by our side: curve and seconds, as JSON. `python -m benchmarks.suite` starts it."""
 
 import argparse
 import json
 import pathlib
 import platform
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import learning, suite_process  # noqa: E402
-from tflearn.actors import learning_curve  # noqa: E402
-from tflearn.actors.evaluation_record import EvaluationRecord  # noqa: E402
-from tflearn.files.run_dir import RunDir, write_json  # noqa: E402
-from tflearn.launch.code_revision import code_revision  # noqa: E402
+from benchmarks import learning
+from benchmarks.suite import process as suite_process
+from tflearn.actors import learning_curve
+from tflearn.actors.evaluation_record import EvaluationRecord
+from tflearn.files.run_dir import RunDir, write_json
+from tflearn.launch.code_revision import code_revision
 
 
 def main() -> None:

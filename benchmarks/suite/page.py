@@ -1,21 +1,18 @@
-"""`python -m benchmarks.suite_page`: docs/results.md and its pictures, from the suite's results and statistics."""
+"""`python -m benchmarks.suite.page`: docs/results.md and its pictures, from the suite's results and statistics."""
 
 import argparse
 import json
 import pathlib
 import re
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.suite import results as suite_results
+from benchmarks.suite.rows import EPISODES, MARKS, OURS, RESULTS, ROWS, Row
+from benchmarks.suite.zoo import ZOO, ZOO_COMMIT
 
-from benchmarks import suite_results  # noqa: E402
-from benchmarks.peers_settings import ZOO, ZOO_COMMIT  # noqa: E402
-from benchmarks.suite_remarks import REMARKS  # noqa: E402
-from benchmarks.suite_rows import EPISODES, MARKS, OURS, RESULTS, ROWS, Row  # noqa: E402
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 DOCS = ROOT / 'docs'
 _NAMES = {OURS: 'tflearn', 'SB3': 'Stable-Baselines3', 'SBX': 'SBX (JAX)'}
@@ -24,7 +21,7 @@ _HEAD = f"""\
 # Results
 
 What each algorithm has learned after how many steps, beside other libraries at equal environment steps.
-`benchmarks/suite.py` makes the runs, and this page from them; [benchmarks.md](benchmarks.md) is about speed.
+`python -m benchmarks.suite` makes the runs, and this page from them; [benchmarks.md](benchmarks.md) is about speed.
 
 - **A run** has the row's gin file and bindings and one seed. The policy acts by the mode in {EPISODES} episodes,
   10 of Pong, or 100 to 500 in tasks of our own, at {MARKS} marks; peers are evaluated at the same environment steps,
@@ -156,8 +153,9 @@ def _share(summaries: Mapping[str, Any]) -> str:
 def _remarks() -> list[str]:
     """The remarks on rows, those on several rows once."""
     rows: dict[str, list[str]] = {}
-    for key, remark in REMARKS.items():
-        rows.setdefault(remark, []).append(f'`{key}`')
+    for key, row in ROWS.items():
+        if row.remark:
+            rows.setdefault(row.remark, []).append(f'`{key}`')
     return [*(f'- {", ".join(keys)}: {remark}' for remark, keys in rows.items()), '']
 
 

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.suite_rows import ROWS, Row
+from benchmarks.suite.rows import ROWS, Row
 
 STATISTICS = 'statistics.json'
 

@@ -1,6 +1,6 @@
 """What breaks first with many machines, calculated: a closed formula, and the simulator that was fitted to two cores.
 
-    python benchmarks/scale_plan.py
+    python -m benchmarks.scale.plan
 
 Each collector has a core, each replay server and each reader (a learner's host, or a worker of the feed) a machine of
 its own, of which replay server and reader use one core: more was not measured. Nothing here was run on such machines.
@@ -11,17 +11,14 @@ import dataclasses
 import functools
 import json
 import math
-import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
 import simpy
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import scale_fit, scale_model  # noqa: E402
-from benchmarks.scale_model import Core, Costs, Deliver, Process, Server  # noqa: E402
+from benchmarks.scale import fit as scale_fit
+from benchmarks.scale import model as scale_model
+from benchmarks.scale.model import Core, Costs, Deliver, Process, Server
 
 MOST = 0.7  # of a core or a wire, in a plan: beyond, queues grow
 _SETTLE_SECS = 0.7

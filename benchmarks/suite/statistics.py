@@ -1,6 +1,6 @@
 """Interquartile means and bootstrap intervals of the suite's results, by rliable; in the peers' environment.
 
-    peers_environment/bin/python -m benchmarks.suite_statistics
+    peers_environment/bin/python -m benchmarks.suite.statistics
 
 The interval of an interquartile mean is rliable's 95% percentile bootstrap, stratified by task: here a row is one task,
 so the seeds are drawn again. Of a curve each mark has its own. Runs that failed do not count here.
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import suite_results
-from benchmarks.suite_rows import MARKS, RESULTS
+from benchmarks.suite import results as suite_results
+from benchmarks.suite.rows import MARKS, RESULTS
 
 _DRAWS = 2_000
 

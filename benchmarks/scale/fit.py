@@ -1,9 +1,9 @@
 """Fits the simulator's costs to one half of the measured grid, and judges it on the other.
 
-    python benchmarks/scale_fit.py --fit        fits to the training half, writes benchmarks/data/scale_costs.json
-    python benchmarks/scale_fit.py --judge      prints the errors on the other half
+    python -m benchmarks.scale.fit --fit        fits to the training half, writes benchmarks/scale/costs.json
+    python -m benchmarks.scale.fit --judge      prints the errors on the other half
 
-The halves are `Point.is_training`. Needs benchmarks/requirements_scale.txt.
+The halves are `Point.is_training`. Needs benchmarks/scale/requirements.txt.
 """
 
 import argparse
@@ -18,13 +18,11 @@ from typing import Any
 
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.scale import grid as scale_grid
+from benchmarks.scale import model as scale_model
+from benchmarks.scale.grid import Point
 
-from benchmarks import scale_grid, scale_model  # noqa: E402
-from benchmarks.scale_grid import Point  # noqa: E402
-
-COSTS = ROOT / 'benchmarks' / 'data' / 'scale_costs.json'
+COSTS = pathlib.Path(__file__).with_name('costs.json')
 ROLES = ('server', 'proxy', 'collector', 'reader')
 _CPU_WEIGHT = 0.25  # of the error of a role's processor time, beside that of the steps per second
 _SMALL_SHARE = 0.05  # of a core: below it, processor time is not measured well

@@ -2,14 +2,14 @@
 
     python -m benchmarks.suite --rows ppo_cartpole dqn_cartpole --seeds=5 --max_secs=7000
 
-For each row of `suite_rows.py`, each seed and each side it makes a run in processes of its own, and adds a line to
+For each row of `rows.py`, each seed and each side it makes a run in processes of its own, and adds a line to
 `benchmarks/results/`. What has a line with the same settings is not run again; to repeat a run, remove its line. With
 --max_secs no run begins after that time, so the command can be run in parts; a run that was killed has no line and is
 made again from its start. A run that fails has a line with its error.
 
 Both sides evaluate by the mode, over the same number of episodes, at the same marks. Peers are run where their
 environment is (requirements_peers.txt says how to make it). There, too, are the statistics made of the lines
-(`suite_statistics.py`, by rliable); `suite_page.py` then writes docs/results.md and its pictures.
+(`statistics.py`, by rliable); `page.py` then writes docs/results.md and its pictures.
 """
 
 import argparse
@@ -24,11 +24,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.suite import results as suite_results
+from benchmarks.suite import zoo
+from benchmarks.suite.rows import OURS, RESULTS, ROWS, Row
 
-from benchmarks import peers_settings, suite_results  # noqa: E402
-from benchmarks.suite_rows import OURS, RESULTS, ROWS, Row  # noqa: E402
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 LIMIT_SECS = 7_000.0  # of a run
 _ERROR_CHARS = 300
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failed += result['error'] is not None
         _log(f'{key}, {side}, seed {seed}: {result["error"] or result["curve"][-1]}, {result["secs"]:.0f} s')
     if not options.no_page and options.peers_python.exists():
-        for program, python in (('suite_statistics', options.peers_python), ('suite_page', sys.executable)):
-            command = [python, '-m', f'benchmarks.{program}', f'--results={options.results}']
+        for program, python in (('statistics', options.peers_python), ('page', sys.executable)):
+            command = [python, '-m', f'benchmarks.suite.{program}', f'--results={options.results}']
             subprocess.run(command, check=True, cwd=ROOT, timeout=LIMIT_SECS)
     return int(failed > 0)
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f'rows: {", ".join(ROWS)}',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    sides = [OURS, *peers_settings.MODULES]
+    sides = [OURS, *zoo.MODULES]
     default = ', default: all'
     parser.add_argument(
         '--rows', nargs='+', choices=ROWS, default=list(ROWS), metavar='ROW', help=f'see below{default}'
@@ -116,7 +116,7 @@ def run(row: Row, side: str, seed: int, peers_python: pathlib.Path) -> dict[str,
     settings = row.settings(side)
     with tempfile.TemporaryDirectory() as temporary:
         output, log = pathlib.Path(temporary, 'result.json'), pathlib.Path(temporary, 'log')
-        program = ['benchmarks.suite_run'] if side == OURS else ['benchmarks.suite_peers', f'--side={side}']
+        program = ['benchmarks.suite.run'] if side == OURS else ['benchmarks.suite.peers', f'--side={side}']
         flags = [
             f'--settings={json.dumps(settings)}',
             f'--seed={seed}',

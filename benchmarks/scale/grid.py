@@ -1,8 +1,8 @@
 """How many steps a second do collectors, replay servers and the learner's reader move, and what does each take for it?
 
-    unshare --net bash -c 'ip link set lo up && nice -n -15 python benchmarks/scale_grid.py'
+    unshare --net bash -c 'ip link set lo up && nice -n -15 python -m benchmarks.scale.grid'
 
-The grid to which `scale_fit.py` fits the simulator, and on which it judges it: collectors x replay servers x delay of
+The grid to which `fit.py` fits the simulator, and on which it judges it: collectors x replay servers x delay of
 each message (by the proxies of `delaying_proxy.py`, between collectors and servers and between servers and reader),
 under several loads. Everything is a process of its own, with one core for servers and proxies, and one for collectors
 and reader. The collectors write recorded steps of CartPole with `ReplayWriter`; the reader is the learner's mirror.
@@ -26,12 +26,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from tflearn.launch.local import free_port
 
-from tflearn.launch.local import free_port  # noqa: E402
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-DATA = ROOT / 'benchmarks' / 'data' / 'scale_grid.json'
+DATA = pathlib.Path(__file__).with_name('grid.json')
 COLLECTORS, SHARDS, DELAYS_MS = (1, 2, 4, 8), (1, 2, 4), (0.0, 0.25, 1.0)
 SERVER_CORE, CLIENT_CORE = 0, 1
 _TICKS = os.sysconf('SC_CLK_TCK')
@@ -139,7 +138,7 @@ class System:
         sizes = sorted({load.chunk_steps for load in LOADS.values()})
         ports = [{size: free_port() for size in sizes} for _ in range(max(SHARDS))]
         self._ports: dict[float, list[dict[int, int]]] = {0.0: ports}
-        program = 'benchmarks.scale_processes'
+        program = 'benchmarks.scale.processes'
         servers = [Process(SERVER_CORE, [program, 'server', f'--ports={json.dumps(each)}'], stack) for each in ports]
         collectors = [Process(CLIENT_CORE, [program, 'collector'], stack) for _ in range(max(COLLECTORS))]
         reader = Process(CLIENT_CORE, [program, 'reader'], stack)

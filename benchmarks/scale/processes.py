@@ -1,4 +1,4 @@
-"""The processes that `scale_grid.py` measures: a replay server, a collector or the learner's reader.
+"""The processes that `grid.py` measures: a replay server, a collector or the learner's reader.
 
 Each does what a line of JSON on its standard input says (`start`, `count`, `drain`, `stop`), and answers with one line.
 """
@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import pathlib
 import sys
 import threading
 import time
@@ -16,20 +15,16 @@ from typing import Any
 
 import numpy as np
 import reverb
+from tf_agents.trajectories import policy_step, trajectory
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tf_agents.trajectories import policy_step, trajectory  # noqa: E402
-
-from benchmarks import shard_process  # noqa: E402
-from tflearn.core.waiting import Stopped  # noqa: E402
-from tflearn.environments import gymnasium_env  # noqa: E402
-from tflearn.replay import reader  # noqa: E402
-from tflearn.replay.reverb import library  # noqa: E402
-from tflearn.replay.storage import STREAM, Storage  # noqa: E402
-from tflearn.replay.writers import ReplayWriter  # noqa: E402
-from tflearn.sampling import mirror  # noqa: E402
+from benchmarks import shard_process
+from tflearn.core.waiting import Stopped
+from tflearn.environments import gymnasium_env
+from tflearn.replay import reader
+from tflearn.replay.reverb import library
+from tflearn.replay.storage import STREAM, Storage
+from tflearn.replay.writers import ReplayWriter
+from tflearn.sampling import mirror
 
 NUM_ENVIRONMENTS = 16
 _RECORDED_STEPS = 512

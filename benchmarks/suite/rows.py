@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import peers_settings
+from benchmarks.suite import zoo
 
 EPISODES = 20  # of one evaluation, which acts by the mode
 MARKS = 10  # evaluations of a run, after the one of the untrained policy
@@ -24,7 +24,7 @@ class Peer:
     Attributes:
       algorithm: the class's name in that library.
       zoo: the zoo's file of hyperparameters, in its folder hyperparams/.
-      settings: of that file, as `peers_settings.SETTINGS` has them.
+      settings: of that file, as `zoo.SETTINGS` has them.
     """
 
     algorithm: str
@@ -48,6 +48,7 @@ class Row:
       published: a published return and its source, or the task's best possible or its reference's.
       minutes: an estimate of a seed's on two cores, of the slowest side.
       episodes: of one evaluation.
+      remark: what to know of a figure, or, where the row is below a peer, why and what was tried.
     """
 
     algorithm: str
@@ -61,6 +62,7 @@ class Row:
     published: tuple[float, str] | None = None
     minutes: float = 5.0
     episodes: int = EPISODES
+    remark: str = ''
 
     def settings(self, side: str) -> dict[str, Any]:
         """Returns all that decides a run but its seed, as JSON. A result counts only for equal settings."""
@@ -74,18 +76,18 @@ class Row:
 
 
 def _read(path: pathlib.Path) -> Row | None:
-    """Returns the row of a file of results, None if it has none; see `suite_results`."""
+    """Returns the row of a file of results, None if it has none; see `results`."""
     with path.open(encoding='utf-8') as file:
         made = json.loads(file.readline()).get('row')
     if made is None:
         return None
     for side, algorithm in made.get('peers', {}).items():
-        settings = peers_settings.SETTINGS[algorithm, made['environment']]
+        settings = zoo.SETTINGS[f'{algorithm} {made["environment"]}']
         made['peers'][side] = Peer(algorithm, f'{algorithm.lower()}.yml', settings)
     published = made.pop('published', None)
     return Row(**made, published=published and tuple(published))
 
 
-RESULTS = pathlib.Path(__file__).resolve().parent / 'results'
+RESULTS = pathlib.Path(__file__).resolve().parents[1] / 'results'
 _FOUND = {path.stem: row for path in RESULTS.glob('*.jsonl') if (row := _read(path))}
 ROWS: dict[str, Row] = dict(sorted(_FOUND.items(), key=lambda each: (each[1].environment, each[0])))

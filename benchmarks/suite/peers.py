@@ -1,6 +1,6 @@
 """One run of the suite by Stable-Baselines3 or SBX, as JSON; in an environment of its own: requirements_peers.txt.
 
-`benchmarks/suite.py` starts it. It imports nothing of tflearn.
+`python -m benchmarks.suite` starts it. It imports nothing of tflearn.
 """
 
 import argparse
@@ -8,15 +8,12 @@ import json
 import os
 import pathlib
 import platform
-import sys
 import time
 from importlib import metadata
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import peers_settings, suite_process  # noqa: E402
+from benchmarks.suite import process as suite_process
+from benchmarks.suite import zoo
 
 _VERSIONS = {'SB3': ('stable-baselines3', 'torch'), 'SBX': ('sbx-rl', 'jax')}
 _EVALUATION_ENVIRONMENTS = 10  # as many as tflearn's
@@ -25,7 +22,7 @@ _EVALUATION_ENVIRONMENTS = 10  # as many as tflearn's
 def main() -> None:
     """Runs one seed and writes its result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--side', choices=peers_settings.MODULES, required=True)
+    parser.add_argument('--side', choices=zoo.MODULES, required=True)
     parser.add_argument('--settings', type=json.loads, required=True, help="JSON: the row's settings of that side")
     parser.add_argument('--seed', type=int, required=True)
     parser.add_argument('--output', type=pathlib.Path, required=True, help='JSON file of the result')
@@ -49,7 +46,7 @@ def run(side: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
     total, curve = settings['env_steps'], []
     several = {**settings['settings'], 'n_envs': _EVALUATION_ENVIRONMENTS}
     first = suite_process.evaluation_seed(seed)
-    evaluation = peers_settings.make_environment(settings['environment'], several, first)
+    evaluation = zoo.make_environment(settings['environment'], several, first)
     evaluation.training = evaluation.norm_reward = False  # of VecNormalize
 
     def evaluate(model: Any) -> None:
@@ -64,8 +61,8 @@ def run(side: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
                 evaluate(self.model)
             return True
 
-    environment = peers_settings.make_environment(settings['environment'], settings['settings'], seed)
-    model = peers_settings.make_model(side, settings['algorithm'], settings['settings'], environment, seed)
+    environment = zoo.make_environment(settings['environment'], settings['settings'], seed)
+    model = zoo.make_model(side, settings['algorithm'], settings['settings'], environment, seed)
     start = time.monotonic()
     evaluate(model)
     model.learn(total, callback=Marks())
