@@ -21,12 +21,16 @@ CLASSIC = {'tensorflow': '2.15', 'dm-reverb': '0.14', 'tf-agents': '0.19', 'gin-
 CURRENT = {'tensorflow': '2.21', 'tf-keras': '2.21', 'tf-agents': '0.19', 'gin-config': '0.5'}
 LANES = {(3, 11): CLASSIC, (3, 12): CURRENT, (3, 13): CURRENT}
 
-# What TensorFlow and gym print when they are imported, and the user need not see.
-_IMPORT_NOISE = re.compile(
+# What TensorFlow and gym print when they are imported and, without a GPU, when TensorFlow looks for one; the user need
+# not see it.
+_NOISE = re.compile(
     r'Unable to register cu(DNN|FFT|BLAS) factory'
     r'|^WARNING: All log messages before absl::InitializeLog|^I0000 \d.* (port|cudart_stub)\.cc'
+    r'|failed call to cuInit: .*(UNKNOWN ERROR \(303\)|CUDA_ERROR_NO_DEVICE)'
     r'|^Gym has been unmaintained|^Please upgrade to Gymnasium|^See the migration guide at https://gymnasium'
 )
+
+_LOG_LEVEL = '2'
 
 
 def check(
@@ -66,22 +70,25 @@ def import_from_here() -> None:
         sys.path.append(os.getcwd())
 
 
-def import_quietly(*modules: str) -> None:
+def import_quietly(*modules: str, finds_gpus: bool = True) -> None:
     """Imports `modules` without the lines that TensorFlow and gym always print; all other output is kept.
 
-    The output is buffered during the import. With TF_CPP_MIN_LOG_LEVEL set, all of it is shown at once.
+    The output is buffered during the import. With another TF_CPP_MIN_LOG_LEVEL than '2', which is set here,
+    all of it is shown at once.
 
     Args:
       modules: the modules' names; those that are not installed are skipped.
+      finds_gpus: whether an imported TensorFlow looks for GPUs now. A fork could not use those that its parent opened.
     """
     # tf_agents compares with `is ()`; Python warns when it compiles these files for the first time.
     warnings.filterwarnings('ignore', '"is( not)?" with .*literal', SyntaxWarning)
-    wants_all = 'TF_CPP_MIN_LOG_LEVEL' in os.environ
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-    with contextlib.nullcontext() if wants_all else stderr.without(_IMPORT_NOISE), _no_collections():
+    wants_all = os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL) != _LOG_LEVEL
+    with contextlib.nullcontext() if wants_all else stderr.without(_NOISE), _no_collections():
         for module in modules:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(module)
+        if finds_gpus and 'tensorflow' in sys.modules:
+            sys.modules['tensorflow'].config.list_physical_devices('GPU')
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ _MODULES = (
 def main() -> None:
     """Runs the program; its argument is the descriptor of its socket. In a fork, runs the job's program."""
     preflight.import_from_here()
-    preflight.import_quietly(*_MODULES)  # The forks' collections leave it alone: its memory stays shared.
+    # The forks' collections leave it alone: its memory stays shared.
+    preflight.import_quietly(*_MODULES, finds_gpus=False)
     module, *arguments = warm_parent.serve(socket.socket(fileno=int(sys.argv[1])))
     import numpy as np
 

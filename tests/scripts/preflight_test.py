@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from scripts import preflight
+from tests.testing import forks
 
 
 def test_accepts_this_installation():
@@ -66,6 +67,25 @@ def test_set_log_level_shows_all(noisy_module, capfd, monkeypatch):
     monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '0')
     preflight.import_quietly(noisy_module)
     assert 'cuDNN' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('is_fork', [False, True])
+def test_a_missing_gpu_is_no_error(tmp_path, is_fork):
+    program = tmp_path / 'program.py'
+    program.write_text(
+        'from scripts import preflight\n'
+        'preflight.import_quietly("tensorflow")\n'
+        'import tensorflow as tf\n'
+        'print(tf.config.list_logical_devices("GPU"))\n'
+    )
+    environment = {**os.environ, 'PYTHONPATH': str(forks.CHECKOUT), 'CUDA_VISIBLE_DEVICES': '-1'}
+    environment.pop('TF_CPP_MIN_LOG_LEVEL', None)
+    if is_fork:
+        ended = forks.run(str(program), env=environment, timeout=60)
+    else:
+        command = [sys.executable, str(program)]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, '[]\n', '')
 
 
 def test_failed_import_shows_its_output(tmp_path, monkeypatch, capfd):

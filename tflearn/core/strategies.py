@@ -79,7 +79,7 @@ def describe_devices(strategy: tf.distribute.Strategy, devices: pathlib.Path = p
     if any(devices.glob('nvidia[0-9]*')):
         return (
             f'{line}; this machine has an NVIDIA GPU that TensorFlow does not see: check CUDA_VISIBLE_DEVICES, the '
-            "driver and the CUDA libraries (pip install 'tensorflow[and-cuda]==2.15.*')"
+            f"driver and the CUDA libraries (pip install 'tensorflow[and-cuda]=={tf.__version__}')"
         )
     return f'{line}; TensorFlow sees no GPU'
 
