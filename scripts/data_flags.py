@@ -59,7 +59,7 @@ def record_bindings() -> Sequence[str]:
     return [f'tflearn.jobs.record.record.{name} = {value!r}' for name, value in {'output': output, **values}.items()]
 
 
-def record_takes() -> job_config.Taken:
+def record_shared() -> job_config.SharedArguments:
     """Returns which bindings of the evaluate job hold for `record`."""
     from tflearn.jobs.evaluate import evaluate  # After the flags are parsed: it loads TensorFlow.
 
@@ -83,7 +83,7 @@ def extract_bindings() -> Sequence[str]:
     return [f'tflearn.jobs.record.extract.{name} = {value!r}' for name, value in values.items()]
 
 
-def extract_takes() -> job_config.Taken:
+def extract_shared() -> job_config.SharedArguments:
     """Returns which bindings of the replay server job hold for `extract`."""
     from tflearn.jobs.replay_server import replay_server  # After the flags are parsed: it loads TensorFlow.
 
@@ -92,8 +92,8 @@ def extract_takes() -> job_config.Taken:
 
 # What `job_setup.main` needs of each command that a gin file configures.
 JOBS: dict[str, dict[str, Any]] = {
-    'record': {'define_flags': define_record, 'bindings': record_bindings, 'takes': record_takes},
-    'extract': {'define_flags': define_extract, 'bindings': extract_bindings, 'takes': extract_takes},
+    'record': {'define_flags': define_record, 'bindings': record_bindings, 'shared': record_shared},
+    'extract': {'define_flags': define_extract, 'bindings': extract_bindings, 'shared': extract_shared},
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 
 from tflearn.core import waiting
-from tflearn.files.run_dir import local_path, shown
+from tflearn.files.run_dir import display_text, local_path
 
 from . import job_setup, preflight, run_directory
 
@@ -55,7 +55,7 @@ def run(stop: threading.Event) -> None:
         given: dict[str, Any] = {name: flags.FLAGS[f'product_{name}'].value for name in _PRODUCT}
         arguments['product'] = export.product_options(arguments.pop('batch_size'), **given)
     with run_directory.opened(flags.FLAGS.root_dir, 'export_tflite' if flags.FLAGS.tflite else 'export') as run_dir:
-        print(shown(str(export.export(run_dir=run_dir, **arguments))))
+        print(display_text(str(export.export(run_dir=run_dir, **arguments))))
 
 
 def main() -> None:

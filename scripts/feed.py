@@ -28,7 +28,7 @@ def bindings() -> Sequence[str]:
     return [f'tflearn.jobs.feed.feed.{name} = {value!r}' for name, value in given.items()]
 
 
-def takes() -> job_config.Taken:
+def shared_arguments() -> job_config.SharedArguments:
     """Returns which bindings of the replay server job hold for this one."""
     from tflearn.jobs.replay_server import replay_server  # After the flags are parsed: it loads TensorFlow.
 
@@ -37,7 +37,7 @@ def takes() -> job_config.Taken:
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('feed', __doc__, define_flags=define_flags, bindings=bindings, takes=takes)
+    job_setup.main('feed', __doc__, define_flags=define_flags, bindings=bindings, shared=shared_arguments)
 
 
 if __name__ == '__main__':

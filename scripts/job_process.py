@@ -20,7 +20,7 @@ from tflearn.config import job_config
 from tflearn.core import background
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserError, as_user_error
 from tflearn.core.waiting import PeerStopped, StopEvent, Stopped
-from tflearn.files.run_dir import shown
+from tflearn.files.run_dir import display_text
 
 # Libraries that log each SavedModel, each port and each deprecated call.
 _CHATTY = re.compile(r'/(site|dist)-packages/(tensorflow|keras|tf_agents|portpicker)\b')
@@ -92,7 +92,7 @@ def _attempt(program: str, work: Callable[[threading.Event], None], stop: thread
             logging.error('%s', error)
             return TRY_AGAIN_EXIT_STATUS
         error = as_user_error(error)
-        text = shown(job_config.plain_message(error))
+        text = display_text(job_config.plain_message(error))
         if not isinstance(error, UserError):
             logging.error('the job failed', exc_info=error)
             text = f'{type(error).__name__}: {text}'

@@ -25,7 +25,7 @@ def main(
     name_flag: str | None = None,
     define_flags: Callable[[], None] = lambda: None,
     bindings: Callable[[], Sequence[str]] = tuple,
-    takes: Callable[[], job_config.Taken] = dict,
+    shared: Callable[[], job_config.SharedArguments] = dict,
     program: str | None = None,
     module: str | None = None,
 ) -> None:
@@ -40,7 +40,7 @@ def main(
       name_flag: the flag with the job's name; None if a run has only one such job.
       define_flags: defines the flags of this job.
       bindings: returns gin statements that those flags make; they come last.
-      takes: returns the arguments that other jobs' bindings set, see `job_config.configure`; called with TensorFlow.
+      shared: returns the arguments that other jobs' bindings set (`job_config.configure`); called with TensorFlow.
       program: the program's name; None is tflearn-<job>.
       module: None is the job's name, of a job of the run itself.
     """
@@ -81,7 +81,7 @@ def main(
         arguments = {key: given[key] for key in inspect.signature(function).parameters if key in given}
         statements = [*flags.FLAGS.gin_bindings, *bindings()]
         was_done = module is None and _go_on(run_dir, gin_file, statements, f'tflearn.jobs.{job}')
-        configured: job_config.ConfiguredJob = job_config.configure(function, arguments, gin_file, statements, takes())
+        configured: job_config.ConfiguredJob = job_config.configure(function, arguments, gin_file, statements, shared())
         if isinstance(result := configured.run(), str):
             print(result, flush=True)
         if not stop.is_set() and not was_done and (unused := configured.inoperative()):

@@ -24,7 +24,7 @@ _FLAGS = {
 def main(description: str | None) -> None:
     """Runs the program, see `job_setup.main`; `description` begins its --help."""
     job_setup.main(
-        'evaluate_policy', description, define_flags=_define, bindings=_bindings, takes=_takes,
+        'evaluate_policy', description, define_flags=_define, bindings=_bindings, shared=_shared_arguments,
         program='tflearn-evaluate', module='policy_evaluation',
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ def _bindings() -> Sequence[str]:
     return [f'tflearn.jobs.policy_evaluation.evaluate_policy.{name} = {value!r}' for name, value in values.items()]
 
 
-def _takes() -> job_config.Taken:
+def _shared_arguments() -> job_config.SharedArguments:
     """Returns which bindings of the evaluate job hold for this one."""
     from tflearn.jobs.evaluate import evaluate  # After the flags are parsed: it loads TensorFlow.
 

@@ -9,16 +9,16 @@ from tflearn.config import job_config
 from . import job_setup
 
 
-def taken() -> job_config.Taken:
+def shared_arguments() -> job_config.SharedArguments:
     """Returns which bindings of the jobs train and collect hold for this job."""
     from tflearn.api import synchronous_run  # After the flags are parsed: it loads TensorFlow.
 
-    return synchronous_run.taken()
+    return synchronous_run.shared_arguments()
 
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('synchronous', __doc__, takes=taken)
+    job_setup.main('synchronous', __doc__, shared=shared_arguments)
 
 
 if __name__ == '__main__':

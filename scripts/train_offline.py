@@ -44,7 +44,7 @@ def bindings() -> Sequence[str]:
     ]
 
 
-def taken() -> job_config.Taken:
+def shared_arguments() -> job_config.SharedArguments:
     """Returns which bindings of the train job hold for this job."""
     from tflearn.jobs.train import train  # After the flags are parsed: it loads TensorFlow.
 
@@ -54,7 +54,7 @@ def taken() -> job_config.Taken:
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('train_offline', __doc__, define_flags=define_flags, bindings=bindings, takes=taken)
+    job_setup.main('train_offline', __doc__, define_flags=define_flags, bindings=bindings, shared=shared_arguments)
 
 
 if __name__ == '__main__':

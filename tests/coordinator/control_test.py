@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tflearn.coordinator import control
-from tflearn.coordinator.control import Credits, HeldLease, Lease, Leases, Report, Share
+from tflearn.coordinator.control import AcquiredLease, Credits, Lease, Leases, Report, Share
 from tflearn.core.errors import UserValueError
 
 LEASE = '"lease": {"name": "a", "owner": "b"}'
@@ -16,8 +16,8 @@ def shares(*items_at_once):
     return tuple(Share(f'owner{i}', 1, items, 0, 0) for i, items in enumerate(items_at_once))
 
 
-def granted(credits):
-    return [share.granted for share in credits.shares]
+def allowed(credits):
+    return [share.allowed for share in credits.shares]
 
 
 @pytest.mark.parametrize('seed', range(50))
@@ -29,17 +29,17 @@ def test_credits_add_up_to_the_wanted_items_for_any_number_of_collectors(seed):
     for version in range(1, 60):
         credits = credits.at(version)
         wanted += credits.items_per_version
-        assert sum(granted(credits)) == wanted + credits.surplus
+        assert sum(allowed(credits)) == wanted + credits.surplus
         assert 0 <= credits.surplus < max(items_at_once)
-        assert all(items % at_once == 0 for items, at_once in zip(granted(credits), items_at_once, strict=True))
-        assert max(granted(credits)) - min(granted(credits)) <= max(items_at_once), 'they take turns'
+        assert all(items % at_once == 0 for items, at_once in zip(allowed(credits), items_at_once, strict=True))
+        assert max(allowed(credits)) - min(allowed(credits)) <= max(items_at_once), 'they take turns'
 
 
 def test_four_collectors_share_the_items_of_one():
     for num_collectors in (1, 2, 4):
         credits = Credits(Lease('train', 'me'), 0, 0, 8, shares=shares(*[8] * num_collectors))
-        assert [sum(granted(credits.at(version))) for version in range(5)] == [0, 8, 16, 24, 32]
-    assert granted(credits.at(4)) == [8, 8, 8, 8]
+        assert [sum(allowed(credits.at(version))) for version in range(5)] == [0, 8, 16, 24, 32]
+    assert allowed(credits.at(4)) == [8, 8, 8, 8]
 
 
 @pytest.mark.parametrize('seed', range(20))
@@ -57,15 +57,15 @@ def test_credits_wait_for_a_collector():
     credits = Credits(Lease('train', 'me'), 0, 0, 8).at(3)
     assert (credits.surplus, credits.shares) == (-24, ())
     shared, surplus = control.allocate(shares(5), credits.surplus)
-    assert (shared[0].granted, surplus) == (25, 1)
+    assert (shared[0].allowed, surplus) == (25, 1)
 
 
 def test_only_the_holder_of_the_lease_has_the_share():
     credits = Credits(Lease('train', 'me'), 0, 1, 8, shares=shares(4))
     credits = dataclasses.replace(credits, shares=(credits.shares[0].plus(4),))
-    assert credits.granted(Lease('collect_0', 'owner0')) == 4
-    assert credits.granted(Lease('collect_0', 'owner0', epoch=2)) == 0
-    assert credits.granted(Lease('collect_0', 'another')) == 0
+    assert credits.allowed(Lease('collect_0', 'owner0')) == 4
+    assert credits.allowed(Lease('collect_0', 'owner0', epoch=2)) == 0
+    assert credits.allowed(Lease('collect_0', 'another')) == 0
 
 
 def test_messages_survive_encoding():
@@ -81,19 +81,19 @@ def test_messages_survive_encoding():
 @pytest.mark.parametrize(
     ('text', 'message'),
     [
-        ('{"collector": "a", "counts": {}}', 'got a control message of protocol None; need 2'),
-        ('{"protocol": 1, "kind": "Report"}', 'of protocol 1; need 2; start all jobs with the same version'),
-        ('{"protocol": 2, "kind": "Order", "lease": {"name": "a", "owner": "b"}}', "of the kind 'Order'"),
-        ('{"protocol": 2, "kind": "Report"}', 'need a control message'),
-        ('{"protocol": 2, "kind": "Report", "lease": {"name": "a", "owner": "b"}, "x": 1}', 'need a control message'),
-        (f'{{"protocol": 2, "kind": "Report", {LEASE}, "counts": {{"env_steps": "5"}}}}', 'a value of str'),
-        (f'{{"protocol": 2, "kind": "Report", {LEASE}, "counts": [5]}}', 'need a control message'),
+        ('{"collector": "a", "counts": {}}', 'got a control message of protocol None; need 3'),
+        ('{"protocol": 1, "kind": "Report"}', 'of protocol 1; need 3; start all jobs with the same version'),
+        ('{"protocol": 3, "kind": "Order", "lease": {"name": "a", "owner": "b"}}', "of the kind 'Order'"),
+        ('{"protocol": 3, "kind": "Report"}', 'need a control message'),
+        ('{"protocol": 3, "kind": "Report", "lease": {"name": "a", "owner": "b"}, "x": 1}', 'need a control message'),
+        (f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": {{"env_steps": "5"}}}}', 'a value of str'),
+        (f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": [5]}}', 'need a control message'),
         (
-            f'{{"protocol": 2, "kind": "Report", {LEASE}, "counts": {{}}, "episodes": [{{"return": null}}]}}',
+            f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": {{}}, "episodes": [{{"return": null}}]}}',
             'of NoneType',
         ),
-        (f'{{"protocol": 2, "kind": "Report", {LEASE}, "counts": {{}}, "served": true}}', 'a value of bool'),
-        ('{"protocol": 2, "kind": "Report", "lease": {"name": "a", "owner": 5}, "counts": {}}', 'a value of int'),
+        (f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": {{}}, "delivered": true}}', 'a value of bool'),
+        ('{"protocol": 3, "kind": "Report", "lease": {"name": "a", "owner": 5}, "counts": {}}', 'a value of int'),
         ('[' * 100_000, 'need a control message'),
         (' ' * 2_000_000, 'of 2000000 bytes; need at most'),
         ('1' * 5000, 'need a control message'),
@@ -131,7 +131,7 @@ def test_rejects_messages_of_an_older_epoch():
 
 def test_suspended_holder_takes_the_next_epoch():
     now = [0.0]
-    held = HeldLease(Lease('collect_0', 'a', ttl_secs=5.0), clock=lambda: now[0])
+    held = AcquiredLease(Lease('collect_0', 'a', ttl_secs=5.0), clock=lambda: now[0])
     now[0] = 5.0
     held.begin_if_expired(10)
     held.renew()

@@ -10,7 +10,7 @@ from tflearn.coordinator.credit_ledger import CreditLedger
 
 
 class Run:
-    """A learner that takes `items` with each version, collectors that make all granted items, and a replay."""
+    """A learner that takes `items` with each version, collectors that make all allowed items, and a replay."""
 
     def __init__(self, items=8, ahead=1):
         self.now, self.items, self.arrived, self.used, self.version, self.dropped = 0.0, items, 0, 0, 0, 0
@@ -18,17 +18,17 @@ class Run:
         self.collectors = {}
 
     def join(self, name, at_once):
-        self.collectors[name] = Report(Lease(name, name), {}, served=0, items_at_once=at_once)
+        self.collectors[name] = Report(Lease(name, name), {}, delivered=0, items_at_once=at_once)
 
     def collect(self):
         """Returns the items that each collector made."""
         made = {}
         for name, report in self.collectors.items():
-            served, may = report.served, self.ledger.credits.granted(report.lease)
-            while served < may:
-                served += report.items_at_once
-            made[name] = served - report.served
-            self.collectors[name] = dataclasses.replace(report, served=served)
+            delivered, may = report.delivered, self.ledger.credits.allowed(report.lease)
+            while delivered < may:
+                delivered += report.items_at_once
+            made[name] = delivered - report.delivered
+            self.collectors[name] = dataclasses.replace(report, delivered=delivered)
         self.arrived += sum(made.values())
         return made
 
@@ -124,7 +124,7 @@ def test_returning_collector_counts_only_items_that_it_made():
     run.join('b', 8)
     run.train()
     run.poll()
-    (holder,) = [name for name, report in run.collectors.items() if run.ledger.credits.granted(report.lease)]
+    (holder,) = [name for name, report in run.collectors.items() if run.ledger.credits.allowed(report.lease)]
     stopped = run.collectors.pop(holder)
     run.now += 4.0
     run.poll()
@@ -132,7 +132,9 @@ def test_returning_collector_counts_only_items_that_it_made():
     run.poll()
     assert sum(run.collect().values()) == 8, 'by the other collector'
     run.arrived += 8  # items of the suspended collector arrive late
-    run.collectors[holder] = dataclasses.replace(stopped, lease=dataclasses.replace(stopped.lease, epoch=2), served=0)
+    run.collectors[holder] = dataclasses.replace(
+        stopped, lease=dataclasses.replace(stopped.lease, epoch=2), delivered=0
+    )
     run.poll()
     run.train()
     assert sum(run.collect().values()) == 0, 'they are used first'
@@ -142,7 +144,7 @@ def test_returning_collector_counts_only_items_that_it_made():
 
 def test_ignores_reports_of_an_expired_epoch():
     run = Run()
-    report = Report(Lease('a', 'a', epoch=2), {}, served=0, items_at_once=8)
+    report = Report(Lease('a', 'a', epoch=2), {}, delivered=0, items_at_once=8)
     run.ledger.renew(report)
     credits = run.ledger.credits
     run.ledger.renew(dataclasses.replace(report, lease=Lease('a', 'a', epoch=1)))

@@ -122,7 +122,7 @@ def test_collectors_that_are_silent_are_forgotten_but_not_their_counts(coordinat
     assert (reader.num_live, reader.env_steps) == (1, 120)
     now[0] = control.FORGET_SECS + 1
     reader.read()
-    assert sorted(reader._counts) == sorted([second.held.lease.owner, 'forgotten'])
+    assert sorted(reader._counts) == sorted([second.acquired_lease.lease.owner, 'forgotten'])
     now[0] += 10
     reader.read()
     assert (list(reader._counts), reader.num_live, reader.env_steps) == (['forgotten'], 0, 120)
@@ -139,9 +139,9 @@ def test_a_collector_that_was_silent_for_long_counts_once(coordinating, run):
     forgetting.read()
     other.deserialize(forgetting.serialize())
     now[0] = control.FORGET_SECS / 2 + 1
-    owner = collector.held.lease.owner
+    owner = collector.acquired_lease.lease.owner
     collector.report(_steps(130), [])
-    assert collector.held.lease.owner != owner
+    assert collector.acquired_lease.lease.owner != owner
     now[0] = control.FORGET_SECS + 1
     for reader in (forgetting, other):
         reader.read()

@@ -2,7 +2,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.core import layout
-from tflearn.core.layout import Layout
+from tflearn.core.layout import ColumnLayout
 
 SPEC = {
     'a': tf.TensorSpec((3,), tf.float32),
@@ -22,7 +22,7 @@ def values(*outer):
 
 
 def test_divides_what_it_joined():
-    joined = Layout(SPEC)
+    joined = ColumnLayout(SPEC)
     assert joined.joins
     for outer in ((), (4,), (4, 5)):
         nest = values(*outer)
@@ -34,7 +34,7 @@ def test_divides_what_it_joined():
 
 
 def test_unknown_batch_sizes():
-    joined = Layout(SPEC)
+    joined = ColumnLayout(SPEC)
 
     batch = tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), SPEC)
 
@@ -47,7 +47,7 @@ def test_unknown_batch_sizes():
 
 def test_nothing_to_join():
     for spec in (tf.TensorSpec((3,), tf.float32), (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((), tf.float32))):
-        joined = Layout(spec)
+        joined = ColumnLayout(spec)
         assert not joined.joins and joined.specs == tf.nest.flatten(spec)
 
 
@@ -58,8 +58,8 @@ def operations(function, *shapes):
 
 
 def test_what_was_divided_is_joined_without_an_operation():
-    joined = Layout((tf.TensorSpec((1,), tf.float32), tf.TensorSpec((2,), tf.float32)))
-    numbers = Layout((tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)))
+    joined = ColumnLayout((tf.TensorSpec((1,), tf.float32), tf.TensorSpec((2,), tf.float32)))
+    numbers = ColumnLayout((tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)))
     assert 'ConcatV2' not in operations(lambda x: joined.join(joined.divide([x])), (None, 3))
     assert 'Pack' not in operations(lambda x: numbers.join(numbers.divide([x])), (None, 2))
     cases = {

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from tflearn.core.layout import Layout
+from tflearn.core.layout import ColumnLayout
 
 DTYPES = [
     tf.bool,
@@ -40,14 +40,14 @@ def _random(outer_dims):
 
 
 def test_every_dtype_survives_packing_bit_for_bit():
-    layout, value = Layout(SPEC), _random((5,))
+    layout, value = ColumnLayout(SPEC), _random((5,))
     rows = layout.pack(value)
     assert rows.shape == (5, layout.num_bytes)
     tf.nest.map_structure(np.testing.assert_array_equal, layout.unpack(tf.constant(rows)), value)
 
 
 def test_unpacks_sequences_of_any_batch_size_in_a_graph():
-    layout, value = Layout(SPEC), _random((6,))
+    layout, value = ColumnLayout(SPEC), _random((6,))
     unpack = tf.function(layout.unpack, input_signature=[tf.TensorSpec((None, 3, layout.num_bytes), tf.uint8)])
     unpacked = unpack(layout.pack(value).reshape(2, 3, -1))
     for got, expected in zip(tf.nest.flatten(unpacked), tf.nest.flatten(value), strict=True):
@@ -55,13 +55,13 @@ def test_unpacks_sequences_of_any_batch_size_in_a_graph():
 
 
 def test_packs_columns_that_are_not_contiguous():
-    layout = Layout(tensor_spec.TensorSpec((2,), tf.float32, 'x'))
+    layout = ColumnLayout(tensor_spec.TensorSpec((2,), tf.float32, 'x'))
     value = np.arange(12, dtype=np.float32).reshape(2, 6).T  # strided
     np.testing.assert_array_equal(layout.unpack(tf.constant(layout.pack(value))), value)
 
 
 def test_text_distinguishes_layouts():
-    a, b = (Layout({'x': tf.TensorSpec((size,), tf.float32, 'x')}) for size in (4, 5))
+    a, b = (ColumnLayout({'x': tf.TensorSpec((size,), tf.float32, 'x')}) for size in (4, 5))
     assert a.text == 'x:float32[4]'
     assert a.text != b.text
     assert a.num_bytes == 16
@@ -70,11 +70,11 @@ def test_text_distinguishes_layouts():
 @pytest.mark.parametrize(('shape', 'dtype'), [((3, 2), np.float64), ((3, 1), np.float32)])
 def test_pack_names_the_column_that_does_not_match(shape, dtype):
     with pytest.raises(ValueError, match="got column 'x' with shape .* need"):
-        Layout(tf.TensorSpec((2,), tf.float32, 'x')).pack(np.zeros(shape, dtype))
+        ColumnLayout(tf.TensorSpec((2,), tf.float32, 'x')).pack(np.zeros(shape, dtype))
 
 
 def test_rejects_specs_without_a_fixed_size():
     with pytest.raises(ValueError, match='need fixed dimensions'):
-        _ = Layout(tf.TensorSpec((None,), tf.float32, 'x')).num_bytes
+        _ = ColumnLayout(tf.TensorSpec((None,), tf.float32, 'x')).num_bytes
     with pytest.raises(TypeError, match='need numbers or booleans'):
-        _ = Layout(tf.TensorSpec((), tf.string, 'x')).num_bytes
+        _ = ColumnLayout(tf.TensorSpec((), tf.string, 'x')).num_bytes

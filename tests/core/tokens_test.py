@@ -33,6 +33,6 @@ def test_does_not_show_a_token_that_is_given_as_its_source(source):
 
 
 def test_headers():
-    assert tokens.shown(tokens.header(GOOD)) == GOOD
-    assert [tokens.shown(value) for value in (None, '', GOOD, f'Basic {GOOD}')] == [''] * 4
+    assert tokens.received(tokens.header(GOOD)) == GOOD
+    assert [tokens.received(value) for value in (None, '', GOOD, f'Basic {GOOD}')] == [''] * 4
     assert tokens.equal(GOOD, GOOD) and not tokens.equal(GOOD, '') and not tokens.equal(GOOD, GOOD.upper())

@@ -64,11 +64,11 @@ def test_an_error_of_one_worker_is_one_of_all(monkeypatch):
 
 def test_who_was_not_asked_to_stop_has_to_start_again():
     stop = threading.Event()
-    workers.check_own_stop(workers.Ending.LIMIT, stop, 7)
+    workers.check_own_stop(workers.StopReason.CONDITION, stop, 7)
     with pytest.raises(PeerStopped, match='stopped at train step 7, because another worker was asked to stop'):
-        workers.check_own_stop(workers.Ending.STOP, stop, 7)
+        workers.check_own_stop(workers.StopReason.REQUEST, stop, 7)
     stop.set()
-    workers.check_own_stop(workers.Ending.STOP, stop, 7)
+    workers.check_own_stop(workers.StopReason.REQUEST, stop, 7)
 
 
 def test_the_state_of_one_worker_is_that_of_the_object(caplog):

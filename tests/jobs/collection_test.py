@@ -6,7 +6,7 @@ import pytest
 from tests import fakes
 from tests.environments import example_environments
 from tflearn.agents import dqn
-from tflearn.coordinator.control import Credits, HeldLease, Lease, Share
+from tflearn.coordinator.control import AcquiredLease, Credits, Lease, Share
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.environments import vector_env
@@ -122,9 +122,9 @@ def test_calls_back_with_each_episode(make):
 
 def test_credits_apply_to_the_acting_weights():
     now = [0.0]
-    held = HeldLease(Lease('collect_0', 'a', ttl_secs=5.0), clock=lambda: now[0])
+    acquired_lease = AcquiredLease(Lease('collect_0', 'a', ttl_secs=5.0), clock=lambda: now[0])
     messages = [None]
-    limit = CreditLimit(held, lambda: messages[-1])
+    limit = CreditLimit(acquired_lease, lambda: messages[-1])
     assert limit.update(1, 0), 'no credits yet'
     messages.append(Credits(Lease('train', 'b'), 0, 2, 8, shares=(Share('a', 1, 4, 8, 8),)))
     assert limit.update(1, 0), 'they are for newer weights'
@@ -133,7 +133,7 @@ def test_credits_apply_to_the_acting_weights():
     messages.append(dataclasses.replace(messages[-1], number=1, policy_version=4, shares=()))
     assert limit.update(4, 8), 'it has no share any more'
     now[0] = 6.0
-    held.begin_if_expired(9)
+    acquired_lease.begin_if_expired(9)
     messages.append(dataclasses.replace(messages[-1], number=2, shares=(Share('a', 2, 4, 4, 4),)))
     assert [limit.update(4, count) for count in (9, 12, 13)] == [False, False, True], 'counted from its new lease'
     now[0] = 12.0

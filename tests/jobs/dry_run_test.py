@@ -18,20 +18,20 @@ from tflearn.networks.networks import NetworkOptions
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
 
-def _dry(run, topology='2x4', **given):
-    run.start(train, num_train_steps=10, dry_run=topology, **given).join()
+def _dry(run, shape='2x4', **given):
+    run.start(train, num_train_steps=10, dry_run=shape, **given).join()
 
 
 def test_reports_the_step_and_writes_nothing(small_run, caplog):
     before = sorted(small_run.dir.root.rglob('*'))
     with caplog.at_level(logging.INFO):
         _dry(small_run, strategy='tpu:10.0.0.2:8470')  # which is not connected to
-    assert 'topology 2x4: 8 replica(s) on 2 host(s)' in caplog.text
+    assert 'cluster shape 2x4: 8 replica(s) on 2 host(s)' in caplog.text
     assert '0/observation: float32 (8, 2, 4)' in caplog.text
     assert 'XLA compiled the train step of one replica for a CPU' in caplog.text
     assert 'host to host, batches: 3,072' in caplog.text, 'one process reads the batches of both hosts'
     assert sorted(small_run.dir.root.rglob('*')) == before
-    with pytest.raises(ValueError, match="got the topology '2'; need HOSTSxREPLICAS"):
+    with pytest.raises(ValueError, match="got the cluster shape '2'; need HOSTSxREPLICAS"):
         _dry(small_run, '2')
 
 
@@ -104,8 +104,8 @@ def test_program(tmp_path):
     root = tmp_path / 'run'
     done = forks.run('scripts.train', f'--root_dir={root}', '--gin_file=dqn_cartpole', '--dry_run=2x2', timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert 'topology 2x2: 4 replica(s) on 2 host(s)' in done.stderr
+    assert 'cluster shape 2x2: 4 replica(s) on 2 host(s)' in done.stderr
     assert not root.exists()
     done = forks.run('scripts.train', f'--root_dir={root}', '--gin_file=dqn_cartpole', '--dry_run=4', timeout=200)
     assert done.returncode == 2
-    assert "error: got the topology '4'; need HOSTSxREPLICAS" in done.stderr
+    assert "error: got the cluster shape '4'; need HOSTSxREPLICAS" in done.stderr

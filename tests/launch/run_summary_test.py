@@ -61,4 +61,4 @@ def test_interrupted_run_names_what_is_kept(here):
 
 
 def test_paths_elsewhere_are_absolute(here, tmp_path):
-    assert run_summary.shown(tmp_path.parent / 'other') == str(tmp_path.parent / 'other')
+    assert run_summary.quoted(tmp_path.parent / 'other') == str(tmp_path.parent / 'other')

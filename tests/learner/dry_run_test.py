@@ -6,25 +6,25 @@ import tensorflow as tf
 from tests.testing.learner import batch
 from tflearn.learner import dry_run
 from tflearn.learner.batches import DatasetBatches
-from tflearn.learner.dry_run import Topology
+from tflearn.learner.dry_run import ClusterShape
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
 
 BATCH = {'x': tf.TensorSpec((8, 3)), 'n': tf.TensorSpec((8,), tf.int64)}
 
 
-def test_reads_a_topology():
-    topology = Topology.parse('2x4')
-    assert (topology.hosts, topology.replicas_per_host, topology.replicas, str(topology)) == (2, 4, 8, '2x4')
+def test_reads_a_cluster_shape():
+    shape = ClusterShape.parse('2x4')
+    assert (shape.hosts, shape.replicas_per_host, shape.replicas, str(shape)) == (2, 4, 8, '2x4')
 
 
 @pytest.mark.parametrize('text', ['', '8', '2x', '0x4', '2x4x2', 'axb', '-1x2', '2 x 4', '2x9999999'])
 def test_rejects_other_topologies(text):
-    with pytest.raises(ValueError, match='got the topology .*; need HOSTSxREPLICAS.*; e.g. 2x4'):
-        Topology.parse(text)
+    with pytest.raises(ValueError, match='got the cluster shape .*; need HOSTSxREPLICAS, such as 2x4'):
+        ClusterShape.parse(text)
 
 
 def test_bytes_of_each_link():
-    report = dry_run.Report(Topology(2, 4), BATCH, gradient_bytes=1000)
+    report = dry_run.DryRunReport(ClusterShape(2, 4), BATCH, gradient_bytes=1000)
     of_replica = 8 * 3 * 4 + 8 * 8
     assert report.batch_bytes == of_replica
     assert report.bytes_per_step() == {
@@ -34,9 +34,9 @@ def test_bytes_of_each_link():
         'host to host, gradients': 1750,
         'host to host, batches': 0,
     }
-    alone = dry_run.Report(Topology(1, 1), BATCH, gradient_bytes=1000).bytes_per_step()
+    alone = dry_run.DryRunReport(ClusterShape(1, 1), BATCH, gradient_bytes=1000).bytes_per_step()
     assert alone['device to device, gradients'] == alone['host to host, gradients'] == 0
-    one_reader = dry_run.Report(Topology(2, 4), BATCH, 1000, reads_on_one_host=True)
+    one_reader = dry_run.DryRunReport(ClusterShape(2, 4), BATCH, 1000, reads_on_one_host=True)
     assert one_reader.bytes_per_step()['host to host, batches'] == 4 * of_replica
 
 
@@ -47,18 +47,18 @@ def test_compiles_a_step_without_taking_it():
         counter.assign_add(1)
         return tf.reduce_sum(element['x'])
 
-    report = dry_run.of_step(step, BATCH, 12, Topology(1, 2))
+    report = dry_run.of_step(step, BATCH, 12, ClusterShape(1, 2))
     assert report.refusals == () and report.compile_secs > 0
     assert counter.numpy() == 0
     report.check()
     text = report.text()
-    assert 'topology 1x2: 2 replica(s) on 1 host(s)' in text
+    assert 'shape 1x2: 2 replica(s) on 1 host(s)' in text
     assert 'x: float32 (8, 3)' in text and 'device to device, gradients: 12' in text
     assert 'XLA compiled the train step of one replica for a CPU in' in text
 
 
 def test_names_what_xla_does_not_have():
-    report = dry_run.of_step(lambda element: tf.strings.as_string(element['n']), BATCH, 0, Topology(1, 2))
+    report = dry_run.of_step(lambda element: tf.strings.as_string(element['n']), BATCH, 0, ClusterShape(1, 2))
     (line,) = report.refusals
     assert 'got a train step that XLA cannot compile (AsString); need operations that XLA has' in line
     assert report.compile_secs is None and f'a TPU would refuse: {line}' in report.text()
@@ -66,12 +66,12 @@ def test_names_what_xla_does_not_have():
 
 def test_names_every_refusal_and_raises_the_first():
     step = lambda element: tf.numpy_function(lambda x: x, [element['x']], tf.float32)  # noqa: E731
-    report = dry_run.of_step(step, BATCH, 0, Topology(1, 2))
+    report = dry_run.of_step(step, BATCH, 0, ClusterShape(1, 2))
     assert [line.split(';')[0] for line in report.refusals] == [
         'got the host operation PyFunc in the train step (PyFunc)'
     ]
     spec = {'name': tf.TensorSpec((8,), tf.string), 'x': tf.TensorSpec((None, 3))}
-    report = dry_run.of_step(step, spec, 0, Topology(1, 2))
+    report = dry_run.of_step(step, spec, 0, ClusterShape(1, 2))
     assert len(report.refusals) == 2 and report.batch_bytes == 0
     with pytest.raises(ValueError, match=r'got strings in name of the data; .* \(and 1 more, see above\)'):
         report.check()
@@ -94,22 +94,22 @@ def test_calls_a_dataset_function_as_each_host_would():
         seen.append((context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync))
         return _dataset_fn(64)(context)
 
-    spec, refusals = dry_run.of_dataset_fn(dataset_fn, Topology(2, 4))
+    spec, refusals = dry_run.of_dataset_fn(dataset_fn, ClusterShape(2, 4))
     assert seen == [(2, 0, 8), (2, 1, 8)]
     assert spec == tf.TensorSpec((8,), tf.int64) and refusals == []
 
 
 def test_names_a_global_batch_that_does_not_divide():
-    spec, (line,) = dry_run.of_dataset_fn(_dataset_fn(60), Topology(2, 4))
+    spec, (line,) = dry_run.of_dataset_fn(_dataset_fn(60), ClusterShape(2, 4))
     assert spec is None
     assert line.startswith('got no dataset for 8 replicas: The `global_batch_size` 60 is not divisible by')
     assert line.endswith('need a global batch that 8 divides; change it, or use other replicas')
 
 
 def test_names_hosts_that_differ_and_datasets_that_end():
-    _, (line,) = dry_run.of_dataset_fn(_dataset_fn(64, pad=1), Topology(2, 4))
+    _, (line,) = dry_run.of_dataset_fn(_dataset_fn(64, pad=1), ClusterShape(2, 4))
     assert line.startswith('got other elements on host 1 than on host 0')
-    _, (line,) = dry_run.of_dataset_fn(_dataset_fn(64, endless=False), Topology(2, 4))
+    _, (line,) = dry_run.of_dataset_fn(_dataset_fn(64, endless=False), ClusterShape(2, 4))
     assert line.startswith('got a dataset that may end; need an endless one')
 
 
@@ -138,7 +138,7 @@ def test_compiles_the_learners_own_step(make_agent, make_dataset_fn):
     )
     gradients = dry_run.gradient_bytes(agent)
     assert gradients == 4 * sum(variable.size for variable in before), 'and not those of the target network'
-    report = dry_run.of_step(step, spec, gradients, Topology(4, 8))
+    report = dry_run.of_step(step, spec, gradients, ClusterShape(4, 8))
     assert report.refusals == () and report.compile_secs > 0
     for variable, value in zip(agent.policy.variables(), before, strict=True):
         assert (variable.numpy() == value).all()

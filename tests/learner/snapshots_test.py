@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tflearn.core import strategies
-from tflearn.learner.snapshots import Layout
+from tflearn.learner.snapshots import CheckpointLayout
 
 
 class Words(tf.train.experimental.PythonState):
@@ -59,7 +59,7 @@ OPTIMIZERS = {
 def test_snapshot_equals_tensorflows_checkpoint_despite_later_updates(tmp_path, optimizer, jit_compile):
     objects, step = _model(OPTIMIZERS[optimizer]())
     checkpoint = tf.train.Checkpoint(**objects)
-    layout = Layout(checkpoint)
+    layout = CheckpointLayout(checkpoint)
     assert layout.unmapped == []
     compiled = tf.function(step, jit_compile=jit_compile)
     compiled()
@@ -78,7 +78,7 @@ def test_snapshots_of_agents(tmp_path, make_agent):
     agent = make_agent()
     agent.initialize()
     checkpoint = tf.train.Checkpoint(agent=agent, train_step=agent.train_step_counter)
-    layout = Layout(checkpoint)
+    layout = CheckpointLayout(checkpoint)
     assert layout.unmapped == []
     layout.snapshot().write(str(tmp_path / 'snapshot'))
     _assert_equal(str(tmp_path / 'snapshot'), checkpoint.write(str(tmp_path / 'expected')))
@@ -101,7 +101,7 @@ def test_snapshots_of_mirrored_variables(tmp_path, optimizer):
 
         strategy.run(count)
     checkpoint = tf.train.Checkpoint(**objects)
-    layout = Layout(checkpoint)
+    layout = CheckpointLayout(checkpoint)
     assert layout.unmapped == []
     expected = checkpoint.write(str(tmp_path / 'expected'))
     snapshot = layout.snapshot()
@@ -128,10 +128,10 @@ def test_new_variables_make_the_layout_stale():
     model, optimizer = tf.Module(), tf.compat.v1.train.AdamOptimizer(0.1)
     model.kernel = tf.Variable([1.0])
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    layout = Layout(checkpoint)
+    layout = CheckpointLayout(checkpoint)
     optimizer.apply_gradients([(tf.ones(1), model.kernel)])  # makes the slots
     assert layout.stale()
-    layout = Layout(checkpoint)
+    layout = CheckpointLayout(checkpoint)
     assert not layout.stale()
     model.kernel = tf.Variable([1.0])
     assert layout.stale()
@@ -139,12 +139,12 @@ def test_new_variables_make_the_layout_stale():
 
 def test_names_objects_without_a_snapshot():
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
-    assert Layout(tf.train.Checkpoint(a=tf.Variable(0.0), table=table)).unmapped == ['table']
+    assert CheckpointLayout(tf.train.Checkpoint(a=tf.Variable(0.0), table=table)).unmapped == ['table']
 
 
 def test_recognizes_values_of_optimizers():
     objects, _ = _model(tf.keras.optimizers.legacy.Adam(0.1))
-    layout = Layout(tf.train.Checkpoint(**objects))
+    layout = CheckpointLayout(tf.train.Checkpoint(**objects))
     names = set(layout.described)
     assert {name for name in names if not layout.is_optimizers(name)} == {
         'model/embedding',

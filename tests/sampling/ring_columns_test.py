@@ -1,7 +1,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tflearn.core.layout import Layout
+from tflearn.core.layout import ColumnLayout
 from tflearn.sampling.ring_columns import RingColumns
 
 SPEC = {
@@ -20,7 +20,7 @@ def _values(num_rows):
 
 
 def test_returns_narrow_and_wide_columns_together():
-    layout, values = Layout(SPEC), _values(20)
+    layout, values = ColumnLayout(SPEC), _values(20)
     columns = RingColumns(layout, 30)
     columns.write(5, layout.pack(values))
     indices = np.random.default_rng(1).integers(0, 20, (4, 6, 2))  # batches, sequences, steps
@@ -33,7 +33,7 @@ def test_returns_narrow_and_wide_columns_together():
 
 
 def test_draw_does_not_copy_images():
-    layout = Layout(SPEC)
+    layout = ColumnLayout(SPEC)
     columns = RingColumns(layout, 30)
     assert columns.drawn_bytes == 3 * 4 + 1 + 8
     drawn = columns.draw(tf.zeros((4, 6, 2), tf.int64))

@@ -8,7 +8,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn.actors import stored_state
+from tflearn.actors import recurrent_state
 from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.episode_metrics import EXECUTED_ACTION
 from tflearn.core.action_mask import mask_of
@@ -43,7 +43,7 @@ class Actor:
             which they may keep and must not change. A row whose step type is LAST is the boundary between two episodes:
             its action had no effect, its reward is 0, its discount 1 and its next step type FIRST. FIRST is also the
             next step type of a row in which an environment failed; only the observation of such a row is valid.
-          stores_policy_state: whether to add the policy state before each step to the policy info, see `stored_state`.
+          stores_policy_state: whether to add the policy state before each step to the policy info (`recurrent_state`).
         """
         self.env_steps = 0
         self._environment = environment
@@ -108,7 +108,9 @@ class Actor:
                 check_batch(action, environment.specs.action, environment.num_environments, 'executed action')
                 self._checked_executed_action = True
         if self._stores_policy_state:
-            info = stored_state.add(info, stored_state.before_step(time_step.step_type, state, self._initial_state))
+            info = recurrent_state.add(
+                info, recurrent_state.before_step(time_step.step_type, state, self._initial_state)
+            )
         return trajectory.Trajectory(
             step_type=time_step.step_type,
             observation=time_step.observation,

@@ -9,7 +9,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.layout import Layout
+from tflearn.core.layout import ColumnLayout
 from tflearn.core.types import check_batch
 
 
@@ -25,7 +25,7 @@ class CompiledPolicy:
         self.time_step_spec = policy.time_step_spec
         self._policy = policy
         # Each array that becomes a tensor takes about four microseconds.
-        self._joined = Layout(policy.time_step_spec.observation)
+        self._joined = ColumnLayout(policy.time_step_spec.observation)
         given = policy.time_step_spec._replace(observation=self._joined.specs)
         inputs = tensor_spec.add_outer_dim((given, policy.policy_state_spec), batch_size)
         structure: list[Any] = []

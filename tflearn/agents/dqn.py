@@ -22,7 +22,7 @@ from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue, Uniform
-from tflearn.core.layout import Layout
+from tflearn.core.layout import ColumnLayout
 from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import noisy, spec_checks
@@ -177,7 +177,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
         self._draws = Draws(self.train_step_counter)
         if noise:
             self._collect_policy = noisy.NoisyPolicy(self.collect_policy, noise)
-        joined = Layout(self.time_step_spec.observation)
+        joined = ColumnLayout(self.time_step_spec.observation)
         if joined.joins:
             convert: Any = vars(self)['_as_transition']
             self._as_transition = _ends_at_once(convert, joined)
@@ -221,7 +221,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
         return loss_info
 
 
-def _ends_at_once(as_transition: Callable[[Any], Any], joined: Layout) -> Callable[[Any], Any]:
+def _ends_at_once(as_transition: Callable[[Any], Any], joined: ColumnLayout) -> Callable[[Any], Any]:
     """Returns TF-Agents' converter of sequences with few operations for all parts of an observation.
 
     Its own operations, two for each part, are in no program, since nothing uses their results.

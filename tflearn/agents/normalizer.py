@@ -12,7 +12,7 @@ from tf_agents.typing import types
 
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
 from tflearn.core.errors import UserValueError
-from tflearn.core.layout import Layout
+from tflearn.core.layout import ColumnLayout
 from tflearn.core.train_step import max_over_replicas
 from tflearn.core.types import EnvironmentSpecs, leaf_paths
 from tflearn.networks import encoder
@@ -25,7 +25,7 @@ class Normalizer(tf.Module):
     """Normalizes the floats of a nest of tensors, each by its own mean and deviation, which are 0 and 1 at first.
 
     Neighbouring vectors of the nest, and neighbouring numbers, have one variable for all their means, and one for all
-    their variances (see `Layout`). Tensors of integers, which are categories, do not change.
+    their variances (see `ColumnLayout`). Tensors of integers, which are categories, do not change.
 
     Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
@@ -53,7 +53,7 @@ class Normalizer(tf.Module):
         self._clipping, self._center = clipping, center
         named = enumerate(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
         self._floating = frozenset(i for i, (path, leaf) in named if leaf.dtype.is_floating and path not in skipped)
-        self._joined = Layout(self._floats(spec))
+        self._joined = ColumnLayout(self._floats(spec))
         leaves = self._joined.specs
         self.count = _variable(tf.zeros(()), 'count')
         self.means = [_variable(tf.zeros(leaf.shape), 'mean') for leaf in leaves]

@@ -103,7 +103,7 @@ def of_run(arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
         given = {'collect_seed': initial.seed, **given}
         evaluation = {'seed': initial.seed + synchronous_run.EVALUATION_SEED, **evaluation}
     made.bind('demonstrations', initial.demonstrations)
-    jobs = synchronous_run.taken()
+    jobs = synchronous_run.shared_arguments()
     for name, value in given.items():
         if name in ('make_environment', 'make_agent', 'experience'):
             made.bind(name, value)

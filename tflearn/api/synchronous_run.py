@@ -77,7 +77,7 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
     for line in going_on.begin(run_dir, path, gin_bindings, 'tflearn.jobs.synchronous'):
         logging.info('%s', line)
     given = dict.fromkeys(('run_dir', 'stop', 'hooks'))
-    training = job_config.configure(synchronous, given, path, gin_bindings, taken())
+    training = job_config.configure(synchronous, given, path, gin_bindings, shared_arguments())
     evaluation = dataclasses.replace(training, job=names.Configurable(evaluate, evaluate.__module__, 'evaluate'))
 
     def train_job(stop: threading.Event, on_restored: Callable[[], None]) -> None:
@@ -96,7 +96,7 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
     _run(run_dir, train_job, evaluate_job)
 
 
-def taken() -> job_config.Taken:
+def shared_arguments() -> job_config.SharedArguments:
     """Returns which bindings of the train and the collect job hold for the synchronous job, by its arguments."""
     both = inspect.signature(synchronous).parameters.keys() & inspect.signature(train).parameters.keys()
     return {

@@ -28,7 +28,7 @@ from tflearn.files.run_dir import RunDir, write_atomically
 _MANY_CALLS = 100
 
 # By a job's argument: another job, and the name of its argument.
-Taken = Mapping[str, tuple[Callable[..., None], str]]
+SharedArguments = Mapping[str, tuple[Callable[..., None], str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +80,12 @@ def configure(
     arguments: Mapping[str, Any],
     gin_file: pathlib.Path,
     flag_bindings: Sequence[str] = (),
-    takes: Taken | None = None,
+    shared_arguments: SharedArguments | None = None,
 ) -> ConfiguredJob:
     """Binds a job's arguments from the run's gin file and the command line. Forgets what was configured before.
 
     Args:
-      takes: the arguments of the job that get their values from bindings of other jobs.
+      shared_arguments: the arguments of the job that get their values from bindings of other jobs.
 
     Raises:
       ValueError: for what is not gin, does not exist, is not used or is missing; the message names the place and the
@@ -95,11 +95,13 @@ def configure(
     gin.clear_config()  # First: a locked configuration lets no module register its functions.
     this = Configurable(job, job.__module__, job.__qualname__)
     statements, jobs = checks.read_run(gin_file, flag_bindings, this, importlib.import_module)
-    taken: dict[Any, str] = {(other, argument): name for name, (other, argument) in (takes or {}).items()}
+    shared_names: dict[Any, str] = {
+        (other, argument): name for name, (other, argument) in (shared_arguments or {}).items()
+    }
     bindings = []
     for binding in statements.bindings:
         bindings.append(binding)
-        name = taken.get((getattr(binding.target, 'function', None), binding.parameter))
+        name = shared_names.get((getattr(binding.target, 'function', None), binding.parameter))
         if name and not binding.scope:
             bindings.append(dataclasses.replace(binding, target=this, parameter=name))
     final = checks.final(bindings, jobs)

@@ -162,11 +162,11 @@ class Coordinator:
 
         background.Thread(target=run, name='announce').start()
 
-    def _register(self, role: Role, held: bool = False) -> dict[str, Any]:
-        claim = (self._epoch if held else role.epoch) if role.role == TRAIN else None
+    def _register(self, role: Role, had_epoch: bool = False) -> dict[str, Any]:
+        claim = (self._epoch if had_epoch else role.epoch) if role.role == TRAIN else None
         message = {'role': role.role, 'index': role.index, 'address': role.address, 'contract': role.contract}
         headers = {} if claim is None else {CLAIM: f'{claim}/{self._owner}'}
-        found = self._ask('POST', '/v1/register', {**message, 'held': held}, headers, anonymous=True)
+        found = self._ask('POST', '/v1/register', {**message, 'had_epoch': had_epoch}, headers, anonymous=True)
         if self._run_id and found['run_id'] not in ('', self._run_id):
             raise UserValueError(
                 f'got {self.what} of the run {found["run_id"]}; need that of {self._run_id}, to which this job '
@@ -352,7 +352,7 @@ class Coordinator:
         with self._joining:
             if self._incarnation == incarnation:
                 logging.warning('%s was started again', self.what)
-                if not self._register(self._role, held=True)['contract']:
+                if not self._register(self._role, had_epoch=True)['contract']:
                     raise Lost(f'{self.what} waits for a replay server')
 
     def _answer(

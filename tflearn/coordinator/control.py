@@ -20,7 +20,7 @@ from typing import Any
 
 from tflearn.core.errors import UserValueError
 
-PROTOCOL = 2
+PROTOCOL = 3
 LEASE_SECS = 5.0
 FORGET_SECS = 600.0  # a sender that was silent for that long, and for two leases, is forgotten
 _MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
@@ -49,7 +49,7 @@ class Report:
     Attributes:
       counts: counts since the sender's start, to be summed over senders: 'env_steps', and more.
       episodes: ended episodes that the receiver does not have, each as metrics by name: 'return', and more.
-      served: items made under this lease that are in the replay.
+      delivered: items made under this lease that are in the replay.
       items_at_once: items that the sender makes at a time (its environments); 0 makes none and gets no credits.
       first_episode: the number of the first of these episodes; a sender counts its own from 0 on.
       policy_version: the version of the weights that the sender acts with.
@@ -58,7 +58,7 @@ class Report:
     lease: Lease
     counts: Mapping[str, int]
     episodes: Sequence[Mapping[str, float]] = ()
-    served: int = 0
+    delivered: int = 0
     items_at_once: int = 0
     first_episode: int = 0
     policy_version: int = 0
@@ -70,19 +70,19 @@ class Share:
 
     Attributes:
       items_at_once: items that the collector makes at a time.
-      granted: items that the collector may make, counted since its lease began.
-      turn: items granted so far in round-robin order; the collector with the smallest value is next.
+      allowed: items that the collector may make, counted since its lease began.
+      order: the position in round-robin order: the items allowed so far; the smallest is next.
     """
 
     owner: str
     epoch: int
     items_at_once: int
-    granted: int
-    turn: int
+    allowed: int
+    order: int
 
     def plus(self, items: int) -> 'Share':
         """Returns the share with `items` more."""
-        return dataclasses.replace(self, granted=self.granted + items, turn=self.turn + items)
+        return dataclasses.replace(self, allowed=self.allowed + items, order=self.order + items)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Credits:
 
     Attributes:
       number: counts the messages of the lease's epoch.
-      policy_version: the version of the weights up to which the shares' `granted` counts.
+      policy_version: the version of the weights up to which the shares' `allowed` counts.
       items_per_version: items that each later version adds, over all collectors.
-      surplus: items granted beyond what was wanted; negative while there is no collector to make them.
+      surplus: items allowed beyond what was wanted; negative while there is no collector to make them.
     """
 
     lease: Lease
@@ -114,38 +114,38 @@ class Credits:
         version = max(self.policy_version, policy_version)
         return dataclasses.replace(self, policy_version=version, surplus=surplus, shares=shares)
 
-    def granted(self, lease: Lease) -> int:
+    def allowed(self, lease: Lease) -> int:
         """Returns how many items the holder of a collector's lease may make in all; 0 if it has no share."""
-        own = (share.granted for share in self.shares if (share.owner, share.epoch) == (lease.owner, lease.epoch))
+        own = (share.allowed for share in self.shares if (share.owner, share.epoch) == (lease.owner, lease.epoch))
         return next(own, 0)
 
 
 def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...], int]:
     """Divides the wanted items among collectors, in round-robin order.
 
-    Each turn grants as many items as the collector makes at a time: a collector whose environments end their items
-    together cannot make fewer. Items beyond what was wanted are the surplus, by which the next time fewer are granted.
-    So over several versions no more items are granted than wanted, whatever the number of collectors and environments.
+    Each round allows as many items as the collector makes at a time: a collector whose environments end their items
+    together cannot make fewer. Items beyond what was wanted are the surplus, by which the next time fewer are allowed.
+    So over several versions no more items are allowed than wanted, whatever the number of collectors and environments.
 
     Args:
-      surplus: items granted beyond what was wanted; if negative, this many items are wanted.
+      surplus: items allowed beyond what was wanted; if negative, this many items are wanted.
 
     Returns:
       The new shares, in the same order, and the new surplus: if there are collectors, at least 0 and less than the
-      items of one turn.
+      items of one round.
     """
     if surplus >= 0 or not shares:
         return shares, surplus
-    granted = [0] * len(shares)
-    turns = [(share.turn, i) for i, share in enumerate(shares)]
-    heapq.heapify(turns)
+    allowed = [0] * len(shares)
+    queue = [(share.order, i) for i, share in enumerate(shares)]
+    heapq.heapify(queue)
     while surplus < 0:
-        turn, i = turns[0]
+        order, i = queue[0]
         items = shares[i].items_at_once
-        heapq.heapreplace(turns, (turn + items, i))
-        granted[i] += items
+        heapq.heapreplace(queue, (order + items, i))
+        allowed[i] += items
         surplus += items
-    return tuple(share.plus(items) for share, items in zip(shares, granted, strict=True)), surplus
+    return tuple(share.plus(items) for share, items in zip(shares, allowed, strict=True)), surplus
 
 
 def new_lease(name: str, ttl_secs: float = LEASE_SECS, epoch: int = 1) -> Lease:
@@ -153,7 +153,7 @@ def new_lease(name: str, ttl_secs: float = LEASE_SECS, epoch: int = 1) -> Lease:
     return Lease(name, f'{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}', epoch, ttl_secs)
 
 
-class HeldLease:
+class AcquiredLease:
     """The holder's side: a lease, and the holder's count of items when it began."""
 
     def __init__(self, lease: Lease, clock: Callable[[], float] = time.monotonic):
@@ -245,7 +245,7 @@ def _decode(fields: dict[str, Any]) -> Report | Credits:
     _check(lease.ttl_secs, kind=int | float)
     if kind == 'Report':
         report = Report(lease, **fields)
-        _check(report.served, report.items_at_once, report.first_episode, report.policy_version, kind=int)
+        _check(report.delivered, report.items_at_once, report.first_episode, report.policy_version, kind=int)
         numbers = [value for values in (report.counts, *report.episodes) for value in values.values()]
         _check(*numbers, kind=int | float)
         return report

@@ -14,7 +14,7 @@ class CreditLedger:
 
     In all the learner wants the items that it has used, those that it has dropped as too old, and those that it takes
     next: the items between two publications, 1 + `versions_ahead` times. Each of these items has arrived in the replay,
-    or is owed by a live collector, or is granted here to one of them. So items owed by a lost collector are granted to
+    or is owed by a live collector, or is allowed here to one of them. So items owed by a lost collector are allowed to
     the others.
     """
 
@@ -33,7 +33,7 @@ class CreditLedger:
           clock: returns the time [seconds].
         """
         self._ahead = (1 + versions_ahead) * items_per_version
-        self._leases, self._served = Leases(clock), dict[str, int]()
+        self._leases, self._delivered = Leases(clock), dict[str, int]()
         self._used = self._dropped = 0
         self._wants = False
         self.credits = Credits(lease, 0, 0, items_per_version)
@@ -59,13 +59,13 @@ class CreditLedger:
         lease = report.lease
         if not report.items_at_once or not self._leases.renew(lease):
             return
-        self._served[lease.owner] = report.served
+        self._delivered[lease.owner] = report.delivered
         shares = self.credits.shares
         if any((share.owner, share.epoch) == (lease.owner, lease.epoch) for share in shares):
             return
         others = tuple(share for share in shares if share.owner != lease.owner)
-        turn = min((share.turn for share in others), default=0)
-        share = Share(lease.owner, lease.epoch, report.items_at_once, report.served, turn)
+        order = min((share.order for share in others), default=0)
+        share = Share(lease.owner, lease.epoch, report.items_at_once, report.delivered, order)
         self.credits = dataclasses.replace(self.credits, shares=(*others, share))
         if report.items_at_once > self._ahead:
             logging.warning(
@@ -77,7 +77,7 @@ class CreditLedger:
     def reconcile(self, dropped: int, arrived: int) -> None:
         """Removes collectors whose leases have expired, and grants the missing items.
 
-        Read the reports before counting `arrived`, so that items that a report counts as served are included.
+        Read the reports before counting `arrived`, so that items that a report counts as delivered are included.
 
         Args:
           dropped: the items that all workers have dropped as too old so far.
@@ -86,13 +86,13 @@ class CreditLedger:
         for lease in self._leases.remove_expired():
             message = '%s (%s) has not reported for %.0f s: its credits go to the other collectors'
             logging.warning(message, lease.name, lease.owner, lease.ttl_secs)
-            self._served.pop(lease.owner)
+            self._delivered.pop(lease.owner)
             shares = tuple(share for share in self.credits.shares if share.owner != lease.owner)
             self.credits = dataclasses.replace(self.credits, shares=shares)
         surplus = self.credits.surplus - (dropped - self._dropped) * self._wants
         self._dropped = dropped
         # Reports may be late, so an item that has arrived may still count as owed: both values are bounds.
-        owed = sum(max(0, share.granted - self._served[share.owner]) for share in self.credits.shares)
+        owed = sum(max(0, share.allowed - self._delivered[share.owner]) for share in self.credits.shares)
         least = arrived - self.wanted
         self._grant(min(max(surplus, least), least + owed), self.credits.policy_version)
 

@@ -36,7 +36,7 @@ def now_secs() -> float:
 
 
 class Reporter:
-    """The collector's side: one report at a time for all of its environments. Each renews its lease, `held`."""
+    """The collector's side: one report at a time for all of its environments. Each renews its lease."""
 
     def __init__(
         self,
@@ -53,44 +53,46 @@ class Reporter:
         self._clock, self._sent_at = clock, clock()
         self._sent: dict[str, int] = {}
         self._before: dict[str, int] = {}  # what was counted under earlier owners
-        self.held = control.HeldLease(control.new_lease(coordinator.name, lease_secs))
+        self.acquired_lease = control.AcquiredLease(control.new_lease(coordinator.name, lease_secs))
 
     def report(
-        self, counts: Mapping[str, int], episodes: Sequence[Episode], served: int = 0, policy_version: int = 0
+        self, counts: Mapping[str, int], episodes: Sequence[Episode], delivered: int = 0, policy_version: int = 0
     ) -> bool:
         """Sends one report. Returns whether the coordinator has it.
 
         Args:
           counts: counts since this collector's start, to be summed over collectors: 'env_steps', and more.
           episodes: the episodes that ended since the last report, each as metrics by name: 'return', and more.
-          served: items made under the lease that are in the replay.
+          delivered: items made under the lease that are in the replay.
           policy_version: see `control.Report`.
         """
         self._kept += episodes
         self._drop(len(self._kept) - _MAX_KEPT)
-        if self._clock() - self._sent_at > _forget_secs(self.held.lease) / 2:
-            self.held.restart()
+        if self._clock() - self._sent_at > _forget_secs(self.acquired_lease.lease) / 2:
+            self.acquired_lease.restart()
             self._before, self._sent_at = self._sent, self._clock()
         own = {name: count - self._before.get(name, 0) for name, count in counts.items()}
         try:
             try:
-                self._send(own, served, policy_version)
+                self._send(own, delivered, policy_version)
             except Restarted:
-                self._send(own, served, policy_version)
+                self._send(own, delivered, policy_version)
         except (Lost, Refused) as error:
             logging.log_every_n_seconds(logging.WARNING, 'could not report: %s', 60, error)
             return False
-        self.held.renew()
+        self.acquired_lease.renew()
         self._sent, self._sent_at = {**counts}, self._clock()
         return True
 
-    def _send(self, counts: Mapping[str, int], served: int, policy_version: int) -> None:
+    def _send(self, counts: Mapping[str, int], delivered: int, policy_version: int) -> None:
         if self._sent_to != self._coordinator.incarnation:  # it has none of those that are kept
             self._sent_to, self._received = self._coordinator.incarnation, self._first
         first = max(self._first, self._received)
         episodes = [{**each} for each in self._kept[first - self._first :][:MAX_EPISODES]]
-        lease, items = self.held.lease, self._items_at_once
-        answer = self._coordinator.report(control.Report(lease, counts, episodes, served, items, first, policy_version))
+        lease, items = self.acquired_lease.lease, self._items_at_once
+        answer = self._coordinator.report(
+            control.Report(lease, counts, episodes, delivered, items, first, policy_version)
+        )
         self._received = answer['received']
         self._drop(answer['acknowledged'] - self._first)
 

@@ -1,7 +1,7 @@
 """The coordinator's server: everything of a run that is no item of a replay.
 
-    POST /v1/register      {"role": ..., "index": 0, "address": "host:port", "contract": {...}, "held": false}; answers
-                           what the job has to know, 409 with the run's contract if that is another one
+    POST /v1/register      {"role": ..., "index": 0, "address": "host:port", "contract": {...}, "had_epoch": false};
+                           answers what the job has to know, 409 with the run's contract if that is another one
     GET  /v1/addresses/ROLE
     PUT  /v1/weights       a publication; 405 at a relay
     GET  /v1/weights       the newest one; 404 while there is none
@@ -53,7 +53,7 @@ _SLOW_SECS, _PREFERRED_BYTES_PER_SEC, _END_SECS = 5.0, 1e7, 5.0
 _WAIT = re.compile(r'\bwait=(\d{1,6})')
 _REPORT_SECS = 1.0
 _LOCAL = ('localhost', '127.0.0.1', '[::1]')
-_REGISTERED = {'role': str, 'index': int, 'address': str, 'contract': dict, 'held': bool}
+_REGISTERED = {'role': str, 'index': int, 'address': str, 'contract': dict, 'had_epoch': bool}
 
 
 class _Publications:

@@ -123,7 +123,7 @@ class State:
         self._number = self._newest_version = 0
 
     def register(
-        self, role: str, index: int, address: str, contract: Mapping[str, Any], claim: Claim | None, held: bool
+        self, role: str, index: int, address: str, contract: Mapping[str, Any], claim: Claim | None, had_epoch: bool
     ) -> dict[str, Any]:
         """Takes a job in.
 
@@ -131,7 +131,7 @@ class State:
           address: where others reach it; '' if they do not.
           contract: what it needs to be equal in all jobs, by name.
           claim: a learner's.
-          held: whether it had this epoch before.
+          had_epoch: whether it had this epoch before.
 
         Returns:
           What it has to know; 'contract' is empty while nobody has made it, and the job has to ask again.
@@ -144,7 +144,7 @@ class State:
             if any(self._contract[name] != contract[name] for name in compared):
                 raise Conflict('got another contract; need that of the run', contract=self._contract)
             if claim:
-                self._learner = self._taken(claim, held)
+                self._learner = self._taken(claim, had_epoch)
                 self._learner_state, self._learner_at = WORKING, self._clock()
             if role in _MAKERS:
                 self._contract = {**contract, **self._contract}
@@ -158,7 +158,7 @@ class State:
                 'epoch': self._learner.epoch if claim and self._learner else 0,
             }
 
-    def _taken(self, claim: Claim, held: bool) -> Claim:
+    def _taken(self, claim: Claim, had_epoch: bool) -> Claim:
         """Returns the claim that a learner gets."""
         known = self._learner
         most = (known.epoch if known else 0) + _MAX_EPOCHS_AHEAD
@@ -170,11 +170,11 @@ class State:
         if known.owner == claim.owner:
             return known
         lives = self._learner_state == WORKING and self._clock() - self._learner_at <= LEASE_SECS
-        if held or lives:
+        if had_epoch or lives:
             raise Conflict(
                 f'got a learner of epoch {claim.epoch} ({claim.owner}); need a greater epoch than {known.epoch} of '
                 f'{known.owner}: another learner has taken over this run',
-                lives=not held,
+                lives=not had_epoch,
             )
         self._credits = ''
         return Claim(known.epoch + 1, claim.owner)

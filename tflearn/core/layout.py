@@ -1,4 +1,4 @@
-"""Layout: the columns of a step, packed as one row of bytes or joined as few tensors.
+"""ColumnLayout: the columns of a step, packed as one row of bytes or joined as few tensors.
 
 Reverb and tf.data have a fixed cost per column and item, and TensorFlow has one per operation, of about a microsecond:
 so a row of one column is read several times faster than a nest of seven, and its small columns are unpacked together.
@@ -52,7 +52,7 @@ def _is_small(shape: tf.TensorShape) -> bool:
     return shape.is_fully_defined() and shape.rank < 2 and shape.num_elements() <= _MAX_NUMBERS
 
 
-class Layout:
+class ColumnLayout:
     """The columns of a step, in the order in which tf.nest flattens them.
 
     As bytes they are at fixed offsets of a row; layouts with equal `text` can read each other's rows. As tensors,

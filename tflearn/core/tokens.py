@@ -51,7 +51,7 @@ def header(token: str) -> str:
     return _SCHEME + token
 
 
-def shown(value: str | None) -> str:
+def received(value: str | None) -> str:
     """Returns the token in the value of such a header; '' if there is none."""
     return value.removeprefix(_SCHEME).strip() if value and value.startswith(_SCHEME) else ''
 

@@ -22,18 +22,18 @@ from tflearn.core.waiting import PeerStopped
 _WORKERS = 'workers'
 
 
-class Ending(enum.IntEnum):
-    """How training ends; of several workers the greatest value counts."""
+class StopReason(enum.IntEnum):
+    """Why training stops; of several workers the greatest value counts."""
 
     NONE = 0
-    STOP = 1
+    REQUEST = 1
     NO_DATA = 2
-    LIMIT = 3
+    CONDITION = 3  # one of the stop conditions
 
 
-def check_own_stop(ending: Ending, stop: threading.Event, train_step: int) -> None:
+def check_own_stop(reason: StopReason, stop: threading.Event, train_step: int) -> None:
     """Raises PeerStopped if training was stopped, by a request to another worker: this one cannot go on alone."""
-    if ending == Ending.STOP and not stop.is_set():
+    if reason == StopReason.REQUEST and not stop.is_set():
         raise PeerStopped(
             f'stopped at train step {train_step}, because another worker was asked to stop; start all workers again: '
             'they continue from the checkpoint'

@@ -120,7 +120,7 @@ def call_by_url(directory: pathlib.Path, url: str) -> None:
     _URLS[str(directory)] = url
 
 
-def shown(text: str) -> str:
+def display_text(text: str) -> str:
     """Returns a message for the user, with the URLs of the run directories that have one."""
     for directory, url in _URLS.items():
         text = text.replace(directory, url)

@@ -12,7 +12,7 @@ from absl import logging
 
 from tflearn.coordinator import reports, weights_contract
 from tflearn.coordinator.client import Access, Coordinator, Role
-from tflearn.coordinator.control import HeldLease
+from tflearn.coordinator.control import AcquiredLease
 from tflearn.coordinator.credit_reader import CreditReader
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
 from tflearn.coordinator.subscriber import Subscriber
@@ -105,7 +105,7 @@ def collect(
             sender = reports.Reporter(connected, num_environments, options.lease_secs)
             reporter = _Reporter(sender, connected, collection, weights, writer, status, options)
             ending.callback(reporter.close)
-            limit = _limit(options, experience, connected, sender.held, ending)
+            limit = _limit(options, experience, connected, sender.acquired_lease, ending)
             is_queue = isinstance(experience.replay, Queue)
             _run(collection, weights, writer, reporter, limit, stop, options.max_env_steps, is_queue)
         status.update('stopped' if stop.is_set() else 'finished')
@@ -215,13 +215,13 @@ def _limit(
     options: CollectOptions,
     experience: Experience,
     coordinator: Coordinator,
-    held: HeldLease,
+    acquired_lease: AcquiredLease,
     ending: contextlib.ExitStack,
 ) -> VersionLimit | CreditLimit | None:
     if experience.versions_ahead is not None:
         reader = CreditReader(coordinator)
         ending.callback(reader.close)
-        return CreditLimit(held, lambda: reader.newest)
+        return CreditLimit(acquired_lease, lambda: reader.newest)
     if options.episode_limit is None:
         return None
     episodes = options.episode_limit
@@ -244,14 +244,14 @@ class _Reporter:
     ):
         self._reporter, self._coordinator = reporter, coordinator
         self._collection, self._weights, self._writer, self._status = collection, weights, writer, status
-        self._reports_episodes = options.reports_metrics(reporter.held.lease.name)
+        self._reports_episodes = options.reports_metrics(reporter.acquired_lease.lease.name)
         self._max_env_steps, self._timeout_secs = options.max_env_steps, options.server_timeout_secs
-        self._jitter = Jitter(f'{reporter.held.lease.name}/reports')
+        self._jitter = Jitter(f'{reporter.acquired_lease.lease.name}/reports')
         self._logged_at = time.monotonic()
         self._report_at = -math.inf
 
     def report_if_due(self, state: str) -> None:
-        """Reports every second in the mean, and logs every ten seconds; `state` is what the collector does now.
+        """Reports once a second on average, and logs every ten seconds; `state` is what the collector does now.
 
         Raises:
           PeerLost: if nothing was heard of the coordinator for too long.
@@ -283,12 +283,12 @@ class _Reporter:
 
     def _report(self, state: str) -> bool:
         metrics, episodes = self._collection.metrics, self._collection.metrics.drain()
-        held = self._reporter.held
-        held.begin_if_expired(self._writer.num_complete_sequences)
-        served = max(0, self._writer.num_confirmed_sequences - held.began_at)
+        acquired_lease = self._reporter.acquired_lease
+        acquired_lease.begin_if_expired(self._writer.num_complete_sequences)
+        delivered = max(0, self._writer.num_confirmed_sequences - acquired_lease.began_at)
         limit = {} if self._max_env_steps is None else {reports.ENV_STEPS_LIMIT: self._max_env_steps}
         counts, version = {**self._counts(), **limit}, self._weights.newest.policy_version
-        is_sent = self._reporter.report(counts, episodes if self._reports_episodes else [], served, max(0, version))
+        is_sent = self._reporter.report(counts, episodes if self._reports_episodes else [], delivered, max(0, version))
         self._status.update(
             state,
             **self._counts(),

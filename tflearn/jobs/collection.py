@@ -10,7 +10,7 @@ from tflearn.actors import exploration
 from tflearn.actors.actor import Actor, Observer
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.actors.episode_recorder import EpisodeRecorder
-from tflearn.coordinator.control import Credits, HeldLease
+from tflearn.coordinator.control import AcquiredLease, Credits
 from tflearn.core.types import ActingPolicy, BatchedEnvironment
 from tflearn.jobs.collect_settings import CollectOptions
 
@@ -139,15 +139,15 @@ class VersionLimit:
 
 
 class CreditLimit:
-    """Limits a collector to the items that the learner has granted it."""
+    """Limits a collector to the items that the learner allows."""
 
-    def __init__(self, held: HeldLease, newest: Callable[[], Credits | None]):
+    def __init__(self, acquired_lease: AcquiredLease, newest: Callable[[], Credits | None]):
         """
         Args:
-          held: the collector's lease.
+          acquired_lease: the collector's lease.
           newest: returns the newest credits received; None before the first ones.
         """
-        self._held, self._newest = held, newest
+        self._acquired_lease, self._newest = acquired_lease, newest
         self._received: Credits | None = None
         self._credits: Credits | None = None  # the credits at the acting weights' version
 
@@ -161,8 +161,8 @@ class CreditLimit:
         newest = self._newest()
         if newest is not None and newest is not self._received and newest.policy_version <= version:
             self._received = self._credits = newest  # (credits of newer weights apply once these weights act)
-        if self._credits is None or self._held.expired:
+        if self._credits is None or self._acquired_lease.expired:
             return True
         if self._credits.policy_version < version:
             self._credits = self._credits.at(version)
-        return count - self._held.began_at >= self._credits.granted(self._held.lease)
+        return count - self._acquired_lease.began_at >= self._credits.allowed(self._acquired_lease.lease)

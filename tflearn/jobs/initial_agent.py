@@ -9,7 +9,7 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.typing import types
 
-from tflearn.actors import stored_state
+from tflearn.actors import recurrent_state
 from tflearn.coordinator import weights_contract
 from tflearn.core import agent_data, strategies
 from tflearn.core.errors import UserValueError
@@ -40,10 +40,10 @@ def make(
     make_agent: AgentFactory,
     specs: EnvironmentSpecs,
     experience: Experience,
-    placement: tf.distribute.Strategy,
+    strategy: tf.distribute.Strategy,
     precision: str,
 ) -> Agent:
-    """Makes the agent and its train step in the strategy `placement`, and logs the devices that train.
+    """Makes the agent and its train step in the strategy, and logs the devices that train.
 
     Raises:
       TypeError: if the factory returns no agent.
@@ -52,8 +52,8 @@ def make(
     """
     nests = {'observation': specs.observation, 'action': specs.action}
     plain_nests.flat_dict(plain_nests.to_plain(nests))  # the names of an export's tensors, checked before there is one
-    logging.info(strategies.describe_devices(placement))
-    with placement.scope(), precisions.use(precision):
+    logging.info(strategies.describe_devices(strategy))
+    with strategy.scope(), precisions.use(precision):
         train_step = create_train_step()
         agent = make_agent(specs, train_step, experience)
         agent_data.check(agent, train_step, experience)
@@ -121,7 +121,7 @@ def clone(
     cloning: Cloning,
     specs: EnvironmentSpecs,
     run_dir: RunDir,
-    placement: tf.distribute.Strategy,
+    strategy: tf.distribute.Strategy,
     precision: str,
     seed: int,
     stop: threading.Event,
@@ -136,7 +136,7 @@ def clone(
       cloning: what is cloned, and how.
       specs: the environment's specs.
       run_dir: the run's directory.
-      placement: the strategy that the agent was made in, on one worker.
+      strategy: the strategy that the agent was made in, on one worker.
       precision: see `make`.
       seed: of the draws.
       stop: ends the cloning when set.
@@ -146,11 +146,11 @@ def clone(
       ValueError: if the data do not have what the agent needs, or the policies have other variables.
       Stopped: if `stop` is set.
     """
-    layout = strategies.layout(placement)
+    layout = strategies.layout(strategy)
     if layout.workers > 1:
         raise UserValueError(f'got Initial.cloning on {layout.workers} workers; need one')
     experience = cloning.experience
-    cloner = make(cloning.make_agent, specs, experience, placement, precision)
+    cloner = make(cloning.make_agent, specs, experience, strategy, precision)
     spec, batch_size = data_spec(cloner, experience), experience.per_replica_batch_size * layout.replicas
     replay = sources.loaded(cloning.dataset, Storage(experience, spec), batch_size, seed)
     options = LearnerOptions(
@@ -159,7 +159,7 @@ def clone(
         loop=LoopOptions(preprocess=agent_data.preprocessing(cloner)),
         after_run=lambda _: alive(learner.step),
     )
-    learner = Learner(cloner, replay, RunDir(run_dir.cloning), strategy=placement, options=options)
+    learner = Learner(cloner, replay, RunDir(run_dir.cloning), strategy=strategy, options=options)
     learner.train(StopConditions(cloning.num_train_steps), _CLONING_STEPS_PER_CALL, stop=stop)
     if learner.step < cloning.num_train_steps:
         raise Stopped(f'stopped at train step {learner.step} of the cloning; its checkpoint is saved')
@@ -187,4 +187,4 @@ def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:
     spec: Any = agent.collect_data_spec
     if not experience.slicing.store_policy_state:
         return spec
-    return spec.replace(policy_info=stored_state.add(spec.policy_info, agent.collect_policy.policy_state_spec))
+    return spec.replace(policy_info=recurrent_state.add(spec.policy_info, agent.collect_policy.policy_state_spec))

@@ -14,7 +14,7 @@ from absl import logging
 from tflearn.core import agent_data, background, strategies, train_step, workers
 from tflearn.core.types import Agent
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped
-from tflearn.core.workers import Ending
+from tflearn.core.workers import StopReason
 from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import run_outputs
 from tflearn.jobs.collectors import Collectors
@@ -176,14 +176,14 @@ class Session:
         """
         try:
             with self._monitored(stop):
-                while not (ending := self._agree_on_ending(stop)):
+                while not (reason := self._agree_on_stop_reason(stop)):
                     self._turn()
             self._collect_summaries.close()
-            self._end(ending)
+            self._end(reason)
         except BaseException as error:
             self._status.update(f'failed: {error}')
             raise
-        workers.check_own_stop(ending, stop, self._learner.step)
+        workers.check_own_stop(reason, stop, self._learner.step)
 
     @contextlib.contextmanager
     def _monitored(self, stop: threading.Event) -> Iterator[None]:
@@ -204,17 +204,17 @@ class Session:
                 self._learner.close()
             self._collect_summaries.write(self._collectors.metrics())
 
-    def _agree_on_ending(self, stop: threading.Event) -> Ending:
-        """Agrees with the other workers on whether and how training ends: each has its own clock, signals and data."""
-        mine = Ending.NONE
+    def _agree_on_stop_reason(self, stop: threading.Event) -> StopReason:
+        """Agrees with the other workers on whether and why training stops: each has its own clock, signals and data."""
+        mine = StopReason.NONE
         if self._end_reason() is not None:
-            mine = Ending.LIMIT
+            mine = StopReason.CONDITION
         elif self._lost or self._data_failed:
-            mine = Ending.NO_DATA
+            mine = StopReason.NO_DATA
         elif stop.is_set():
-            mine = Ending.STOP
+            mine = StopReason.REQUEST
         with self._guard("the other workers' answers"):
-            return Ending(self._agreement.greatest(mine))
+            return StopReason(self._agreement.greatest(mine))
 
     def _guard(self, what: str) -> contextlib.AbstractContextManager[None]:
         watchdog = self._settings.watchdog
@@ -286,23 +286,23 @@ class Session:
             except Exception as error:  # reports and decisions may be late, but the thread must go on
                 logging.warning('could not poll the collectors: %s', error)
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, reason: StopReason) -> None:
         with self._guard('the last export'):
-            if ending == Ending.LIMIT:
+            if reason == StopReason.CONDITION:
                 self._finish(next(filter(None, self._agreement.texts(self._end_reason() or ''))))
             else:
                 self._exports.settle()
             # A session that is resumed publishes again; the end of training must reach the collectors.
-            self._collectors.end(finished=ending == Ending.LIMIT)
+            self._collectors.end(finished=reason == StopReason.CONDITION)
         with self._guard('what the other workers write'):
             self._agreement.on_any(False)  # no worker leaves before all have written their files
-        if ending == Ending.NO_DATA:
+        if reason == StopReason.NO_DATA:
             raise (
                 self._lost
                 or self._source.error
                 or PeerStopped('got an error of the data of another worker; see its log; fix it, and start all again')
             )
-        if ending == Ending.STOP:
+        if reason == StopReason.REQUEST:
             logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
             self._status.update('stopped', train_step=self._learner.step)
 

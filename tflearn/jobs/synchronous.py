@@ -106,17 +106,17 @@ def synchronous(
     if run_outputs.is_done(run_dir):
         return
     with (
-        run_outputs.only_learner(run_dir, stop, device) as (run_dir, placement, stopped),
+        run_outputs.only_learner(run_dir, stop, device) as (run_dir, strategy, stopped),
         contextlib.ExitStack() as opened,
     ):
         with waiting.may_exit(stop, stopped):
-            seed = set_seed(initial.seed, placement, repeatable=True)
+            seed = set_seed(initial.seed, strategy, repeatable=True)
             settings = dataclasses.replace(settings, seed=seed)
             environment = make_environment(
                 num_environments=num_environments, seed=seed if collect_seed is None else collect_seed
             )
             opened.callback(environment.close)
-            agent = initial_agent.make(make_agent, environment.specs, experience, placement, device.precision)
+            agent = initial_agent.make(make_agent, environment.specs, experience, strategy, device.precision)
             initial_agent.load(agent, initial, run_dir)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             source, write = opened.enter_context(_replay(storage, num_environments, agent, initial, seed, stop))
@@ -126,7 +126,7 @@ def synchronous(
                 collect_options,
                 stores_policy_state=experience.slicing.store_policy_state,
             )
-            session = Session(run_dir, agent, source, OwnCollectors(acting, write), placement, settings)
+            session = Session(run_dir, agent, source, OwnCollectors(acting, write), strategy, settings)
             session.begin()
         session.run(stop)
 

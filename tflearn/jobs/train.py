@@ -94,27 +94,27 @@ def train(
     if device.dry_run is not None or run_outputs.is_done(run_dir):
         return
     with (
-        run_outputs.only_learner(run_dir, stop, device) as (run_dir, placement, stopped),
+        run_outputs.only_learner(run_dir, stop, device) as (run_dir, strategy, stopped),
         _watchdog(data.timeout_secs, connect_timeout_secs) as watchdog,
         watchdog.guard('the work between two calls'),
         contextlib.ExitStack() as ending,
     ):
         with waiting.may_exit(stop, stopped):
             with watchdog.guard('the construction of the agent'):
-                seed, specs = set_seed(initial.seed, placement), specs_of(make_environment)
-                agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
+                seed, specs = set_seed(initial.seed, strategy), specs_of(make_environment)
+                agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             _check_machine(run_dir, agent, storage)
-            connected = Coordinator(coordinator, f'train_{strategies.layout(placement).worker}', stop)
+            connected = Coordinator(coordinator, f'train_{strategies.layout(strategy).worker}', stop)
             ending.callback(connected.close)
-            addresses = _join(connected, run_dir, agent, data, storage, connect_timeout_secs, stop, placement)
-            _clone(agent, initial, specs, run_dir, connected, placement, device, seed, stop, watchdog)
+            addresses = _join(connected, run_dir, agent, data, storage, connect_timeout_secs, stop, strategy)
+            _clone(agent, initial, specs, run_dir, connected, strategy, device, seed, stop, watchdog)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)
-                source = _source(data, addresses, storage, agent, placement, seed, initial)
+                source = _source(data, addresses, storage, agent, strategy, seed, initial)
                 settings = dataclasses.replace(settings, seed=seed, watchdog=watchdog)
-                collectors = RemoteCollectors(run_dir, connected, agent, storage, source, placement, settings)
-                session = Session(run_dir, agent, source, collectors, placement, settings)
+                collectors = RemoteCollectors(run_dir, connected, agent, storage, source, strategy, settings)
+                session = Session(run_dir, agent, source, collectors, strategy, settings)
                 session.begin()
         session.run(stop)
 
@@ -144,12 +144,12 @@ def _source(
     addresses: Sequence[str],
     storage: Storage,
     agent: Agent,
-    placement: tf.distribute.Strategy,
+    strategy: tf.distribute.Strategy,
     seed: int,
     initial: Initial,
 ) -> Source:
     feeds = (data.feed_address,) if data.feed_address else ()
-    given = (storage, agent, placement, data.timeout_secs, seed, data.weights, initial.demonstrations)
+    given = (storage, agent, strategy, data.timeout_secs, seed, data.weights, initial.demonstrations)
     return sources.make(feeds or addresses, *given, fed=bool(feeds))
 
 
@@ -159,7 +159,7 @@ def _clone(
     specs: EnvironmentSpecs,
     run_dir: RunDir,
     coordinator: Coordinator,
-    placement: tf.distribute.Strategy,
+    strategy: tf.distribute.Strategy,
     device: Device,
     seed: int,
     stop: threading.Event,
@@ -182,7 +182,7 @@ def _clone(
 
     alive(0)
     try:
-        initial_agent.clone(agent, cloning, specs, run_dir, placement, device.precision, seed, stop, alive)
+        initial_agent.clone(agent, cloning, specs, run_dir, strategy, device.precision, seed, stop, alive)
     finally:
         publisher.close()
 
@@ -196,30 +196,30 @@ def _dry_run(
     data: Data,
     settings: Settings,
 ) -> None:
-    """Logs a report of the train step on a topology; asks no server, and writes no file.
+    """Logs a report of the train step on a cluster of that shape; asks no server, and writes no file.
 
     Raises:
       ValueError: if a TPU would refuse anything; it names the first such thing.
     """
-    topology = dry_run.Topology.parse(str(device.dry_run))
+    shape = dry_run.ClusterShape.parse(str(device.dry_run))
     specs = specs_of(make_environment)
     tpu_rules.check({'observation': specs.observation, 'action': specs.action}, 'the environment')
-    experience = sources.of_one_replica(experience, topology.replicas)
-    placement = strategies.make('cpu')
-    agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
+    experience = sources.of_one_replica(experience, shape.replicas)
+    strategy = strategies.make('cpu')
+    agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
     storage = sources.without_content(Storage(experience, initial_agent.data_spec(agent, experience)))
-    with placement.scope():
+    with strategy.scope():
         given = (data.timeout_secs, initial.seed or 0, data.weights, initial.demonstrations)
-        source = sources.make(data.addresses or ('localhost:1',), storage, agent, placement, *given)
-        wrapped = batches.wrap(source, placement, agent.train_step_counter)
+        source = sources.make(data.addresses or ('localhost:1',), storage, agent, strategy, *given)
+        wrapped = batches.wrap(source, strategy, agent.train_step_counter)
         agent.initialize()
         agent_data.make_slots(agent)
         options = settings.learner.loop
         preprocess = None if source.prepared else agent_data.preprocessing(agent)
         options = dataclasses.replace(options, jit_compile=False, preprocess=preprocess)
-        step = train_loop.TrainLoop(agent, wrapped, placement, options).replica_step()
+        step = train_loop.TrainLoop(agent, wrapped, strategy, options).replica_step()
         gradients = dry_run.gradient_bytes(agent)
-        report = dry_run.of_step(step, wrapped.element_spec, gradients, topology, reads_on_one_host=device.is_tpu)
+        report = dry_run.of_step(step, wrapped.element_spec, gradients, shape, reads_on_one_host=device.is_tpu)
     source.close()
     logging.info('%s', report.text())
     report.check()
@@ -233,7 +233,7 @@ def _join(
     storage: Storage,
     timeout_secs: float,
     stop: threading.Event,
-    placement: tf.distribute.Strategy,
+    strategy: tf.distribute.Strategy,
 ) -> Sequence[str]:
     """Waits for the coordinator and the servers. Returns the addresses of the replay servers that this process reads.
 
@@ -244,7 +244,7 @@ def _join(
     """
     status = Status(run_dir.status('train'), 'train')
     status.update(f'waiting for the coordinator at {coordinator.access.address}')
-    contract, layout = agreed_settings.contract(agent, storage), strategies.layout(placement)
+    contract, layout = agreed_settings.contract(agent, storage), strategies.layout(strategy)
     role = TRAIN if layout.is_chief else 'train_worker'
     coordinator.join(Role(role, layout.worker, contract=contract, epoch=run_dir.epoch), timeout_secs)
     if data.feed_address:

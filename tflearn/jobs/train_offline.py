@@ -87,21 +87,21 @@ def train_offline(
     settings = Settings.make(*groups, *others)
     if run_outputs.is_done(run_dir):
         return
-    with run_outputs.only_learner(run_dir, stop, device) as (run_dir, placement, stopped):
-        agreement = workers.Agreement(placement)
+    with run_outputs.only_learner(run_dir, stop, device) as (run_dir, strategy, stopped):
+        agreement = workers.Agreement(strategy)
         with waiting.may_exit(stop, stopped):
-            seed = set_seed(initial.seed, placement, repeatable=True)
+            seed = set_seed(initial.seed, strategy, repeatable=True)
             settings = dataclasses.replace(settings, seed=seed)
             with agreement.together('the data set'):
                 specs, files = environment_specs(dataset), _checksum(dataset)
             agreement.check_same(files, 'the checksum of the names of the files')
-            agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
+            agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
             initial_agent.load(agent, initial, run_dir)
             data_spec, max_epochs = initial_agent.data_spec(agent, experience), data_stop_conditions.max_epochs
             validator: Validator | None = None
             with agreement.together('the data set'):
                 source = sources.from_files(
-                    dataset, experience, data_spec, placement, seed, reading, validation.share, max_epochs
+                    dataset, experience, data_spec, strategy, seed, reading, validation.share, max_epochs
                 )
                 if validation.share:
                     kept = sources.validation_episodes(dataset, experience, data_spec, validation.share)
@@ -109,9 +109,9 @@ def train_offline(
                     settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
             source.most_owed = _steps_per_call(source.most_owed, settings, validation)
             steps = _FileSteps(source, agreement, validator, max_epochs)
-            session = Session(run_dir, agent, source, steps, placement, settings)
+            session = Session(run_dir, agent, source, steps, strategy, settings)
             session.begin()
-        with _watched(placement, lambda: (session.train_step, steps.num_validated)):
+        with _watched(strategy, lambda: (session.train_step, steps.num_validated)):
             session.run(stop)
 
 
@@ -133,9 +133,9 @@ def _check(
 
 
 @contextlib.contextmanager
-def _watched(placement: tf.distribute.Strategy, count: Callable[[], object]) -> Iterator[None]:
+def _watched(strategy: tf.distribute.Strategy, count: Callable[[], object]) -> Iterator[None]:
     """Ends the process if a `with` block waits too long for other workers; `count` shows that it goes on."""
-    if strategies.layout(placement).workers == 1:
+    if strategies.layout(strategy).workers == 1:
         yield
         return
     with contextlib.closing(Watchdog(_TIMEOUT_SECS)) as watchdog, watchdog.guard('a train step', count):

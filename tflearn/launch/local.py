@@ -124,7 +124,7 @@ def run(
         status.update('running')
         try:
             run_summary.write_commands(run_dir, topology)
-            _print(out, f'Run in {run_summary.shown(run_dir.root)}; logs in {run_summary.shown(run_dir.logs)}.')
+            _print(out, f'Run in {run_summary.quoted(run_dir.root)}; logs in {run_summary.quoted(run_dir.logs)}.')
             view = _make_view(out, run_dir, line_interval_secs)
             with (
                 _warm_parent(topology, log, stop=lambda: len(signals.received) > 0) as warm_parent,
@@ -198,7 +198,7 @@ def _make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float) -> View:
     # Imported here: rich takes a fifth of a second, and only a terminal needs it.
     from tflearn.launch.live_view import LiveView
 
-    return LiveView(run_summary.shown(run_dir.root), out)
+    return LiveView(run_summary.quoted(run_dir.root), out)
 
 
 @contextlib.contextmanager
@@ -237,7 +237,7 @@ def _warn_of_jobs(run_dir: RunDir) -> None:
     if jobs.pop('launch', None) != os.getpid() and jobs:
         named = ', '.join(f'{job} (pid {pid})' for job, pid in jobs.items())
         print(
-            f'tflearn-launch: warning: got jobs that run in {run_summary.shown(run_dir.root)} already: {named}; if '
+            f'tflearn-launch: warning: got jobs that run in {run_summary.quoted(run_dir.root)} already: {named}; if '
             f'they are of a launch that was killed, end them: kill {" ".join(map(str, jobs.values()))}',
             file=sys.stderr,
             flush=True,

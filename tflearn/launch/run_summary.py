@@ -13,10 +13,10 @@ from tflearn.launch.reports import count, duration, plain
 from tflearn.launch.topology import Topology
 
 
-def shown(path: pathlib.Path) -> str:
+def quoted(path: pathlib.Path) -> str:
     """Returns `path` as a user would type it: relative to the working directory if it is below it."""
     here = pathlib.Path.cwd()
-    return shlex.quote(run_dirs.shown(str(path.relative_to(here) if path.is_relative_to(here) else path)))
+    return shlex.quote(run_dirs.display_text(str(path.relative_to(here) if path.is_relative_to(here) else path)))
 
 
 def result(done: Mapping[str, Any]) -> str:
@@ -51,24 +51,24 @@ def render(topology: Topology, placements: Mapping[str, Placement]) -> str:
 
 def done_lines(run_dir: RunDir, done: Mapping[str, Any]) -> list[str]:
     """Returns the result, then five lines: where the files are, and how to run each job by hand."""
-    python = shown(pathlib.Path(sys.executable))
-    logdir = shown(run_dir.summaries('train').parent)
+    python = quoted(pathlib.Path(sys.executable))
+    logdir = quoted(run_dir.summaries('train').parent)
     return [
         f'The run is done: {result(done)}.',
-        f'  learning curve   {shown(run_dir.learning_curve)}',
+        f'  learning curve   {quoted(run_dir.learning_curve)}',
         f'  TensorBoard      {logdir}  (to see it: {python} -m tensorboard.main --logdir={logdir})',
-        f'  checkpoints      {shown(run_dir.checkpoints)}',
-        f'  policy           {shown(run_dir.root / str(done.get("policy", "")))}  (tf.saved_model.load)',
-        f'  jobs by hand     one terminal each, in any order; their commands: cat {shown(run_dir.commands)}',
+        f'  checkpoints      {quoted(run_dir.checkpoints)}',
+        f'  policy           {quoted(run_dir.root / str(done.get("policy", "")))}  (tf.saved_model.load)',
+        f'  jobs by hand     one terminal each, in any order; their commands: cat {quoted(run_dir.commands)}',
     ]
 
 
 def already_done_line(run_dir: RunDir, done: Mapping[str, Any]) -> str:
     """Returns the line for a run that is already finished."""
-    policy = shown(run_dir.root / str(done.get('policy', '')))
+    policy = quoted(run_dir.root / str(done.get('policy', '')))
     return (
         f'This run is already finished: {result(done)}. Its policy is in {policy}, its learning curve in '
-        f'{shown(run_dir.learning_curve)}; to go on, raise the stop condition that ended it; for a new run choose '
+        f'{quoted(run_dir.learning_curve)}; to go on, raise the stop condition that ended it; for a new run choose '
         'another --root_dir.'
     )
 
@@ -77,5 +77,5 @@ def interrupted_line(run_dir: RunDir, signal_name: str) -> str:
     """Returns the line for a run that was stopped before its end."""
     checkpoints = run_dir.checkpoints
     saved = checkpoints.is_dir() and any(checkpoints.iterdir())
-    kept = f'what it learned is in {shown(checkpoints)}' if saved else 'it had not learned anything yet'
+    kept = f'what it learned is in {quoted(checkpoints)}' if saved else 'it had not learned anything yet'
     return f'The run was stopped by {signal_name}; {kept}. The same command goes on from there.'

@@ -15,7 +15,7 @@ from tflearn.files.run_dir import RunDir, Status
 from tflearn.launch.placement import Placement
 from tflearn.launch.processes import JobProcess, OrphanReaper
 from tflearn.launch.reports import RunReport
-from tflearn.launch.run_summary import shown
+from tflearn.launch.run_summary import quoted
 from tflearn.launch.topology import Topology
 from tflearn.launch.warm_parent import WarmParent
 
@@ -178,11 +178,13 @@ class Supervisor:
             if any(other.alive or other.exit_code == 0 or other.start_at is not None for other in substitutes):
                 return None
         restarts = f' after {process.restarts} restarts' if restarted else ''
-        message = f'{job.name} {process.exit_text()}{restarts}; its log is {shown(process.log)}'
+        message = f'{job.name} {process.exit_text()}{restarts}; its log is {quoted(process.log)}'
         if _is_full(self._run_dir.root):
-            message += f'; the disk of {shown(self._run_dir.root)} is full; make room, and start the same command again'
+            message += (
+                f'; the disk of {quoted(self._run_dir.root)} is full; make room, and start the same command again'
+            )
         if self._only(process):
-            message += f'; the others are done, the policies are in {shown(self._run_dir.policies)}'
+            message += f'; the others are done, the policies are in {quoted(self._run_dir.policies)}'
         return Failure(message, is_user_error=False)
 
     def stop(self, stop_timeout_secs: float, kill: Callable[[], bool]) -> Failure | None:
@@ -227,7 +229,7 @@ class Supervisor:
             return
         lines = process.last_lines() or ['(it wrote nothing)']
         self._log_event(
-            '\n'.join([f'{process.job.name} {process.exit_text()}{then}; the end of {shown(process.log)}:', *lines])
+            '\n'.join([f'{process.job.name} {process.exit_text()}{then}; the end of {quoted(process.log)}:', *lines])
         )
 
     def _log_event(self, text: str) -> None:
@@ -254,7 +256,7 @@ class Supervisor:
         limit = f'(--silent_timeout_secs={self._silent_timeout_secs:g})'
         self._log_event(
             f'{process.job.name} has not reported for {silent_secs:.0f} s: killed; where its threads were is at the '
-            f'end of {shown(process.log)} {limit}'
+            f'end of {quoted(process.log)} {limit}'
         )
         self._pause.wait(_DUMP_SECS)
         process.kill(f'did not report for {silent_secs:.0f} s {limit}')

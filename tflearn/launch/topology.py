@@ -17,7 +17,7 @@ from tflearn.launch.restarts import RULES, RestartRule
 COORDINATOR_ADDRESS, OWN_ADDRESS = '{coordinator_address}', '{own_address}'
 WITH_ADDRESS = ('replay_server', 'coordinator', 'relay')  # kinds of jobs that others connect to
 KINDS = tuple(RULES)
-MAX_JOBS = 10_000  # of a kind; more are a slip of the pen
+MAX_JOBS = 10_000  # of a kind; more are a typo
 _Count = Annotated[int, Range(least=1, most=MAX_JOBS)]
 _RESOURCES_EXAMPLE = 'train:cores=4,memory_gb=8,accelerators=1,accelerator=a100'
 

@@ -22,7 +22,7 @@ from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.core.finite import FiniteCheck
 from tflearn.files.manifests import Manifests
 from tflearn.files.numbered import CheckpointFiles
-from tflearn.learner.snapshots import Layout, Snapshot, describe
+from tflearn.learner.snapshots import CheckpointLayout, Snapshot, describe
 
 _TIMEOUT_SECS = 600.0
 _SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
@@ -67,7 +67,7 @@ class Checkpoints:
         )  # called when a checkpoint is written, before its manifest
         self._files = CheckpointFiles(directory, max_to_keep, keep_every_steps, self._needed)
         self._background = Background('checkpoint_writer')
-        self._layout: Layout | None = None
+        self._layout: CheckpointLayout | None = None
         self.refusal: FloatingPointError | None = None  # why the newest save refused its values
         self.num_failed = 0  # saves in a row that could not be written
         self._step: int | None = None
@@ -167,9 +167,9 @@ class Checkpoints:
                 logging.warning('moved %s to unused/: it is not of the restored pair', self._files.prefix(step))
                 self._files.set_aside(step)
 
-    def _current_layout(self) -> Layout:
+    def _current_layout(self) -> CheckpointLayout:
         if self._layout is None or self._layout.stale():
-            first, self._layout = self._layout is None, Layout(self._checkpoint)
+            first, self._layout = self._layout is None, CheckpointLayout(self._checkpoint)
             if first and self._finite:
                 self._check_finite = FiniteCheck(self._layout.snapshot().of(self._finite))
             if self._asynchronous and self._layout.unmapped:

@@ -1,4 +1,4 @@
-"""Dry run: the train step of one replica of a topology that is not here, compiled by XLA on this machine's CPU.
+"""Dry run: the train step of one replica of a cluster that is not here, compiled by XLA on this machine's CPU.
 
 It shows shapes, the bytes that a step sends over each kind of link, and what a TPU would refuse. Bytes are calculated
 from the shapes: nothing is sent. XLA for a CPU accepts some operations that XLA for a TPU does not.
@@ -21,7 +21,7 @@ _NOT_COMPILED = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
 
 
 @dataclasses.dataclass(frozen=True)
-class Topology:
+class ClusterShape:
     """Hosts with the same number of replicas each.
 
     Attributes:
@@ -33,12 +33,12 @@ class Topology:
     replicas_per_host: int
 
     @classmethod
-    def parse(cls, text: str) -> 'Topology':
-        """Returns the topology of 'HOSTSxREPLICAS', such as '2x4'; raises ValueError for other texts."""
+    def parse(cls, text: str) -> 'ClusterShape':
+        """Returns the cluster shape 'HOSTSxREPLICAS', such as '2x4'; raises ValueError for other texts."""
         match = re.fullmatch(r'([1-9]\d{0,5})x([1-9]\d{0,5})', text)
         if not match:
             raise UserValueError(
-                f'got the topology {text!r}; need HOSTSxREPLICAS, the number of hosts and of replicas of each; e.g. 2x4'
+                f'got the cluster shape {text!r}; need HOSTSxREPLICAS, such as 2x4 for 2 hosts with 4 replicas each'
             )
         return cls(int(match[1]), int(match[2]))
 
@@ -56,11 +56,11 @@ class Topology:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class DryRunReport:
     """What a dry run found.
 
     Attributes:
-      topology: of the run.
+      shape: the hosts and replicas.
       batch: nest of tensor specs [B, ...]: the batch of one replica.
       gradient_bytes: of all variables that are trained [bytes].
       reads_on_one_host: whether one process makes the batches of all hosts.
@@ -68,7 +68,7 @@ class Report:
       refusals: what a TPU would refuse: got X; need Y; do Z.
     """
 
-    topology: Topology
+    shape: ClusterShape
     batch: Any
     gradient_bytes: int
     reads_on_one_host: bool = False
@@ -87,19 +87,19 @@ class Report:
         Gradients are summed by a ring over all n replicas (Patarasuk and Yuan 2009): each sends 2 (n - 1) / n of them
         to the next one, and on each host one replica has its next one on another host. Metrics are left out.
         """
-        n, here = self.topology.replicas, self.topology.replicas_per_host
+        n, here = self.shape.replicas, self.shape.replicas_per_host
         ring = math.ceil(2 * (n - 1) / n * self.gradient_bytes)
         return {
             'host to each of its devices': self.batch_bytes,
             'host to all of its devices': self.batch_bytes * here,
             'device to device, gradients': ring,
-            'host to host, gradients': ring if self.topology.hosts > 1 else 0,
+            'host to host, gradients': ring if self.shape.hosts > 1 else 0,
             'host to host, batches': self.batch_bytes * (n - here) if self.reads_on_one_host else 0,
         }
 
     def text(self) -> str:
         """Returns the report, for people."""
-        lines = [f'topology {self.topology}: {self.topology.replicas} replica(s) on {self.topology.hosts} host(s)']
+        lines = [f'cluster shape {self.shape}: {self.shape.replicas} replica(s) on {self.shape.hosts} host(s)']
         lines.append('batch of one replica:')
         for name, leaf in nest_utils.flatten_with_joined_paths(self.batch, expand_composites=True):
             lines.append(f'  {name}: {leaf.dtype.name} {leaf.shape}')
@@ -119,16 +119,16 @@ class Report:
 
 
 def of_step(
-    step: Callable[[Any], Any], batch: Any, gradient_bytes: int, topology: Topology, reads_on_one_host: bool = False
-) -> Report:
+    step: Callable[[Any], Any], batch: Any, gradient_bytes: int, shape: ClusterShape, reads_on_one_host: bool = False
+) -> DryRunReport:
     """Traces the train step of one replica, and lets XLA compile it. No step is taken.
 
     Args:
       step: takes the batch of one replica.
       batch: nest of tensor specs, the batch of one replica.
-      gradient_bytes: see `Report`.
-      topology: where it would run.
-      reads_on_one_host: see `Report`.
+      gradient_bytes: see `DryRunReport`.
+      shape: where it would run.
+      reads_on_one_host: see `DryRunReport`.
     """
     refusals, secs = tpu_rules.of_data(batch), None
     if not refusals:
@@ -141,13 +141,13 @@ def of_step(
             secs = time.perf_counter() - start
         elif not refusals:
             refusals.append(unknown)
-    return Report(topology, batch, gradient_bytes, reads_on_one_host, secs, tuple(refusals))
+    return DryRunReport(shape, batch, gradient_bytes, reads_on_one_host, secs, tuple(refusals))
 
 
 def of_dataset_fn(
-    dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], topology: Topology
+    dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], shape: ClusterShape
 ) -> tuple[Any, list[str]]:
-    """Calls a dataset function as each host of a topology would.
+    """Calls a dataset function as each host of a shape would.
 
     Args:
       dataset_fn: returns a dataset of batches for one replica, see `Learner`.
@@ -156,13 +156,13 @@ def of_dataset_fn(
       The spec of the first host's elements (None if there is none), and what a TPU would refuse of any host.
     """
     specs, lines = [], []
-    for context in topology.input_contexts():
+    for context in shape.input_contexts():
         try:
             dataset = dataset_fn(context)
         except ValueError as error:  # of `get_per_replica_batch_size`, for example
             lines.append(
-                f'got no dataset for {topology.replicas} replicas: {" ".join(str(error).split())}; need a global batch '
-                f'that {topology.replicas} divides; change it, or use other replicas'
+                f'got no dataset for {shape.replicas} replicas: {" ".join(str(error).split())}; need a global batch '
+                f'that {shape.replicas} divides; change it, or use other replicas'
             )
             continue
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:

@@ -42,7 +42,7 @@ class Snapshot:
             )
 
 
-class Layout:
+class CheckpointLayout:
     """The variable or Python state behind each key of the checkpoints of a `tf.train.Checkpoint`.
 
     Attributes:

@@ -15,7 +15,7 @@ from absl import logging
 from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.files import digests
 from tflearn.files.numbered import newest_checkpoint
-from tflearn.learner.snapshots import Layout, describe, name_of
+from tflearn.learner.snapshots import CheckpointLayout, describe, name_of
 
 _COUNTED = re.compile(r'_\d+(?=[/:])')  # Keras numbers the layers of a process
 
@@ -46,7 +46,7 @@ def load(
     """
     path = newest_checkpoint(source) if os.path.isdir(source) else os.fspath(source)
     pairs = prefixes if isinstance(prefixes, Mapping) else dict(zip(prefixes, prefixes, strict=True))
-    layout = Layout(tf.train.Checkpoint(**objects))
+    layout = CheckpointLayout(tf.train.Checkpoint(**objects))
     try:
         reader = tf.train.load_checkpoint(path)
         origins = _origins(path, layout, describe(reader), pairs, including_optimizers)
@@ -67,7 +67,11 @@ def load(
 
 
 def _origins(
-    path: str, layout: Layout, saved: Mapping[str, str], prefixes: Mapping[str, str], including_optimizers: bool
+    path: str,
+    layout: CheckpointLayout,
+    saved: Mapping[str, str],
+    prefixes: Mapping[str, str],
+    including_optimizers: bool,
 ) -> dict[str, str]:
     """Returns the name in the checkpoint of every value to load, by its name here."""
 

@@ -213,7 +213,7 @@ class Server:
 
     def _authenticated(self, caller: Caller) -> Caller:
         """Returns the caller. Raises Unauthenticated if it does not show the token."""
-        if self._token and not tokens.equal(tokens.shown(caller.metadata.get('authorization')), self._token):
+        if self._token and not tokens.equal(tokens.received(caller.metadata.get('authorization')), self._token):
             raise Unauthenticated('got no token, or another; need the metadata authorization: Bearer TOKEN')
         return caller
 

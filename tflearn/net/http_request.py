@@ -133,7 +133,7 @@ class Request(http.server.BaseHTTPRequestHandler):
             return False
         self._has_body = self.headers.get('Content-Length', '0') != '0'
         token = self.server.token
-        if token and not tokens.equal(tokens.shown(self.headers.get('Authorization')), token):
+        if token and not tokens.equal(tokens.received(self.headers.get('Authorization')), token):
             error = 'got no token, or another; need Authorization: Bearer TOKEN'
             self._send(self._refusal(Refused(HTTPStatus.UNAUTHORIZED, error)))
             return False

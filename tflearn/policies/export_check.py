@@ -21,7 +21,7 @@ class ExportMismatch(UserRuntimeError):
     """An exported policy acts differently from the live one."""
 
 
-class Live(NamedTuple):
+class LiveSnapshot(NamedTuple):
     """What a live policy is compared by: before a first version was compared its variables, then its actions.
 
     Attributes:
@@ -65,17 +65,17 @@ class ExportCheck:
         """Whether a first version was compared."""
         return self._loaded is not None
 
-    def live(self) -> Live:
+    def snapshot(self) -> LiveSnapshot:
         """Returns what the live policy is compared by, as it is now. Not during a train step."""
         if not self.has_compared:
-            return Live([variable.read_value() for variable in self._live.model_variables], None)
-        return Live(None, rounding.call(self._program, self._leaves) if self._exact else [])
+            return LiveSnapshot([variable.read_value() for variable in self._live.model_variables], None)
+        return LiveSnapshot(None, rounding.call(self._program, self._leaves) if self._exact else [])
 
     def compare_first(self, path: pathlib.Path, values: Sequence[tf.Tensor]) -> None:
         """Compares a complete version with the live policy as it was at the snapshot. Any thread may call it.
 
         Args:
-          values: of the live policy's variables, see `Live`.
+          values: of the live policy's variables, see `LiveSnapshot`.
 
         Raises:
           ExportMismatch: if they differ.
@@ -102,7 +102,7 @@ class ExportCheck:
           path: of the version.
           files: which the version's are.
           weights: of the snapshot.
-          actions: of the live policy at the snapshot, see `Live`.
+          actions: of the live policy at the snapshot, see `LiveSnapshot`.
 
         Raises:
           ExportMismatch: if they differ.

@@ -32,7 +32,7 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.files import numbered
 from tflearn.files.run_dir import write_json
 from tflearn.policies import plain_nests, signatures, updates, versions
-from tflearn.policies.export_check import ExportCheck, Live
+from tflearn.policies.export_check import ExportCheck, LiveSnapshot
 from tflearn.policies.model_files import ModelFiles
 
 # A key of the metadata: the names of the observation's leaves, in the order of the replay's columns.
@@ -144,7 +144,7 @@ class PolicyExporter:
           ValueError: inside the scope of a distribution strategy.
         """
         _check_outside_scope()
-        weights, live = self._read_all(), self._check.live()
+        weights, live = self._read_all(), self._check.snapshot()
         facts = {**metadata, 'train_step': int(train_step), 'exported_at': time.time(), **self._constant_facts}
         write = self._write_update if update else self._write_version
         return lambda: write(int(train_step), weights, live, facts)
@@ -168,7 +168,7 @@ class PolicyExporter:
         return versions.drop_newer_than(self._directory, train_step)
 
     def _write_version(
-        self, train_step: int, weights: Sequence[tf.Tensor], live: Live, facts: Mapping[str, Any]
+        self, train_step: int, weights: Sequence[tf.Tensor], live: LiveSnapshot, facts: Mapping[str, Any]
     ) -> None:
         version = self._directory / str(train_step)
         with self._writing:
@@ -180,7 +180,7 @@ class PolicyExporter:
         return dict(zip(names, weights, strict=True))
 
     def _write_update(
-        self, train_step: int, weights: Sequence[tf.Tensor], live: Live, facts: Mapping[str, Any]
+        self, train_step: int, weights: Sequence[tf.Tensor], live: LiveSnapshot, facts: Mapping[str, Any]
     ) -> None:
         update = updates.folder(self._directory) / str(train_step)
         if live.actions is None:
@@ -195,7 +195,7 @@ class PolicyExporter:
         self,
         path: pathlib.Path,
         weights: Sequence[tf.Tensor],
-        live: Live,
+        live: LiveSnapshot,
         facts: Mapping[str, Any],
         write_graph: Callable[[pathlib.Path], None] | None = None,
     ) -> None:

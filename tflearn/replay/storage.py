@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_agents.typing import types
 
 from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
-from tflearn.core.layout import Layout
+from tflearn.core.layout import ColumnLayout
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay.chunks import ID_BYTES
 from tflearn.replay.tables import TableSpec
@@ -83,9 +83,9 @@ class Storage:
     data_spec: types.NestedTensorSpec
 
     @functools.cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> ColumnLayout:
         """The layout of a row: whether a sequence begins here, the acting policy's version, the trajectory."""
-        return Layout(
+        return ColumnLayout(
             {
                 'begins': tf.TensorSpec((), tf.uint8, 'begins'),
                 'policy_version': tf.TensorSpec((), tf.int64, 'policy_version'),

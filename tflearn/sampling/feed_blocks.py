@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Prioritized, Queue
-from tflearn.core.layout import Layout
+from tflearn.core.layout import ColumnLayout
 from tflearn.replay.storage import Storage
 from tflearn.sampling.source import Batch, with_version
 
@@ -39,7 +39,7 @@ class Blocks:
         self.signature = storage.layout.text
         length = experience.slicing.num_rows
         row = {'policy_version': tf.TensorSpec((), tf.int64), 'trajectory': storage.data_spec}
-        self.columns = Layout(row)
+        self.columns = ColumnLayout(row)
         batch_size = 1 if self.is_queue else experience.per_replica_batch_size
         self.num_steps = max(1, min(_MAX_STEPS, _MAX_BYTES // (batch_size * length * storage.layout.num_bytes)))
         if self.is_queue:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tflearn.core import host_values, strategies, workers
 from tflearn.core.experience import Iteration
-from tflearn.core.layout import Layout
+from tflearn.core.layout import ColumnLayout
 from tflearn.core.types import WEIGHTS
 from tflearn.sampling.source import Batch, Planned, Source
 
@@ -25,7 +25,7 @@ class OfSamples(Planned):
     def _allocate(self, like: Any, size: int, num_samples: int | None, num_batches: int | None) -> None:
         """Allocates memory for samples like those of a nest [N, ...], and for batches of `size`; None for any."""
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), like)
-        self._joined = Layout(spec)
+        self._joined = ColumnLayout(spec)
         with tf.device('CPU:0'):
             self._columns = [
                 tf.Variable(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.core.layout import Layout
+from tflearn.core.layout import ColumnLayout
 
 _NUMPY_KINDS = 'iuf'  # the kinds that DLPack supports
 _MIN_ROWS = 129  # a tensor of at most 128 elements would become a constant of the programs that read it
@@ -64,12 +64,12 @@ class RingColumns:
       num_bytes: bytes of a row.
     """
 
-    def __init__(self, layout: Layout, num_rows: int):
+    def __init__(self, layout: ColumnLayout, num_rows: int):
         """Allocates the memory, on the host."""
         self._spec, self.num_bytes = layout.spec, layout.num_bytes
         leaves, slices = tf.nest.flatten(layout.spec), tf.nest.flatten(layout.slices)
         self._is_wide = [where.stop - where.start > _WIDE_BYTES for where in slices]
-        self._narrow = Layout([leaf for leaf, wide in zip(leaves, self._is_wide, strict=True) if not wide])
+        self._narrow = ColumnLayout([leaf for leaf, wide in zip(leaves, self._is_wide, strict=True) if not wide])
         self.drawn_bytes = self._narrow.num_bytes
         self._wide: list[SharedArray] = []
         self._copies: list[tuple[slice, np.ndarray]] = []  # slices of a row, and the arrays that they are written to

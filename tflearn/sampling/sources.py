@@ -61,7 +61,7 @@ def make(
     addresses: Sequence[str],
     storage: Storage,
     agent: Agent,
-    placement: tf.distribute.Strategy,
+    strategy: tf.distribute.Strategy,
     timeout_secs: float,
     seed: int,
     weights: Sequence[float] = (),
@@ -74,7 +74,7 @@ def make(
       addresses: the replay servers' addresses, 'host:port'; without `weights` they share one replay. Or a feed's.
       storage: the replay tables' layout.
       agent: the agent to train.
-      placement: the strategy that the agent was made in.
+      strategy: the strategy that the agent was made in.
       timeout_secs: how long to wait for data.
       seed: the run's seed; each worker draws differently.
       weights: the proportions in which batches mix the servers' items.
@@ -85,7 +85,7 @@ def make(
       ValueError: if a batch is too small for its shares, several workers cannot prepare iterations together, or the
         demonstrations cannot be used.
     """
-    layout, experience = strategies.layout(placement), storage.experience
+    layout, experience = strategies.layout(strategy), storage.experience
     seed += layout.worker
     logging.info('%s', layout.describe(experience.per_replica_batch_size))
     replicas_here = layout.replicas // layout.workers
@@ -107,7 +107,7 @@ def make(
             return queue
         _check_iteration(agent, layout.workers)
         of_sequences = getattr(agent, 'trains_on_sequences', False)
-        return MinibatchSource(queue, agent_data.preparation(agent), replay.training, placement, seed, of_sequences)
+        return MinibatchSource(queue, agent_data.preparation(agent), replay.training, strategy, seed, of_sequences)
     if fed:
         return FeedSource(addresses[0], storage, replicas_here, timeout_secs)
     shards, fills = Shards(tuple(addresses)), False
@@ -256,7 +256,7 @@ def from_files(
     dataset: Dataset,
     experience: Experience,
     data_spec: types.NestedTensorSpec,
-    placement: tf.distribute.Strategy,
+    strategy: tf.distribute.Strategy,
     seed: int,
     reading: Reading = Reading(),
     validation_share: float = 0.0,
@@ -268,7 +268,7 @@ def from_files(
       dataset: the episodes.
       experience: the run's experience settings, with `Uniform`.
       data_spec: the spec of a Trajectory without outer dimensions.
-      placement: the strategy that the agent was made in.
+      strategy: the strategy that the agent was made in.
       seed: the seed of the order.
       reading: how they are read.
       validation_share: the share of episodes that are left out, see `Part`.
@@ -278,7 +278,7 @@ def from_files(
       ValueError: if the data set does not have the columns of the spec, or holds no sequence, or too much for 'memory'.
       RuntimeError: if more records are damaged than the data set allows.
     """
-    layout, storage = strategies.layout(placement), Storage(experience, data_spec)
+    layout, storage = strategies.layout(strategy), Storage(experience, data_spec)
     replicas_here = layout.replicas // layout.workers
     part = Part(validation_share, pipeline=layout.worker, num_pipelines=layout.workers)
     readers = [EpisodeReader(each, data_spec, part=part) for each in dataset.parts()]

@@ -144,12 +144,12 @@ class Clients:
             usage.in_flight -= 1
 
     def _known(self, caller: Caller) -> Client:
-        token = tokens.shown(caller.metadata.get('authorization'))
-        shown = tokens.digest(token) if token else ''
+        token = tokens.received(caller.metadata.get('authorization'))
+        digest = tokens.digest(token) if token else ''
         found = [
             client
             for client in self._clients.get().values()
-            if (client.token_sha256 and tokens.equal(client.token_sha256, shown))
+            if (client.token_sha256 and tokens.equal(client.token_sha256, digest))
             or (client.certificate and client.certificate in caller.certificate_names)
         ]
         if not found:

@@ -5,7 +5,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 
 from tests import fakes
-from tflearn.actors import stored_state
+from tflearn.actors import recurrent_state
 from tflearn.actors.actor import Actor
 
 
@@ -38,16 +38,16 @@ def test_rows_hold_the_state_before_their_step():
 def test_before_step_of_nests():
     state = {'h': tf.ones((2, 3)), 'n': tf.constant([1, 1])}
     initial = {'h': tf.zeros((2, 3)), 'n': tf.constant([0, 0])}
-    before = stored_state.before_step(np.array([0, 1]), state, initial)
+    before = recurrent_state.before_step(np.array([0, 1]), state, initial)
     np.testing.assert_array_equal(before['h'], [[0, 0, 0], [1, 1, 1]])
     np.testing.assert_array_equal(before['n'], [0, 1])
 
 
 def test_state_is_added_to_empty_or_dict_info_only():
-    assert stored_state.add((), 1) == {'policy_state': 1}
-    assert stored_state.add({'dist_params': 2}, 1) == {'dist_params': 2, 'policy_state': 1}
+    assert recurrent_state.add((), 1) == {'policy_state': 1}
+    assert recurrent_state.add({'dist_params': 2}, 1) == {'dist_params': 2, 'policy_state': 1}
     with pytest.raises(ValueError, match='got a policy without a state'):
-        stored_state.add((), ())
+        recurrent_state.add((), ())
     for info in ({'policy_state': 1}, policy_step.PolicyInfo(1.0), 1.0):
         with pytest.raises(ValueError, match=r'got the policy info .*; need \(\) or a dictionary'):
-            stored_state.add(info, 1)
+            recurrent_state.add(info, 1)
