@@ -129,18 +129,9 @@ def test_an_environment_that_may_have_no_end_is_warned_of_once_and_early(caplog)
     assert late.startswith('the evaluation is incomplete: ')
 
 
-class WithInfo(example_environments.TwoStates):
-    """Reports a cost in each step, and whether the second state was reached only at the end."""
-
-    def step(self, action):
-        observation, reward, terminated, truncated, info = super().step(action)
-        ended = {'success': bool(self._steps % 2)} if terminated or truncated else {}
-        return observation, reward, terminated, truncated, {**info, 'cost': 0.5 * self._steps, 'name': 'x', **ended}
-
-
 @pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
 def test_numbers_of_the_info_are_metrics_of_the_evaluation(make):
-    with contextlib.closing(make(functools.partial(WithInfo, length=3), 2, seed=0)) as environment:
+    with contextlib.closing(make(functools.partial(example_environments.WithInfo, length=3), 2, seed=0)) as environment:
         statistics = Evaluator(environment, num_episodes=4).run(AlwaysOne())
     assert statistics.lengths == (3, 3, 3, 3)
     means = statistics.means
@@ -151,7 +142,7 @@ def test_numbers_of_the_info_are_metrics_of_the_evaluation(make):
 
 def test_numbers_of_the_info_of_a_native_vector_environment_are_metrics():
     def make_all():
-        make_one = functools.partial(WithInfo, length=3)
+        make_one = functools.partial(example_environments.WithInfo, length=3)
         return gymnasium.vector.SyncVectorEnv([make_one] * 2)
 
     with contextlib.closing(vector_env.native(make_all, seed=0)) as environment:

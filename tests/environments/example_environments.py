@@ -257,3 +257,46 @@ class Course(gymnasium.Env):
 
     def _observation(self) -> np.ndarray:
         return np.array([*self._progress, self._level], np.float32)
+
+
+class WithInfo(TwoStates):
+    """Reports a cost in each step, and whether the second state was reached only at the end."""
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        ended = {'success': bool(self._steps % 2)} if terminated or truncated else {}
+        return observation, reward, terminated, truncated, {**info, 'cost': 0.5 * self._steps, 'name': 'x', **ended}
+
+
+class Numbered(gymnasium.Env):
+    """Episodes of four random observations, in which each number of an action should be its first legal one."""
+
+    def __init__(self, action_space: spaces.Space, masked: int | None = 0):
+        parts = {'kind': spaces.Discrete(4, start=-2), 'size': spaces.Box(-1, 1, (2,), np.float32)}
+        self.observation_space = spaces.Dict(parts | ({'mask': spaces.MultiBinary(masked)} if masked else {}))
+        if masked is None:
+            self.observation_space = parts['size']
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self._left = 4
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        assert self.action_space.contains(action), action
+        if isinstance(self._observation, dict) and (mask := self._observation.get('mask')) is not None:
+            chosen = np.ravel(action - self.action_space.start)
+            sizes = np.ravel(getattr(self.action_space, 'nvec', getattr(self.action_space, 'n', None)))
+            assert mask[chosen + np.cumsum(sizes) - sizes].all(), (action, mask)
+        self._left -= 1
+        first = action['gear'] if isinstance(action, dict) else np.ravel(action)[0]
+        return self._observe(), float(first % 5 == 1), False, self._left == 0, {}
+
+    def _observe(self) -> Any:
+        self._observation = self.observation_space.sample()
+        if isinstance(self._observation, dict) and 'mask' in self._observation:
+            self._observation['mask'][:] = np.arange(len(self._observation['mask'])) % 2 == self._left % 2
+            self._observation['mask'][0] = 1
+        return self._observation

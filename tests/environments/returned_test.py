@@ -13,6 +13,7 @@ from tests.environments import example_environments
 from tflearn.agents import dqn
 from tflearn.core.errors import UserError
 from tflearn.environments import vector_env
+from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.networks.networks import NetworkOptions
 
 KINDS = ('in_process', 'worker_processes', 'native')
@@ -23,6 +24,8 @@ ZEROS = np.zeros(2, np.float32)
 COUNT = spaces.Discrete(5)
 NEST = spaces.Dict(arm=NUMBERS, wheels=spaces.Tuple((COUNT, NUMBERS)))
 GOOD = {'arm': ZEROS, 'wheels': (0, ZEROS)}
+# Of runs; above them, each kind converts and refuses.
+WAYS = (pytest.param(vector_env.in_process, marks=pytest.mark.slow), vector_env.in_worker_processes)
 
 
 def made(kind, space, good, **wrong):
@@ -279,7 +282,7 @@ class CourseVector(SyncVectorEnv):
         self.call('set_progress', train_step, env_steps)
 
 
-@pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
+@pytest.mark.parametrize('make', WAYS)
 def test_a_run_ends_in_one_line_at_what_does_not_fit(tmp_path, make):
     make_one = functools.partial(example_environments.Returning, IMAGE, PLAIN, at_step=5, observation=PLAIN + 0.7)
     with pytest.raises(UserError, match=r'got observation of environment 0 \(Returning\) with shape .*float64.*uint8'):
@@ -319,7 +322,7 @@ def test_a_run_refuses_spaces_before_it_starts(tmp_path, make, space, message):
         )
 
 
-@pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
+@pytest.mark.parametrize('make', WAYS)
 def test_a_run_takes_keys_and_dtypes_of_all_kinds(tmp_path, make):
     parts = {'größe': np.float16, 'a b': np.uint16, 'c/d': np.int8, 'e': np.uint64, 'f': np.bool_, 'g': np.uint32}
     space = spaces.Dict({key: spaces.Box(0, 1, (2,), dtype) for key, dtype in parts.items()})
@@ -332,6 +335,7 @@ def test_a_run_takes_keys_and_dtypes_of_all_kinds(tmp_path, make):
         make_agent=functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(4,))),
         experience=tflearn.Experience(replay=tflearn.Uniform(min_size=8), batch=tflearn.BatchItems(4)),
         num_train_steps=4,
+        exports=ExportOptions(('greedy_policy',)),
         num_episodes=1,
         num_environments=1,
     )

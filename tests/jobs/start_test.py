@@ -4,13 +4,13 @@ import functools
 import json
 import threading
 
-import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
 import tflearn
+from tests.environments import example_environments
 from tests.testing import foreign_agents, lanes
 from tests.testing.served_policies import serving
 from tflearn.agents import bc, discrete_sac, dqn, linear_bandit, r2d2
@@ -21,6 +21,7 @@ from tflearn.core.types import zeros
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import vector_env
+from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.record import record
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader, products, tflite
@@ -35,42 +36,8 @@ FEW, FEW_LAYERS = {'network': NetworkOptions(fc_layer_params=(8,))}, NetworkOpti
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
 
-class Numbered(gymnasium.Env):
-    """Episodes of four random observations, in which each number of an action should be its first legal one."""
-
-    def __init__(self, action_space, masked=0):
-        parts = {'kind': spaces.Discrete(4, start=-2), 'size': spaces.Box(-1, 1, (2,), np.float32)}
-        self.observation_space = spaces.Dict(parts | ({'mask': spaces.MultiBinary(masked)} if masked else {}))
-        if masked is None:
-            self.observation_space = parts['size']
-        self.action_space = action_space
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.observation_space.seed(seed)
-        self._left = 4
-        return self._observe(), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action), action
-        if isinstance(self._observation, dict) and (mask := self._observation.get('mask')) is not None:
-            chosen = np.ravel(action - self.action_space.start)
-            sizes = np.ravel(getattr(self.action_space, 'nvec', getattr(self.action_space, 'n', None)))
-            assert mask[chosen + np.cumsum(sizes) - sizes].all(), (action, mask)
-        self._left -= 1
-        first = action['gear'] if isinstance(action, dict) else np.ravel(action)[0]
-        return self._observe(), float(first % 5 == 1), False, self._left == 0, {}
-
-    def _observe(self):
-        self._observation = self.observation_space.sample()
-        if isinstance(self._observation, dict) and 'mask' in self._observation:
-            self._observation['mask'][:] = np.arange(len(self._observation['mask'])) % 2 == self._left % 2
-            self._observation['mask'][0] = 1
-        return self._observation
-
-
 def environment(action_space, masked=0, make=vector_env.in_process):
-    return functools.partial(make, functools.partial(Numbered, action_space, masked))
+    return functools.partial(make, functools.partial(example_environments.Numbered, action_space, masked))
 
 
 def train(module, given, root_dir, make_environment, **settings):
@@ -81,6 +48,7 @@ def train(module, given, root_dir, make_environment, **settings):
         make_agent=functools.partial(module.make_agent, **given),
         experience=experience,
         root_dir=root_dir,
+        exports=ExportOptions(('greedy_policy',)),
         **{'num_train_steps': 20, 'num_environments': 2, 'num_episodes': 2, 'export_interval_steps': 20, **settings},
     )
 
@@ -198,6 +166,7 @@ def test_masks_of_several_choices(tmp_path):
 def test_agents_of_others_count_too_or_are_refused(tmp_path):
     experience = tflearn.Experience(tflearn.Slicing(2), tflearn.Uniform(100, 10, 8.0), tflearn.BatchItems(8))
     given = {'make_environment': environment(GEAR, None), 'experience': experience, 'num_train_steps': 5}
+    given['exports'] = ExportOptions(('greedy_policy',))
     with pytest.raises(ValueError, match='got a PPOClipAgent that counts from 0 for the action .*; need an agent that'):
         tflearn.train(make_agent=foreign_agents.ppo, root_dir=tmp_path / 'refused', **given)
 

@@ -1,10 +1,11 @@
-"""Environments of structured observations and actions, by name. One that is given an illegal action is rebuilt."""
+"""Environments of structured observations and actions, by name. One that is given an illegal action is rebuilt.
+
+Worker processes import this file, and are not to import TensorFlow with it.
+"""
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-
-from tflearn.environments import vector_env
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
 MATRIX = spaces.Box(-np.inf, np.inf, (2, 2), np.float64)
@@ -66,6 +67,8 @@ class Random(gymnasium.Env):
 
 def make_environment(task, num_environments=2, seed=0, continuous=False):
     """Makes environments of a task; `continuous` has a vector as the action where the task has none of its own."""
+    from tflearn.environments import vector_env
+
     observation, action = TASKS[task]
     action = action or (CONTINUOUS if continuous else CHOICE)
     return vector_env.in_process(lambda: Random(observation, action), num_environments, seed)

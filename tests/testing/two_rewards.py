@@ -1,10 +1,11 @@
-"""A task with two rewards: in each of four steps, 1 of the first for the action 0, or 1 of the second for 1."""
+"""A task with two rewards: in each of four steps, 1 of the first for the action 0, or 1 of the second for 1.
+
+Worker processes import this file, and are not to import TensorFlow with it.
+"""
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-
-from tflearn.environments import vector_env
 
 
 class TwoRewards(gymnasium.Env):
@@ -25,5 +26,7 @@ class TwoRewards(gymnasium.Env):
 
 def make(num_environments, seed, worker_processes=False):
     """Makes the environments."""
+    from tflearn.environments import vector_env
+
     make_all = vector_env.in_worker_processes if worker_processes else vector_env.in_process
     return make_all(TwoRewards, num_environments, seed)
