@@ -1,5 +1,6 @@
 """Exported policies act as the live ones do, in programs that have neither tflearn nor TF-Agents."""
 
+import functools
 import json
 import os
 import pathlib
@@ -32,20 +33,36 @@ POLICIES = [
     'random',
     'with_info',
 ]
+# What they have beside serving_default and action; the others have their distribution.
+SIGNATURES = {'epsilon_greedy': (), 'random': (), 'recurrent': ('distribution', 'get_initial_state')}
 DETERMINISTIC = ['greedy', 'recurrent', 'greedy_actor', 'normalized', 'nested']
 
 
 @pytest.fixture(scope='module')
-def standalone_results(tmp_path_factory):
-    """Exports every deterministic policy and runs them in a standalone program. Returns kind -> (live, its) actions."""
+def exported(tmp_path_factory):
+    """Returns a function of a kind: its policy, with the weights of version 2, not of 1, and the versions' folder."""
+
+    @functools.cache
+    def export(kind):
+        policy = getattr(example_policies, kind)()
+        folder = tmp_path_factory.mktemp('exported') / kind / 'policy'
+        exporter = PolicyExporter(policy, folder)
+        exporter.export(1, {})
+        example_policies.reweigh(policy)
+        exporter.export(2, {'env_steps': 18_000, 'policy_version': 9})
+        return policy, folder
+
+    return export
+
+
+@pytest.fixture(scope='module')
+def standalone_results(exported, tmp_path_factory):
+    """Runs every deterministic policy in a standalone program. Returns kind -> (live, its) actions."""
     directory = tmp_path_factory.mktemp('standalone')
     live = {}
     for kind in DETERMINISTIC:
-        policy = getattr(example_policies, kind)()
-        exporter = PolicyExporter(policy, directory / kind / 'policy')
-        exporter.export(1, {})
-        example_policies.reweigh(policy)
-        exporter.export(2, {})
+        policy, folder = exported(kind)
+        (directory / kind).symlink_to(folder.parent)
         leaves, time_steps = observations(policy, steps=4, batch_size=64)
         np.savez(directory / kind / 'inputs.npz', **leaves)
         live[kind] = [
@@ -88,10 +105,11 @@ def test_standalone_program_gets_the_actions_of_the_live_policy(kind, standalone
 
 
 @pytest.mark.parametrize('kind', POLICIES)
-def test_every_kind_of_policy_exports_and_acts_within_its_spec(kind, tmp_path):
-    policy = getattr(example_policies, kind)()
-    PolicyExporter(policy, tmp_path).export(3, {})
-    loaded = loader.load(tmp_path / '3')
+def test_every_kind_of_policy_exports_and_acts_within_its_spec(kind, exported):
+    policy, folder = exported(kind)
+    loaded = loader.load(folder / '2')
+    signatures = set(tf.saved_model.load(str(folder / '2')).signatures)
+    assert signatures == {'serving_default', 'action', *SIGNATURES.get(kind, {'distribution'})}
     for batch_size in (1, 5):
         state = loaded.initial_state(batch_size)
         action, next_state = loaded.action(example_policies.time_step(policy, batch_size), state)
@@ -102,10 +120,10 @@ def test_every_kind_of_policy_exports_and_acts_within_its_spec(kind, tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['recurrent', 'greedy_actor', 'nested', 'with_info'])
-def test_tf_agents_loads_an_export(kind, tmp_path):
+def test_tf_agents_loads_an_export(kind, exported):
     """TF-Agents' loader reads the specs, and returns the live policy's actions."""
-    policy = getattr(example_policies, kind)()
-    opened = policy_loader.load(str(PolicyExporter(policy, tmp_path).export(3, {})))
+    policy, folder = exported(kind)
+    opened = policy_loader.load(str(folder / '2'))
     for name in ('time_step_spec', 'action_spec', 'info_spec'):
         assert _shapes(getattr(opened, name)) == _shapes(getattr(policy, name))
     state, live_state = opened.get_initial_state(1), policy.get_initial_state(1)
@@ -156,15 +174,9 @@ def test_rejects_categories_out_of_bounds(tmp_path):
     assert tflite.run(tflite.convert(version), {'observation': np.int64([499, 999])})['action'].shape == (2,)
 
 
-@pytest.mark.parametrize('dtype', [tf.int32, tf.int64])
-def test_the_dtype_of_actions_is_that_of_the_spec(dtype, tmp_path):
-    version = PolicyExporter(example_policies.greedy(dtype), tmp_path).export(0, {})
-    assert tf.saved_model.load(str(version)).signatures['serving_default'].structured_outputs['action'].dtype == dtype
-
-
-def test_action_function_returns_the_info(tmp_path):
-    policy = example_policies.with_info()
-    model = tf.saved_model.load(str(PolicyExporter(policy, tmp_path).export(0, {})))
+def test_action_function_returns_the_info(exported):
+    policy, folder = exported('with_info')
+    model = tf.saved_model.load(str(folder / '2'))
     time_step = example_policies.time_step(policy, 3)
     step = model.action(*time_step)
     assert type(step['info']) is dict
@@ -173,24 +185,9 @@ def test_action_function_returns_the_info(tmp_path):
     assert set(flat) == {'action', 'info_dist_params_loc', 'info_dist_params_scale', 'info_value_prediction'}
 
 
-SIGNATURES = {
-    'greedy': {'serving_default', 'action', 'distribution'},
-    'epsilon_greedy': {'serving_default', 'action'},
-    'recurrent': {'serving_default', 'action', 'distribution', 'get_initial_state'},
-    'random': {'serving_default', 'action'},
-    'with_info': {'serving_default', 'action', 'distribution'},
-}
-
-
-@pytest.mark.parametrize('kind', SIGNATURES)
-def test_exports_the_signatures_that_the_policy_supports(kind, tmp_path):
-    model = tf.saved_model.load(str(PolicyExporter(getattr(example_policies, kind)(), tmp_path).export(0, {})))
-    assert set(model.signatures) == SIGNATURES[kind]
-
-
-def test_distribution_equals_that_of_the_live_policy(tmp_path):
-    policy = example_policies.stochastic_actor()
-    model = tf.saved_model.load(str(PolicyExporter(policy, tmp_path).export(0, {})))
+def test_distribution_equals_that_of_the_live_policy(exported):
+    policy, folder = exported('stochastic_actor')
+    model = tf.saved_model.load(str(folder / '2'))
     time_step = tf.nest.map_structure(tf.constant, example_policies.time_step(policy, 3))
     flat = model.signatures['distribution'](**time_step._asdict())
     live = policy.distribution(time_step).action
@@ -199,46 +196,42 @@ def test_distribution_equals_that_of_the_live_policy(tmp_path):
     np.testing.assert_allclose(flat['distribution_scale_diag'], live.stddev(), atol=1e-6)
 
 
-def test_training_seed_is_not_exported(tmp_path):
-    tf.random.set_seed(1)
-    version = PolicyExporter(example_policies.stochastic_actor(), tmp_path).export(0, {})
-    time_step = example_policies.time_step(example_policies.stochastic_actor(), 3)
-    models = [tf.saved_model.load(str(version)) for _ in range(2)]
+def test_training_seed_is_not_exported(exported):
+    """Every test sets one (tests/conftest.py)."""
+    policy, folder = exported('stochastic_actor')
+    time_step = example_policies.time_step(policy, 3)
+    models = [tf.saved_model.load(str(folder / '2')) for _ in range(2)]
     draws = [model.action(*time_step)['action'].numpy() for model in models]
     assert not np.array_equal(*draws)
 
 
-def test_nested_observations_are_named_inputs(tmp_path):
-    version = PolicyExporter(example_policies.nested(), tmp_path).export(0, {})
-    serving = tf.saved_model.load(str(version)).signatures['serving_default']
+def test_nested_observations_are_named_inputs(exported):
+    _, folder = exported('nested')
+    serving = tf.saved_model.load(str(folder / '2')).signatures['serving_default']
     _, inputs = serving.structured_input_signature
     assert set(inputs) == {'observation_position', 'observation_speeds_0', 'observation_speeds_1'}
     assert all(spec.shape[0] is None for spec in inputs.values())
     assert set(serving.structured_outputs) == {'action'}
 
 
-def test_tensorflow_serving_reads_the_newest_weights(tmp_path):
+def test_tensorflow_serving_reads_the_newest_weights(exported):
     """Serving runs the graph's own restore operation, as the loader of TensorFlow 1 does."""
-    policy = example_policies.greedy()
-    exporter = PolicyExporter(policy, tmp_path)
-    exporter.export(1, {})
-    example_policies.reweigh(policy)
-    version = exporter.export(2, {})
+    policy, folder = exported('greedy')
     time_step = example_policies.time_step(policy, 50)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        signature = tf.compat.v1.saved_model.load(session, ['serve'], str(version)).signature_def['serving_default']
+        signature = tf.compat.v1.saved_model.load(session, ['serve'], str(folder / '2')).signature_def[
+            'serving_default'
+        ]
         feed = {signature.inputs['observation'].name: time_step.observation}
         served = session.run(signature.outputs['action'].name, feed)
     live = policy.action(tf.nest.map_structure(tf.constant, time_step)).action
     np.testing.assert_array_equal(served, live)
 
 
-def test_metadata_describe_the_version(tmp_path):
-    version = PolicyExporter(example_policies.nested(), tmp_path).export(
-        9000, {'env_steps': 18_000, 'policy_version': 9}
-    )
-    metadata = json.loads((version / 'metadata.json').read_text())
-    assert metadata['train_step'] == 9000
+def test_metadata_describe_the_version(exported):
+    _, folder = exported('nested')
+    metadata = json.loads((folder / '2' / 'metadata.json').read_text())
+    assert metadata['train_step'] == 2
     assert metadata['env_steps'] == 18_000
     assert metadata['policy_version'] == 9
     assert metadata['exported_at'] > 0

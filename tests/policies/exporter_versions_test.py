@@ -176,7 +176,7 @@ def test_readers_see_only_complete_versions_when_the_exporter_is_killed(tmp_path
     seen = [None]
     process = forks.start(str(program), directory, log=tmp_path / 'log')
     try:
-        for _ in range(8):
+        for _ in range(4):
             wait_until(lambda: versions.newest_version(directory) != seen[-1], 'another version', timeout_secs=120)
             policy = loader.load_newest(directory)
             policy.action(time_step)
@@ -185,7 +185,7 @@ def test_readers_see_only_complete_versions_when_the_exporter_is_killed(tmp_path
     finally:
         process.kill()
         process.wait(timeout=30)
-    assert len(set(seen)) > 4
+    assert len(set(seen)) > 2
     complete = versions.versions(directory)
     assert 1 <= len(complete) <= 101
     assert all(loader.load(directory / str(step)).metadata['env_steps'] == step for step in complete)

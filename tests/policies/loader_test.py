@@ -151,16 +151,10 @@ def _of_warm_start(version, observations):
     return policy.action(ts.restart(tf.constant(observations), len(observations))).action.numpy()
 
 
-@pytest.mark.parametrize(
-    'act',
-    [
-        lambda *given: load_policy(given[0])(given[1]),
-        *(_served, _of_one_batch_size, _of_update, _of_product, _of_saved_policy, _of_warm_start),
-    ],
-)
-def test_files_exchanged_after_the_check_are_not_loaded(tmp_path, monkeypatch, act):
-    """Somebody exchanges a model for another one at the moment in which TensorFlow begins to load it."""
-    policies, other = tmp_path / 'run' / 'policies' / 'greedy_policy', tmp_path / 'other'
+@pytest.fixture(scope='module')
+def two_models(tmp_path_factory):
+    """Folders with the versions of a policy, and with a model of other weights; a time step, and its actions."""
+    policies, other = tmp_path_factory.mktemp('policies'), tmp_path_factory.mktemp('other')
     policy = example_policies.greedy()
     exporter = PolicyExporter(policy, policies, keep_updates=2)
     exporter.export(4, {})
@@ -169,6 +163,21 @@ def test_files_exchanged_after_the_check_are_not_loaded(tmp_path, monkeypatch, a
     expected = policy.action(tf.nest.map_structure(tf.constant, time_step)).action.numpy()
     example_policies.reweigh(policy, seed=3)
     PolicyExporter(policy, other).export(4, {})
+    return policies, other, time_step, expected
+
+
+@pytest.mark.parametrize(
+    'act',
+    [
+        lambda *given: load_policy(given[0])(given[1]),
+        *(_served, _of_one_batch_size, _of_update, _of_product, _of_saved_policy, _of_warm_start),
+    ],
+)
+def test_files_exchanged_after_the_check_are_not_loaded(tmp_path, monkeypatch, two_models, act):
+    """Somebody exchanges a model for another one at the moment in which TensorFlow begins to load it."""
+    made, other, time_step, expected = two_models
+    policies = tmp_path / 'run' / 'policies' / 'greedy_policy'
+    shutil.copytree(made, policies, symlinks=True)
     load, exchanged = tf.saved_model.load, []
 
     def exchange(path, *arguments, **options):

@@ -27,8 +27,8 @@ def trained(tmp_path_factory):
     """The directory of a run that a synchronous job has finished."""
     folder = tmp_path_factory.mktemp('run')
     flags = (f'--root_dir={folder}', '--gin_file=dqn_cartpole')
-    settings = ('StopConditions.num_train_steps=20', 'ExportOptions.update_interval_steps=10')
-    bindings = [f'--gin_bindings=train.{setting}' for setting in settings]
+    exports = ('ExportOptions.update_interval_steps=10', 'ExportOptions.policies=("greedy_policy",)')
+    bindings = [f'--gin_bindings=train.{each}' for each in ('StopConditions.num_train_steps=20', *exports)]
     ended = run('scripts.synchronous', *flags, *bindings)
     assert ended.returncode == 0, ended.stderr
     return folder

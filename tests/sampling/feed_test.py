@@ -1,10 +1,6 @@
 """A real feed in this process: replay server, dispatcher, worker; and the learner's end of it."""
 
 import contextlib
-import os
-import pathlib
-import subprocess
-import sys
 import threading
 from unittest import mock
 
@@ -161,17 +157,3 @@ def test_items_of_a_queue_arrive_once(served, dispatch):
         fill(found, 6, (5,)).join(30)  # streams wait for an item without a deadline, and only then end
         streams.wait_until_ended()
     fill(found, 6, (5,)).join(30)
-
-
-def test_a_learner_can_be_imported_without_reverb():
-    root = pathlib.Path(__file__).resolve().parents[2]
-    path = os.pathsep.join([str(root / 'tests' / 'testing' / 'no_reverb'), str(root)])
-    ended = subprocess.run(
-        [sys.executable, '-c', 'import tflearn.jobs.train'],
-        env={**os.environ, 'PYTHONPATH': path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]

@@ -1,6 +1,7 @@
 """Runs a program as if the folder tflearn/replay/reverb were deleted, and Reverb not installed.
 
-`python tests/testing/no_backend.py MODULE ARGUMENTS`; the module `names` imports all that `import tflearn` gives.
+`python tests/testing/no_backend.py MODULE ARGUMENTS`; the module `names` imports all that `import tflearn` gives,
+and the learner, which may take its batches from feed workers.
 """
 
 import importlib.abc
@@ -26,6 +27,7 @@ def main():
     del sys.argv[0]
     if sys.argv[0] == 'names':
         import tflearn
+        import tflearn.jobs.train
 
         sys.stdout.write(f'{len([getattr(tflearn, name) for name in tflearn.__all__])} names\n')
         return
