@@ -43,6 +43,7 @@ TINY = [
             'train.Intervals.export_interval_steps=100',
             'train.LearnerOptions.checkpoint_interval_steps=100',
             'train.SummaryOptions.interval_steps=100',
+            'train.ExportOptions.policies=("greedy_policy",)',
             # Few samples for each step of the environment, whose steps take time: training takes seconds, not one.
             'Uniform.samples_per_insert=4.0',
             'BatchItems.per_replica=16',

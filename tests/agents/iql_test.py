@@ -1,7 +1,5 @@
 """Implicit Q-learning: losses by their definitions, targets, learning from mixed data, exports and refusals."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,18 +8,14 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data, oracles
 from tests.agents.bc_test import two_episodes
-from tests.data import data_sets
-from tests.jobs.train_offline_test import train
 from tests.testing import experiences
 from tflearn.agents import awac, iql
-from tflearn.core.experience import BatchItems, Experience, Queue, Slicing
+from tflearn.core.experience import Experience, Queue, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
-from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import offline_loss
 from tflearn.optimization.optimizers import OptimizerOptions
-from tflearn.policies import loader
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -262,26 +256,3 @@ def test_other_mistakes_are_refused():
     for wrong in (NetworkOptions(shared=True), NetworkOptions(lstm_size=(4,))):
         with pytest.raises(ValueError, match='got NetworkOptions..*; IQL has no use for it'):
             make_agent(iql, network=wrong)
-
-
-@pytest.mark.slow  # tests/agents/bc_test.py has such a run
-@BOTH
-def test_a_run_on_files_exports_the_policy_of_its_checkpoint(module, tmp_path):
-    data_sets.write(tmp_path / 'data', 40)
-    make = functools.partial(module.make_agent, **SMALL[module])
-    run_dir = train(
-        tmp_path / 'run',
-        tmp_path / 'data',
-        num_steps=20,
-        make_agent=make,
-        experience=Experience(batch=BatchItems(8)),
-        exports=ExportOptions(('greedy_policy', 'collect_policy')),
-    )
-    agent = make(EnvironmentSpecs(*data_sets.SPEC[1:3]), create_train_step(), module.EXPERIENCE)
-    saved = tf.train.latest_checkpoint(str(run_dir.checkpoints))
-    tf.train.Checkpoint(agent=agent).restore(saved).expect_partial()
-    steps = ts.restart(tf.random.stateless_uniform((50, 2), (1, 2), 0.0, 9.0), 50)
-    exported = loader.load_newest(run_dir.policy('greedy_policy'))
-    got, _ = exported.action(tf.nest.map_structure(lambda leaf: leaf.numpy(), steps), ())
-    np.testing.assert_array_equal(got, agent.policy.action(steps).action)
-    assert exported.train_step == 20

@@ -55,7 +55,10 @@ attention = functools.partial(
 KINDS = {'model': (model, None), 'network': (tf_agents_network, None), 'set': (attention, SET)}
 
 
-@pytest.mark.parametrize('kind', ['model', pytest.param('network', marks=pytest.mark.slow), 'set'])
+# DQN of a set is in tests/conformance_test.py.
+@pytest.mark.parametrize(
+    'kind', ['model', *(pytest.param(each, marks=pytest.mark.slow) for each in ('network', 'set'))]
+)
 @pytest.mark.parametrize('name', NAMES)
 def test_every_agent_trains_it(name, kind):
     make_network, observation = KINDS[kind]

@@ -1,4 +1,4 @@
-"""TD3 through the jobs: collected and trained side by side, alternately, and with behavioural cloning from files."""
+"""TD3 through the jobs: collected and trained alternately, and with behavioural cloning from files."""
 
 import functools
 import threading
@@ -15,11 +15,8 @@ from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.jobs.collect import collect
-from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
-from tflearn.jobs.train import train
 from tflearn.jobs.train_offline import train_offline
 from tflearn.jobs.train_settings import Initial
 from tflearn.learner.stop_conditions import StopConditions
@@ -36,17 +33,6 @@ RUN = {
         Slicing(sequence_length=3), Uniform(max_size=2_000, min_size=50, samples_per_insert=8.0), BatchItems(8)
     ),
 }
-
-
-@pytest.mark.slow  # the jobs are those of tests/jobs/train_test.py, the agent that of tests/agents/td3_test.py
-def test_collect_and_train(small_run):
-    small_run.factories = lambda: RUN
-    small_run.start_replay()
-    collector = small_run.start(collect, num_environments=2, options=CollectOptions(initial_random_steps=40))
-    small_run.start(train, num_train_steps=20, steps_per_call=10).join()
-    collector.join()
-    action = load_policy(small_run.dir.root)(np.float32([1.0, 0.0, 0.0]))
-    assert action.shape == (1,) and abs(action[0]) <= 2.0
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ BINDINGS = (
     'train.SummaryOptions.interval_steps=30',
     'train.Intervals.replica_check_interval_steps=50',
     'train.Initial.seed=3',
+    'train.ExportOptions.policies=("greedy_policy",)',
     'collect.num_environments=2',
 )
 

@@ -53,6 +53,7 @@ def test_evaluate_follows_the_published_weights_and_collect_acts_by_a_served_pol
             over.set()
             refresher.join(10)
     result = read_json(small_run.dir.train_result)
+    assert result['reason'] == 'max_env_steps 200 reached'
     assert small_run.status('collect_0')['env_steps'] >= result['env_steps'] >= 200
     last = [EvaluationRecord(run_dir.evaluations).evaluations[-1] for run_dir in (small_run.dir, elsewhere)]
     assert [evaluation['train_step'] for evaluation in last] == [result['train_step']] * 2

@@ -13,7 +13,6 @@ from tflearn.core.errors import UserRuntimeError
 from tflearn.core.experience import Experience, Prioritized
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
-from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train_settings import Hooks
 from tflearn.networks import mlp
@@ -25,7 +24,6 @@ from tflearn.policies.model_files import ModelFiles
 
 # Batches of 8, 2 environments, 8 draws of each sequence: two train steps for a batched step.
 FEW = {'num_environments': 2, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50}
-GREEDY = ExportOptions(('greedy_policy',))
 
 
 def run_synchronously(root, **arguments):
@@ -70,7 +68,7 @@ def test_totals_and_schedules_by_environment_steps(tmp_path):
     make_agent = functools.partial(
         dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), optimizer=OptimizerOptions(rate)
     )
-    totals = {'num_checkpoints': 4, 'num_exports': 2, 'num_summaries': 5, 'exports': GREEDY}
+    totals = {'num_checkpoints': 4, 'num_exports': 2, 'num_summaries': 5}
     run_dir = run_synchronously(tmp_path, num_train_steps=160, make_agent=make_agent, **totals)
     saved = {int(path.stem.partition('-')[2]): path for path in run_dir.checkpoints.glob('ckpt-*.index')}
     np.testing.assert_allclose(sorted(saved), [80, 120, 160], atol=1)  # at or just after
@@ -185,9 +183,7 @@ def held_exports(monkeypatch, fails=False):
 def test_stop_waits_for_unfinished_exports(tmp_path, monkeypatch):
     begun, go_on = held_exports(monkeypatch)
     stop = threading.Event()
-    job = threading.Thread(
-        target=run_synchronously, args=(tmp_path,), kwargs={'num_train_steps': 10**6, 'stop': stop, 'exports': GREEDY}
-    )
+    job = threading.Thread(target=run_synchronously, args=(tmp_path,), kwargs={'num_train_steps': 10**6, 'stop': stop})
     job.start()
     assert begun.wait(60)
     stop.set()
@@ -204,12 +200,13 @@ def test_failed_last_export_is_in_the_status(tmp_path, monkeypatch):
     _, go_on = held_exports(monkeypatch, fails=True)
     go_on.set()
     with pytest.raises(OSError, match='the disk is full'):
-        run_synchronously(tmp_path, num_train_steps=5, exports=GREEDY)
+        run_synchronously(tmp_path, num_train_steps=5)
     assert read_json(RunDir(tmp_path).status('train'))['state'] == 'failed: the disk is full'
     assert not RunDir(tmp_path).train_result.exists()
 
 
-@pytest.mark.parametrize('last_is_wrong', [False, True])
+# tests/jobs/policy_exports_test.py has one in the middle of a run, too.
+@pytest.mark.parametrize('last_is_wrong', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_wrong_export_is_not_published_and_ends_a_run_only_as_its_last(tmp_path, monkeypatch, caplog, last_is_wrong):
     """The run is of a network whose layers TensorFlow rounds differently in an export, where oneDNN computes."""
     write = ModelFiles.write_weights
@@ -226,7 +223,7 @@ def test_a_wrong_export_is_not_published_and_ends_a_run_only_as_its_last(tmp_pat
             make_network=functools.partial(mlp.make_network, layer_norm=True, fc_layer_params=(8, 8))
         ),
     )
-    arguments = {'num_train_steps': 20, 'export_interval_steps': 10, 'make_agent': make_agent, 'exports': GREEDY}
+    arguments = {'num_train_steps': 20, 'export_interval_steps': 10, 'make_agent': make_agent}
     run_dir = RunDir(tmp_path)
     if not last_is_wrong:
         run_synchronously(tmp_path, **arguments)

@@ -67,7 +67,7 @@ def test_returns_the_last_steps_loss_and_mean_extras(tmp_path, make_agent, make_
     np.testing.assert_allclose(last.extra.td_loss, last.loss, rtol=1e-4)  # a sum would be 8 times as large
 
 
-@pytest.mark.slow  # learner_test has such a test of `tflearn.Learner`
+@pytest.mark.slow  # replicas_test has such a test of `tflearn.Learner`
 @pytest.mark.parametrize('replicas', [2, 4])
 def test_replicas_agree_with_one(tmp_path, make_agent, make_dataset_fn, replicas):
     strategy = strategies.make(f'mirrored:{replicas}')

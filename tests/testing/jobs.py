@@ -70,6 +70,7 @@ def job_arguments(job, settings):
         return {**settings, 'options': dataclasses.replace(settings.get('options', CollectOptions()), **limit)}
     if job not in (train, synchronous):
         return settings
+    settings.setdefault('exports', ExportOptions(('greedy_policy',)))  # fewer policies take less time to trace
     intervals = {}
     if 'checkpoint_interval_steps' in settings:
         intervals['checkpoint_interval_steps'] = settings.pop('checkpoint_interval_steps')
@@ -99,8 +100,6 @@ class SmallRun:
             given['replay_address'] = self.address
         else:
             given['connect_timeout_secs'] = 60.0
-        if function is train:
-            given['exports'] = ExportOptions(('greedy_policy',))  # fewer policies take less time to trace
         stop = arguments.pop('stop', threading.Event())
         job = Job(function, stop, **job_arguments(function, given | arguments))
         self._jobs.append(job)
