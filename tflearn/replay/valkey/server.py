@@ -180,13 +180,13 @@ class _Process:
         program, directory = _program(), tempfile.gettempdir()
         password = library.local_password(self.port)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
-        # A session of its own, since Ctrl+C is for this process, which then saves once more.
+        # A group of its own, since Ctrl+C is for this process, which then saves once more.
         self._process = subprocess.Popen(
             [sys.executable, '-I', '-S', '-c', _START, str(os.getpid()), program, '-'],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
-            start_new_session=True,
+            process_group=0,
         )
         self._socket = library.socket_file(self.port)
         settings = {'host': library.LOCALHOST, 'port': self.port, 'socket': self._socket, 'directory': directory}
