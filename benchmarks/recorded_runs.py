@@ -82,6 +82,7 @@ def run(
     gin_bindings: Sequence[str] = (),
     programs: Sequence[str] = JOBS,
     compiled: bool = False,
+    replay_backend: str = '',
 ) -> None:
     """Runs jobs as processes until the goal, or for `limit_secs` of collection.
 
@@ -94,6 +95,7 @@ def run(
       gin_bindings: gin statements that come last.
       programs: the programs that are started, which take environment steps together.
       compiled: whether the last of them starts when the learner has compiled its programs, and waits for data.
+      replay_backend: of the replay server; '' is its default.
 
     Raises:
       RuntimeError: if the learner did not get so far.
@@ -126,6 +128,8 @@ def run(
                 if not has_compiled():
                     raise RuntimeError(f'got no learner that waits for data in {path.parent}; see its log files')
             command = [sys.executable, '-m', f'scripts.{job}', *flags]
+            if replay_backend and job == 'replay_server':
+                command.append(f'--replay_backend={replay_backend}')
             jobs.append(stack.enter_context(process(command, path.with_name(f'{job}.log'))))
         wait(lambda: recorded_environment.read(path)[0] is not None or not alive(), START_SECS)
         wait(lambda: read(path, goal, limit_secs).secs is not None or not alive(), limit_secs)

@@ -52,6 +52,7 @@ class Side:
       bindings: gin statements.
       programs: ours.
       compiled: whether the collector of ours starts when the learner has compiled its programs.
+      replay_backend: of ours; '' is the default.
       peer: flags of time_to_return_peers.py.
       rllib: the algorithm of time_to_return_rllib.py.
     """
@@ -60,6 +61,7 @@ class Side:
     bindings: Sequence[str] = ()
     programs: Sequence[str] = recorded_runs.JOBS
     compiled: bool = False
+    replay_backend: str = ''
     peer: Sequence[str] = ()
     rllib: str = ''
 
@@ -96,6 +98,7 @@ TASKS = {
         450.0,
         {
             'PPO': Side('ppo_cartpole'),
+            'PPO Valkey': Side('ppo_cartpole', replay_backend='valkey'),
             'PPO XLA': Side('ppo_cartpole', _XLA),
             'PPO, compiled': Side('ppo_cartpole', compiled=True),
             'PPO XLA, compiled': Side('ppo_cartpole', _XLA, compiled=True),
@@ -129,7 +132,12 @@ TASKS = {
     ),
     'dqn': Task(
         475.0,
-        {'DQN': Side('dqn_cartpole'), 'DQN XLA': Side('dqn_cartpole', _XLA), **_peers('dqn', 'CartPole-v1')},
+        {
+            'DQN': Side('dqn_cartpole'),
+            'DQN Valkey': Side('dqn_cartpole', replay_backend='valkey'),
+            'DQN XLA': Side('dqn_cartpole', _XLA),
+            **_peers('dqn', 'CartPole-v1'),
+        },
     ),
     'halfcheetah': Task(
         None,
@@ -199,7 +207,8 @@ def _run(side: Side, path: pathlib.Path, seed: int, task: Task, options: argpars
     goal = float('inf') if task.goal is None else task.goal
     if side.gin_file:
         bindings = [*side.bindings, *options.gin_bindings]
-        recorded_runs.run(side.gin_file, path, seed, goal, options.limit_secs, bindings, side.programs, side.compiled)
+        ours = side.programs, side.compiled, side.replay_backend
+        recorded_runs.run(side.gin_file, path, seed, goal, options.limit_secs, bindings, *ours)
         return
     program = pathlib.Path(__file__).with_name(f'time_to_return_{"rllib" if side.rllib else "peers"}.py')
     flags = [f'--path={path}', f'--seed={seed}', f'--limit_secs={options.limit_secs}']

@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.chaos_run import JOBS, ChaosRun, wait_for
 from tflearn.files.run_dir import write_json
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.parametrize('backend', ['reverb', 'valkey'])]
 
 SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
 CHECKPOINT_STEPS = 500
@@ -20,6 +20,7 @@ BINDINGS = (
     'replay_server.replay_server.checkpoint_interval_secs=5.0',
     'evaluate.evaluate.target_return=None',
     'train.Intervals.export_interval_steps=1000',
+    'train.StopConditions.num_train_steps=1_000_000',
 )
 
 
@@ -27,9 +28,9 @@ def _best(run):
     return max(evaluation['mean_return'] for evaluation in run.evaluations())
 
 
-def test_fifty_kills_of_any_process(tmp_path, promise):
+def test_fifty_kills_of_any_process(tmp_path, promise, backend):
     chaos, pause = random.Random(SEED), threading.Event()
-    run = ChaosRun(tmp_path, 'dqn_cartpole', [*BINDINGS, 'train.StopConditions.num_train_steps=1_000_000'])
+    run = ChaosRun(tmp_path, 'dqn_cartpole', BINDINGS, [f'--replay_backend={backend}'])
     recovery, back, highest, kills = [], 0, 0, 0
     with run.started():
         wait_for(lambda: run.running, 'the first train step')
@@ -54,13 +55,15 @@ def test_fifty_kills_of_any_process(tmp_path, promise):
     assert _best(run) >= 475
     lost = f'{back} train steps of {CHECKPOINT_STEPS} between checkpoints; best return {_best(run):.0f}'
     promise(
-        f'{kills} SIGKILLs of any process', lost, f'{statistics.median(recovery):.0f} s, at most {max(recovery):.0f} s'
+        f'{kills} SIGKILLs of any process, replay in {backend}',
+        lost,
+        f'{statistics.median(recovery):.0f} s, at most {max(recovery):.0f} s',
     )
 
 
-def test_twenty_stops_by_sigterm(tmp_path, promise):
+def test_twenty_stops_by_sigterm(tmp_path, promise, backend):
     chaos, pause = random.Random(SEED), threading.Event()
-    run = ChaosRun(tmp_path, 'dqn_cartpole', [*BINDINGS, 'train.StopConditions.num_train_steps=1_000_000'])
+    run = ChaosRun(tmp_path, 'dqn_cartpole', BINDINGS, [f'--replay_backend={backend}'])
     stops, restarts = [], []
     with run.started():
         for _ in range(20):
@@ -81,4 +84,8 @@ def test_twenty_stops_by_sigterm(tmp_path, promise):
     assert _best(run) >= 475
     assert max(stops) < 30.0
     lost = f'nothing: step, replay and counters; best return {_best(run):.0f}'
-    promise(f'{len(stops)} stops by SIGTERM', lost, f'stop {max(stops):.0f} s, restart {max(restarts):.0f} s at most')
+    promise(
+        f'{len(stops)} stops by SIGTERM, replay in {backend}',
+        lost,
+        f'stop {max(stops):.0f} s, restart {max(restarts):.0f} s at most',
+    )
