@@ -72,10 +72,13 @@ class Actor:
             return CompiledPolicy(policy, self._environment.num_environments)
         return policy
 
-    def run(self, num_steps: int) -> None:
+    def run(self, num_steps: int, *observers: Observer) -> None:
         """Takes `num_steps` batched steps, from where the last call stopped (the first call resets the environment).
 
         An exception of an observer propagates; its step counts as taken.
+
+        Args:
+          observers: further observers, of these steps only; they come last.
 
         Raises:
           ValueError: if the environment's time steps do not have the policy's spec, or an executed action does not have
@@ -88,7 +91,7 @@ class Actor:
             self._policy_state = self._initial_state = self._policy.initial_state(self._environment.num_environments)
         for _ in range(num_steps):
             row = self._step(self._time_step)
-            for observer in self._observers:
+            for observer in (*self._observers, *observers):
                 observer(row)
 
     def _step(self, time_step: ts.TimeStep) -> trajectory.Trajectory:

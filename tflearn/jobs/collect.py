@@ -1,6 +1,7 @@
 """The collect job: acts with the newest weights and writes its steps to the replay server."""
 
 import contextlib
+import functools
 import math
 import threading
 import time
@@ -184,7 +185,6 @@ def _run(
     is_queue: bool,
 ) -> None:
     """Collects; for a queue, whose data should be new, it checks for newer weights before each step."""
-    write = lambda row: writer(row, weights.newest.policy_version)  # noqa: E731
     metrics, waits, acted = collection.metrics, False, weights.newest.policy_version
     while _pull(weights) and not stop.is_set():
         count = writer.num_complete_sequences if isinstance(limit, CreditLimit) else metrics.episodes
@@ -201,7 +201,9 @@ def _run(
         # Simulators may be slow: weights are to be refreshed, and leases renewed, all the same.
         until = time.monotonic() + REPORT_SECS
         for _ in range(1 if limit or is_queue else _STEPS_PER_RUN):
-            collection.run(1, write, weights.newest.env_steps, weights.newest.train_step)
+            newest = weights.newest
+            write = functools.partial(writer, policy_version=newest.policy_version)
+            collection.run(1, write, newest.env_steps, newest.train_step)
             if time.monotonic() >= until:
                 break
         reporter.report_if_due('running')

@@ -55,8 +55,7 @@ class Collection:
         self._policy = acting_policy or options.explore(policy, name, num_environments)
         self.random = self._num_random_steps > 0
         first = exploration.uniform(policy) if self.random else self._policy
-        self._write: Callable[[Any], None] = lambda row: None
-        observers: list[Observer] = [self.metrics, lambda row: self._write(row)]
+        observers: list[Observer] = [self.metrics]
         if measured.on_episode:
             newest: Callable[[], Any] = lambda: self._actor.time_step  # noqa: E731
             observers.append(EpisodeRecorder(self.metrics, num_environments, name, measured.on_episode, newest))
@@ -76,7 +75,6 @@ class Collection:
           env_steps_of_run: the environment steps that all collectors are known to have taken.
           train_step: the learner's train step, as far as it is known; for environments that follow it.
         """
-        self._write = write
         progress = (train_step, max(env_steps_of_run, self.metrics.env_steps))
         if self._set_progress and progress != self._progress:
             self._progress = progress
@@ -88,7 +86,7 @@ class Collection:
             else:
                 self.random = False
                 self._actor.set_policy(self._policy)
-        self._actor.run(num_steps)
+        self._actor.run(num_steps, write)
 
 
 class VersionLimit:
