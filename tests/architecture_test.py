@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from tests.architecture import budget, build_files, layers, source_tree
+from tests.testing import lanes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILES = source_tree.read(ROOT)
@@ -222,3 +223,7 @@ def test_build_files_follow_the_imports(tmp_path):
     assert "deps = ['//tflearn:agents']" in texts['BUILD']
     assert "name = 'agents',\n    srcs = glob(['agents/*.py']),\n" in texts['tflearn/BUILD']
     assert "deps = [':core']" in texts['tflearn/BUILD']
+
+
+def test_what_the_current_lane_leaves_out_is_there():
+    assert [name for name in lanes.CLASSIC_ONLY if not (ROOT / 'tests' / name).exists()] == []

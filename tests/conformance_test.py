@@ -5,7 +5,7 @@ The slow tests have each pair of them, as `python -m benchmarks.conformance`, wh
 
 import pytest
 
-from tests.testing import conformance_cells, plain_loader
+from tests.testing import conformance_cells, lanes, plain_loader
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -30,6 +30,7 @@ def test_trains_and_its_policy_acts_in_tensorflow_alone(cell, tmp_path, plain):
     run.check(plain)
 
 
+@lanes.classic
 @pytest.mark.parametrize('cells', [REFUSED[::5], pytest.param(REFUSED, marks=pytest.mark.slow)], ids=['some', 'all'])
 def test_what_cannot_work_is_refused_in_one_line(cells, tmp_path):
     for i, cell in enumerate(cells):

@@ -1,9 +1,8 @@
 """Four logical CPUs for every test: replicas on one machine. A seed. A job's log level. And an end without teardown."""
 
+import collections
 import gc
 import os
-import pathlib
-import re
 import sys
 
 import pytest
@@ -13,6 +12,8 @@ import tflearn  # noqa: F401  (first: tf.keras is Keras 2)
 # isort: split
 import tensorflow as tf
 from absl import logging
+
+from tests.testing import lanes
 
 # TFLEARN_TEST_SEED=N scripts/test: the same tests with other random numbers.
 SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
@@ -41,16 +42,6 @@ LONGEST = (
     'replay/restart_test.py',
 )
 
-# What the lane does not change, or what only Reverb can do: in the current lane (Python 3.12 and later) it is left out.
-SAME_IN_BOTH = (
-    *('architecture', 'chaos', 'config', 'files', 'launch', 'net', 'tools'),
-    *('architecture_test.py', 'docker_test.py', 'docs_commands_test.py', 'docs_test.py', 'from_rllib_test.py'),
-    *('gin_files_test.py', 'notebook_test.py', 'packaging_test.py', 'scale_model_test.py', 'suite_test.py'),
-)
-IS_CURRENT = sys.version_info >= (3, 12)
-_USES_REVERB = re.compile(r'^\s*(import reverb|from (tflearn\.replay\.reverb|tests\.sampling\.prioritized_test))', re.M)
-_NEEDS_REVERB = re.compile('need --replay_backend=reverb|where reverb cannot be imported')
-
 _exit_status = 1
 _left_out = set()
 
@@ -64,26 +55,24 @@ def pytest_configure():
 
 
 def pytest_ignore_collect(collection_path):
-    """Leaves out what the current lane does not change, and files that import Reverb; the summary names them."""
-    if not IS_CURRENT:
-        return None
-    name = collection_path.relative_to(pathlib.Path(__file__).parent).as_posix()
-    uses_reverb = name.endswith('_test.py') and _USES_REVERB.search(collection_path.read_text(encoding='utf-8'))
-    if name in SAME_IN_BOTH or uses_reverb:
-        _left_out.add(f'{name} (Reverb)' if uses_reverb else name)
+    """Leaves out files and folders of which the lane has nothing to run; the summary names them."""
+    if left_out := lanes.leaves_out(collection_path):
+        _left_out.add(left_out)
         return True
     return None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Skips what the current lane refuses since it needs Reverb: draws by the server, and the address of one."""
     report = yield
-    error = call.excinfo and call.excinfo.value
-    checks = (AssertionError, pytest.fail.Exception)  # whose texts quote what a test expects
-    if IS_CURRENT and error and not isinstance(error, checks) and _NEEDS_REVERB.search(str(error)):
+    if call.excinfo and lanes.needs_reverb(call.excinfo.value):
         report.outcome, report.longrepr = 'skipped', (str(item.path), 0, 'Skipped: needs Reverb')
     return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    _left_out.update(getattr(node, 'workeroutput', {}).get('left_out', ()))
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -91,10 +80,20 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.line(f'left out in the current lane: {", ".join(sorted(_left_out))}')
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(trylast=True)  # the slow ones are gone
+def pytest_collection_modifyitems(config, items):
     order = {file: i for i, file in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.nodeid.split('::')[0].removeprefix('tests/'), len(LONGEST)))
+    items.sort(key=lambda item: order.get(_file_of(item), len(LONGEST)))
+    marked = [item for item in items if lanes.IS_CURRENT and item.get_closest_marker('classic')]
+    if marked:
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]
+        _left_out.update(f'{n} of {file}' for file, n in collections.Counter(map(_file_of, marked)).items())
     gc.freeze()  # what was imported; see `_small_heap`
+
+
+def _file_of(item):
+    return item.nodeid.split('::')[0].removeprefix('tests/')
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -114,9 +113,11 @@ def _small_heap():
     gc.freeze()
 
 
-def pytest_sessionfinish(exitstatus):
+def pytest_sessionfinish(session, exitstatus):
     global _exit_status
     _exit_status = int(exitstatus)
+    if hasattr(session.config, 'workeroutput'):  # one of several processes
+        session.config.workeroutput['left_out'] = sorted(_left_out)
 
 
 def pytest_unconfigure():

@@ -22,6 +22,7 @@ import gin
 from tests.end_to_end import results
 from tests.end_to_end.programs import Addresses, Program, metric, pid
 from tests.end_to_end.results import Progress, progress, saved
+from tests.testing import lanes
 from tflearn.config import job_config
 from tflearn.config.checks import GIVEN_BY_PROGRAMS
 from tflearn.files.run_dir import RunDir, read_json, write_json
@@ -265,6 +266,7 @@ MISTAKES = {
 }
 
 
+@lanes.classic
 def test_mistakes_take_one_line_and_keep_what_is_saved(interrupted, start, tmp_path):
     run_dir = interrupted.copy(tmp_path)
     before, used = saved(run_dir), processor_secs()
@@ -283,6 +285,7 @@ def test_mistakes_take_one_line_and_keep_what_is_saved(interrupted, start, tmp_p
     assert (processor_secs() - used) / len(programs) < MISTAKE_SECS
 
 
+@lanes.classic
 @pytest.mark.slow  # tests/jobs/train_test.py has such a test of the train job
 def test_a_checkpoint_of_another_network_is_refused_and_left_alone(interrupted, start, tmp_path):
     run_dir = interrupted.copy(tmp_path)
@@ -306,6 +309,7 @@ def processor_secs() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@lanes.classic
 @pytest.mark.slow
 def test_what_an_algorithm_cannot_learn_ends_the_launch_before_any_job_runs(tmp_path):
     """Several discrete actions of unequal sizes: one line at the end, and no job is restarted."""
@@ -319,6 +323,7 @@ def test_what_an_algorithm_cannot_learn_ends_the_launch_before_any_job_runs(tmp_
     assert not saved(RunDir(tmp_path / 'run'))
 
 
+@lanes.classic
 @pytest.mark.slow
 def test_an_evaluation_longer_than_the_silent_timeout_reports_and_ends(tmp_path):
     """Of an environment without an end: each progress report is a sign of life, and a limit ends the evaluation."""
@@ -340,6 +345,7 @@ def test_an_evaluation_longer_than_the_silent_timeout_reports_and_ends(tmp_path)
     assert read_json(RunDir(tmp_path / 'run').done)['evaluation']['incomplete'] == reason
 
 
+@lanes.classic
 @pytest.mark.slow
 def test_a_run_with_environment_steps_alone_shows_the_time_left(start, tmp_path):
     """After a minute within a factor of two of the time that training then takes, with compiling before it."""

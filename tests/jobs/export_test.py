@@ -25,8 +25,7 @@ from tflearn.jobs.train import train
 from tflearn.policies import loader, tflite, updates, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
-from tflearn.replay import stored_rows
-from tflearn.replay.reverb.server import ReplayServer
+from tflearn.replay import backend, stored_rows
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 
@@ -190,9 +189,9 @@ def test_named_tuple_fields_keep_their_names(tmp_path):
     version = PolicyExporter(policy, run_dir.greedy_policy).export(1, {})
     experience = Experience(replay=Queue(max_size=100), batch=BatchItems(1))
     storage = Storage(experience, policy.trajectory_spec)
-    server = ReplayServer(storage.make_tables(), 0, run_dir.replay_checkpoints)
+    server = backend.serve(storage.make_tables(), 0, run_dir.replay_checkpoints)
     try:
-        writer = ReplayWriter(f'localhost:{server.port}', storage, 1, threading.Event())
+        writer = ReplayWriter(server.address, storage, 1, threading.Event())
         for number in range(10):
             observed = State(np.full((1, 1), 1, np.float32), np.full((1, 1), 2, np.float32))
             one, step_type = np.ones(1, np.float32), np.full(1, number > 0, np.int32)

@@ -5,7 +5,6 @@ import functools
 import gymnasium
 import numpy as np
 import pytest
-import reverb
 import tensorflow as tf
 
 import tflearn
@@ -23,6 +22,7 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ppo_loss
 from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
@@ -76,11 +76,11 @@ def test_runs_to_the_end_and_can_be_continued(on_policy_run):
         lag = 2 + 4 / 11 if num_train_steps == 60 else EXPERIENCE.replay.max_policy_lag + 1
         assert status['policy_lag'] <= lag + 1e-6, 'it is summed in float32'
         counts.append(_normalizer_count(run))
-        seen.append(reverb.Client(run.address).server_info()[REPLAY])
+        seen.append(connection.counts(run.address)[REPLAY])
     # Ten iterations of 32 rows each, less those between two episodes.
     assert 250 < counts[0] < 320
     assert 250 < counts[1] - counts[0] < 320
-    samples = [info.rate_limiter_info.sample_stats.completed for info in seen]
+    samples = [counts.samples for counts in seen]
     # The items that the learner wanted when it ended, and those that collectors had made ahead.
     assert 40 <= samples[0] <= 40 + 2 * 4 + 4
     # What the end left in the queue made the rest too old; so much of it was dropped.
@@ -95,7 +95,7 @@ def joined(run, name):
 
 
 def _inserts(run):
-    return reverb.Client(run.address).server_info()[REPLAY].rate_limiter_info.insert_stats.completed
+    return connection.counts(run.address)[REPLAY].inserts
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import threading
 
 import numpy as np
 import pytest
-import reverb
 import tensorflow as tf
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network, q_rnn_network
@@ -19,8 +18,8 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
 from tflearn.jobs import initial_agent
-from tflearn.replay.reverb.server import ReplayServer
-from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay import backend, stored_rows
+from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 
 QUEUE = Experience(slicing=Slicing(sequence_length=5, stride=4), replay=Queue(max_size=100))
@@ -32,17 +31,16 @@ def read_back(tmp_path):
 
     def read_back(environment, policy, data_spec, experience=QUEUE, stores_policy_state=False):
         storage = Storage(experience, data_spec)
-        server = ReplayServer(storage.make_tables(), 0, tmp_path / 'checkpoints')
+        server = backend.serve(storage.make_tables(), 0, tmp_path / 'checkpoints')
         written = []
         try:
-            writer = ReplayWriter(f'localhost:{server.port}', storage, environment.num_environments, threading.Event())
+            writer = ReplayWriter(server.address, storage, environment.num_environments, threading.Event())
             write = lambda row: (writer(row, len(written)), written.append(row))  # noqa: E731
             Actor(environment, policy, [write], stores_policy_state).run(9)
             writer.flush()
-            samples = reverb.Client(f'localhost:{server.port}').sample(
-                REPLAY, 2 * environment.num_environments, emit_timesteps=False
-            )
-            chunks = np.stack([sample.data[0] for sample in samples])
+            server.checkpoint()
+            chunks = np.stack(stored_rows.read_chunks(tmp_path / 'checkpoints', storage))
+            assert len(chunks) == 2 * environment.num_environments
         finally:
             server.close()
         chunks = chunks.reshape(-1, *storage.chunk_shape)

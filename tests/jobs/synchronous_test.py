@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.testing import jobs, written_summaries
+from tests.testing import jobs, lanes, written_summaries
 from tflearn.agents import dqn
 from tflearn.core.errors import UserRuntimeError
 from tflearn.core.experience import Experience, Prioritized
@@ -138,6 +138,7 @@ def test_environments_can_have_another_seed(tmp_path):
     assert metrics(one)['train/loss'] != metrics(other)['train/loss']
 
 
+@lanes.classic
 @pytest.mark.parametrize(
     ('limits', 'env_steps'),
     [
@@ -180,6 +181,7 @@ def held_exports(monkeypatch, fails=False):
     return begun, go_on
 
 
+@lanes.classic
 def test_stop_waits_for_unfinished_exports(tmp_path, monkeypatch):
     begun, go_on = held_exports(monkeypatch)
     stop = threading.Event()
@@ -196,6 +198,7 @@ def test_stop_waits_for_unfinished_exports(tmp_path, monkeypatch):
     assert len(versions.versions(run_dir.greedy_policy)) > 1
 
 
+@lanes.classic
 def test_failed_last_export_is_in_the_status(tmp_path, monkeypatch):
     _, go_on = held_exports(monkeypatch, fails=True)
     go_on.set()
@@ -206,6 +209,7 @@ def test_failed_last_export_is_in_the_status(tmp_path, monkeypatch):
 
 
 # tests/jobs/policy_exports_test.py has one in the middle of a run, too.
+@lanes.classic
 @pytest.mark.parametrize('last_is_wrong', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_wrong_export_is_not_published_and_ends_a_run_only_as_its_last(tmp_path, monkeypatch, caplog, last_is_wrong):
     """The run is of a network whose layers TensorFlow rounds differently in an export, where oneDNN computes."""

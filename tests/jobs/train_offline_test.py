@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.data import data_sets
-from tests.testing import written_summaries
+from tests.testing import lanes, written_summaries
 from tflearn.agents import dqn
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.data.reader import Dataset
@@ -146,6 +146,7 @@ def checkpoints_of(root):
     return max(steps, default=0)
 
 
+@lanes.classic
 @pytest.mark.parametrize(
     'reading',
     [pytest.param(Reading(), marks=pytest.mark.slow), Reading('stream', window_steps=20)],
@@ -217,6 +218,7 @@ def test_two_replicas_equal_one_with_twice_the_batch(tmp_path):
         np.testing.assert_allclose(found[1][name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@lanes.classic
 def test_it_stops_after_epochs(tmp_path):
     data_sets.write(tmp_path / 'data', 60)
     conditions = DataStopConditions(max_epochs=3)

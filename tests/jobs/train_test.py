@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.testing import written_summaries
+from tests.testing import lanes, written_summaries
 from tflearn.coordinator.client import Access
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.core.train_step import create_train_step
@@ -90,6 +90,7 @@ def test_runs_to_the_end_and_can_be_continued(small_run, caplog):
     replay.join()
 
 
+@lanes.classic
 def test_can_be_stopped_and_resumed(small_run):
     replay = small_run.start_replay()
     small_run.start(collect, num_environments=2)
@@ -161,6 +162,7 @@ def test_rejects_jobs_with_different_networks_and_times_out_without_data(small_r
     assert (small_run.dir.checkpoints / 'ckpt-0.index').exists()
 
 
+@lanes.classic
 @pytest.mark.parametrize('how', [pytest.param('stop_request', marks=pytest.mark.slow), 'max_secs'])
 def test_learner_without_data_can_be_ended(small_run, how):
     small_run.start_replay()
@@ -235,6 +237,7 @@ def _agent(make_agent, factories):
     return make_agent(specs_of(factories['make_environment']), create_train_step(), factories['experience'])
 
 
+@lanes.classic
 def test_max_env_steps_of_the_collectors_ends_a_run_whose_data_are_used_up(small_run):
     small_run.start_replay()
     training = small_run.start(train, num_train_steps=10**6, **FEW)

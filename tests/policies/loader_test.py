@@ -12,7 +12,7 @@ from tf_agents.policies import greedy_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tests.testing import example_policies
+from tests.testing import example_policies, lanes
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import export
@@ -166,6 +166,7 @@ def two_models(tmp_path_factory):
     return policies, other, time_step, expected
 
 
+@lanes.classic
 @pytest.mark.parametrize(
     'act',
     [

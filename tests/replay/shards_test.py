@@ -6,13 +6,13 @@ import itertools
 import threading
 
 import pytest
-import reverb
 
 from tests import fakes
+from tests.testing import lanes
 from tests.testing.replay import BATCH, chunks_of, draw, experience, ring_content, write_steps
 from tflearn.core.experience import Prioritized
 from tflearn.core.waiting import wait_until
-from tflearn.replay import shards, writers
+from tflearn.replay import backend, shards, writers
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
@@ -88,6 +88,7 @@ def open_mirror():
         yield start
 
 
+@lanes.classic
 def test_one_mirror_of_two_servers_holds_the_ratio_over_both(two, open_mirror):
     """One of them gets three times as many steps. After a restart each worker fills its mirror with its own share."""
     threads = []
@@ -157,11 +158,9 @@ def test_only_the_unsaved_tail_of_a_lost_shard_is_lost(monkeypatch, two, serve, 
 def test_reads_a_chunk_that_is_in_two_shards_once(two, open_mirror):
     """A writer that had no confirmation from a lost server sends the same chunks to another one."""
     for served in two:
-        inserting = reverb.Client(served.address).trajectory_writer(1)
-        for chunk in chunks_of(served.storage, 0, 20):
-            inserting.append({'chunk': chunk})
-            inserting.create_item(REPLAY, 1.0, {'chunk': inserting.history['chunk'][-1]})
-        inserting.flush()
+        inserting = backend.connect(served.address).writer()
+        inserting.insert([*chunks_of(served.storage, 0, 20)], [(REPLAY,)] * 20, 1.0)
+        assert inserting.flush(0, 30.0)
         inserting.close()
     source = open_mirror(two)
     assert source.grant(1) == 1

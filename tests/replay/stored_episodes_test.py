@@ -5,11 +5,10 @@ import zlib
 
 import numpy as np
 import pytest
-import reverb
 import tensorflow as tf
 
 from tests import fakes
-from tests.testing import forged, replay
+from tests.testing import forged, lanes, replay
 from tflearn.core.errors import UserError
 from tflearn.core.experience import Experience, Prioritized, Queue, Slicing, Uniform
 from tflearn.data.writer import EpisodeRecorder
@@ -95,7 +94,7 @@ def test_all_episodes_of_a_checkpoint(serve, tmp_path, name):
     served = serve(EXPERIENCES[name])
     written = collect(served, Numbers((3, 5, 9), (False, True, False)), 61)
     if name == 'by the server':  # some items were drawn before
-        list(zip(range(3), reverb.Client(served.address).sample(REPLAY, 3), strict=False))
+        list(backend.connect(served.address).samples(REPLAY, served.storage.item_shape, 1, 5_000).take(3))
     served.server.checkpoint()
     before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
     chunks = stored_rows.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
@@ -159,6 +158,7 @@ def test_wrong_checkpoints_are_refused(serve, tmp_path):
             stored_rows.read_chunks(checkpoints, served.storage)
 
 
+@lanes.classic
 @pytest.mark.parametrize('content', [b'no record', forged.header(1 << 40), zlib.compress(forged.header(1 << 40))])
 @pytest.mark.parametrize('name', ['tables', 'items', 'chunks'])
 def test_a_damaged_file_of_a_checkpoint_is_an_error_in_one_line(serve, tmp_path, name, content):

@@ -8,12 +8,15 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
+from tests.testing import lanes
 from tests.testing.experiences import experience
 from tests.testing.replay import draw, fill, write_steps
 from tflearn.core.experience import Queue, Reuse
 from tflearn.core.waiting import Stopped, wait_until
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.queue_source import QueueSource
+
+BROKEN = ('reverb.TrajectoryDataset', 'tflearn.replay.connection.counts')
 
 
 @pytest.fixture
@@ -168,7 +171,7 @@ def test_takes_items_evenly_from_full_servers(serve, tmp_path):
         fill(one, 6, (5,)).join(30)
 
 
-@pytest.mark.parametrize('broken', ['reverb.TrajectoryDataset', 'tflearn.replay.connection.counts'])
+@pytest.mark.parametrize('broken', lanes.sample(BROKEN, BROKEN[1]))
 def test_reports_errors_of_reader_threads_immediately(start, monkeypatch, broken):
     def fail(*_, **__):
         raise TypeError('broken')

@@ -11,6 +11,7 @@ import pytest
 from tests import streams
 from tflearn.agents import dqn
 from tflearn.coordinator.client import Access
+from tflearn.core import extras
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env
@@ -26,7 +27,7 @@ from tflearn.launch.local import free_port
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.networks.networks import NetworkOptions
-from tflearn.replay import reader
+from tflearn.replay import backend, reader
 
 # One item in the queue.
 QUEUE = Experience(
@@ -123,6 +124,8 @@ class SmallRun:
         )
         if job.ended:
             job.join()
+        if extras.default_replay_backend() == backend.VALKEY:
+            self.address = f'valkey://{self.address}'
         return job
 
     def status(self, job):

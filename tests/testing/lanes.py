@@ -1,9 +1,66 @@
-"""What only one lane of versions has; see docs/support-horizon.md."""
+"""What only one lane of versions runs; see docs/support-horizon.md."""
 
+import pathlib
+import re
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 IS_CURRENT = sys.version_info >= (3, 12)
 # Two lines of TF-Agents 0.19, which our packaged agents do not pass through.
 numpy_1 = pytest.mark.skipif(IS_CURRENT, reason="TF-Agents' own class fails with NumPy 2")
+# A long test of what others show of the current lane too, or of what the lane does not change.
+classic = pytest.mark.classic
+
+# Files and folders of such tests.
+CLASSIC_ONLY = (
+    # Rules of the source, documents, what is installed.
+    *('architecture', 'architecture_test.py', 'docker_test.py', 'docs_code_test.py', 'docs_commands_test.py'),
+    *('docs_programs_test.py', 'docs_test.py', 'from_rllib_test.py', 'gin_files_test.py', 'notebook_test.py'),
+    *('packaging_test.py', 'scale_model_test.py', 'suite_test.py', 'api/import_name_test.py'),
+    # Python alone: protocols, files, processes, command lines.
+    *('chaos', 'config', 'files', 'launch', 'net', 'tools'),
+    *(f'coordinator/{name}_test.py' for name in ('client', 'control', 'credit_ledger', 'reports', 'server')),
+    *(f'core/{name}_test.py' for name in ('background', 'tokens', 'waiting', 'watchdog')),
+    *(f'environments/{name}_test.py' for name in ('cpp_client', 'external_descriptions', 'external_server', 'pacing')),
+    *(
+        f'learner/{name}_test.py'
+        for name in ('checkpoints_process', 'preemption', 'tf_config', 'triggers', 'worker_files')
+    ),
+    *(f'policies/{name}_test.py' for name in ('exporter_versions', 'versions')),
+    *(f'scripts/{name}_test.py' for name in ('coordinator', 'data', 'doctor', 'evaluate', 'exit_status', 'export')),
+    *(f'scripts/{name}_test.py' for name in ('job_flags', 'job_process', 'job_setup', 'launch', 'serve')),
+    *(f'serving/{name}_test.py' for name in ('clients', 'request_queue', 'server_load', 'server_tls')),
+    *('changed_sources_test.py', 'jobs/replay_server_test.py', 'jobs/run_metrics_test.py'),
+    # Several workers, of which learner/multi_worker_test.py has two.
+    'jobs/multi_worker_train_test.py',
+    *('replay/tunnel_test.py', 'replay/without_reverb_test.py'),  # with and without Reverb
+)
+
+_TESTS = pathlib.Path(__file__).parents[1]
+# Reverb has no package for the current lane.
+_USES_REVERB = re.compile(r'^\s*(import reverb|from (tflearn\.replay\.reverb|tests\.sampling\.prioritized_test))', re.M)
+_NEEDS_REVERB = re.compile('need --replay_backend=reverb|where reverb cannot be imported')
+
+
+def sample(values: Iterable[Any], *chosen: Any) -> list[Any]:
+    """Returns parameters of a test, of which the current lane runs only `chosen`."""
+    return [value if value in chosen else pytest.param(value, marks=classic) for value in values]
+
+
+def leaves_out(path: pathlib.Path) -> str:
+    """Returns the words for a file or folder that this lane leaves out, '' for others."""
+    name = path.relative_to(_TESTS).as_posix()
+    if not IS_CURRENT:
+        return ''
+    if name.endswith('_test.py') and _USES_REVERB.search(path.read_text(encoding='utf-8')):
+        return f'{name} (Reverb)'
+    return name if name in CLASSIC_ONLY else ''
+
+
+def needs_reverb(error: BaseException | None) -> bool:
+    """Returns whether a test met what the current lane refuses: draws by the server, and the address of one."""
+    checks = (AssertionError, pytest.fail.Exception)  # whose texts quote what a test expects
+    return IS_CURRENT and not isinstance(error, (*checks, type(None))) and bool(_NEEDS_REVERB.search(str(error)))
