@@ -52,7 +52,9 @@ def checkout(tmp_path_factory) -> pathlib.Path:
 
 
 def release(folder: pathlib.Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run(folder / 'scripts' / 'release', *arguments, cwd=folder, TFLEARN_VENV=sys.prefix, **variables)
+    return run(
+        sys.executable, folder / 'scripts' / 'release', *arguments, cwd=folder, TFLEARN_VENV=sys.prefix, **variables
+    )
 
 
 def test_a_dry_run_builds_and_checks_what_the_tag_holds(checkout):
@@ -100,11 +102,11 @@ def test_what_must_not_be_published_is_refused_in_one_line(checkout, file, old, 
 
 
 def test_a_tag_elsewhere_and_missing_tools_are_refused_in_one_line(checkout):
-    python = pathlib.Path(shutil.which('python3')).resolve().parent
-    done = release(checkout, TAG, PATH=f'{python}{os.pathsep}/usr/bin{os.pathsep}/bin')
+    done = release(checkout, TAG, PATH=f'/usr/bin{os.pathsep}/bin')
     assert done.returncode == 2 and done.stderr.startswith(
         'scripts/release: error: got no twine and no pypi-attestations'
     )
-    git(checkout, 'commit', '--quiet', '--allow-empty', '--message=later')  # the last test: the tag stays behind
+    git(checkout, 'commit', '--quiet', '--allow-empty', '--message=later')
     done = release(checkout, '--dry_run', TAG)
     assert done.returncode == 2 and done.stderr.startswith(f'scripts/release: error: got no tag {TAG} at HEAD; need')
+    git(checkout, 'reset', '--quiet', '--hard', TAG)
