@@ -105,6 +105,7 @@ def start(tmp_path):
         yield lambda *words, **options: programs.enter_context(Program(*words, folder=tmp_path, **options))
 
 
+@lanes.classic
 def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(interrupted):
     run_dir = interrupted.run_dir
     assert interrupted.code == 128 + signal.SIGINT
@@ -119,6 +120,7 @@ def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(interrupted):
     assert not run_dir.done.exists()
 
 
+@lanes.classic
 def test_a_run_continues_and_starts_a_killed_train_job_again(interrupted, orphaned):
     run_dir = orphaned.run_dir
     assert 'restored the replay from' in run_dir.log('replay_server').read_text()

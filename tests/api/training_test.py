@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tflearn
-from tests.testing import forks, jobs, written_summaries
+from tests.testing import forks, jobs, lanes, written_summaries
 from tflearn.agents import dqn, ppo
 from tflearn.core.errors import UserError
 from tflearn.core.waiting import wait_until
@@ -245,6 +245,7 @@ def test_a_wrong_configuration_is_refused_before_any_work(tmp_path, monkeypatch,
     assert not list(tmp_path.iterdir())
 
 
+@lanes.classic
 def test_python_objects_in_several_processes(tmp_path, monkeypatch):
     """Of an agent that learns from a queue: the objects are written as a gin file, which the programs read."""
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])

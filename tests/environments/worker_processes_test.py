@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.environments import conformance, example_environments
+from tests.testing import lanes
 from tflearn.core.waiting import wait_until
 from tflearn.environments import vector_env
 
@@ -81,6 +82,7 @@ def _wait_until_ended(pids):
     wait_until(lambda: all(map(_has_ended, pids)), f'the end of the workers {pids}', timeout_secs=20)
 
 
+@lanes.classic
 def test_workers_ignore_signals(start_program):
     process, pids = start_program('wait')
     for pid in pids:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.testing import jobs, written_summaries
+from tests.testing import jobs, lanes, written_summaries
 from tflearn.actors.actor import Actor
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing, Uniform
 from tflearn.data.demonstrations import Demonstrations
@@ -80,6 +80,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path, data):
     assert_same(*(run_synchronously(tmp_path / name, shown, num_train_steps=30) for name in ('one', 'same')))
 
 
+@lanes.classic
 def test_jobs_train_on_demonstrations_before_anything_is_collected(small_run, data):
     shown = Demonstrations(data, share=0.25, num_pretrain_steps=60, fill_replay=True)
     small_run.start_replay(demonstrations=shown)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tflearn
-from tests.testing import experiences
+from tests.testing import experiences, lanes
 from tflearn.agents import impala, ppo
 from tflearn.coordinator import reports
 from tflearn.coordinator.client import Coordinator, Role
@@ -177,6 +177,7 @@ class Choice(gymnasium.Env):
         return self._observation(), 30.0 * done if self._choice else 0.1, done, False, {}
 
 
+@lanes.classic
 def test_a_rare_large_reward_is_chosen_with_the_default_normalization(small_run):
     run = small_run
     given = {

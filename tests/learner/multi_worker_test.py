@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests.testing import forks
+from tests.testing import forks, lanes
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_address
@@ -119,6 +119,7 @@ def test_a_request_to_stop_one_worker_stops_both_at_the_same_step(tmp_path):
     _assert_near(chief, other, rtol=0, atol=0)
 
 
+@lanes.classic
 @pytest.mark.parametrize('victim', [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_when_a_worker_dies_the_other_ends_with_an_error(tmp_path, victim):
     with Cluster(tmp_path / 'run', 'kill') as cluster:

@@ -19,7 +19,7 @@ CLASSIC_ONLY = (
     # Rules of the source, documents, what is installed.
     *('architecture', 'architecture_test.py', 'docker_test.py', 'docs_code_test.py', 'docs_commands_test.py'),
     *('docs_programs_test.py', 'docs_test.py', 'from_rllib_test.py', 'gin_files_test.py', 'notebook_test.py'),
-    *('packaging_test.py', 'scale_model_test.py', 'suite_test.py', 'api/import_name_test.py'),
+    *('packaging_test.py', 'release_test.py', 'scale_model_test.py', 'suite_test.py', 'api/import_name_test.py'),
     # Python alone: protocols, files, processes, command lines.
     *('chaos', 'config', 'files', 'launch', 'net', 'tools'),
     *(f'coordinator/{name}_test.py' for name in ('client', 'control', 'credit_ledger', 'reports', 'server')),
@@ -33,7 +33,7 @@ CLASSIC_ONLY = (
     *(f'scripts/{name}_test.py' for name in ('coordinator', 'data', 'doctor', 'evaluate', 'exit_status', 'export')),
     *(f'scripts/{name}_test.py' for name in ('job_flags', 'job_process', 'job_setup', 'launch', 'serve')),
     *(f'serving/{name}_test.py' for name in ('clients', 'request_queue', 'server_load', 'server_tls')),
-    *('changed_sources_test.py', 'jobs/replay_server_test.py', 'jobs/run_metrics_test.py'),
+    *('changed_sources_test.py', 'data/evaluation_test.py', 'jobs/replay_server_test.py', 'jobs/run_metrics_test.py'),
     # Several workers, of which learner/multi_worker_test.py has two.
     'jobs/multi_worker_train_test.py',
     *('replay/tunnel_test.py', 'replay/without_reverb_test.py'),  # with and without Reverb
