@@ -1,7 +1,8 @@
-"""The commands of the documents, run to their ends by the programs that users have, with few steps and episodes.
+"""The commands of the documents, run to their ends, with few steps and episodes.
 
-They run in one folder, as a user's. A command that needs a run or data comes after the command of the documents that
-makes them. docs_commands_test.py parses all commands, also those that are not run here.
+tflearn-launch is the program that users have, the others are forks; tests/packaging_test.py starts installed ones. They
+run in one folder, as a user's. A command that needs a run or data comes after the command of the documents that makes
+them. docs_commands_test.py parses all commands, also those that are not run here.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.end_to_end.programs import Addresses
-from tests.testing import docs_blocks
+from tests.testing import docs_blocks, forks
 from tests.testing.docs_blocks import BLOCKS, COMMANDS, DOCS, OURS, ROOT
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.environments import external_client
@@ -43,7 +44,7 @@ TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 
 NOT_RUN = {
     r'\.\.\.|^\S+ \S+( --(num_\w+|backend|side|tflite)=\S+)+$': 'flags for other commands',
     r'^CONTRIBUTING.md': 'the tests themselves, and what tests/architecture_test.py runs',
-    r'^benchmarks.md|benchmarks/': 'takes minutes to hours; tests/learning_test.py and tests/suite_test.py run parts',
+    r'^benchmarks.md|benchmarks[/.]': 'takes up to hours; tests/learning_test.py and tests/suite_test.py run parts',
     r'scripts/(test|lock|check_extras|sbom)|pip |-m venv': 'needs a package registry; see tests/packaging_test.py',
     r'docker ': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
     r'in a container': 'in a container, the command of the page about serving',
@@ -127,7 +128,9 @@ class User:
                 (folder / block.file_name).write_text(block.text, encoding='utf-8')
 
     @contextlib.contextmanager
-    def running(self, program: str, words: Sequence[str], *more: str, **variables: str) -> Iterator[subprocess.Popen]:
+    def running(
+        self, program: str, words: Sequence[str], *more: str, **variables: str
+    ) -> Iterator[subprocess.Popen | forks.Program]:
         """Starts a command, with few steps, as <program>.out; kills it if it has not ended."""
         arguments = [*words[1:], *more]
         for pattern, smaller in SMALLER:
@@ -138,14 +141,13 @@ class User:
         # Evaluations that are a job of the run have the run's end too.
         if (program in TRAINING or (program == 'evaluate' and len(words) == 3)) and '--render' not in words:
             arguments += [f'--gin_bindings={item}' for item in FEW_STEPS if item.split('=')[0] not in str(arguments)]
-        with self.out(program).open('w') as out:
-            process = subprocess.Popen(
-                [PROGRAMS / f'tflearn-{program.replace("_", "-")}', *arguments],
-                cwd=self.folder,
-                env={**os.environ, 'CUDA_VISIBLE_DEVICES': '-1', **variables},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
+        given = {'cwd': self.folder, 'env': {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1', **variables}}
+        if program != 'launch':
+            process = forks.start(f'scripts.{program}', *arguments, log=self.out(program), **given)
+        else:
+            with self.out(program).open('w') as out:
+                command = [PROGRAMS / 'tflearn-launch', *arguments]
+                process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, **given)
         try:
             yield process
         finally:

@@ -1,19 +1,14 @@
 """The policies that a run exports; a full disk neither removes a version nor ends training."""
 
 import functools
-import os
-import pathlib
 import resource
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import tflearn
-from tests.testing import example_policies
+from tests.testing import example_policies, forks
 from tflearn.agents import dqn, sac
 from tflearn.core.errors import UserRuntimeError
 from tflearn.core.experience import Experience
@@ -25,8 +20,6 @@ from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader, updates, versions
 from tflearn.policies.products import ProductOptions
-
-ROOT = pathlib.Path(tflearn.__file__).parent.parent
 
 
 @pytest.mark.parametrize(
@@ -241,17 +234,16 @@ learner.close()
 
 
 def test_full_disk_keeps_the_previous_version_and_training_continues(tmp_path):
-    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'TF_CPP_MIN_LOG_LEVEL': '3'}
-    ended = subprocess.run(
-        [sys.executable, '-c', PROGRAM, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
-    )
+    program = tmp_path / 'program.py'
+    program.write_text(PROGRAM)
+    ended = forks.run(str(program), tmp_path / 'run', timeout=120)
     lines = ended.stdout.splitlines()
     assert ended.returncode == 0, ended.stderr
     steps = [tuple(map(int, line.split()[:3])) for line in lines]  # of the learner, the newest policy, `latest`
     assert steps == [(10, 10, 10), (20, 10, 10), (30, 10, 10), (40, 40, 40)]
     assert [line.rpartition('[')[0].split()[3:] != [] for line in lines] == [False, True, True, False]
     assert all(line.endswith('[]') for line in lines), 'no temporary files are left'
-    assert versions.versions(RunDir(tmp_path).greedy_policy) == [0, 10, 40]
+    assert versions.versions(RunDir(tmp_path / 'run').greedy_policy) == [0, 10, 40]
 
 
 def test_does_not_export_weights_that_are_not_finite(tmp_path, caplog):

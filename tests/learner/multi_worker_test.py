@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 
 import numpy as np
@@ -97,15 +98,13 @@ def test_two_workers_equal_one_process_with_the_global_batch(tmp_path, run):
     assert facts[0]['run_dir'] == str(tmp_path / 'two')
     assert not pathlib.Path(facts[1]['run_dir']).exists(), "what only the chief's files are for is removed"
     # Both resume from the chief's checkpoint, and so does one process with the global batch.
+    shutil.copytree(tmp_path / 'two', tmp_path / 'again')
     facts, (chief, other) = run('two', 'train')
     assert [fact['step'] for fact in facts] == [40, 40]
     _assert_near(chief, other, rtol=0, atol=0)
-    facts, (alone,) = run('one', 'alone', size=1)
+    facts, (alone,) = run('again', 'alone', size=1)
     assert facts[0]['step'] == 40
     _assert_near(chief, alone, rtol=1e-3, atol=1e-4)
-    # A single process can restore the chief's checkpoint.
-    facts, _ = run('two', 'alone', size=1)
-    assert facts[0]['step'] == 60
 
 
 @pytest.mark.slow  # tests/jobs/multi_worker_train_test.py does so with tflearn-train

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tflearn.optimization import vtrace
 
+SLOW = pytest.mark.slow
 BOUNDS = [
     {},
     {'rho_bar': 3.7, 'c_bar': 2.2, 'pg_rho_bar': 1.3},
@@ -76,7 +77,10 @@ RUNS = {
 }
 
 
-@pytest.fixture(params=RUNS)
+# The others differ from these in their shapes alone.
+@pytest.fixture(
+    params=['eager', 'dynamic', 'static_xla', *(pytest.param(name, marks=SLOW) for name in ('static', 'dynamic_xla'))]
+)
 def run(request):
     return RUNS[request.param]
 
@@ -87,7 +91,7 @@ def _close(got, expected):
 
 
 @pytest.mark.parametrize('bounds', BOUNDS, ids=str)
-@pytest.mark.parametrize('length', [1, 12, *(pytest.param(length, marks=pytest.mark.slow) for length in (2, 5, 33))])
+@pytest.mark.parametrize('length', [1, 12, *(pytest.param(length, marks=SLOW) for length in (2, 5, 33))])
 def test_equals_the_definition(run, bounds, length):
     data = _data(length=length)
     ratios = np.exp(data[0])

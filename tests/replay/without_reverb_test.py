@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.data import data_sets
-from tests.testing import forks
+from tests.testing import forks, without
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address, free_port
@@ -15,11 +15,11 @@ from tflearn.policies import updates
 
 DEADLINE_SECS = 120.0
 ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
-PROGRAM = 'tests.testing.no_backend'
+PROGRAM = ('tests.testing.without', without.REVERB)
 
 
 def run(program, *arguments):
-    return forks.run(PROGRAM, program, *arguments, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    return forks.run(*PROGRAM, program, *arguments, env=ENVIRONMENT, timeout=DEADLINE_SECS)
 
 
 @pytest.fixture(scope='module')
@@ -57,7 +57,7 @@ def test_a_run_is_served(trained, tmp_path):
 
     port, log = free_port(), tmp_path / 'log'
     flags = (f'--root_dir={trained}', f'--port={port}')
-    process = forks.start(PROGRAM, 'scripts.serve', *flags, log=log, env=ENVIRONMENT)
+    process = forks.start(*PROGRAM, 'scripts.serve', *flags, log=log, env=ENVIRONMENT)
     client = PolicyClient(f'localhost:{port}')
 
     def answer():

@@ -1,6 +1,5 @@
 """The real serve program: its flags, its error messages, and that it serves until it is stopped."""
 
-import os
 import pathlib
 import signal
 import subprocess
@@ -10,25 +9,16 @@ import numpy as np
 import pytest
 
 import scripts
+from tests.testing import forks
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 120.0
-BLOCKED = """
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition('.')[0] == 'tensorflow_serving':
-            raise ModuleNotFoundError(f'{name} is blocked', name=name)
-sys.meta_path.insert(0, Blocked())
-from scripts import serve
-serve.main()
-"""
 
 
-def run(*arguments, program=('-m', 'scripts.serve')):
-    command = [sys.executable, *program, *arguments]
+def run(*arguments):
+    command = [sys.executable, '-m', 'scripts.serve', *arguments]
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=DEADLINE_SECS)
 
 
@@ -60,7 +50,8 @@ def test_user_errors_take_one_line(flags, message):
 
 
 def test_a_missing_extra_takes_one_line(tmp_path):
-    ended = run(f'--root_dir={tmp_path}', program=('-c', BLOCKED))
+    arguments = ('tensorflow_serving', 'scripts.serve', f'--root_dir={tmp_path}')
+    ended = forks.run('tests.testing.without', *arguments, timeout=DEADLINE_SECS)
     assert ended.returncode == 2
     line = ended.stderr.splitlines()[-1]
     assert line.startswith(
@@ -77,8 +68,8 @@ def test_it_serves_until_it_is_stopped(tmp_path):
 
     served_policies.Publisher(tmp_path / 'policies').publish(5)
     port = free_port()
-    command = [sys.executable, '-m', 'scripts.serve', f'--root_dir={tmp_path}', f'--port={port}']
-    process = subprocess.Popen(command, cwd=CHECKOUT, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    log = tmp_path / 'log'
+    process = forks.start('scripts.serve', f'--root_dir={tmp_path}', f'--port={port}', log=log)
     try:
         wait_until(lambda: is_listening(f'localhost:{port}') or process.poll() is not None, 'the server', DEADLINE_SECS)
         client = PolicyClient(f'localhost:{port}')
@@ -93,8 +84,7 @@ def test_it_serves_until_it_is_stopped(tmp_path):
         assert (version, outputs['action'].tolist()) == (5, [1])
         client.close()
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=DEADLINE_SECS)
+        assert process.wait(DEADLINE_SECS) == 128 + signal.SIGTERM, log.read_text()
     finally:
         process.kill()
-    assert process.returncode == 128 + signal.SIGTERM, stderr
-    assert 'Traceback' not in stderr
+    assert 'Traceback' not in log.read_text()

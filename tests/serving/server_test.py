@@ -2,10 +2,7 @@
 
 import errno
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import time
 import urllib.request
 
@@ -21,7 +18,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from benchmarks import attacks
-from tests.testing import example_policies, served_policies
+from tests.testing import example_policies, forks, served_policies
 from tflearn.core.waiting import wait_until
 from tflearn.files import numbered
 from tflearn.launch.local import free_port
@@ -75,9 +72,9 @@ def predict_request(**spec):
 
 
 def test_standalone_client_gets_actions(address):
-    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(path for path in sys.path if 'site' in path)}
-    command = [sys.executable, pathlib.Path(__file__).with_name('standalone_client.py'), address]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECS)
+    program = pathlib.Path(__file__).with_name('standalone_client.py')
+    others = 'tflearn,tf_agents,tensorflow_probability,tests'
+    ended = forks.run('tests.testing.without', others, program, address, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == {
         'version': 7,

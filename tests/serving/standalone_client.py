@@ -6,20 +6,9 @@ Prints what the server answered as JSON.
 import json
 import sys
 
-
-class Blocked:
-    """Rejects imports of tflearn and TF-Agents."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition('.')[0] in ('tflearn', 'tf_agents', 'tensorflow_probability', 'tests'):
-            raise ImportError(f'{name} is blocked')
-
-
-sys.meta_path.insert(0, Blocked())
-
-import grpc  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from tensorflow_serving.apis import (  # noqa: E402
+import grpc
+import tensorflow as tf
+from tensorflow_serving.apis import (
     get_model_metadata_pb2,
     get_model_status_pb2,
     model_service_pb2_grpc,
