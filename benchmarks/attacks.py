@@ -1,4 +1,4 @@
-"""What strangers can do to each server of ours: does a client notice?
+"""What unknown clients can do to each of our servers: does a client notice?
 
     python benchmarks/attacks.py
 

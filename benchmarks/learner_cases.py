@@ -100,7 +100,7 @@ CASES = {
 
 
 def steps(case: Case, num_environments: int, seed: int = 0) -> Iterator[trajectory.Trajectory]:
-    """Yields trajectories of numpy arrays [num_environments, ...] for ever: episodes of 200 steps, then truncated."""
+    """Yields trajectories of numpy arrays [num_environments, ...] forever: episodes of 200 steps, then truncated."""
     random = np.random.default_rng(seed)
     age = np.arange(num_environments) * EPISODE_STEPS // num_environments
     first = np.zeros(num_environments, bool)

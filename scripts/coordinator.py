@@ -1,10 +1,10 @@
-"""Coordinates a run: its jobs find each other here, and weights, reports and credits go through here.
+"""Coordinates a run: jobs register their addresses here, and exchange weights, reports and credits.
 
-It listens at the port of --coordinator_address; on this machine only, if that is localhost.
+It listens at the port of --coordinator_address; if that is localhost, only for this machine.
 
-The replay server is the coordinator too, unless it is started with --noserve_coordinator; of a run with several replay
-servers this is better alone. A relay (--relay_address) stands on each machine of collectors, and sends them weights: so
-the coordinator sends each publication once to each machine.
+The replay server is also the coordinator, unless it is started with --noserve_coordinator. In a run with several replay
+servers, start the coordinator as this separate program. A relay (--relay_address) on a machine of collectors sends them
+the weights: then the coordinator sends each publication only once to each machine.
 """
 
 import threading
@@ -39,12 +39,12 @@ def define() -> None:
     """Defines the flags of this program."""
     job_flags.define_help()
     job_flags.define_coordinator()
-    flags.DEFINE_string('relay_address', '', 'HOST:PORT at which others reach this relay; by default it is none.')
-    flags.DEFINE_integer('index', 0, 'Which relay this is, from 0 on.', 0)
-    flags.DEFINE_string('run_dir', None, 'Directory of the run, to which it reports how it is; by default to nobody.')
+    flags.DEFINE_string('relay_address', '', 'HOST:PORT of this relay; by default this program is no relay.')
+    flags.DEFINE_integer('index', 0, 'Index of this relay, from 0.', 0)
+    flags.DEFINE_string('run_dir', None, 'Directory of the run, for its status file; by default it writes none.')
     flags.DEFINE_string('name', 'coordinator', 'Name of this job; its status file is named after it.')
     flags.DEFINE_integer(
-        'max_connections', server.MAX_CONNECTIONS, 'Connections at the same time, a few for each job and relay.', 1
+        'max_connections', server.MAX_CONNECTIONS, 'Maximum number of connections; each job and relay has a few.', 1
     )
 
 

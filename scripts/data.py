@@ -1,12 +1,12 @@
-"""Writes episodes to files, and shows, joins and filters them.
+"""Writes episodes to files, and describes, merges and filters them.
 
 tflearn-data record     a policy, or random actions, in the run's environment -> episodes in --output
 tflearn-data extract    complete episodes of a run's replay, of its newest checkpoint or its running server -> --output
 tflearn-data describe   columns, ranges, missing values, returns and lengths of the episodes in --data;
-                        --picture=FILE.png draws them
+                        --picture=FILE.png plots them
 tflearn-data merge      episodes of all --data -> --output
 tflearn-data filter     those of all --data that pass the filters -> --output
-tflearn-data copy       either of both
+tflearn-data copy       merge and filter in one
 tflearn-data convert    episodes of --data (tflearn, Minari or RLDS) -> --output in --format=tflearn, minari or rlds
 
 tflearn-train-offline trains on them.

@@ -26,10 +26,12 @@ def _define() -> None:
     )
     flags.DEFINE_float('epsilon', 0.0, "Share of random actions among the policy's own.", 0.0, 1.0)
     flags.DEFINE_float('gamma', 1.0, "Discount of the value; 1 estimates an episode's return.", 0.0, 1.0)
-    flags.DEFINE_integer('horizon', None, 'Steps of an episode that count; default: the longest episode.', 1)
+    flags.DEFINE_integer(
+        'horizon', None, 'Number of steps of an episode that are used; default: the longest episode.', 1
+    )
     flags.DEFINE_integer('num_features', 256, 'Features of fitted values and of an estimated behaviour policy.', 1)
     flags.DEFINE_integer('num_bootstrap', 1000, 'Bootstrap samples of the intervals.', 1)
-    flags.DEFINE_integer('num_refits', 20, 'Bootstrap samples to which fitted Q evaluation is fitted again.', 2)
+    flags.DEFINE_integer('num_refits', 20, 'Bootstrap samples for which fitted Q evaluation is refitted.', 2)
     flags.DEFINE_bool(
         'estimate_behaviour', False, 'Estimates the behaviour policy even if its log-probabilities were recorded.'
     )

@@ -31,9 +31,11 @@ def define_policy() -> None:
 
 def define_record() -> None:
     """Defines the flags of `record`."""
-    flags.DEFINE_string('output', None, 'Directory of the episodes; those of an earlier call count. Needed.')
+    flags.DEFINE_string('output', None, 'Directory of the episodes; an earlier call may have begun it. Required.')
     flags.DEFINE_integer('episodes', None, 'Complete episodes in --output; default: 100.', lower_bound=1)
-    flags.DEFINE_integer('steps', None, 'Instead: environment steps of the complete episodes in --output.', 1)
+    flags.DEFINE_integer(
+        'steps', None, 'Environment steps of the complete episodes in --output, instead of --episodes.', 1
+    )
     flags.DEFINE_integer('num_environments', 8, 'Environments stepped together.', lower_bound=1)
     define_policy()
     job_flags.define_number('epsilon', 0.0, 'Share of random actions.', 0.0, 1.0)
@@ -68,8 +70,8 @@ def record_shared() -> job_config.SharedArguments:
 
 def define_extract() -> None:
     """Defines the flags of `extract`."""
-    flags.DEFINE_string('output', None, 'A new directory of episodes. Needed.')
-    flags.DEFINE_bool('running', False, 'Reads the replay servers that --coordinator_address knows, not checkpoints.')
+    flags.DEFINE_string('output', None, 'A new directory of episodes. Required.')
+    flags.DEFINE_bool('running', False, 'Reads the running replay servers (--coordinator_address), not checkpoints.')
     flags.DEFINE_bool('compress', False, 'Compresses the files with gzip.')
 
 
@@ -101,9 +103,9 @@ def define_episodes() -> None:
     """Defines the flags of the episodes that are read."""
     flags.DEFINE_multi_string('data', [], "Directory of episodes, or a pattern such as 'data/*'; may be repeated.")
     job_flags.define_number('min_return', None, 'The smallest return of an episode.')
-    job_flags.define_number('max_return', None, 'The greatest return of an episode.')
+    job_flags.define_number('max_return', None, 'The largest return of an episode.')
     flags.DEFINE_integer('max_episodes', None, 'Episodes to read.', 1)
-    flags.DEFINE_integer('max_damaged', 0, 'Damaged records that are skipped; one more is an error.', 0)
+    flags.DEFINE_integer('max_damaged', 0, 'Maximum number of damaged records; they are skipped.', 0)
 
 
 def define_read() -> None:
@@ -113,7 +115,7 @@ def define_read() -> None:
     flags.DEFINE_string('output', None, 'merge, filter, copy, convert: a new directory.')
     flags.DEFINE_enum('format', 'tflearn', FORMATS, 'convert: the format of --output; that of --data is recognized.')
     flags.DEFINE_bool('compress', False, 'merge, filter, copy: compresses the files with gzip.')
-    flags.DEFINE_bool('help', False, 'Shows these flags.')
+    flags.DEFINE_bool('help', False, 'Lists these flags.')
 
 
 def read(command: str) -> None:

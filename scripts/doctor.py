@@ -1,8 +1,8 @@
-"""Reads a run and says what looks wrong with its learning: tflearn-doctor ROOT_DIR [ROOT_DIR ...].
+"""Checks a run's metrics for signs that it does not learn: tflearn-doctor ROOT_DIR [ROOT_DIR ...].
 
-It reads the summaries of the train, collect and evaluate jobs, of a run that has ended or goes on, and writes nothing.
-Each line is a check: LOOK (it looks wrong), ok, or unknown (the run has not recorded what the check needs), with the
-figure that was seen and the section of the documentation that says what it means and what helps.
+It reads the summaries of the train, collect and evaluate jobs, of a running or an ended run, and writes nothing.
+Each line is a check: LOOK (it looks wrong), ok, or unknown (the run has not recorded the metric), with the value that
+was found and the section of the documentation that explains it and says what to do.
 """
 
 import json
@@ -42,10 +42,10 @@ def report(roots: list[str], as_json: bool) -> int:
 def main() -> None:
     """Runs the program."""
     switches = flags.FlagValues()
-    flags.DEFINE_bool('json', False, 'Prints a JSON list for each run, a line each.', flag_values=switches)
+    flags.DEFINE_bool('json', False, 'Prints one JSON list for each run, one per line.', flag_values=switches)
     flags.DEFINE_bool('strict', False, 'Exit status 1 if a check looks wrong.', flag_values=switches)
     own = list(switches)
-    flags.DEFINE_bool('help', False, 'Shows this.', flag_values=switches)
+    flags.DEFINE_bool('help', False, 'Prints this text.', flag_values=switches)
     with job_flags.ending('tflearn-doctor'):
         roots = job_flags.parse(sys.argv, switches)
         if switches.help:

@@ -1,14 +1,14 @@
-"""Evaluates each policy that the train job exports, until the run has ended; draws the learning curve.
+"""Evaluates each policy that the train job exports, until the run has ended; plots the learning curve.
 
-When a target return is set and reached, it asks the train job to finish. --coordinator_address is used only if the
+When a target return is set and reached, it asks the train job to stop. --coordinator_address is used only if
 published weights are evaluated (EvaluateOptions.follow).
 
 With --policy=best (or another name, a path, MODULE:FUNCTION, random) it evaluates that policy once, over --episodes and
---num_processes, prints the result and keeps it in policy_evaluations/; tflearn-evaluate --policy=best --help lists the
-flags of that.
+--num_processes, prints the result and writes it to policy_evaluations/; tflearn-evaluate --policy=best --help lists
+the flags.
 
 With --data=DIR it evaluates one exported policy on recorded episodes instead, without an environment and a gin file,
-and prints a table of estimates; tflearn-evaluate --data=DIR --help lists the flags of that.
+and prints a table of estimates; tflearn-evaluate --data=DIR --help lists the flags.
 """
 
 import re

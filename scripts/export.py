@@ -1,8 +1,8 @@
-"""Makes a full model of one train step, a TFLite model (floats, or int8), or a model for products, of a run's exports.
+"""Makes a full model of one train step, a TFLite model (floats or int8), or a model for products, from a run's exports.
 
-A full model of a step that has only weights needs train.exports with update_interval_steps. The ranges of int8 are
-fitted on observations of the replay's newest checkpoint, or of --observations: a directory of tflearn-data, or an npz
-file with arrays [N, ...] by the names of the inputs.
+To make a full model from a weights-only update, train needs ExportOptions.update_interval_steps. The ranges of int8 are
+fitted to observations from the replay's newest checkpoint, or from --observations: a directory of tflearn-data, or an
+npz file with arrays [N, ...] by the names of the inputs.
 """
 
 import threading
@@ -25,9 +25,9 @@ def define() -> None:
         'train_step', None, 'Train step of the version or the weights; the best version by default.', 0
     )
     flags.DEFINE_string('output', None, 'Where to write: a new directory, or a file for TFLite; in the run by default.')
-    flags.DEFINE_integer('batch_size', None, 'For compilers: a model of this batch size only, at --output.', 1)
+    flags.DEFINE_integer('batch_size', None, 'For compilers: the only batch size of the model at --output.', 1)
     flags.DEFINE_enum('tflite', None, ['float32', 'int8'], 'Converts to TFLite instead of writing a full model.')
-    flags.DEFINE_bool('product', False, 'Makes a model for products; the flags product_... say what is in it.')
+    flags.DEFINE_bool('product', False, 'Makes a model for products, as --product_... describe.')
     flags.DEFINE_list('product_names', [], 'Names of inputs and outputs: action=inlining_decision,...')
     flags.DEFINE_bool('product_time_step', False, 'Whether step_type, reward and discount are inputs too.')
     flags.DEFINE_bool('product_parameters', False, "Whether the distribution's parameters are outputs too.")

@@ -1,7 +1,7 @@
-"""Feeds learners without Reverb: reads the replay servers on their behalf, and sends batches by tf.data service.
+"""Feeds learners that cannot use Reverb: reads the replay servers for them, and sends batches by tf.data service.
 
-One of these is the dispatcher, at --feed_address; each other one is a worker, with its own --worker. train takes the
-same --feed_address.
+One process is the dispatcher, at --feed_address; each other process is a worker, with its own --worker number. The
+train job gets the same --feed_address.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,11 @@ from . import job_flags, job_setup
 def define_flags() -> None:
     """Defines the flags of this job."""
     job_flags.define_feed()
-    flags.DEFINE_integer('worker', None, 'Which worker this is, from 0 on; by default the dispatcher.', lower_bound=0)
-    flags.DEFINE_string('host', None, 'The name by which others reach this machine; by default its own one.')
-    flags.DEFINE_integer('port', 0, 'The port of tf.data service; 0 is a free one.', 0, 65535)
+    flags.DEFINE_integer(
+        'worker', None, 'Index of this worker, from 0; by default this is the dispatcher.', lower_bound=0
+    )
+    flags.DEFINE_string('host', None, 'The host name that learners use for this machine; by default its own.')
+    flags.DEFINE_integer('port', 0, 'The port of tf.data service; 0 picks a free one.', 0, 65535)
 
 
 def bindings() -> Sequence[str]:

@@ -28,46 +28,49 @@ _MAX_SECS = 1e9  # Threads cannot wait for longer than ten times this.
 _REPEATED = re.compile(r';\s*repeat this option to specify a list of values$')
 
 _GIN_BINDINGS_HELP = """\
-A gin statement on top of the gin file, which it overrides; may be given many times, each in quotes:
+A gin statement that overrides the gin file; may be given many times, each in quotes:
   'train.StopConditions.num_train_steps=1000'    names as in the gin files: module.function.argument
   'StopConditions.num_train_steps=1000'          without the module, where one function of the run has that name
   'tflearn.jobs.train.StopConditions.num_train_steps=1000'  or with the full path
-  'gymnasium_env.make.name="CartPole-v1"'        text has quotes of its own
+  'gymnasium_env.make.name="CartPole-v1"'        strings need their own quotes
   'make_agent=@dqn.make_agent'                   a macro
-  'from tflearn.optimization import schedules'         for names of modules that no gin file of the run imports"""
+  'from tflearn.optimization import schedules'         if no gin file of the run imports that module"""
 
 _BACKEND_OPTION_HELP = """\
 name=value, an option of --backend; may be given many times. docs/clusters.md lists them:
   --backend=slurm --backend_option=partition=gpu --backend_option=time=04:00:00"""
 _RESOURCES_HELP = """\
-KIND:name=value,... is what each job of a kind gets; may be given once for each kind:
+KIND:name=value,... are the resources of each job of a kind; may be given once for each kind:
   --resources=collect:cores=1,memory_gb=2
   --resources=train:cores=4,memory_gb=8,accelerators=1,accelerator=a100
-Other names are countable resources of the cluster. On this machine, jobs that ask for cores share them with no other
-that does."""
+Other names are countable resources of the cluster. On this machine, a job with cores=N gets N cores that no other
+such job uses."""
 
 
 def define_launch(backends: Sequence[str]) -> None:
     """Defines the flags of the program that starts all jobs; the first of `backends` is the default one."""
     flags.DEFINE_enum('backend', backends[0], list(backends), f'Where the jobs run: {", ".join(backends)}.')
-    flags.DEFINE_bool('render', False, 'Print what would be run or submitted, and do nothing.')
+    flags.DEFINE_bool('render', False, 'Print what would be run or submitted, and run nothing.')
     flags.DEFINE_multi_string('backend_option', [], _BACKEND_OPTION_HELP)
     flags.DEFINE_multi_string('resources', [], _RESOURCES_HELP)
     flags.DEFINE_integer(
-        'num_workers', 1, 'Processes of the train job that train as one; on a cluster, a machine each.', lower_bound=1
+        'num_workers',
+        1,
+        'Processes of the train job, which train together; on a cluster, one for each machine.',
+        lower_bound=1,
     )
     flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
     flags.DEFINE_integer('num_replay_servers', 1, 'How many replay servers share the replay.', lower_bound=1)
     flags.DEFINE_bool(
         'coordinator_alone',
         None,
-        'Whether the coordinator is a program of its own, and not a part of the replay server; by default if there are '
+        'Whether the coordinator is a separate program, and not a part of the replay server; the default if there are '
         'several replay servers.',
     )
     flags.DEFINE_integer(
         'num_relays',
         None,
-        'Relays of weights: each collector asks one of them, so that the coordinator sends to the relays alone. By '
+        'Number of relays. Collectors get weights from a relay, so the coordinator sends them only to the relays. By '
         'default one for each hundred collectors, if there are more than two hundred.',
         lower_bound=0,
         upper_bound=10_000,
@@ -75,19 +78,19 @@ def define_launch(backends: Sequence[str]) -> None:
     flags.DEFINE_integer(
         'num_feed_workers',
         0,
-        'Workers of a feed (tflearn-feed), from which train gets its batches, without Reverb (local only). 0: train '
-        'reads the replay servers itself.',
+        'Number of feed workers (tflearn-feed), which send batches to a train job without Reverb (local only). 0: '
+        'train reads the replay servers itself.',
         lower_bound=0,
     )
     flags.DEFINE_bool(
-        'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."
+        'warm_start', True, 'Load the libraries once and fork the jobs; --nowarm_start: each job loads them.'
     )
     define_replay_backend()
     define_secs(
         'silent_timeout_secs',
         300.0,
-        'A running job that has not reported for so long is killed and started again [s]; 0: never. More than the '
-        'longest step and the longest reset of an environment.',
+        'A running job that has not reported for this long is killed and started again [s]; 0: never. Must be longer '
+        'than the longest step and the longest reset of an environment.',
     )
 
 
@@ -108,17 +111,17 @@ def define_process() -> None:
     flags.DEFINE_string(
         'root_dir',
         None,
-        'Directory of the run, or its URL in an object store (s3://bucket/run); it is created. The same for all jobs.',
+        'Directory of the run, or its URL in an object store (s3://bucket/run); created if missing. Same for all jobs.',
     )
-    define_secs('connect_timeout_secs', 300.0, 'How long a job waits for another one before it gives up [s].')
+    define_secs('connect_timeout_secs', 300.0, 'How long a job waits for another job before it gives up [s].')
     define_secs('stop_timeout_secs', 30.0, 'How long a job may take to end after SIGINT or SIGTERM [s].')
     define_help()
 
 
 def define_help() -> None:
     """Defines the flags of every program that `read` reads the flags of."""
-    flags.DEFINE_bool('help', False, 'Shows these flags. --version shows the versions.')
-    flags.DEFINE_bool('helpfull', False, 'Shows these flags and those of the libraries.')
+    flags.DEFINE_bool('help', False, 'Lists these flags. --version prints the versions.')
+    flags.DEFINE_bool('helpfull', False, 'Lists these flags and those of the libraries.')
 
 
 def define(name_flag: tuple[str, str] | None = None) -> None:
@@ -129,18 +132,18 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
     """
     define_process()
     flags.DEFINE_string(
-        'gin_file', None, "The run's gin file: a path, or the name of a packaged one (dqn_cartpole). Needed."
+        'gin_file', None, "The run's gin file: a path, or the name of a packaged one (dqn_cartpole). Required."
     )
     flags.DEFINE_multi_string('gin_bindings', [], _GIN_BINDINGS_HELP)
     flags.DEFINE_bool(
-        'share_with_group', False, 'Whether the users of its group can read a new --root_dir; otherwise you alone.'
+        'share_with_group', False, 'Whether users of your group can read a new --root_dir; otherwise only you can.'
     )
     define_coordinator()
     flags.DEFINE_enum(
         'weights_dtype',
         'float32',
         ['float32', 'bfloat16'],
-        'What train sends weights of float32 as; bfloat16 takes half of the bytes.',
+        'The dtype in which train sends float32 weights; bfloat16 needs half of the bytes.',
     )
     flags.DEFINE_bool(
         'code_snapshot',
@@ -251,8 +254,8 @@ def define_coordinator() -> None:
     flags.DEFINE_string(
         'coordinator_address',
         DEFAULT_COORDINATOR_ADDRESS,
-        'HOST:PORT of the coordinator, by which the jobs of a run find each other, and through which weights, reports '
-        'and credits go. The replay server listens there, unless tflearn-coordinator does.',
+        'HOST:PORT of the coordinator, where the jobs of a run find each other and exchange weights, reports and '
+        'credits. The replay server listens there, unless tflearn-coordinator does.',
     )
     flags.DEFINE_string('coordinator_token', None, 'File with the token of the coordinator, or env:NAME.')
 
@@ -262,8 +265,8 @@ def define_replay_address() -> None:
     flags.DEFINE_string(
         'replay_address',
         DEFAULT_REPLAY_ADDRESS,
-        'HOST:PORT at which others reach the replay server, which listens at the port; or valkey://HOST:PORT of a '
-        'Valkey server that runs already (valkeys:// over TLS). TFLEARN_VALKEY_PASSWORD says where its password is: '
+        'HOST:PORT at which other jobs reach the replay server, which listens at that port; or valkey://HOST:PORT of a '
+        'Valkey server that is already running (valkeys:// over TLS). TFLEARN_VALKEY_PASSWORD names its password: '
         'the path of a file, or env:NAME.',
     )
 
@@ -274,8 +277,8 @@ def define_replay_backend() -> None:
         'replay_backend',
         extras.default_replay_backend(),
         ['reverb', 'valkey'],
-        'The server that the replay server starts: Reverb, by default where it is installed, or Valkey, which other '
-        'machines do not reach.',
+        'The server that holds the replay: Reverb (the default where it is installed), or Valkey (only for jobs of '
+        'this machine).',
     )
 
 
@@ -284,8 +287,8 @@ def define_feed() -> None:
     flags.DEFINE_string(
         'feed_address',
         '',
-        'HOST:PORT of the feed (tflearn-feed), from which a learner without Reverb gets its batches; by default train '
-        'reads the replay servers itself.',
+        'HOST:PORT of the feed (tflearn-feed), which sends batches to a learner without Reverb; by default train reads '
+        'the replay servers itself.',
     )
 
 

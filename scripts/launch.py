@@ -1,8 +1,8 @@
-"""Starts all jobs of a run on this machine and shows them in one view until the run has ended.
+"""Starts all jobs of a run on this machine, and displays their progress until the run has ended.
 
-The same command continues a run that was stopped. Without --coordinator_address all servers get free ports.
+The same command continues a run that was stopped. Without --coordinator_address all servers use free ports.
 
-With another --backend it submits the jobs to a cluster's scheduler instead, and ends; --render prints what it would do.
+With another --backend it submits the jobs to a cluster's scheduler, and exits; --render prints what it would do.
 """
 
 import sys

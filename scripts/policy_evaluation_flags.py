@@ -31,10 +31,10 @@ def main(description: str | None) -> None:
 
 def _define() -> None:
     data_flags.define_policy()
-    flags.DEFINE_bool('sampled', False, 'The policy draws its actions; otherwise it takes the mode.')
+    flags.DEFINE_bool('sampled', False, 'Sample actions from the policy; otherwise use the mode.')
     flags.DEFINE_integer('episodes', 20, 'Episodes of all processes together.', lower_bound=1)
     flags.DEFINE_integer('num_environments', 10, 'Environments that each process steps together.', lower_bound=1)
-    flags.DEFINE_integer('num_processes', 1, 'Processes that play the episodes.', lower_bound=1)
+    flags.DEFINE_integer('num_processes', 1, 'Number of processes.', lower_bound=1)
     flags.DEFINE_integer('seed', 0, 'Seed of the environments.')
     flags.DEFINE_string('output', None, 'A new JSON file; default: the next one in policy_evaluations/ of --root_dir.')
 

@@ -1,12 +1,12 @@
-"""Serves a run's replay: stores what the collectors send and serves it to the train job.
+"""Serves a run's replay: stores the trajectories that collectors send, and sends them to the train job.
 
-It listens at the port of --replay_address, and is the run's coordinator too, at the port of --coordinator_address. Its
+It listens at the port of --replay_address, and is also the run's coordinator, at the port of --coordinator_address. Its
 content is saved in --root_dir and restored after a restart.
 
-With --replay_backend=valkey it starts a Valkey server for this machine; with --replay_address=valkey://HOST:PORT the
-replay is on a server that runs already, whose user and password are in files or variables of each job's environment.
+With --replay_backend=valkey it starts a Valkey server for this machine. With --replay_address=valkey://HOST:PORT the
+replay is on a Valkey server that is already running; files or environment variables of each job name user and password.
 
-Several replay servers share a replay: each is this program with the same --num_shards and its own --shard.
+Several replay servers can share a replay: start this program for each, with the same --num_shards and its own --shard.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,12 @@ def define_flags() -> None:
     """Defines the flags of this job."""
     job_flags.define_replay_address()
     job_flags.define_replay_backend()
-    flags.DEFINE_integer('shard', 0, 'Which of several servers this one is, from 0 on.', lower_bound=0)
+    flags.DEFINE_integer('shard', 0, 'Index of this server, from 0.', lower_bound=0)
     flags.DEFINE_integer('num_shards', 1, 'How many servers share the replay.', lower_bound=1)
     flags.DEFINE_bool(
-        'serve_coordinator', True, 'Whether the first server is the coordinator too; else it is another program.'
+        'serve_coordinator',
+        True,
+        'Whether the first server is also the coordinator; otherwise start tflearn-coordinator.',
     )
 
 

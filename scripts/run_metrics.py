@@ -1,4 +1,4 @@
-"""Serves the numbers that a run's jobs report at http://HOST:PORT/metrics, for Prometheus.
+"""Serves the metrics that a run's jobs report, for Prometheus, at http://HOST:PORT/metrics.
 
 The manifests of --backend=kubernetes start it beside the replay server.
 """
@@ -20,7 +20,7 @@ def main() -> None:
     """Serves until SIGTERM or SIGINT."""
     job_flags.define_process()
     flags.DEFINE_string('host', 'localhost', "Name or address to listen at; '0.0.0.0' is all networks.")
-    flags.DEFINE_integer('port', 9100, 'Port of HTTP; 0 takes a free one.', 0, 65535)
+    flags.DEFINE_integer('port', 9100, 'HTTP port; 0 picks a free one.', 0, 65535)
     flags.DEFINE_string('run', '', "The label 'run' of all metrics; the name of --root_dir by default.")
     if not job_flags.read('tflearn-run-metrics', __doc__, lambda: None, '--port=9100'):
         return

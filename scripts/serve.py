@@ -1,6 +1,6 @@
-"""Serves the policies that a run exports: TensorFlow Serving's gRPC interface, always the newest version.
+"""Serves the newest version of each policy that a run exports, by TensorFlow Serving's gRPC interface.
 
-Needs the extra `serving`. A model has the name of the policy's directory, such as `greedy_policy`.
+It needs the extra `serving`. A model has the name of the policy's directory, such as `greedy_policy`.
 """
 
 import threading

@@ -24,33 +24,41 @@ _JOINING_CALLS = 16
 def define() -> None:
     """Defines the flags of this job."""
     flags.DEFINE_string('host', 'localhost', "Name or address to listen at; '0.0.0.0' is all networks.")
-    flags.DEFINE_integer('port', 8500, 'Port of gRPC; 0 takes a free one.', 0, 65535)
-    flags.DEFINE_integer('metrics_port', None, 'Port of http://HOST:PORT/metrics for Prometheus; else none.', 1, 65535)
-    flags.DEFINE_list('policies', [], 'Policies to serve, with commas; all that the run exports by default.')
-    flags.DEFINE_list('versions', [], 'Train steps to serve, with commas; the newest of each policy by default.')
-    flags.DEFINE_bool('batching', True, 'Computes requests that come at the same time together.')
-    flags.DEFINE_integer('max_batch_size', 64, 'Rows of one batch.', 1)
+    flags.DEFINE_integer('port', 8500, 'gRPC port; 0 picks a free one.', 0, 65535)
+    flags.DEFINE_integer(
+        'metrics_port', None, 'Port of http://HOST:PORT/metrics for Prometheus; none by default.', 1, 65535
+    )
+    flags.DEFINE_list('policies', [], 'Policies to serve, separated by commas; by default all that the run exports.')
+    flags.DEFINE_list(
+        'versions', [], 'Train steps to serve, separated by commas; by default the newest of each policy.'
+    )
+    flags.DEFINE_bool('batching', True, 'Compute requests that arrive at the same time as one batch.')
+    flags.DEFINE_integer('max_batch_size', 64, 'Maximum number of observations in a batch.', 1)
     flags.DEFINE_integer(
         'batch_timeout_micros',
         0,
         'How long an incomplete batch waits for more requests [us]; 0: until a thread is free.',
         0,
     )
-    flags.DEFINE_integer('num_batch_threads', 1, 'Batches that are computed at the same time.', 1)
-    flags.DEFINE_integer('max_enqueued_batches', 100, 'Batches that may wait; further ones are refused.', 1)
+    flags.DEFINE_integer('num_batch_threads', 1, 'Number of batches that are computed at the same time.', 1)
+    flags.DEFINE_integer('max_enqueued_batches', 100, 'Maximum number of waiting batches; further ones are refused.', 1)
     flags.DEFINE_integer(
         'num_threads',
         None,
-        'Concurrent calls of TensorFlow, each with all requests that wait then; with --nobatching one. By '
+        'Concurrent TensorFlow calls, each for all requests that wait at that time; with --nobatching for one. By '
         f'default --num_batch_threads; {_JOINING_CALLS} with --batch_timeout_micros; the cores with --nobatching.',
         1,
     )
-    flags.DEFINE_integer('max_concurrent_requests', 1024, 'Concurrent requests; further ones are refused.', 1)
-    flags.DEFINE_integer('max_request_bytes', 4 * 1024 * 1024, 'Size of one request.', 1)
-    flags.DEFINE_integer('max_connections', 512, 'Connections at the same time; the idlest beyond are ended.', 1)
-    flags.DEFINE_integer('max_rows', 1024, 'Largest batch in one request.', 1)
+    flags.DEFINE_integer(
+        'max_concurrent_requests', 1024, 'Maximum number of concurrent requests; further ones are refused.', 1
+    )
+    flags.DEFINE_integer('max_request_bytes', 4 * 1024 * 1024, 'Maximum size of a request.', 1)
+    flags.DEFINE_integer(
+        'max_connections', 512, 'Maximum number of connections; beyond it the longest idle ones are closed.', 1
+    )
+    flags.DEFINE_integer('max_rows', 1024, 'Maximum number of observations in a request.', 1)
     job_flags.define_secs('poll_secs', 1.0, 'Seconds between two checks for new versions.', 0.01)
-    flags.DEFINE_string('tls_certificate', None, 'PEM file of the server certificate; encrypts, with --tls_key.')
+    flags.DEFINE_string('tls_certificate', None, 'PEM file of the server certificate; with --tls_key it enables TLS.')
     flags.DEFINE_string('tls_key', None, 'PEM file with the key of --tls_certificate.')
     flags.DEFINE_string(
         'tls_client_ca', None, 'PEM file of the authority of client certificates; clients without one are refused.'

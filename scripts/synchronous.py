@@ -1,7 +1,7 @@
-"""Collects and trains alternately in one process, for debugging and for results that can be repeated bit by bit.
+"""Collects and trains alternately in one process, for debugging and for results that are repeatable bit by bit.
 
-Uses the gin file of the other jobs: what it binds for train and for collect. No other job need run. It writes to
---root_dir what train writes there, so evaluate works with it.
+It uses the same gin file as the other jobs: the bindings of train and of collect. No other job needs to run. It writes
+the same files to --root_dir as train, so evaluate works with it.
 """
 
 from tflearn.config import job_config

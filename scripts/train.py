@@ -24,7 +24,7 @@ def define_flags() -> None:
     flags.DEFINE_string(
         'dry_run',
         None,
-        "A topology, such as '2x4' for 2 hosts with 4 replicas each: trains nothing, compiles the train step of one "
+        "Cluster shape, such as '2x4' for 2 hosts with 4 replicas each: trains nothing, compiles the train step of one "
         'of these replicas for this CPU, and logs its shapes, the bytes that it sends, and what a TPU would refuse. '
         'Needs no replay server, and writes nothing to --root_dir.',
     )

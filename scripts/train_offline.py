@@ -1,8 +1,8 @@
 """Trains the agent of a run on episodes in files (tflearn-data), without a replay server and without an environment.
 
-Uses the gin file of the other jobs: what it binds for train, with experience.Uniform. Its own settings are
-train_offline.Dataset, Reading, Validation and DataStopConditions. It
-writes to --root_dir what train writes there, so evaluate and export work with it.
+It uses the same gin file as the other jobs: the bindings of train, with experience.Uniform. Its own settings are
+train_offline.Dataset, Reading, Validation and DataStopConditions. It writes the same files to --root_dir as train, so
+evaluate and export work with it.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ def define_flags() -> None:
     """Defines the flags of this job, and --strategy."""
     train.define_flags()
     flags.DEFINE_multi_string(
-        'data', [], "Directory of episodes, or a pattern such as 'data/*'; may be given many times. Needed, unless the "
-        'gin file binds train_offline.Dataset.paths.'
+        'data', [], "Directory of episodes, or a pattern such as 'data/*'; may be given many times. Required, unless "
+        'the gin file binds train_offline.Dataset.paths.'
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Becomes one learner worker of several, which find each other by the run directory; Slurm or Ray start it.
+"""Runs one of several learner workers, which find each other through the run directory; Slurm or Ray starts it.
 
 Usage: worker ROOT_DIR TIMEOUT_SECS PROGRAM ARGUMENT...
 """

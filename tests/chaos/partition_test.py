@@ -1,4 +1,4 @@
-"""A network that delivers nothing between a job and the replay server, for half a minute or for ever, or little."""
+"""A network that delivers nothing between a job and the replay server, for half a minute or forever, or little."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Jobs that stand still for a minute, or for ever; a disk that is full; a second learner."""
+"""Jobs that are suspended for a minute, or forever; a disk that is full; a second learner."""
 
 import os
 import pathlib

@@ -86,7 +86,7 @@ class Jitter:
         return secs * self._random.uniform(0.0, 1.0)
 
     def next(self, secs: float) -> float:
-        """Returns the pause before the next question: uniform in [secs / 2, 3 * secs / 2), `secs` in the mean.
+        """Returns the pause before the next question: uniform in [secs / 2, 3 * secs / 2), on average `secs`.
 
         So processes that a lost server has brought together part again.
         """

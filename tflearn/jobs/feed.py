@@ -66,8 +66,8 @@ def feed(
       port: where tf.data service listens; 0 is any free port. A dispatcher that is started again in the same run
         directory takes the one that it had.
       timeout_secs: how long a worker that a learner waits for may wait for data before it ends with an error.
-      shield: what keeps strangers from its ports, such as 'firewall', for the log. None logs a warning, unless no other
-        machine can reach this one.
+      shield: what protects its ports from unknown clients, such as 'firewall', for the log. None logs a warning, unless
+        no other machine can reach this one.
       coordinator: where the coordinator is, which knows the replay servers.
 
     Raises:

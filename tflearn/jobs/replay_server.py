@@ -77,18 +77,18 @@ def replay_server(
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent; called once, for the specs of its data and weights.
       experience: the run's experience settings.
-      checkpoint_interval_secs: seconds between two checkpoints; inserts and draws go on while one is written.
+      checkpoint_interval_secs: seconds between two checkpoints; inserts and draws continue while one is written.
       demonstrations: the train job's; with `fill_replay` the replay begins with them.
-      shield: what keeps strangers from the port, such as 'firewall', for the log. None logs a warning, unless no other
-        machine can reach this one.
-      shard: which of several servers that share the replay this one is, from 0 on.
-      num_shards: their number.
-      stop_timeout_secs: the time that it has to end once it is stopped [s]; a save that takes longer is not begun.
-      learner_timeout_secs: how long nothing may be heard of a learner that was there and did not end in order, before
-        the server saves and ends; 0: it waits for ever.
-      coordinator: where the coordinator is.
-      serve_coordinator: whether the first server is the coordinator too, at that port; else it is another program
-        (`tflearn-coordinator`).
+      shield: what protects the port from unknown clients, such as 'firewall', for the log. None logs a warning, unless
+        no other machine can reach this one.
+      shard: the index of this server, from 0, if several share the replay.
+      num_shards: the number of these servers.
+      stop_timeout_secs: the time to end after a request to stop [s]; a save that would take longer is not begun.
+      learner_timeout_secs: how long a learner that was connected, and did not announce its end, may be silent before
+        the server saves and ends; 0: no limit.
+      coordinator: the coordinator's address and token.
+      serve_coordinator: whether the first server is also the coordinator, at that port; otherwise the coordinator is
+        another program (`tflearn-coordinator`).
 
     Raises:
       RuntimeError: if another replay server works in this directory.
@@ -326,7 +326,7 @@ class _Serving:
             if learner_timeout_secs and self._watch.is_lost(learner_timeout_secs):
                 raise PeerLost(
                     f'got no heartbeat of the learner for {self._watch.silent_secs:.0f} s; need one within '
-                    f'{learner_timeout_secs:g} s (replay_server.learner_timeout_secs; 0 waits for ever); the replay is '
+                    f'{learner_timeout_secs:g} s (replay_server.learner_timeout_secs; 0 is no limit); the replay is '
                     f'saved: start this job and the train job again with the same commands; {self._history}'
                 )
             if time.monotonic() - self._saved_at >= interval_secs:

@@ -102,7 +102,7 @@ def run(
       stop_timeout_secs: the time that a job gets to end after SIGTERM before it is killed [s].
       line_interval_secs: seconds between two lines of metrics.
       silent_timeout_secs: a running job that has not reported for so long writes the stacks of its threads and is
-        killed, as if it had died [s]; 0 waits for ever.
+        killed, as if it had died [s]; 0 is no limit.
 
     Returns:
       An exit code: 0 when the run is done (or was already); 2 if a job ended because of a user's error, 1 if one

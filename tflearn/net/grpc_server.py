@@ -38,8 +38,8 @@ _MAX_DETAILS = 1000
 # The work on the event loop takes milliseconds.
 _LOOP_SECS = 10.0
 
-# Bounds what strangers can hold: heads and streams of a connection, the bytes of a request before it is read, and how
-# long a connection without requests lasts. What is compressed could be unpacked to any size.
+# Limits for unknown clients: heads and streams of a connection, the bytes of a request before it is read, and the age
+# of a connection without requests. What is compressed could be unpacked to any size.
 _LIMITS = (
     ('grpc.so_reuseport', 0),
     ('grpc.server_handshake_timeout_ms', 10_000),

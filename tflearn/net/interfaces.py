@@ -23,13 +23,14 @@ def log_shield(ports: Sequence[object], shield: str | None, why: str, setting: s
 
     Args:
       ports: their numbers, or words.
-      shield: what keeps strangers from them, such as 'firewall'; None warns, unless no other machine can reach them.
+      shield: what protects them from unknown clients, such as 'firewall'; None warns, unless no other machine can
+        reach them.
       why: what makes them dangerous.
       setting: the setting by which a user gives `shield`.
     """
     text = f'port {ports[0]} is' if len(ports) == 1 else f'ports {", ".join(map(str, ports))} are'
     if shield is not None:
-        logging.info('%s kept from strangers by: %s', text, shield)
+        logging.info('%s protected by: %s', text, shield)
     elif networks := reachable():
         logging.warning(
             '%s open to everybody who reaches %s: %s; shield it as docs/security.md says (a firewall rule, '

@@ -109,7 +109,7 @@ class Clients:
     ):
         """
         Args:
-          record_refused: called with the client's name, '' for a stranger, and why a request was refused:
+          record_refused: called with the client's name, '' for an unknown client, and why a request was refused:
             'unknown', 'requests_per_sec', 'max_in_flight'.
 
         Raises:

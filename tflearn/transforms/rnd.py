@@ -136,7 +136,7 @@ class Rnd(ObservationTransform):
     def _normalized(self, vectors: tf.Tensor) -> tf.Tensor:
         (mean,), (variance,) = self.statistics.observations.means, self.statistics.observations.variances
         normal = (vectors - mean) * tf.math.rsqrt(variance + _EPSILON)
-        # One that is not a number would stay in the predictor for ever.
+        # One that is not a number would stay in the predictor forever.
         normal = tf.where(tf.math.is_nan(normal), 0.0, normal)
         return tf.clip_by_value(normal, -_CLIPPING, _CLIPPING)
 
