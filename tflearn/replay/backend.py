@@ -7,21 +7,25 @@ tests/replay/conformance_test.py.
 
 import abc
 import contextlib
+import dataclasses
 import importlib
+import json
 import pathlib
 import threading
+import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tflearn.core import extras, waiting
-from tflearn.core.errors import UserImportError
+from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.core.table_counts import TableCounts
-from tflearn.replay.checkpoints import CheckpointDirectory
+from tflearn.replay.checkpoints import COMPLETE, CheckpointDirectory
 from tflearn.replay.storage import Storage
-from tflearn.replay.tables import TableSpec
+from tflearn.replay.tables import TableSpec, signature_text
 
 REVERB, LOCAL, VALKEY = 'reverb', 'local', 'valkey'
 VALKEY_FILE = 'items.bin'  # a file of its checkpoints, and of no others
@@ -151,11 +155,45 @@ class Server(abc.ABC):
 
     address: str
     port: int
-    restored: pathlib.Path | None
-    _settings: dict[str, Any]  # of the tables, as JSON values
 
-    def __init__(self, checkpoints: CheckpointDirectory):
-        self._checkpoints = checkpoints
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        port: int,
+        checkpoints: pathlib.Path,
+        restore: str | None = None,
+        needed: Callable[[], Collection[str]] = tuple,
+        address: str = '',
+    ):
+        """Starts to serve; see `serve`."""
+        self._tables, start = tables, time.monotonic()
+        self._checkpoints, self._settings = CheckpointDirectory(checkpoints, needed), self._describe()
+        if found := self._checkpoints.chosen(restore):
+            self._checkpoints.refuse_differences(found, self._settings)
+        self._prepare(port, found)
+        self._checkpoints.clean()
+        self.restored: pathlib.Path | None = self._checkpoints.chosen(restore)
+        if self._start(port, address) and self.restored:
+            sizes = {name: table.size for name, table in self.counts().items()}
+            secs = time.monotonic() - start
+            logging.info('restored the replay from %s in %.1f s: items %s', self.restored, secs, sizes)
+
+    def _describe(self) -> dict[str, Any]:
+        """Returns the settings of the tables by name, as JSON values."""
+        described = {}
+        for table in self._tables:
+            settings = {field.name: getattr(table, field.name) for field in dataclasses.fields(table)}
+            signature = {name: signature_text(spec) for name, spec in table.signature.items()}
+            described[table.name] = settings | {'signature': signature}
+        return dict(json.loads(json.dumps(described)))
+
+    def _prepare(self, port: int, found: pathlib.Path | None) -> None:
+        """Takes the port and checks the checkpoint to restore, before checkpoints are touched; see `serve`."""
+        del port, found
+
+    @abc.abstractmethod
+    def _start(self, port: int, address: str) -> bool:
+        """Serves the tables, at `address` if there is one; returns whether they have the content of `restored`."""
 
     @abc.abstractmethod
     def counts(self) -> dict[str, TableCounts]:
@@ -181,9 +219,16 @@ class Server(abc.ABC):
             self._checkpoints.clean()  # The rest of a failed checkpoint would take disk space.
         return str(self._checkpoints.newest())
 
-    @abc.abstractmethod
     def _save(self, folder: pathlib.Path) -> None:
         """Writes all tables into a directory of `folder`, which is empty, and last the file `COMPLETE` there."""
+        saved = folder / 'saved'
+        saved.mkdir(parents=True)
+        self._write(saved)
+        (saved / COMPLETE).touch()
+
+    def _write(self, folder: pathlib.Path) -> None:
+        """Writes all tables into a new directory; of a server whose `_save` does not do so itself."""
+        raise NotImplementedError
 
     def prune(self) -> None:
         """Removes the checkpoints that are no longer needed."""
@@ -192,6 +237,14 @@ class Server(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Stops the server without a checkpoint."""
+
+
+def port_error(port: int, reason: str) -> UserValueError:
+    """Returns the error for a port on which a server cannot listen."""
+    return UserValueError(
+        f'got port {port}, on which no replay server can listen ({reason}); need a free port; stop what uses it, or '
+        'choose another --replay_address'
+    )
 
 
 def kind_of(address: str, otherwise: str) -> tuple[str, str]:
@@ -228,9 +281,8 @@ def serve(
       DamagedCheckpoint: if it cannot be read.
       ValueError: if its tables differ from `tables`, or if the port is in use.
     """
-    given = {'address': address} if address else {}
     kind = kind or extras.default_replay_backend()
-    return _module(kind, 'server').ReplayServer(tables, port, checkpoints, restore, needed, **given)
+    return _module(kind, 'server').ReplayServer(tables, port, checkpoints, restore, needed, address)
 
 
 def in_process(tables: Sequence[TableSpec]) -> contextlib.AbstractContextManager[str]:

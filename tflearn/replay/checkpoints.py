@@ -46,7 +46,7 @@ class CheckpointDirectory:
           needed: returns the names of the checkpoints that are kept besides the newest one.
         """
         self._numbered, self._needed = Numbered(path, '{:08}', needs=(COMPLETE,)), needed
-        self.unfinished = path / _UNFINISHED
+        self.path, self.unfinished = path, path / _UNFINISHED
         self._settings = path.parent / 'tables.json'
 
     def newest(self) -> pathlib.Path | None:
@@ -58,7 +58,7 @@ class CheckpointDirectory:
 
     def chosen(self, name: str | None) -> pathlib.Path | None:
         """Returns the checkpoint of this name, one of those that are needed; for None the newest one, or None."""
-        return self._numbered.directory / name if name else self.newest()
+        return self.path / name if name else self.newest()
 
     def _saved(self) -> list[pathlib.Path]:
         """Returns the complete checkpoints that were saved and have no number yet, by age."""
@@ -74,8 +74,8 @@ class CheckpointDirectory:
         Raises:
           OSError: if the directory cannot be written to.
         """
-        self._numbered.directory.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self._numbered.directory, shared=False)
+        self.path.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.path, shared=False)
         for path in self._saved():
             path.rename(self._numbered.next_path())
             self.prune()

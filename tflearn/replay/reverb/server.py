@@ -3,20 +3,15 @@
 import pathlib
 import re
 import socket
-import time
-from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from absl import logging
-
 from tflearn.core import stderr
-from tflearn.core.errors import UserTimeoutError, UserValueError
+from tflearn.core.errors import UserTimeoutError
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import is_listening
 from tflearn.replay import backend
-from tflearn.replay.checkpoints import CheckpointDirectory, damaged
+from tflearn.replay.checkpoints import damaged
 from tflearn.replay.reverb import library
-from tflearn.replay.tables import TableSpec
 
 # Reverb's log of a checkpoint that it reads, a line for every hundred chunks. (Reverb has no log level.)
 READING = re.compile(r'tfrecord_checkpointer\.cc:\d+\] +(Initializ|Load|Metadata|Success|Still read|Complet|Table )')
@@ -37,18 +32,11 @@ def _hold_port(port: int) -> socket.socket:
         holder.bind(('', port))
     except OSError as error:
         holder.close()
-        raise _port_error(port, error.strerror) from error
+        raise backend.port_error(port, error.strerror) from error
     if port and is_listening(f'localhost:{port}'):
         holder.close()
-        raise _port_error(port, 'Address already in use')
+        raise backend.port_error(port, 'Address already in use')
     return holder
-
-
-def _port_error(port: int, reason: str) -> UserValueError:
-    return UserValueError(
-        f'got port {port}, on which no replay server can listen ({reason}); need a free port; stop what uses it, or '
-        'choose another --replay_address'
-    )
 
 
 def missing_files(checkpoint: pathlib.Path) -> list[str]:
@@ -62,42 +50,27 @@ class ReplayServer(backend.Server):
     See `backend.Server`.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[TableSpec],
-        port: int,
-        checkpoints: pathlib.Path,
-        restore: str | None = None,
-        needed: Callable[[], Collection[str]] = tuple,
-    ):
-        super().__init__(CheckpointDirectory(checkpoints, needed))
-        start = time.monotonic()
-        made = [library.make_table(table) for table in tables]
-        self._settings = {table.name: library.describe(table) for table in made}
-        if restored := self._checkpoints.chosen(restore):
-            self._checkpoints.refuse_differences(restored, self._settings)
-            if missing := missing_files(restored):
-                raise damaged(restored, f'no {", ".join(missing)}')
-        self._port_holder = _hold_port(port)
-        self._checkpoints.clean()
-        restored = self.restored = self._checkpoints.chosen(restore)
-        self._server = self._start(made, port, restored)
-        self.port = self._server.port
-        self.address = f'localhost:{self.port}'
-        if restored:
-            sizes = {name: table.size for name, table in self.counts().items()}
-            secs = time.monotonic() - start
-            logging.info('restored the replay from %s in %.1f s: items %s', restored, secs, sizes)
+    def _describe(self) -> dict[str, Any]:
+        self._made = [library.make_table(table) for table in self._tables]
+        return {table.name: library.describe(table) for table in self._made}
 
-    def _start(self, tables: Sequence[Any], port: int, restored: pathlib.Path | None) -> Any:
+    def _prepare(self, port: int, found: pathlib.Path | None) -> None:
+        if found and (missing := missing_files(found)):
+            raise damaged(found, f'no {", ".join(missing)}')
+        self._port_holder = _hold_port(port)
+
+    def _start(self, port: int, address: str) -> bool:
         try:
             with stderr.without(READING):
-                return library.start_server(tables, port, self._checkpoints.unfinished, restored)
+                self._server = library.start_server(self._made, port, self._checkpoints.unfinished, self.restored)
         except (RuntimeError, IndexError) as error:
             self._port_holder.close()
-            if restored is None:
+            if self.restored is None:
                 raise
-            raise damaged(restored, str(error)) from error
+            raise damaged(self.restored, str(error)) from error
+        self.port = self._server.port
+        self.address = f'localhost:{self.port}'
+        return True
 
     def _client(self) -> Any:
         # A new one each time: a client of an earlier server on the same port would have a dead connection.

@@ -5,9 +5,7 @@ by any client; so they can be restored into the other, and read without a server
 """
 
 import contextlib
-import dataclasses
 import importlib.util
-import json
 import os
 import pathlib
 import secrets
@@ -16,9 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from absl import logging
 
@@ -27,8 +23,7 @@ from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, is_listening, wait_until
 from tflearn.replay import backend
 from tflearn.replay.backend import Lost
-from tflearn.replay.checkpoints import COMPLETE, CheckpointDirectory
-from tflearn.replay.tables import TableSpec, signature_text
+from tflearn.replay.tables import TableSpec
 from tflearn.replay.valkey import functions, library, stored_items
 
 _START_SECS, _ANSWER_SECS = 20.0, 10.0
@@ -75,30 +70,18 @@ class ReplayServer(backend.Server):
     is empty.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[TableSpec],
-        port: int,
-        checkpoints: pathlib.Path,
-        restore: str | None = None,
-        needed: Callable[[], Collection[str]] = tuple,
-        address: str = '',
-    ):
-        refuse_draws(tables)
-        super().__init__(CheckpointDirectory(checkpoints, needed))
-        self._tables = tables
-        self._settings = {table.name: _describe(table) for table in tables}
-        if found := self._checkpoints.chosen(restore):
-            self._checkpoints.refuse_differences(found, self._settings)
+    def _prepare(self, port: int, found: pathlib.Path | None) -> None:
+        refuse_draws(self._tables)
+        if found:
             stored_items.read_status(found)
-        self._checkpoints.clean()
-        self.restored = self._checkpoints.chosen(restore)
-        self._owner = _owner(checkpoints.parent)
+
+    def _start(self, port: int, address: str) -> bool:
+        self._owner = _owner(self._checkpoints.path.parent)
         self._process = None if address else _Process(port)
         self.address = f'valkey://{library.LOCALHOST}:{self._process.port}' if self._process else address
         self.port = library.Address.parse(self.address).port
         try:
-            self._fill()
+            return self._fill()
         except Lost as error:
             self.close()
             raise UserRuntimeError(f'got no answer ({error}); need a server that runs; start it') from error
@@ -106,24 +89,20 @@ class ReplayServer(backend.Server):
             self.close()
             raise
 
-    def _fill(self) -> None:
-        start = time.monotonic()
+    def _fill(self) -> bool:
         with library.connected(self.address, _ANSWER_SECS) as connection:
             _refuse_unfit(connection, self.address, self._process is None)
             connection.call('FUNCTION', 'LOAD', 'REPLACE', functions.LIBRARY)
             if self._has_items(connection):
                 logging.info('the replay server at %s has the items of this run', self.address)
-                return
+                return False
             connection.call('DEL', *functions.KEYS)  # of a start that did not come to its end
             connection.call('XGROUP', 'CREATE', functions.ITEMS, functions.GROUP, '0-0', 'MKSTREAM')
             if self.restored:
                 stored_items.restore(connection, self.restored)
             fields = library.table_fields(self._tables)
             connection.call('HSET', functions.STATE, 'owner', self._owner, *fields)  # last: now it has tables
-        if self.restored:
-            sizes = {name: table.size for name, table in self.counts().items()}
-            secs = time.monotonic() - start
-            logging.info('restored the replay from %s in %.1f s: items %s', self.restored, secs, sizes)
+        return True
 
     def _has_items(self, connection: library.Connection) -> bool:
         """Returns whether a given server has the tables of this run; raises ValueError if it has others."""
@@ -152,12 +131,9 @@ class ReplayServer(backend.Server):
             text = f'timed out after {_ANSWER_SECS:.0f} s waiting for the replay server to report its tables ({error})'
             raise UserTimeoutError(text) from error
 
-    def _save(self, folder: pathlib.Path) -> None:
-        saved = folder / 'saved'
-        saved.mkdir(parents=True)
+    def _write(self, folder: pathlib.Path) -> None:
         with library.connected(self.address, _ANSWER_SECS) as connection:
-            stored_items.write(connection, saved)
-        (saved / COMPLETE).touch()
+            stored_items.write(connection, folder)
 
     def close(self) -> None:
         if self._process:
@@ -176,7 +152,7 @@ class _Process:
         self.port = port or _free_port()
         host_port = f'{library.LOCALHOST}:{self.port}'
         if is_listening(host_port):
-            raise _port_error(self.port, 'Address already in use')
+            raise backend.port_error(self.port, 'Address already in use')
         program, directory = _program(), tempfile.gettempdir()
         password = library.local_password(self.port)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
@@ -277,17 +253,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((library.LOCALHOST, 0))
         return int(probe.getsockname()[1])
-
-
-def _port_error(port: int, reason: str) -> UserValueError:
-    return UserValueError(
-        f'got port {port}, on which no replay server can listen ({reason}); need a free port; stop what uses it, or '
-        'choose another --replay_address'
-    )
-
-
-def _describe(table: TableSpec) -> dict[str, Any]:
-    """Returns the settings of a table as JSON values."""
-    settings = {field.name: getattr(table, field.name) for field in dataclasses.fields(table)}
-    signature = {name: signature_text(spec) for name, spec in table.signature.items()}
-    return json.loads(json.dumps(settings | {'signature': signature}))
