@@ -160,7 +160,7 @@ def _relays(options: argparse.Namespace) -> str:
         subscribers = Subscribers(stack, count, options.processes, megabytes, f'--coordinator={root}')
         for version in range(1, options.rounds + 1):
             counters = {'policy_version': version, 'published_at': time.time_ns() // 1000}
-            learner.put_weights(weights_messages.make(1, counters, ['kernel'], [values + version], None))
+            learner.put_weights(weights_messages.make(counters, ['kernel'], [values + version], None))
             secs += [report['secs'] for report in subscribers.received(version)]
         sent = learner.status()['sent_bytes'] / options.rounds
         of_relays = sum(_status(relay)['sent_bytes'] for relay in relays) / options.rounds

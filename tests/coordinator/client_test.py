@@ -18,7 +18,7 @@ from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, Stopped, wait_until
 from tflearn.launch.local import free_address
 
-CREDITS = control.Credits(control.new_lease('train', epoch=3), 0, 5, 8)
+CREDITS = control.Credits(5, 8)
 ONE = [np.ones(3, np.float32)]
 CONTRACT = {
     'variables': {'0000': 'float32[2, 3]', '0001': 'float32[3]'},
@@ -190,7 +190,7 @@ def test_newest_credits_reach_all_collectors(coordinating):
         jobs = [coordinating.job(server, f'collect_{i}') for i in range(2)]
         readers = [stack.enter_context(contextlib.closing(CreditReader(job))) for job in jobs]
         for number in range(3):
-            newest = dataclasses.replace(CREDITS, number=number)
+            newest = dataclasses.replace(CREDITS, policy_version=number)
             learner.put_credits(newest)
             for reader in readers:
                 wait_until(
@@ -198,7 +198,7 @@ def test_newest_credits_reach_all_collectors(coordinating):
                 )
         server.close()
         coordinating.serve(port=server.port)
-        newest = dataclasses.replace(CREDITS, number=9)
+        newest = dataclasses.replace(CREDITS, policy_version=9)
         learner.put_credits(newest)
         for reader in readers:
             wait_until(lambda reader=reader, newest=newest: reader.newest == newest, 'credits after a restart', 20)

@@ -25,7 +25,7 @@ def test_credits_add_up_to_the_wanted_items_for_any_number_of_collectors(seed):
     random = np.random.default_rng(seed)
     items_at_once = random.integers(1, 20, random.integers(1, 9)).tolist()
     wanted = 0
-    credits = Credits(Lease('train', 'me'), 0, 0, int(random.integers(1, 40)), shares=shares(*items_at_once))
+    credits = Credits(0, int(random.integers(1, 40)), shares=shares(*items_at_once))
     for version in range(1, 60):
         credits = credits.at(version)
         wanted += credits.items_per_version
@@ -37,7 +37,7 @@ def test_credits_add_up_to_the_wanted_items_for_any_number_of_collectors(seed):
 
 def test_four_collectors_share_the_items_of_one():
     for num_collectors in (1, 2, 4):
-        credits = Credits(Lease('train', 'me'), 0, 0, 8, shares=shares(*[8] * num_collectors))
+        credits = Credits(0, 8, shares=shares(*[8] * num_collectors))
         assert [sum(allowed(credits.at(version))) for version in range(5)] == [0, 8, 16, 24, 32]
     assert allowed(credits.at(4)) == [8, 8, 8, 8]
 
@@ -45,7 +45,7 @@ def test_four_collectors_share_the_items_of_one():
 @pytest.mark.parametrize('seed', range(20))
 def test_shares_do_not_depend_on_the_steps_of_their_computation(seed):
     random = np.random.default_rng(seed)
-    first = Credits(Lease('train', 'me'), 0, 3, 10, -4, shares(*random.integers(1, 9, 5).tolist()))
+    first = Credits(3, 10, -4, shares(*random.integers(1, 9, 5).tolist()))
     credits = first
     for version in np.sort(random.integers(0, 50, 10)).tolist():
         credits = credits.at(version)
@@ -54,14 +54,14 @@ def test_shares_do_not_depend_on_the_steps_of_their_computation(seed):
 
 
 def test_credits_wait_for_a_collector():
-    credits = Credits(Lease('train', 'me'), 0, 0, 8).at(3)
+    credits = Credits(0, 8).at(3)
     assert (credits.surplus, credits.shares) == (-24, ())
     shared, surplus = control.allocate(shares(5), credits.surplus)
     assert (shared[0].allowed, surplus) == (25, 1)
 
 
 def test_only_the_holder_of_the_lease_has_the_share():
-    credits = Credits(Lease('train', 'me'), 0, 1, 8, shares=shares(4))
+    credits = Credits(1, 8, shares=shares(4))
     credits = dataclasses.replace(credits, shares=(credits.shares[0].plus(4),))
     assert credits.allowed(Lease('collect_0', 'owner0')) == 4
     assert credits.allowed(Lease('collect_0', 'owner0', epoch=2)) == 0
@@ -72,8 +72,8 @@ def test_messages_survive_encoding():
     lease = control.new_lease('collect_0')
     for message in (
         Report(lease, {'env_steps': 5}, [{'return': 1.5}], 3, 8),
-        Credits(lease, 2, 7, 8, -1, shares(8, 4)),
-        Credits(lease, 2, 7, 8),
+        Credits(7, 8, -1, shares(8, 4)),
+        Credits(7, 8),
     ):
         assert control.decode(control.encode(message)) == message
 

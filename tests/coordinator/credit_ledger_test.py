@@ -14,7 +14,7 @@ class Run:
 
     def __init__(self, items=8, ahead=1):
         self.now, self.items, self.arrived, self.used, self.version, self.dropped = 0.0, items, 0, 0, 0, 0
-        self.ledger = CreditLedger(Lease('train', 'me'), items, ahead, clock=lambda: self.now)
+        self.ledger = CreditLedger(items, ahead, clock=lambda: self.now)
         self.collectors = {}
 
     def join(self, name, at_once):

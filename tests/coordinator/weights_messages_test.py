@@ -16,9 +16,9 @@ def dtype_of(name):
     return np.dtype(tf.as_dtype(name).as_numpy_dtype)
 
 
-def made(values, epoch=1, step=1, narrow=None):
+def made(values, step=1, narrow=None):
     names = [f'v{i}' for i in range(len(values))]
-    return weights_messages.make(epoch, {'train_step': step, 'finished': False}, names, values, narrow)
+    return weights_messages.make({'train_step': step, 'finished': False}, names, values, narrow)
 
 
 def sent(message, than=None):
@@ -31,7 +31,7 @@ VALUES = [np.arange(6, dtype=np.float32).reshape(2, 3), np.float64(3.5), np.zero
 def test_all_comes_back():
     message = made([np.asarray(value) for value in VALUES])
     back = sent(message)
-    assert back.tag == message.tag and back.counters == {'train_step': 1, 'finished': False} and back.epoch == 1
+    assert back.tag == message.tag and back.counters == {'train_step': 1, 'finished': False}
     for value, found in zip(VALUES, weights_messages.values(back), strict=True):
         np.testing.assert_array_equal(found, value)
         assert found.dtype == np.asarray(value).dtype and found.shape == np.asarray(value).shape

@@ -126,7 +126,7 @@ def test_credits_apply_to_the_acting_weights():
     messages = [None]
     limit = CreditLimit(acquired_lease, lambda: messages[-1])
     assert limit.update(1, 0), 'no credits yet'
-    messages.append(Credits(Lease('train', 'b'), 0, 2, 8, shares=(Share('a', 1, 4, 8, 8),)))
+    messages.append(Credits(2, 8, shares=(Share('a', 1, 4, 8, 8),)))
     assert limit.update(1, 0), 'they are for newer weights'
     assert [limit.update(2, count) for count in (0, 7, 8)] == [False, False, True]
     assert [limit.update(4, count) for count in (8, 23, 24)] == [False, False, True], 'computed from the same message'

@@ -22,8 +22,9 @@ def run_dir(tmp_path):
     return RunDir(tmp_path / 'my run')
 
 
-def topology(num_workers=1):
-    return run_topology(package='p', flags=['--x=a b'], num_collectors=3, resources=RESOURCES, num_workers=num_workers)
+def topology(num_workers=1, **given):
+    given = {'num_collectors': 3, 'resources': RESOURCES, 'num_workers': num_workers, **given}
+    return run_topology(package='p', flags=['--x=a b'], **given)
 
 
 def directives(script):
@@ -154,6 +155,12 @@ def test_rendered_text_has_all_scripts(run_dir):
         ('evaluate', ' --dependency=after:<the number of train>'),
         ('collect', ' --dependency=after:<the number of replay_server>'),
     ]
+
+
+def test_replay_servers_begin_after_a_coordinator_that_is_alone(run_dir):
+    text = slurm.render(topology(addresses=Addresses(alone=True)), run_dir, 'p', slurm.SlurmOptions())
+    found = dict(re.findall(r'^# (\w+): sbatch(.*) < ', text, re.M))
+    assert found['coordinator'] == '' and found['replay_server'] == ' --dependency=after:<the number of coordinator>'
 
 
 @pytest.mark.parametrize('text', ['time', 'tiem=1', 'time='])

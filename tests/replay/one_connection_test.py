@@ -66,7 +66,7 @@ def test_a_collector_has_few_connections_whatever_it_does(coordinating):  # noqa
     learner = coordinating.learner(server)
     job = coordinating.job(server)
     reporter, reader = reports.Reporter(job), CreditReader(job)
-    credits = control.Credits(control.new_lease('train'), 0, 5, 8)
+    credits = control.Credits(5, 8)
     learner.put_credits(credits)
     wait_until(lambda: reader.newest == credits, 'credits', 10)
     assert reporter.report({'env_steps': 0}, [])

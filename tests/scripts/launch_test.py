@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import resource
+import resource
 import shlex
 import shutil
 import subprocess
@@ -143,6 +144,20 @@ def test_a_coordinator_alone_and_its_relays_are_more_jobs(installed, tmp_path):
     assert len(others) == 4 and all('--weights_dtype=bfloat16' in command for command in others)
     (where,) = {part for command in commands for part in command if part.startswith('--coordinator_address=')}
     assert where.startswith('--coordinator_address=localhost:')
+
+
+def test_many_collectors_have_a_relay_for_each_hundred(installed, tmp_path):
+    given = {'cwd': tmp_path, 'package': 'tflearn_scripts', 'path': installed}
+    flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_collectors=301', '--render']
+    assert launch(*flags, **given).stdout.count('--relay_address=') == 3
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        ended = launch(*flags, '--num_relays=1000', **given)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (ended.returncode, ended.stdout) == (2, '')
+    assert 'got num_replay_servers=1 and num_relays=1000, for which there are no ports' in ended.stderr
 
 
 def test_a_feed_is_a_dispatcher_and_workers(installed, tmp_path):

@@ -4,9 +4,6 @@ import contextlib
 import dataclasses
 import http.client
 import json
-import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +13,9 @@ from typing import Any, Literal
 from absl import logging
 
 from tflearn.coordinator import control
-from tflearn.coordinator.contract import differences
 from tflearn.coordinator.state import ENDED, RELAY, REPLAY, TRAIN, WORKING
 from tflearn.coordinator.weights_messages import Message
-from tflearn.coordinator.weights_reader import PATH, STATUS_PATH, Lost, Refused, WeightsReader
+from tflearn.coordinator.weights_reader import PATH, SLOWEST_BYTES_PER_SEC, STATUS_PATH, Lost, Refused, WeightsReader
 from tflearn.core import background, tokens
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import checked_dataclass
@@ -29,12 +25,20 @@ from tflearn.net.http_client import HttpClient
 
 INCARNATION, CLAIM = 'Tflearn-Incarnation', 'Tflearn-Claim'
 TIMEOUT_SECS = 90.0  # both sides of a partition end within two minutes, on a busy machine too
-_MESSAGE_SECS, _SLOWEST_BYTES_PER_SEC = 3.0, 1e6
+_MESSAGE_SECS = 3.0
 _PUT_SECS = 15.0
 _MAX_ANSWER = 64 << 20
 _BEAT_SECS, _JOIN_SECS = 1.0, 0.5
 _TRIES = 3
 _OLD_COUNTS_SECS = 10.0
+_MOST_NAMED = 3
+_WHAT = {
+    'variables': 'another network',
+    'signature': 'other data',
+    'settings': 'other settings',
+    'shards': 'another number of replay servers',
+    'formats': 'another version of tflearn',
+}
 
 
 class Restarted(Lost):
@@ -92,7 +96,7 @@ class Coordinator:
         self._local, self._connections = threading.local(), list[tuple[HttpClient, threading.Lock]]()
         self._joining, self._closed = threading.Lock(), threading.Event()
         self._incarnation, self._run_id, self._role = '', '', Role('')
-        self._owner, self._epoch = f'{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}', 0
+        self._owner, self._epoch = control.new_owner(), 0
         self._answered_at = self._warned_at = time.monotonic()
         self._silent_since: float | None = None
         self._thread: background.Thread | None = None
@@ -219,7 +223,7 @@ class Coordinator:
     def put_weights(self, message: Message) -> None:
         """Publishes weights; raises Refused with the fact 'newest_version' if these are old ones."""
         parts = message.parts()
-        self._ask('PUT', PATH, body=parts, secs=_PUT_SECS + sum(map(len, parts)) / _SLOWEST_BYTES_PER_SEC)
+        self._ask('PUT', PATH, body=parts, secs=_PUT_SECS + sum(map(len, parts)) / SLOWEST_BYTES_PER_SEC)
 
     def report(self, report: control.Report) -> dict[str, int]:
         """Sends a report; see `State.put_report`. Raises Restarted if it has to be another one."""
@@ -387,3 +391,22 @@ class Coordinator:
             self._connections.append(self._local.connection)
         connection: tuple[HttpClient, threading.Lock] = self._local.connection
         return connection
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> str:
+    """Returns the error of a job whose contract is another one; it names the first differences."""
+    for part in ('formats', 'variables', 'signature', 'settings', 'shards'):
+        if part not in ours or part not in theirs or ours[part] == theirs[part]:
+            continue
+        here, there = ours[part], theirs[part]
+        names = {**theirs.get('_names', {}), **ours.get('_names', {})}
+        named = [
+            f'{names.get(name, name)} is {there.get(name, "absent")} there, {here.get(name, "absent")} here'
+            for name in sorted(here.keys() | there.keys())
+            if here.get(name) != there.get(name)
+        ]
+        return (
+            f'got {what} for {_WHAT[part]}: {"; ".join(named[:_MOST_NAMED])}; need equal ones in all jobs of a run; '
+            'start all with the same gin file'
+        )
+    return f'got {what} for another run; need equal settings in all jobs; start all with the same gin file'

@@ -41,6 +41,11 @@ class Lease:
     epoch: int = 1
     ttl_secs: float = LEASE_SECS
 
+    @property
+    def forget_secs(self) -> float:
+        """The silence after which its owner is forgotten [seconds]."""
+        return max(FORGET_SECS, 2 * self.ttl_secs)
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -87,20 +92,17 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Credits:
-    """The items that all collectors together may make. The message renews the learner's lease.
+    """The items that all collectors together may make.
 
     The message holds the shares at `policy_version` and the items that each later version adds, so that learner and
     collectors compute the same shares without a message for each version (see `at`).
 
     Attributes:
-      number: counts the messages of the lease's epoch.
       policy_version: the version of the weights up to which the shares' `allowed` counts.
       items_per_version: items that each later version adds, over all collectors.
       surplus: items allowed beyond what was wanted; negative while there is no collector to make them.
     """
 
-    lease: Lease
-    number: int
     policy_version: int
     items_per_version: int
     surplus: int = 0
@@ -148,9 +150,14 @@ def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...]
     return tuple(share.plus(items) for share, items in zip(shares, allowed, strict=True)), surplus
 
 
-def new_lease(name: str, ttl_secs: float = LEASE_SECS, epoch: int = 1) -> Lease:
+def new_owner() -> str:
+    """Returns a name of this process that no other one has: host, process id and a random number."""
+    return f'{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}'
+
+
+def new_lease(name: str, ttl_secs: float = LEASE_SECS) -> Lease:
     """Returns a new lease of this process; see `Lease` for the arguments."""
-    return Lease(name, f'{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}', epoch, ttl_secs)
+    return Lease(name, new_owner(), ttl_secs=ttl_secs)
 
 
 class AcquiredLease:
@@ -239,20 +246,17 @@ def _decode(fields: dict[str, Any]) -> Report | Credits:
             f'got a control message of protocol {protocol!r}; need {PROTOCOL}; start all jobs with the same version of '
             'tflearn'
         )
-    lease = Lease(**fields.pop('lease'))
-    _check(lease.name, lease.owner, kind=str)
-    _check(lease.epoch, kind=int)
-    _check(lease.ttl_secs, kind=int | float)
-    if kind == 'Report':
-        report = Report(lease, **fields)
-        _check(report.delivered, report.items_at_once, report.first_episode, report.policy_version, kind=int)
-        numbers = [value for values in (report.counts, *report.episodes) for value in values.values()]
-        _check(*numbers, kind=int | float)
-        return report
-    if kind != 'Credits':
+    if kind == 'Credits':
+        return Credits(**fields | {'shares': tuple(Share(**share) for share in fields['shares'])})
+    if kind != 'Report':
         raise UserValueError(f'got a control message of the kind {kind!r}; need Report or Credits')
-    shares = tuple(Share(**share) for share in fields.pop('shares'))
-    return Credits(lease, **fields, shares=shares)
+    report = Report(Lease(**fields.pop('lease')), **fields)
+    lease = report.lease
+    _check(lease.name, lease.owner, kind=str)
+    _check(lease.epoch, report.delivered, report.items_at_once, report.first_episode, report.policy_version, kind=int)
+    numbers = [value for values in (report.counts, *report.episodes) for value in values.values()]
+    _check(lease.ttl_secs, *numbers, kind=int | float)
+    return report
 
 
 def _check(*values: Any, kind: Any) -> None:

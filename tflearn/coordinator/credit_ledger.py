@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from absl import logging
 
-from tflearn.coordinator.control import Credits, Lease, Leases, Report, Share, allocate
+from tflearn.coordinator.control import Credits, Leases, Report, Share, allocate
 
 
 class CreditLedger:
@@ -20,14 +20,12 @@ class CreditLedger:
 
     def __init__(
         self,
-        lease: Lease,
         items_per_version: int,
         versions_ahead: int,
         clock: Callable[[], float] = time.monotonic,
     ):
         """
         Args:
-          lease: the learner's lease.
           items_per_version: items that the learner takes between two publications, over all workers.
           versions_ahead: see `Queue.versions_ahead`.
           clock: returns the time [seconds].
@@ -36,7 +34,7 @@ class CreditLedger:
         self._leases, self._delivered = Leases(clock), dict[str, int]()
         self._used = self._dropped = 0
         self._wants = False
-        self.credits = Credits(lease, 0, 0, items_per_version)
+        self.credits = Credits(0, items_per_version)
 
     @property
     def wanted(self) -> int:

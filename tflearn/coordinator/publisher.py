@@ -1,5 +1,6 @@
 """Publisher: sends the policy's variables to those who act, off the training thread."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -61,13 +62,8 @@ class Publisher:
         """
         if self._error:
             raise RuntimeError('got a failed thread that publishes weights') from self._error
-        counters = {
-            'train_step': int(train_step),
-            'policy_version': int(policy_version),
-            'env_steps': int(env_steps),
-            'finished': bool(finished),
-            'published_at': time.time_ns() // 1000,
-        }
+        counts = int(train_step), int(policy_version), int(env_steps), bool(finished), time.time_ns() // 1000
+        counters = dataclasses.asdict(weights_contract.Publication(*counts))
         values = self._values()
         try:
             self._check_finite(self._named(values), f'weights at train step {train_step}')
@@ -103,7 +99,7 @@ class Publisher:
             counters, values = newest
             if 0 <= counters['policy_version'] < self.least_version:
                 counters = {**counters, 'policy_version': self.least_version}
-            message = weights_messages.make(self._coordinator.epoch, counters, self._names, values, self._narrow)
+            message = weights_messages.make(counters, self._names, values, self._narrow)
             try:
                 self._coordinator.put_weights(message)
                 self._sent, self._sent_to, failed = newest, self._coordinator.incarnation, ''

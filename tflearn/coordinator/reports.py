@@ -68,7 +68,7 @@ class Reporter:
         """
         self._kept += episodes
         self._drop(len(self._kept) - _MAX_KEPT)
-        if self._clock() - self._sent_at > _forget_secs(self.acquired_lease.lease) / 2:
+        if self._clock() - self._sent_at > self.acquired_lease.lease.forget_secs / 2:
             self.acquired_lease.restart()
             self._before, self._sent_at = self._sent, self._clock()
         own = {name: count - self._before.get(name, 0) for name, count in counts.items()}
@@ -101,10 +101,6 @@ class Reporter:
         if count > 0:
             del self._kept[:count]
             self._first += count
-
-
-def _forget_secs(lease: control.Lease) -> float:
-    return max(control.FORGET_SECS, 2 * lease.ttl_secs)
 
 
 class ReportReader(tf.train.experimental.PythonState):
@@ -199,7 +195,7 @@ class ReportReader(tf.train.experimental.PythonState):
                 if number := known.get(_REPORTED, 0) + len(new):
                     counts[owner][_REPORTED] = number
                 episodes += new
-                self._forgotten_at[owner] = now + _forget_secs(report.lease)
+                self._forgotten_at[owner] = now + report.lease.forget_secs
                 if 'env_steps' in report.counts:
                     self._live_until[owner] = now + report.lease.ttl_secs
             self._forget(counts)

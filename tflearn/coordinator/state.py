@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tflearn.coordinator.control import FORGET_SECS, LEASE_SECS, Report
+from tflearn.coordinator.control import LEASE_SECS, Report
 from tflearn.coordinator.weights_messages import Message
 from tflearn.core.errors import UserValueError
 
@@ -258,7 +258,7 @@ class State:
     def _forget(self) -> None:
         now = self._clock()
         for owner, sender in list(self._senders.items()):
-            if now - sender.seen_at > max(FORGET_SECS, 2 * sender.report.lease.ttl_secs):
+            if now - sender.seen_at > sender.report.lease.forget_secs:
                 del self._senders[owner]
 
     def put_credits(self, claim: Claim | None, text: str) -> None:

@@ -10,7 +10,8 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.coordinator import weights_contract, weights_messages
-from tflearn.coordinator.client import Coordinator
+from tflearn.coordinator.client import Coordinator, differences
+from tflearn.coordinator.weights_contract import Publication
 from tflearn.coordinator.weights_messages import Message
 from tflearn.coordinator.weights_reader import Lost
 from tflearn.core import background
@@ -19,22 +20,7 @@ from tflearn.core.waiting import wait_until
 
 _CLOSE_SECS = 2.0
 _RETRY_SECS = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Publication:
-    """The counters of a publication; before the first one all are zero.
-
-    Attributes:
-      policy_version: counts the run's publications.
-      published_at: the time of the publication [microseconds since 1970].
-    """
-
-    train_step: int = 0
-    policy_version: int = 0
-    env_steps: int = 0
-    finished: bool = False
-    published_at: int = 0
+_COUNTERS = [field.name for field in dataclasses.fields(Publication)]
 
 
 class Subscriber:
@@ -58,7 +44,7 @@ class Subscriber:
           stop: ends all waiting when set.
         """
         self._variables, self._train_step, self._stop = [*variables], train_step, stop
-        self._specs = weights_contract.specs(self._variables)
+        self._contract = weights_contract.of_variables(weights_contract.specs(self._variables))
         self._reader, self._what = coordinator.weights(), coordinator.what
         self._error: UserValueError | None = None
         self.newest = Publication()
@@ -118,7 +104,7 @@ class Subscriber:
                 if message is None:
                     continue
                 known = message
-                counters = {name: message.counters[name] for name in weights_contract.COUNTERS}
+                counters = {name: message.counters[name] for name in _COUNTERS}
                 is_old = 0 <= counters['policy_version'] < version  # of a learner that does not know ours yet
                 if is_old or counters['published_at'] == published_at:  # or sent again
                     continue
@@ -140,7 +126,9 @@ class Subscriber:
         """Returns the variables of a message; raises ValueError if they are not those of our variables."""
         try:
             theirs = [tf.TensorSpec(each.shape, tf.as_dtype(each.dtype), each.name) for each in message.variables]
-            weights_contract.check(self._what, theirs, self._specs)
+            contract = weights_contract.of_variables(theirs)
+            if contract['variables'] != self._contract['variables']:
+                raise UserValueError(differences(self._contract, contract, self._what))
             return weights_messages.values(message, lambda name: np.dtype(tf.as_dtype(name).as_numpy_dtype))
         except (TypeError, ValueError) as error:
             raise UserValueError(str(error)) from error

@@ -4,7 +4,7 @@ Variables are identified by their index; names are only for messages (without th
 process).
 """
 
-import itertools
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,9 +18,21 @@ from tflearn.core.errors import UserValueError
 PRETRAINING = -1  # as the policy version: the learner trains on data that are there already; nobody should act yet
 _COUNTED = re.compile(r'_\d+(?=[/:])')
 
-# What a publication says besides its variables. `published_at`: microseconds since 1970; distinguishes publications,
-# even if a restored learner repeats version numbers.
-COUNTERS = ('train_step', 'policy_version', 'env_steps', 'finished', 'published_at')
+
+@dataclasses.dataclass(frozen=True)
+class Publication:
+    """The counters of a publication; before the first one all are zero.
+
+    Attributes:
+      policy_version: counts the run's publications.
+      published_at: its time [microseconds since 1970], which distinguishes it: a restored learner may repeat versions.
+    """
+
+    train_step: int = 0
+    policy_version: int = 0
+    env_steps: int = 0
+    finished: bool = False
+    published_at: int = 0
 
 
 def published(policy: Any) -> list[tf.Variable]:
@@ -46,31 +58,12 @@ def specs(variables: Sequence[tf.Variable]) -> list[tf.TensorSpec]:
     return [tf.TensorSpec(each.shape, each.dtype, _COUNTED.sub('', each.name)) for each in variables]
 
 
-def text(spec: tf.TensorSpec) -> str:
-    """Returns what of a variable must be equal."""
-    return f'{spec.dtype.name}{list(spec.shape)}'
-
-
-def check(what: str, theirs: Sequence[tf.TensorSpec], ours: Sequence[tf.TensorSpec]) -> None:
-    """Checks that published variables are those of this job.
-
-    Args:
-      what: who published them, for the error.
-
-    Raises:
-      ValueError: if variables differ; it names the first ones.
-    """
-    pairs = list(itertools.zip_longest(theirs, ours))
-    differing = [
-        f'{(there or here).name} is {text(there) if there else "absent"} there, {text(here) if here else "absent"} here'
-        for there, here in pairs
-        if there is None or here is None or text(there) != text(here)
-    ]
-    if differing:
-        raise UserValueError(
-            f'got {what} for another network: {"; ".join(differing[:3])}; '
-            'need equal networks; start all jobs with the same gin file'
-        )
+def of_variables(columns: Sequence[tf.TensorSpec]) -> dict[str, dict[str, str]]:
+    """Returns the part of a contract that is about variables, and their names, which are for messages only."""
+    return {
+        'variables': {f'{i:04d}': f'{spec.dtype.name}{list(spec.shape)}' for i, spec in enumerate(columns)},
+        '_names': {f'{i:04d}': spec.name for i, spec in enumerate(columns)},
+    }
 
 
 def contract(
@@ -79,7 +72,10 @@ def contract(
     settings: Mapping[str, str],
     num_shards: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the contract of a job, see `contract`.
+    """Returns the contract of a job: what must be equal in all jobs of a run, as JSON.
+
+    Signatures compare shapes and types; with another discount or reward all would fit, so settings are in it too. The
+    first replay server makes the run's, from its own environment and agent, or else the learner.
 
     Args:
       variables: those that the learner publishes.
@@ -90,12 +86,10 @@ def contract(
     Raises:
       ValueError: if a variable has an unknown dimension.
     """
-    columns = specs(variables)
     made: dict[str, Any] = {
+        **of_variables(specs(variables)),
         'formats': {'weights': weights_messages.PROTOCOL, 'messages': control.PROTOCOL},
         'signature': dict(signature),
-        'variables': {f'{i:04d}': text(spec) for i, spec in enumerate(columns)},
         'settings': dict(settings),
-        '_names': {f'{i:04d}': spec.name for i, spec in enumerate(columns)},  # for messages only
     }
     return made if num_shards is None else {**made, 'shards': {'number': num_shards}}

@@ -17,7 +17,7 @@ import numpy as np
 
 from tflearn.core.errors import UserValueError
 
-PROTOCOL = 1
+PROTOCOL = 2
 _MAGIC = b'tflearnW'
 _HEADER_BYTES = 16  # the magic and the header's length
 _MAX_HEADER_BYTES = 16 << 20
@@ -48,20 +48,18 @@ class Message:
     """A publication.
 
     Attributes:
-      epoch: the learner's: messages of an older one are refused.
       counters: the train step and so on, by name.
       variables: what there is, in the publisher's order.
       data: each variable's bytes; None where the receiver has them.
     """
 
-    epoch: int
     counters: Mapping[str, int | bool]
     variables: tuple[Variable, ...]
     data: tuple[memoryview | None, ...]
 
     @functools.cached_property
     def _header(self) -> bytes:
-        fields = {'protocol': PROTOCOL, 'epoch': self.epoch, 'counters': dict(self.counters)}
+        fields = {'protocol': PROTOCOL, 'counters': dict(self.counters)}
         variables = [dataclasses.astuple(variable) for variable in self.variables]
         return json.dumps({**fields, 'variables': variables}).encode()
 
@@ -107,7 +105,7 @@ class Message:
 
 
 def make(
-    epoch: int, counters: Mapping[str, int | bool], names: Sequence[str], values: Sequence[np.ndarray], narrow: Any
+    counters: Mapping[str, int | bool], names: Sequence[str], values: Sequence[np.ndarray], narrow: Any
 ) -> Message:
     """Returns a publication.
 
@@ -125,7 +123,7 @@ def make(
         digest = hashlib.blake2b(view, digest_size=16).hexdigest()
         variables.append(Variable(name, value.shape, value.dtype.name, sent.dtype.name, view.nbytes, digest))
         data.append(view)
-    return Message(epoch, dict(counters), tuple(variables), tuple(data))
+    return Message(dict(counters), tuple(variables), tuple(data))
 
 
 def values(message: Message, dtype_of: Any = np.dtype) -> list[np.ndarray]:
@@ -185,6 +183,6 @@ def _parse_header(fields: Any) -> Message:
             raise UserValueError('a variable without a name, a shape, types, a size and a digest')
         variables.append(Variable(name, tuple(shape), dtype, sent, num_bytes, digest))
     counters = dict(fields['counters'])
-    if type(fields['epoch']) is not int or not all(isinstance(value, int) for value in counters.values()):
-        raise UserValueError('an epoch or a counter that is no whole number')
-    return Message(fields['epoch'], counters, tuple(variables), (None,) * len(variables))
+    if not all(isinstance(value, int) for value in counters.values()):
+        raise UserValueError('a counter that is no whole number')
+    return Message(counters, tuple(variables), (None,) * len(variables))

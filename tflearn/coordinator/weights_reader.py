@@ -25,7 +25,7 @@ _WAIT_SECS = 30.0
 _ANSWER_SECS = 15.0  # beyond what the server is asked to wait
 _LARGEST_PAUSE_SECS = 5.0
 _BLOCK_BYTES = 1 << 20
-_SLOWEST_BYTES_PER_SEC = 1e6
+SLOWEST_BYTES_PER_SEC = 1e6
 _KEPT = 2  # memory of earlier messages
 _FIND_SECS = 30.0
 
@@ -136,7 +136,7 @@ class WeightsReader:
     def _read_all(self, response: http.client.HTTPResponse) -> memoryview:
         """Returns the body; raises OSError if it comes too slowly."""
         received, at = self._memory(int(response.headers['Content-Length'] or 0)), 0
-        deadline = time.monotonic() + _ANSWER_SECS + len(received) / _SLOWEST_BYTES_PER_SEC
+        deadline = time.monotonic() + _ANSWER_SECS + len(received) / SLOWEST_BYTES_PER_SEC
         while at < len(received):
             count = response.readinto(received[at : at + _BLOCK_BYTES])
             if not count or time.monotonic() > deadline:

@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r' at 0x[0-9a-f]+')
 
 
 def contract(agent: Agent, storage: Storage, num_shards: int | None = None) -> dict[str, Any]:
-    """Returns the contract of a job, see `coordinator.contract`; `num_shards` is None if the job does not know it."""
+    """Returns the contract of a job; `num_shards` is None if the job does not know it."""
     variables = weights_contract.published(agent.collect_policy)
     signature = {key: signature_text(spec) for key, spec in storage.signature.items()}
     return weights_contract.contract(variables, signature, of(agent, storage.experience), num_shards)

@@ -1,7 +1,6 @@
 """CreditIssuer: the learner's credits; grants them, and takes back those of lost collectors."""
 
 import contextlib
-import dataclasses
 import math
 import threading
 import time
@@ -76,8 +75,7 @@ class CreditIssuer:
         layout = strategies.layout(strategy)
         batch_size = experience.per_replica_batch_size * layout.replicas
         items = math.ceil(publish_steps / source.steps_per_batch) * batch_size
-        lease = control.new_lease('train', epoch=coordinator.epoch)
-        ledger = CreditLedger(lease, items, experience.versions_ahead)
+        ledger = CreditLedger(items, experience.versions_ahead)
         logging.info('collectors make %d items in all with each version of the weights', items)
         return CreditIssuer(coordinator, source, ledger, layout.worker, layout.workers)
 
@@ -132,10 +130,9 @@ class CreditIssuer:
             return polled_at
         incarnation = self._coordinator.incarnation
         if self._sent is None or self._sent_to != incarnation or not _follows(self._sent, newest):
-            message = dataclasses.replace(newest, number=self._sent.number + 1 if self._sent else 0)
             with contextlib.suppress(Lost):
-                self._coordinator.put_credits(message)
-                self._sent, self._sent_to = message, incarnation
+                self._coordinator.put_credits(newest)
+                self._sent, self._sent_to = newest, incarnation
         return polled_at
 
     def _poll(self) -> None:

@@ -17,7 +17,13 @@ from tflearn.launch.run_summary import write_commands
 from tflearn.launch.topology import Job, Resources, Topology, load
 
 # The job of a kind begins when that of another one has begun, so that none holds a place without what it needs.
-_AFTER = {'train': 'replay_server', 'evaluate': 'train', 'collect': 'replay_server', 'relay': 'replay_server'}
+_AFTER = {
+    'replay_server': 'coordinator',
+    'train': 'replay_server',
+    'evaluate': 'train',
+    'collect': 'replay_server',
+    'relay': 'replay_server',
+}
 _STOP_MARGIN_SECS = 20.0  # what the supervisor needs besides the job
 _MAX_REQUEUES = 50
 
@@ -107,9 +113,9 @@ def with_steps(topology: Topology, run_dir: RunDir, package: str) -> Topology:
 
 def render(topology: Topology, run_dir: RunDir, package: str, options: SlurmOptions) -> str:
     """Returns what `submit` submits: each batch script below a comment with its command."""
-    texts = []
-    for kind, script in scripts(topology, run_dir, package, options).items():
-        after = f' --dependency=after:<the number of {_AFTER[kind]}>' if kind in _AFTER else ''
+    texts, made = [], scripts(topology, run_dir, package, options)
+    for kind, script in made.items():
+        after = f' --dependency=after:<the number of {_AFTER[kind]}>' if _AFTER.get(kind) in made else ''
         texts.append(f'# {kind}: sbatch{after} < the following\n{script}')
     return '\n'.join(texts)
 
@@ -191,7 +197,7 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
     try:
         for kind, script in scripts(topology, run_dir, package, options).items():
             if kind not in ids:
-                after = [f'--dependency=after:{ids[_AFTER[kind]]}'] if kind in _AFTER else []
+                after = [f'--dependency=after:{ids[_AFTER[kind]]}'] if _AFTER.get(kind) in ids else []
                 # Jobs get this environment, as local ones do: PYTHONPATH, and what a user's own modules need.
                 sbatch = ['sbatch', '--parsable', '--export=ALL', *after]
                 ids[kind] = new[kind] = command.output(sbatch, script).strip().split(';')[0]
