@@ -180,13 +180,11 @@ def _feed(case: str, experience: dict, root: str, jit_compile: str, replay: str,
     from benchmarks import learner_cases
     from tflearn.files.run_dir import RunDir
     from tflearn.jobs import feed
+    from tflearn.jobs.run import Run
 
     found = learner_cases.CASES[case]
     feed.feed(
-        run_dir=RunDir(root),
-        coordinator=Access(replay),
-        connect_timeout_secs=_DEADLINE_SECS,
-        stop=threading.Event(),
+        run=Run(RunDir(root), coordinator=Access(replay), connect_timeout_secs=_DEADLINE_SECS),
         make_environment=lambda num_environments, seed: _Specs(found.specs),  # type: ignore[arg-type, return-value]
         make_agent=found.make_agent,
         experience=found.experience(**experience),

@@ -24,7 +24,7 @@ from tflearn.actors import learning_curve
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.files.run_dir import RunDir, read_json
 
-SEEDS = ('train.Initial.seed', 'collect.collect.seed', 'evaluate.evaluate.seed')
+SEEDS = ('train.Initial.seed', 'collect_settings.CollectOptions.seed', 'evaluate.evaluate.seed')
 QUICK_BINDINGS = ('train.StopConditions.num_train_steps=1000', 'Uniform.min_size=200', 'evaluate.num_episodes=5')
 
 
@@ -95,7 +95,7 @@ def run(
 ) -> Outcome:
     """One complete run, or what is missing of it if `root` holds a part."""
     seeded = [
-        *(f'{job}.seed={seed}' for job in ('train.Initial', 'collect.collect', 'evaluate.evaluate')),
+        *(f'{job}.seed={seed}' for job in ('train.Initial', 'collect_settings.CollectOptions', 'evaluate.evaluate')),
         *gin_bindings,
     ]
     start = time.monotonic()

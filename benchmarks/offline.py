@@ -304,7 +304,9 @@ def _behaviour(root: pathlib.Path, name: str, task: Task, options: argparse.Name
         return directory
     gin_file, *bindings = task.behaviour
     bindings += ['train.ExportOptions.keep_last=10_000']
-    bindings += [f'{seed}=1' for seed in ('train.Initial.seed', 'collect.collect.seed', 'evaluate.evaluate.seed')]
+    bindings += [
+        f'{seed}=1' for seed in ('train.Initial.seed', 'collect_settings.CollectOptions.seed', 'evaluate.evaluate.seed')
+    ]
     if options.quick:
         bindings += ['train.StopConditions.num_train_steps=1500', 'evaluate.evaluate.num_episodes=5']
     flags = [f'--gin_bindings={binding}' for binding in bindings]

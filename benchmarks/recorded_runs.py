@@ -106,7 +106,7 @@ def run(
         'recorded_environment.make.make_environment=@gymnasium_env.make',
         f'recorded_environment.make.path="{path.resolve()}"',
         f'train.Initial.seed={seed}',
-        f'collect.collect.seed={seed}',
+        f'collect_settings.CollectOptions.seed={seed}',
         *gin_bindings,
     ]
     flags = [

@@ -29,7 +29,7 @@ def run(stop: threading.Event) -> None:
         return
     with run_directory.opened(values.run_dir, 'coordinator', values.name) as run_dir:
         run_dir.make()
-        status = Status(run_dir.status(values.name), values.name)
+        status = Status(run_dir.status(values.name))
         report = lambda now: status.update('running', **now)  # noqa: E731
         server.serve(options(), report, stop, run_dir.run_id(), upstream, relay)
         status.update('stopped')

@@ -53,12 +53,14 @@ def record_bindings() -> Sequence[str]:
     output = str(local_path(flags.FLAGS.output, '--output'))
     if flags.FLAGS.episodes and flags.FLAGS.steps:
         raise UserValueError(f'got --episodes={flags.FLAGS.episodes} and --steps={flags.FLAGS.steps}; need one of them')
-    given = {'num_episodes': 'episodes', 'num_steps': 'steps'}
+    given = {name: flags.FLAGS[flag].value for name, flag in (('num_episodes', 'episodes'), ('num_steps', 'steps'))}
+    quota = [f'tflearn.jobs.record.Quota.{name} = {value}' for name, value in given.items() if value]
     names = ('num_environments', 'policy', 'train_step', 'epsilon', 'seed', 'compress', 'log_probabilities')
-    given |= {name: name for name in names}
     # What is not given is left to the gin file.
-    values = {name: flags.FLAGS[flag].value for name, flag in given.items() if flags.FLAGS[flag].present}
-    return [f'tflearn.jobs.record.record.{name} = {value!r}' for name, value in {'output': output, **values}.items()]
+    values = {name: flags.FLAGS[name].value for name in names if flags.FLAGS[name].present}
+    lines = [f'{name} = {value!r}' for name, value in {'output': output, **values}.items()]
+    lines += ['quota = @tflearn.jobs.record.Quota()'] if quota else []
+    return [*quota, *(f'tflearn.jobs.record.record.{line}' for line in lines)]
 
 
 def record_shared() -> job_config.SharedArguments:

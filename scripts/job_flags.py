@@ -249,6 +249,12 @@ def coordinator() -> tuple[str, str | None, Literal['float32', 'bfloat16']]:
     return one_address('coordinator_address'), values.coordinator_token, values.weights_dtype
 
 
+def of_run() -> dict[str, Any]:
+    """Returns those fields of a `Run` that are flags of the same names."""
+    names = ('replay_address', 'connect_timeout_secs', 'stop_timeout_secs')
+    return {name: flags.FLAGS[name].value for name in names if name in flags.FLAGS}
+
+
 def define_coordinator() -> None:
     """Defines the flags of every program that reaches the coordinator, or is it."""
     flags.DEFINE_string(

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import inspect
 import pathlib
 import shlex
 import sys
@@ -31,8 +30,7 @@ def main(
 ) -> None:
     """Runs the program of a job that a gin file configures; does not return but for --help.
 
-    The function tflearn.jobs.<module>.<job> gets those of the arguments in `given` that it has. A text that it returns
-    is printed.
+    A text that the function tflearn.jobs.<module>.<job> returns is printed.
 
     Args:
       job: the job's name.
@@ -65,23 +63,16 @@ def main(
         reader.read(gin_file, flags.FLAGS.gin_bindings)
         with waiting.may_exit(stop, lambda: None):  # nothing was begun
             preflight.import_quietly('tensorflow', 'gym')
-            from tflearn.jobs.train_settings import Access, Hooks
+            from tflearn.jobs.run import Access, Hooks, Run
 
             function = getattr(importlib.import_module(f'tflearn.jobs.{module or job}'), job)
-        given = {
-            'run_dir': run_dir,
-            'replay_address': getattr(flags.FLAGS, 'replay_address', None),
-            'coordinator': Access(*job_flags.coordinator()),
-            'connect_timeout_secs': flags.FLAGS.connect_timeout_secs,
-            'stop': stop,
-            'stop_timeout_secs': flags.FLAGS.stop_timeout_secs,
-            'name': name,
-            'hooks': Hooks(lambda: _save(run_dir, configured), lambda: _texts(configured)),
-        }
-        arguments = {key: given[key] for key in inspect.signature(function).parameters if key in given}
+        hooks = Hooks(lambda: _save(run_dir, configured), lambda: _texts(configured))
+        this = Run(run_dir, stop, Access(*job_flags.coordinator()), name, hooks=hooks, **job_flags.of_run())
         statements = [*flags.FLAGS.gin_bindings, *bindings()]
         was_done = module is None and _go_on(run_dir, gin_file, statements, f'tflearn.jobs.{job}')
-        configured: job_config.ConfiguredJob = job_config.configure(function, arguments, gin_file, statements, shared())
+        configured: job_config.ConfiguredJob = job_config.configure(
+            function, {'run': this}, gin_file, statements, shared()
+        )
         if isinstance(result := configured.run(), str):
             print(result, flush=True)
         if not stop.is_set() and not was_done and (unused := configured.inoperative()):

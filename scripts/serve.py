@@ -12,25 +12,21 @@ from tflearn.core import waiting
 from . import job_setup, preflight, run_directory, serve_flags
 
 
-def run(stop: threading.Event) -> None:
+def serve_policies(stop: threading.Event) -> None:
     """Runs the job with the flags of this program."""
     with waiting.may_exit(stop, lambda: None):  # nothing was begun
         preflight.import_quietly('tensorflow', 'gym')
         from tflearn.jobs import serve  # After the flags are parsed: it loads TensorFlow.
+        from tflearn.jobs.run import Run
 
     with run_directory.opened(flags.FLAGS.root_dir, 'serve') as run_dir:
-        serve.serve(
-            run_dir=run_dir,
-            stop=stop,
-            server_options=serve_flags.server_options(),
-            options=serve_flags.serve_options(),
-            connect_timeout_secs=flags.FLAGS.connect_timeout_secs,
-        )
+        run = Run(run_dir, stop, connect_timeout_secs=flags.FLAGS.connect_timeout_secs)
+        serve.serve(run=run, server_options=serve_flags.server_options(), options=serve_flags.serve_options())
 
 
 def main() -> None:
     """Runs the program; see `job_setup.plain_main`."""
-    job_setup.plain_main('serve', __doc__, run, serve_flags.define, '--port=8500', serve_flags.check)
+    job_setup.plain_main('serve', __doc__, serve_policies, serve_flags.define, '--port=8500', serve_flags.check)
 
 
 if __name__ == '__main__':

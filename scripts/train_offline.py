@@ -39,7 +39,7 @@ def bindings() -> Sequence[str]:
         'train_offline.train_offline.dataset = @train_offline.Dataset()',
         'train_offline.train_offline.data_stop_conditions = @train_offline.DataStopConditions()',
         'train_offline.train_offline.reading = @train_offline.Reading()',
-        'train_offline.train_offline.validation = @train_offline.Validation()',
+        'train_offline.Reading.validation = @train_offline.Validation()',
         *([f'train_offline.Dataset.paths = {paths!r}'] if paths else []),
     ]
 

@@ -3,7 +3,6 @@
 import importlib
 import importlib.util  # gin's file reader uses it without importing it.
 import re
-import threading
 
 import pytest
 
@@ -12,6 +11,7 @@ from tflearn.config import files, job_config, reader
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.files.run_dir import RunDir
+from tflearn.jobs.run import Run
 
 FOLDER = files.folder()
 RUNS = [name for name in files.names() if '/' not in name and name != 'jobs']
@@ -30,12 +30,9 @@ NEEDED = {
     'dqn_pong': ('ale_py', 'atari'),
     'impala_pong': ('ale_py', 'atari'),
 }
-GIVEN = {
-    'replay_server': ('run_dir', 'replay_address', 'stop'),
-    'collect': ('run_dir', 'connect_timeout_secs', 'stop', 'name'),
-    'train': ('run_dir', 'connect_timeout_secs', 'stop'),
-    'evaluate': ('run_dir', 'connect_timeout_secs', 'stop'),
-}
+
+
+JOBS = 'replay_server', 'collect', 'train', 'evaluate'
 
 
 def job_function(job):
@@ -45,17 +42,9 @@ def job_function(job):
 @pytest.fixture
 def configure(tmp_path):
     """Configures a job as its program does."""
-    values = {
-        'run_dir': RunDir(tmp_path),
-        'replay_address': 'localhost:1',
-        'connect_timeout_secs': 1.0,
-        'stop': threading.Event(),
-        'name': 'collect_0',
-    }
 
     def configure(job, run, *bindings):
-        arguments = {name: values[name] for name in GIVEN[job]}
-        return job_config.configure(job_function(job), arguments, files.resolve(run), bindings)
+        return job_config.configure(job_function(job), {'run': Run(RunDir(tmp_path))}, files.resolve(run), bindings)
 
     return configure
 
@@ -87,7 +76,7 @@ def test_there_are_files():
 def test_every_job_is_configured_alike_and_its_objects_are_made(configure, run):
     package, extra = NEEDED.get(run, ('gymnasium', None))
     is_there, texts = importlib.util.find_spec(package), set()
-    for job in GIVEN:
+    for job in JOBS:
         configured = configure(job, run)
         texts.add(configured.text)
         if is_there:

@@ -14,7 +14,8 @@ from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.record import record
+from tflearn.jobs.record import Quota, record
+from tflearn.jobs.run import Run
 from tflearn.jobs.synchronous import synchronous
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
@@ -39,8 +40,8 @@ def recorded(run_dir, tmp_path_factory):
     def write(policy, **settings):
         output = tmp_path_factory.mktemp('data') / 'data'
         record(
-            run_dir=run_dir, stop=threading.Event(), make_environment=CARTPOLE, output=str(output), policy=policy,
-            num_episodes=60, num_environments=4, **{'log_probabilities': True, **settings},
+            run=Run(run_dir), make_environment=CARTPOLE, output=str(output), policy=policy,
+            quota=Quota(60), num_environments=4, **{'log_probabilities': True, **settings},
         )  # fmt: skip
         return str(output)
 
@@ -97,7 +98,7 @@ def test_mistakes_are_refused(run_dir, recorded, tmp_path):
         evaluate_on_data(run_dir, [recorded('random')], {'min_return': 1e6})
     pendulum = tmp_path / 'pendulum'
     record(
-        run_dir=run_dir, stop=threading.Event(), output=str(pendulum), policy='random', num_episodes=1,
+        run=Run(run_dir), output=str(pendulum), policy='random', quota=Quota(1),
         make_environment=functools.partial(gymnasium_env.make, 'Pendulum-v1'), num_environments=1,
     )  # fmt: skip
     with pytest.raises(ValueError, match='use the configuration that it was trained with'):

@@ -11,11 +11,7 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_FUNCTION_LINES_AT_90_PERCENT = 40
 MAX_CONSTRUCTOR_ARGUMENTS = 8
-MAX_JOB_ARGUMENTS = 15
-MORE_JOB_ARGUMENTS = {
-    'train': 16,
-    'replay_server': 16,
-}  # all that a run is made of, and where it comes from and goes to
+MAX_JOB_ARGUMENTS = 12  # all that a run is made of, and where it comes from and goes to
 MAX_OPTIONS_FIELDS = 10
 MAX_BINARY_LINES = 40
 # Drop-ins: another library defines their constructors' arguments.
@@ -86,10 +82,10 @@ def job_arguments(files: Sequence[SourceFile]) -> list[str]:
         if node.name == file.parts[-1]
     ]
     return [
-        f'{at}: got {count} arguments of the job {name}; need at most {most}; put those that belong together into a '
-        'frozen dataclass'
+        f'{at}: got {count} arguments of the job {name}; need at most {MAX_JOB_ARGUMENTS}; put those that belong '
+        'together into a frozen dataclass'
         for at, name, count in found
-        if count > (most := MORE_JOB_ARGUMENTS.get(name, MAX_JOB_ARGUMENTS))
+        if count > MAX_JOB_ARGUMENTS
     ]
 
 

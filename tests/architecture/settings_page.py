@@ -24,16 +24,7 @@ SECTIONS = (
     (
         'Jobs',
         rf'{JOBS}(replay_server|collect|train|synchronous|train_offline|evaluate)\.\1',
-        {
-            'run_dir',
-            'replay_address',
-            'connect_timeout_secs',
-            'stop_timeout_secs',
-            'stop',
-            'name',
-            'on_restored',
-            'describe',
-        },
+        {'run'},
     ),
     ('Algorithms', rf'{AGENTS}\w+\.make_agent', {'specs', 'train_step', 'experience'}),
     (

@@ -114,13 +114,14 @@ def _accepting(module: Any, name: str) -> Callable[..., None]:
 
     @functools.wraps(job)
     def accept(**arguments: Any) -> None:
-        arguments['run_dir'].done_line()
+        if run := arguments.get('run'):
+            run.is_done()
         if 'make_environment' in arguments:
             environment = arguments['make_environment'](1, 0)
             environment.close()
-        if hooks := arguments.get('hooks'):
-            hooks.on_restored()
-            hooks.describe()
+        if run:
+            run.hooks.on_restored()
+            run.hooks.describe()
         if tls := getattr(arguments.get('server_options'), 'tls', None):
             tls.credentials()
 

@@ -67,13 +67,14 @@ def read_lock(rng: random.Random) -> None:
 def read_run_files(rng: random.Random) -> None:
     from tflearn.files.run_dir import RunDir
     from tflearn.jobs import run_outputs
+    from tflearn.jobs.run import Run
     from tflearn.learner.stop_conditions import StopConditions
 
     run_dir = RunDir('run')
     run_dir.stop_request.parent.mkdir(exist_ok=True)
     run_dir.stop_request.write_text('{"reason": "x"}')
     _damaged(rng, 'run/DONE', 'run/train/*.json')
-    run_outputs.is_done(run_dir)
+    Run(run_dir).is_done()
     run_outputs.reason(run_dir, StopConditions(num_train_steps=3), 1, 1, 1.0)
 
 

@@ -6,12 +6,12 @@ import pytest
 
 FILES = {
     'toy/jobs/train.py': """
-def train(*, run_dir, stop, make_agent, experience, num_train_steps: int, max_secs: float | None = None):
-    run_dir.append(('train', num_train_steps, max_secs, make_agent('specs'), experience.max_size))
+def train(*, run, make_agent, experience, num_train_steps: int, max_secs: float | None = None):
+    run.append(('train', num_train_steps, max_secs, make_agent('specs'), experience.max_size))
 """,
     'toy/jobs/collect.py': """
-def collect(*, run_dir, stop, name, make_agent, num_environments=8):
-    run_dir.append(('collect', make_agent('specs'), num_environments))
+def collect(*, run, make_agent, num_environments=8):
+    run.append(('collect', make_agent('specs'), num_environments))
 """,
     'toy/agents/dqn.py': """
 def make_agent(specs, learning_rate=0.5, epsilon=0.25):

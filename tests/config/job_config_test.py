@@ -17,7 +17,7 @@ def configure(gin_folder):
         path = gin_folder / file
         path.write_text(path.read_text() + more if path.exists() else more)
         function = getattr(importlib.import_module(f'toy.jobs.{job}'), job)
-        arguments = {'run_dir': [], 'stop': None, **arguments}
+        arguments = {'run': [], **arguments}
         early = error_of(lambda: preview.check(path, bindings, [function.__module__]))
         if not sees_less:
             assert early == error_of(lambda: job_config.configure(function, arguments, path, bindings))
@@ -39,14 +39,14 @@ def error_of(check):
 def result(job):
     """Returns what the toy job records when it runs."""
     job.run()
-    (noted,) = job.arguments['run_dir']
+    (noted,) = job.arguments['run']
     return noted
 
 
 def test_one_file_configures_every_job(configure):
     agent = ('dqn', 'specs', 0.5, ('linear', 1.0, 0.5))
     assert result(configure()) == ('train', 5, None, agent, 10)
-    assert result(configure(job='collect', name='collect_0')) == ('collect', agent, 8)
+    assert result(configure(job='collect')) == ('collect', agent, 8)
 
 
 @pytest.mark.parametrize('name', ['train.train', 'train', 'toy.jobs.train.train'])
@@ -134,8 +134,8 @@ def test_a_binding_of_another_job_is_used(configure):
 
 
 def test_rejects_bindings_of_what_the_program_gives(configure):
-    with pytest.raises(ValueError, match='got collect.name in --gin_bindings, which the job gets from its program'):
-        configure('collect.name="x"')
+    with pytest.raises(ValueError, match='got collect.run in --gin_bindings, which the job gets from its program'):
+        configure('collect.run="x"')
 
 
 def test_rejects_ambiguous_names(configure):
@@ -153,7 +153,7 @@ def test_rejects_missing_arguments_of_the_job(configure, gin_folder):
     (gin_folder / 'run.gin').write_text("from __gin__ import dynamic_registration\ninclude 'parts/dqn.gin'\n")
     with pytest.raises(ValueError, match=r'got no value for train.train.num_train_steps in .*run.gin; need one: bind'):
         configure()
-    configure(job='collect', name='collect_0')
+    configure(job='collect')
 
 
 def test_missing_arguments_of_a_factory_are_user_errors(configure):

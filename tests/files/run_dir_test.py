@@ -122,7 +122,7 @@ def test_done_line(tmp_path):
 
 def test_status_keeps_metrics_and_writes_changes_of_state_immediately(tmp_path):
     path = RunDir(tmp_path).status('train')
-    status = Status(path, 'train')
+    status = Status(path)
     status.update('waiting for data', train_step=1)
     status.update('waiting for data', train_step=2)
     assert json.loads(path.read_text())['train_step'] == 1
@@ -134,7 +134,7 @@ def test_status_keeps_metrics_and_writes_changes_of_state_immediately(tmp_path):
 
 def test_status_that_cannot_be_written_is_only_logged(tmp_path, caplog):
     (tmp_path / 'status').write_text('a file where a directory should be')
-    status = Status(RunDir(tmp_path).status('train'), 'train')
+    status = Status(RunDir(tmp_path).status('train'))
     for state in ('waiting', 'running', 'finished'):
         status.update(state, loss=float('nan'))
     assert len(caplog.messages) == 1, 'each second would be too much'
@@ -142,7 +142,7 @@ def test_status_that_cannot_be_written_is_only_logged(tmp_path, caplog):
 
 def test_status_writes_values_that_are_not_finite_as_none(tmp_path):
     path = RunDir(tmp_path).status('train')
-    Status(path, 'train').update('running', loss=float('nan'), rate=float('inf'), step=3)
+    Status(path).update('running', loss=float('nan'), rate=float('inf'), step=3)
     assert [json.loads(path.read_text())[name] for name in ('loss', 'rate', 'step')] == [None, None, 3]
 
 
@@ -155,7 +155,7 @@ def test_status_is_written_after_the_clock_was_set_back(tmp_path, monkeypatch):
     now = {'time': 1e9, 'monotonic': 5.0}
     for name in now:
         monkeypatch.setattr(time, name, lambda name=name: now[name])
-    status = Status(tmp_path / 'train.json', 'train')
+    status = Status(tmp_path / 'train.json')
     status.update('running', train_step=1)
     now.update(time=1e9 - 3600, monotonic=5.5)
     status.update('running', train_step=2)
@@ -167,8 +167,8 @@ def test_status_is_written_after_the_clock_was_set_back(tmp_path, monkeypatch):
 
 def test_status_keeps_counts_of_the_process_before(tmp_path):
     path = tmp_path / 'launch.json'
-    Status(path, 'launch').update('running', restarts={'train': 2}, other=1)
-    again = Status(path, 'launch', kept=('restarts',))
+    Status(path).update('running', restarts={'train': 2}, other=1)
+    again = Status(path, kept=('restarts',))
     assert again.newest['restarts'] == {'train': 2} and 'other' not in again.newest
     path.write_text('{')
-    assert 'restarts' not in Status(path, 'launch', kept=('restarts',)).newest
+    assert 'restarts' not in Status(path, kept=('restarts',)).newest

@@ -1,7 +1,6 @@
 """A run that begins with a policy cloned from recorded episodes, in one run directory."""
 
 import functools
-import threading
 
 import pytest
 import tensorflow as tf
@@ -111,6 +110,6 @@ def test_rejects_what_cannot_be_cloned(small_run, data):
         Initial(cloning=cloning_of(data), policy='before')
     with pytest.raises(ValueError, match=r'got Cloning.experience with replay=Queue\(.*; need Uniform'):
         Cloning(data, bc.make_agent, 1, Experience(replay=Queue()))
-    given = {**small_run.factories(), 'cloning': cloning_of(data), 'num_train_steps': 1}
+    given = {'run_dir': small_run.dir, **small_run.factories(), 'cloning': cloning_of(data), 'num_train_steps': 1}
     with pytest.raises(ValueError, match='got Initial.cloning in the synchronous job; need None'):
-        synchronous(run_dir=small_run.dir, stop=threading.Event(), **job_arguments(synchronous, given))
+        synchronous(**job_arguments(synchronous, given))

@@ -16,6 +16,7 @@ from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.run import Run
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train_offline import train_offline
 from tflearn.jobs.train_settings import Initial
@@ -64,8 +65,7 @@ def test_behavior_cloning_from_files_with_the_data_s_mean_and_variance(tmp_path)
         return agents[-1]
 
     train_offline(
-        run_dir=run_dir,
-        stop=threading.Event(),
+        run=Run(run_dir),
         dataset=Dataset([str(tmp_path / 'data')]),
         make_agent=make_agent,
         experience=Experience(batch=BatchItems(256)),

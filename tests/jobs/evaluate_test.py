@@ -13,6 +13,7 @@ from tflearn.core.types import specs_of
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env, vector_env
 from tflearn.files.run_dir import RunDir, read_json, write_json
+from tflearn.jobs import run as job_run
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.policies import versions
@@ -44,9 +45,7 @@ class Run:
 
     def start(self, **arguments):
         defaults = {
-            'run_dir': self.dir,
-            'connect_timeout_secs': 30.0,
-            'stop': self.stop,
+            'run': job_run.Run(self.dir, self.stop, connect_timeout_secs=30.0),
             'make_environment': make_cart_pole,
             'num_episodes': 4,
             'num_environments': 2,
@@ -322,7 +321,7 @@ def test_finished_run_is_left_alone(run):
 
 
 def test_rejects_invalid_arguments(run, tmp_path):
-    arguments = {'run_dir': run.dir, 'stop': run.stop, 'make_environment': make_cart_pole, 'connect_timeout_secs': 0.2}
+    arguments = {'run': job_run.Run(run.dir, run.stop, connect_timeout_secs=0.2), 'make_environment': make_cart_pole}
     with pytest.raises(ValueError, match='without make_agent and experience'):
         evaluate(**arguments, options=EvaluateOptions(follow='weights'))
     with pytest.raises(ValueError, match="need follow='served' and served_at='host:port' together"):

@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import threading
 
 import gymnasium
 import numpy as np
@@ -15,6 +14,7 @@ from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs.evaluate import evaluate
+from tflearn.jobs.run import Run
 from tflearn.policies.exporter import PolicyExporter
 
 NUM_EPISODES = 200
@@ -48,9 +48,7 @@ def test_returns_equal_those_of_a_plain_loop(tmp_path):
     path = PolicyExporter(linear.policy, run_dir.greedy_policy).export(1, {'env_steps': 2})
     write_json(run_dir.train_result, {'reason': 'enough', 'train_step': 1, 'env_steps': 2, 'seconds': 3.0})
     evaluate(
-        run_dir=run_dir,
-        connect_timeout_secs=10.0,
-        stop=threading.Event(),
+        run=Run(run_dir, connect_timeout_secs=10.0),
         make_environment=make,
         num_episodes=NUM_EPISODES,
         num_environments=NUM_ENVIRONMENTS,

@@ -15,6 +15,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.export import export
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.run import Run
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.policies.policy_function import load_policy
@@ -62,8 +63,8 @@ def run_jobs(run, num_train_steps, **settings):
 
 def evaluated(run, make_environment):
     """Evaluates the newest policy; returns the mean return."""
-    arguments = {'connect_timeout_secs': 10.0, 'num_episodes': 2, 'num_environments': 2, 'stop': threading.Event()}
-    evaluate(run_dir=run.dir, make_environment=make_environment, **arguments)
+    arguments = {'num_episodes': 2, 'num_environments': 2}
+    evaluate(run=Run(run.dir, connect_timeout_secs=10.0), make_environment=make_environment, **arguments)
     return read_json(run.dir.done)['evaluation']['mean_return']
 
 

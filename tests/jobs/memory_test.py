@@ -29,15 +29,14 @@ MAX_GROWTH = 0.05  # after the first ten
 DEADLINE_SECS = 120.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
 EVALUATE = """
-import functools, sys, threading
+import functools, sys
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.files.run_dir import RunDir
+from tflearn.jobs.run import Run
 evaluate(
-    run_dir=RunDir(sys.argv[1]),
-    connect_timeout_secs=60.0,
-    stop=threading.Event(),
+    run=Run(RunDir(sys.argv[1]), connect_timeout_secs=60.0),
     make_environment=functools.partial(gymnasium_env.make, 'CartPole-v1'),
     num_episodes=2,
     num_environments=2,

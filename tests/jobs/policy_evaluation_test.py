@@ -2,7 +2,6 @@
 
 import functools
 import json
-import threading
 
 import gymnasium
 import numpy as np
@@ -18,6 +17,7 @@ from tflearn.environments import gymnasium_env, vector_env
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_evaluation import evaluate_policy
+from tflearn.jobs.run import Run
 from tflearn.policies.exporter import PolicyExporter
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
@@ -37,7 +37,7 @@ def make_costly(num_environments, seed):
 
 def run(root, **settings):
     settings = {'make_environment': CARTPOLE, 'num_episodes': 3, 'num_environments': 2, **settings}
-    return evaluate_policy(run_dir=RunDir(root), stop=threading.Event(), **settings)
+    return evaluate_policy(run=Run(RunDir(root)), **settings)
 
 
 def balance(observation):

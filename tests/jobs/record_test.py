@@ -23,7 +23,8 @@ from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.record import _Acting, describe, extract, record
+from tflearn.jobs.record import Quota, _Acting, describe, extract, record
+from tflearn.jobs.run import Run
 from tflearn.jobs.synchronous import synchronous
 from tflearn.policies import loader
 from tflearn.replay.storage import Storage
@@ -33,8 +34,9 @@ CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
 
 def run_record(run_dir, output, **settings):
-    settings = {'num_episodes': 6, 'num_environments': 2, 'make_environment': CARTPOLE, **settings}
-    record(run_dir=run_dir, stop=threading.Event(), output=str(output), **settings)
+    quota = Quota(settings.pop('num_episodes', 6), settings.pop('num_steps', None))
+    settings = {'quota': quota, 'num_environments': 2, 'make_environment': CARTPOLE, **settings}
+    record(run=Run(run_dir), output=str(output), **settings)
     return list(EpisodeReader(Dataset([str(output)])).episodes())
 
 
@@ -207,16 +209,10 @@ def test_episodes_of_a_replay_are_extracted(tmp_path):
     run = jobs.SmallRun(tmp_path / 'run')
     run.experience = Experience(replay=Uniform(min_size=1, max_size=2000, samples_per_insert=None))  # no learner reads
     server = run.start_replay()
-    given = {'run_dir': run.dir, 'stop': threading.Event(), **run.factories()}
+    given = {'run': Run(run.dir, coordinator=run.coordinator, connect_timeout_secs=10.0), **run.factories()}
     try:
         fill(run)
-        extract(
-            **given,
-            output=str(tmp_path / 'running'),
-            running=True,
-            coordinator=run.coordinator,
-            connect_timeout_secs=10.0,
-        )
+        extract(**given, output=str(tmp_path / 'running'), running=True)
     finally:
         server.stop.set()
         server.join()
@@ -263,7 +259,7 @@ def test_mistakes_are_refused(run_dir, tmp_path):
     tf.saved_model.save(tf.Module(), str(tmp_path / 'module'))
     with pytest.raises(ValueError, match=r'which has neither metadata.json nor policy_specs.pbtxt; need one'):
         run_record(run_dir, tmp_path / 'refused', policy=str(tmp_path / 'module'))
-    with pytest.raises(ValueError, match='got num_episodes=6 and num_steps=3; need one of them'):
+    with pytest.raises(ValueError, match='got Quota.num_episodes=6 and num_steps=3; need one of them'):
         run_record(run_dir, tmp_path / 'data', num_steps=3)
     with pytest.raises(ValueError, match=r"got no policy in .*; need one .*, or policy='random'"):
         run_record(run_dir, tmp_path / 'data', policy='no_policy')
@@ -272,7 +268,7 @@ def test_mistakes_are_refused(run_dir, tmp_path):
     pendulum = functools.partial(gymnasium_env.make, 'Pendulum-v1')
     with pytest.raises(ValueError, match='use the configuration that it was trained with'):
         record(
-            run_dir=run_dir, stop=threading.Event(), make_environment=pendulum, output=str(tmp_path / 'data'),
+            run=Run(run_dir), make_environment=pendulum, output=str(tmp_path / 'data'),
             num_environments=2,
         )  # fmt: skip
     assert not writer.shards(tmp_path / 'data')

@@ -1,7 +1,6 @@
 """Runs with memory through the jobs: states are stored, exported, evaluated, served and loaded."""
 
 import functools
-import threading
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.run import Run
 from tflearn.jobs.train import train
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies.policy_function import load_policy
@@ -34,8 +34,8 @@ R2D2 = {
 
 def evaluated(run_dir, **arguments):
     """Evaluates a run's last policy on the same episodes each time; returns its evaluation."""
-    given = {'num_episodes': 6, 'num_environments': 2, 'seed': 0, 'connect_timeout_secs': 10.0}
-    evaluate(run_dir=run_dir, make_environment=make_environment, stop=threading.Event(), **given | arguments)
+    given = {'num_episodes': 6, 'num_environments': 2, 'seed': 0}
+    evaluate(run=Run(run_dir, connect_timeout_secs=10.0), make_environment=make_environment, **given | arguments)
     return EvaluationRecord(run_dir.evaluations).evaluations[-1]
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import threading
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.run import Run
 from tflearn.jobs.synchronous import synchronous
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
@@ -53,14 +53,12 @@ def test_weights_change_while_a_run_goes_on(tmp_path):
         'seed': 1,
     }
     observation = np.float32([[0.0], [1.0], [2.0], [3.0]])
-    synchronous(stop=threading.Event(), **jobs.job_arguments(synchronous, {**settings, 'num_train_steps': 300}))
+    synchronous(**jobs.job_arguments(synchronous, {**settings, 'num_train_steps': 300}))
     np.testing.assert_array_equal(load_policy(run.dir.root)(observation), 0)
     evaluate(
-        run_dir=run.dir,
+        run=Run(run.dir, connect_timeout_secs=10.0),
         make_environment=two_rewards.make,
-        connect_timeout_secs=10.0,
         num_episodes=2,
-        stop=threading.Event(),
     )
     (evaluation,) = EvaluationRecord(run.dir.evaluations).evaluations[-1:]
     assert evaluation['mean_return'] == 4.0 and [evaluation['metrics'][f'return_{i}'] for i in (0, 1)] == [4.0, 0.0]
@@ -71,7 +69,7 @@ def test_weights_change_while_a_run_goes_on(tmp_path):
 
     run.dir.done.unlink()
     write_json(run.dir.reward_weights, {'weights': [0.0, 2.0]})
-    synchronous(stop=threading.Event(), **jobs.job_arguments(synchronous, {**settings, 'num_train_steps': 900}))
+    synchronous(**jobs.job_arguments(synchronous, {**settings, 'num_train_steps': 900}))
     newest = load_policy(
         run.dir.greedy_policy / '900'
     )  # that of the run is the best by evaluation, of the weights before

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -22,7 +21,8 @@ from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import vector_env
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.record import record
+from tflearn.jobs.record import Quota, record
+from tflearn.jobs.run import Run
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader, products, tflite
 from tflearn.policies.exporter import PolicyExporter
@@ -84,8 +84,8 @@ def test_all_count_from_the_start(tmp_path):
         np.testing.assert_array_equal(client.predict(named(given))[0]['action'], expected)
         client.close()
     record(
-        run_dir=run.run_dir, stop=threading.Event(), make_environment=make_environment, output=str(tmp_path / 'data'),
-        num_episodes=30, num_environments=2, epsilon=0.5, log_probabilities=True,
+        run=Run(run.run_dir), make_environment=make_environment, output=str(tmp_path / 'data'),
+        quota=Quota(30), num_environments=2, epsilon=0.5, log_probabilities=True,
     )  # fmt: skip
     episodes = list(EpisodeReader(Dataset([str(tmp_path / 'data')])).episodes())
     actions = np.concatenate([episode['action'] for episode in episodes])
@@ -153,8 +153,8 @@ def test_masks_of_several_choices(tmp_path):
     for epsilon in (0.0, 0.5):
         output = str(tmp_path / f'data_{epsilon}')
         record(
-            run_dir=run_dir, stop=threading.Event(), make_environment=make_environment, output=output,
-            policy='raw_policy', num_episodes=10, num_environments=2, epsilon=epsilon, log_probabilities=True,
+            run=Run(run_dir), make_environment=make_environment, output=output,
+            policy='raw_policy', quota=Quota(10), num_environments=2, epsilon=epsilon, log_probabilities=True,
         )  # fmt: skip
         found, _ = evaluate_on_data(
             run_dir, [output], {}, 'raw_policy', epsilon=epsilon, num_features=8, num_bootstrap=10, num_refits=2
@@ -181,13 +181,13 @@ def test_agents_of_others_count_too_or_are_refused(tmp_path):
 def test_policies_and_data_that_count_from_another_number_are_refused(tmp_path):
     run = train(dqn, FEW, tmp_path / 'run', environment(spaces.Discrete(3)))
     other = environment(GEAR)(num_environments=1, seed=0)
-    data = {'make_environment': environment(GEAR), 'num_episodes': 1, 'num_environments': 1}
+    data = {'make_environment': environment(GEAR), 'quota': Quota(1), 'num_environments': 1}
     with pytest.raises(
         ValueError, match=r'got the policy .*, which counts action from 0; the environment counts from 5'
     ):
-        record(run_dir=run.run_dir, stop=threading.Event(), output=str(tmp_path / 'data'), **data)
+        record(run=Run(run.run_dir), output=str(tmp_path / 'data'), **data)
     record(
-        run_dir=run.run_dir, stop=threading.Event(), output=str(tmp_path / 'old'), policy='random',
+        run=Run(run.run_dir), output=str(tmp_path / 'old'), policy='random',
         **{**data, 'make_environment': environment(spaces.Discrete(3))},
     )  # fmt: skip
     with pytest.raises(ValueError, match=r'got .*old, which counts action from 0; need 5, the start of its space'):

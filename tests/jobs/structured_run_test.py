@@ -15,6 +15,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.run import Run
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.networks.networks import NetworkOptions
@@ -55,8 +56,8 @@ def test_synchronous_run_and_evaluation_with_a_mask(tmp_path, made):
         'export_interval_steps': 60,
     }
     synchronous(**jobs.job_arguments(synchronous, settings))
-    arguments = {'connect_timeout_secs': 10.0, 'num_episodes': 4, 'stop': threading.Event()}
-    evaluate(run_dir=run.dir, make_environment=make_environment, options=EvaluateOptions(epsilon=0.5), **arguments)
+    given = {'run': Run(run.dir, connect_timeout_secs=10.0), 'num_episodes': 4}
+    evaluate(make_environment=make_environment, options=EvaluateOptions(epsilon=0.5), **given)
     policy = load_policy(run.dir.root)
     mask = np.array([[0, 1, 0], [0, 0, 1]])
     assert policy({'a': np.zeros((2, 3), np.float32), 'mask': mask}).tolist() == [1, 2]

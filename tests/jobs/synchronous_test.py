@@ -13,8 +13,8 @@ from tflearn.core.errors import UserRuntimeError
 from tflearn.core.experience import Experience, Prioritized
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
+from tflearn.jobs.run import Hooks
 from tflearn.jobs.synchronous import synchronous
-from tflearn.jobs.train_settings import Hooks
 from tflearn.networks import mlp
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
@@ -133,7 +133,8 @@ def test_same_seed_gives_bit_equal_results(tmp_path):
 @pytest.mark.slow
 def test_environments_can_have_another_seed(tmp_path):
     one, other = (
-        run_synchronously(tmp_path / str(seed), num_train_steps=20, seed=5, collect_seed=seed) for seed in (None, 7)
+        run_synchronously(tmp_path / str(seed), num_train_steps=20, seed=5, collect_options=CollectOptions(seed=seed))
+        for seed in (None, 7)
     )
     assert metrics(one)['train/loss'] != metrics(other)['train/loss']
 

@@ -1,7 +1,6 @@
 """The products of the runs on tasks like a compiler's and a chip's, with TensorFlow's own tools."""
 
 import importlib
-import threading
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from tflearn.config import files, job_config
 from tflearn.core.train_step import create_train_step
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
+from tflearn.jobs.run import Run
 from tflearn.jobs.train import train
 from tflearn.policies import products, tflite
 from tflearn.policies.products import ProductOptions
@@ -27,7 +27,7 @@ def test_greedy_and_collect_policies(task, tmp_path):
     """As LLVM has them: named `action_<feature>`, with the decision's logits; a mask is respected in all of them."""
     module = importlib.import_module(f'tflearn.environments.tasks.{task}')
     run_dir = RunDir(tmp_path)
-    given = {'run_dir': run_dir, 'connect_timeout_secs': 1.0, 'stop': threading.Event()}
+    given = {'run': Run(run_dir)}
     job_config.configure(train, given, files.resolve(f'ppo_{task}'), [])
     bound = gin.get_bindings(train)
     environment = module.make(1, 0)

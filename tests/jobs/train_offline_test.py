@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import threading
 import zlib
 
 import numpy as np
@@ -18,7 +17,8 @@ from tflearn.data.reader import Dataset
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs import train_offline as job
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.train_settings import Device, Initial, Intervals, Validation
+from tflearn.jobs.run import Run
+from tflearn.jobs.train_settings import Device, Initial, Intervals
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.summaries import SummaryOptions
@@ -29,7 +29,7 @@ from tflearn.policies import loader
 from tflearn.replay.storage import Storage
 from tflearn.sampling import sources
 from tflearn.sampling.local import LocalReplay
-from tflearn.sampling.sources import Reading
+from tflearn.sampling.sources import Reading, Validation
 
 make_agent = functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), epsilon=0.0)
 
@@ -72,8 +72,7 @@ def train(root, data, num_steps=60, **settings):
     run_dir = RunDir(root)
     job.train_offline(
         **{
-            'run_dir': run_dir,
-            'stop': threading.Event(),
+            'run': Run(run_dir, **{name: settings.pop(name) for name in ('stop',) if name in settings}),
             'dataset': Dataset([str(data)]),
             'make_agent': make_agent,
             'experience': Experience(batch=BatchItems(8)),
@@ -176,8 +175,7 @@ def test_it_validates_on_episodes_of_their_own_and_stops_when_they_get_no_better
     data_sets.write(tmp_path / 'data', 200)
     settings = {
         'num_steps': 40_000,  # more than it takes with any data
-        'reading': Reading(order='epochs'),
-        'validation': Validation(0.3, 20),
+        'reading': Reading(order='epochs', validation=Validation(0.3, 20)),
         'intervals': Intervals(export_interval_steps=10_000),
         'learner_options': LearnerOptions(checkpoint_interval_steps=10_000, summaries=SummaryOptions(10_000)),
         'make_agent': functools.partial(make_agent, optimizer=OptimizerOptions(1e-2)),  # so that it takes fewer
@@ -199,8 +197,7 @@ def test_two_replicas_equal_one_with_twice_the_batch(tmp_path):
     data_sets.write(tmp_path / 'data', 200)
     settings = {
         'num_steps': 40,
-        'reading': Reading(order='epochs'),
-        'validation': Validation(0.3, 20),
+        'reading': Reading(order='epochs', validation=Validation(0.3, 20)),
         'intervals': Intervals(replica_check_interval_steps=20),
         'learner_options': LearnerOptions(20, SummaryOptions(1_000)),
     }
@@ -257,7 +254,7 @@ def test_mistakes_are_refused(tmp_path):
     with pytest.raises(ValueError, match='got DataStopConditions.patience=2 without validation'):
         train(tmp_path / 'run', tmp_path / 'data', data_stop_conditions=DataStopConditions(patience=2))
     with pytest.raises(ValueError, match=r'got Validation.share=1e-09, by which 0 of 3 episodes are for validation'):
-        train(tmp_path / 'run', tmp_path / 'data', validation=Validation(1e-9))
+        train(tmp_path / 'run', tmp_path / 'data', reading=Reading(validation=Validation(1e-9)))
     with pytest.raises(ValueError, match=r"got Dataset.weights=\(1.0,\) for Dataset.paths=\['a', 'b'\]; need"):
         Dataset(['a', 'b'], weights=(1.0,))
     data_sets.write(tmp_path / 'short', 8, fakes.CheckedEnvironment(truncated=True))

@@ -4,7 +4,7 @@ import pytest
 
 from tflearn.core.experience import Experience
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.train_settings import Hooks, Initial, Intervals, Settings
+from tflearn.jobs.train_settings import Initial, Intervals, Settings
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
@@ -13,7 +13,7 @@ from tflearn.learner.summaries import SummaryOptions
 def over(num_train_steps, summaries=SummaryOptions(), **intervals):
     """Returns the settings of a run of so many train steps."""
     groups = Intervals(**intervals), LearnerOptions(summaries=summaries), ExportOptions(), Initial(), Experience()
-    return Settings.make(*groups, StopConditions(num_train_steps), Hooks())
+    return Settings.make(*groups, StopConditions(num_train_steps))
 
 
 def test_totals_become_intervals_of_a_run():

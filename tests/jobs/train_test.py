@@ -22,9 +22,10 @@ from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import agreed_settings
 from tflearn.jobs.collect import collect
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.run import Hooks
 from tflearn.jobs.run_outputs import Progress
 from tflearn.jobs.train import train
-from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, grouped
+from tflearn.jobs.train_settings import Device, Initial, Intervals, grouped
 from tflearn.launch.local import free_port
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import Forecast, StopConditions

@@ -26,7 +26,7 @@ from tflearn.files.run_dir import RunDir, Status, write_json
 DEADLINE_SECS = 30.0
 LAST_WORDS: list[str] = []
 RUN_DIR, NAME = RunDir(sys.argv[1]), sys.argv[2]
-STATUS = Status(RUN_DIR.status(NAME), NAME)
+STATUS = Status(RUN_DIR.status(NAME))
 
 
 def on_sigterm(number: int, frame: types.FrameType | None) -> None:

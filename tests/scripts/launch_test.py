@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 import resource
-import resource
 import shlex
 import shutil
 import subprocess

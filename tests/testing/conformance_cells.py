@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
@@ -27,9 +26,10 @@ from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritiz
 from tflearn.data.reader import Dataset
 from tflearn.environments import vector_env
 from tflearn.files.run_dir import RunDir
+from tflearn.jobs import run as job_run
 from tflearn.jobs.collect import collect
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.record import record
+from tflearn.jobs.record import Quota, record
 from tflearn.jobs.train import train
 from tflearn.jobs.train_offline import train_offline
 from tflearn.jobs.train_settings import Initial
@@ -265,17 +265,15 @@ class Run:
     def _train_recorded(self, run_dir: RunDir, exports: ExportOptions) -> None:
         data = self.folder / 'data'
         record(
-            run_dir=run_dir,
-            stop=threading.Event(),
+            run=job_run.Run(run_dir),
             make_environment=self._make_environments,
             output=str(data),
-            num_episodes=8,
+            quota=Quota(8),
             num_environments=2,
             policy='random' if not self.action.startswith('masked') else _legal,
         )
         train_offline(
-            run_dir=run_dir,
-            stop=threading.Event(),
+            run=job_run.Run(run_dir),
             dataset=Dataset([str(data)]),
             make_agent=self._parts['make_agent'],
             experience=self._parts['experience'],

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import inspect
 import threading
 
 import pytest
@@ -20,6 +19,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.replay_server import replay_server
+from tflearn.jobs.run import Run
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import grouped
@@ -47,7 +47,7 @@ class Job:
 
     def _run(self, function, arguments):
         try:
-            function(stop=self.stop, **arguments)
+            function(**job_arguments(function, {'stop': self.stop, **arguments}))
         except Exception as error:
             self.error = error
 
@@ -64,10 +64,12 @@ class Job:
 
 
 def job_arguments(job, settings):
-    """Returns a job's arguments; single settings are put into the groups that have them."""
-    settings = dict(settings)
+    """Returns a job's arguments; single settings are put into the run and into the groups that have them."""
+    settings = {'dir' if name == 'run_dir' else name: value for name, value in settings.items()}
+    names = {field.name for field in dataclasses.fields(Run)} & settings.keys()
+    settings['run'] = Run(**{name: settings.pop(name) for name in names})
     if job is collect:
-        limit = {name: settings.pop(name) for name in ('max_env_steps',) if name in settings}
+        limit = {name: settings.pop(name) for name in ('max_env_steps', 'seed') if name in settings}
         return {**settings, 'options': dataclasses.replace(settings.get('options', CollectOptions()), **limit)}
     if job not in (train, synchronous):
         return settings
@@ -94,15 +96,10 @@ class SmallRun:
 
     def start(self, function, **arguments):
         """Starts a job with the run's arguments; `arguments` take precedence."""
-        given = {'run_dir': self.dir, **self.factories()}
-        if 'coordinator' in inspect.signature(function).parameters:
-            given['coordinator'] = self.coordinator
-        if function is replay_server:
-            given['replay_address'] = self.address
-        else:
-            given['connect_timeout_secs'] = 60.0
+        given = {'run_dir': self.dir, 'coordinator': self.coordinator, 'replay_address': self.address}
+        given |= {'connect_timeout_secs': 60.0, **self.factories()}
         stop = arguments.pop('stop', threading.Event())
-        job = Job(function, stop, **job_arguments(function, given | arguments))
+        job = Job(function, stop, **(given | arguments))
         self._jobs.append(job)
         if function is replay_server:
             self._servers.append(job)

@@ -1,7 +1,6 @@
 """Transforms with statistics and frames through the jobs: collected, queued, trained, exported, continued."""
 
 import functools
-import threading
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from tflearn.environments import gymnasium_env
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.run import Run
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.networks.networks import NetworkOptions
@@ -101,18 +101,16 @@ def test_synchronous_job_continues_with_its_statistics(tmp_path):
         'seed': 1,
     }
     arguments = jobs.job_arguments(synchronous, {**settings, 'num_train_steps': 20})
-    synchronous(stop=threading.Event(), **arguments)
+    synchronous(**arguments)
     before = mean_of_observations(run)
     arguments = jobs.job_arguments(synchronous, {**settings, 'num_train_steps': 21})
-    synchronous(stop=threading.Event(), **arguments)
+    synchronous(**arguments)
     after = mean_of_observations(run)
     assert np.abs(before).max() > 0 and (before != after).any()
     np.testing.assert_allclose(after, before, atol=0.2)  # one more step at the rate 0.1, not from 0 again
     evaluate(
-        run_dir=run.dir,
+        run=Run(run.dir, connect_timeout_secs=10.0),
         make_environment=make_environment,
-        connect_timeout_secs=10.0,
         num_episodes=2,
-        stop=threading.Event(),
     )
     assert run.dir.done_line()

@@ -10,6 +10,7 @@ from typing import Any
 from tflearn.api import synchronous_run
 from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Queue
+from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.train_settings import Initial, Intervals, grouped
 
@@ -100,7 +101,9 @@ def of_run(arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     if isinstance(given['experience'].replay, Queue) and not {'intervals', 'publish_interval_steps'} & arguments.keys():
         given['intervals'] = dataclasses.replace(intervals, publish_interval_steps=1)  # data of the newest weights
     if initial.seed is not None:
-        given = {'collect_seed': initial.seed, **given}
+        options = given.get('collect_options', CollectOptions())
+        if options.seed is None:
+            given['collect_options'] = dataclasses.replace(options, seed=initial.seed)
         evaluation = {'seed': initial.seed + synchronous_run.EVALUATION_SEED, **evaluation}
     made.bind('demonstrations', initial.demonstrations)
     jobs = synchronous_run.shared_arguments()

@@ -19,9 +19,10 @@ from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
+from tflearn.jobs.run import Hooks, Run
 from tflearn.jobs.synchronous import synchronous, with_limit
 from tflearn.jobs.train import train
-from tflearn.jobs.train_settings import Hooks, Initial, grouped
+from tflearn.jobs.train_settings import Initial, grouped
 from tflearn.launch.code_revision import code_revision
 
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
@@ -48,11 +49,9 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
     seed = arguments.get('initial', Initial()).seed
     _run(
         run_dir,
-        lambda stop, on_restored: synchronous(run_dir=run_dir, stop=stop, hooks=Hooks(on_restored, _code), **arguments),
+        lambda stop, on_restored: synchronous(run=Run(run_dir, stop, hooks=Hooks(on_restored, _code)), **arguments),
         lambda stop: evaluate(
-            run_dir=run_dir,
-            stop=stop,
-            connect_timeout_secs=_NO_TIMEOUT_SECS,
+            run=Run(run_dir, stop, connect_timeout_secs=_NO_TIMEOUT_SECS),
             idle_timeout_secs=_NO_TIMEOUT_SECS,
             make_environment=arguments['make_environment'],
             seed=None if seed is None else seed + EVALUATION_SEED,
@@ -76,8 +75,7 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
     preview.check(path, gin_bindings, ['tflearn.jobs.evaluate'], registry.check_factory)
     for line in going_on.begin(run_dir, path, gin_bindings, 'tflearn.jobs.synchronous'):
         logging.info('%s', line)
-    given = dict.fromkeys(('run_dir', 'stop', 'hooks'))
-    training = job_config.configure(synchronous, given, path, gin_bindings, shared_arguments())
+    training = job_config.configure(synchronous, {'run': None}, path, gin_bindings, shared_arguments())
     evaluation = dataclasses.replace(training, job=names.Configurable(evaluate, evaluate.__module__, 'evaluate'))
 
     def train_job(stop: threading.Event, on_restored: Callable[[], None]) -> None:
@@ -86,12 +84,11 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
             on_restored()
 
         hooks = Hooks(restored, lambda: {**training.texts(), **_code()})
-        arguments = {'run_dir': run_dir, 'stop': stop, 'hooks': hooks}
-        dataclasses.replace(training, arguments=arguments).run()
+        dataclasses.replace(training, arguments={'run': Run(run_dir, stop, hooks=hooks)}).run()
 
     def evaluate_job(stop: threading.Event) -> None:
-        arguments = {'run_dir': run_dir, 'stop': stop, 'connect_timeout_secs': _NO_TIMEOUT_SECS}
-        dataclasses.replace(evaluation, arguments=arguments).run()
+        run = Run(run_dir, stop, connect_timeout_secs=_NO_TIMEOUT_SECS)
+        dataclasses.replace(evaluation, arguments={'run': run}).run()
 
     _run(run_dir, train_job, evaluate_job)
 
@@ -103,7 +100,6 @@ def shared_arguments() -> job_config.SharedArguments:
         **{name: (train, name) for name in both},
         'learner_options': (train, 'options'),
         'num_environments': (collect, 'num_environments'),
-        'collect_seed': (collect, 'seed'),
         'collect_options': (collect, 'options'),
     }
 

@@ -29,7 +29,7 @@ from tflearn.policies.policy_function import PolicyFunction, load_policy
 Mode = Literal['synchronous', 'processes']
 
 # Arguments of the synchronous job that `train` itself gives.
-_GIVEN = ('run_dir', 'stop', 'hooks')
+_GIVEN = ('run',)
 _GIN_FILE = 'run.gin'  # of a run in several processes that Python objects describe
 
 

@@ -15,9 +15,7 @@ from tflearn.core import settings
 from tflearn.core.errors import UserValueError
 
 # Arguments of the jobs that their programs set; a binding of one would have no effect.
-GIVEN_BY_PROGRAMS = frozenset(
-    {'run_dir', 'replay_address', 'coordinator', 'connect_timeout_secs', 'stop_timeout_secs', 'stop', 'name', 'hooks'}
-)
+GIVEN_BY_PROGRAMS = frozenset({'run'})
 
 # Types of which a binding's value can be.
 _PLAIN = (int, float, str, bool, types.NoneType)

@@ -130,10 +130,10 @@ def display_text(text: str) -> str:
 class Status:
     """A job's newest metrics in a small file, for programs that watch the run. Written at most once a second."""
 
-    def __init__(self, path: pathlib.Path, job: str, kept: Collection[str] = ()):
-        """`kept` are the names of the metrics that begin with the values that the last process wrote."""
+    def __init__(self, path: pathlib.Path, kept: Collection[str] = ()):
+        """The file has the job's name. `kept` metrics begin with the values that the last process wrote."""
         self._path = path
-        self._metrics: dict[str, Any] = {'job': job, 'pid': os.getpid(), 'started': lock.started(os.getpid())}
+        self._metrics: dict[str, Any] = {'job': path.stem, 'pid': os.getpid(), 'started': lock.started(os.getpid())}
         if kept:
             with contextlib.suppress(UserValueError, OSError):  # a damaged file
                 before = read_json(path) or {}

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.coordinator import reports, weights_contract
-from tflearn.coordinator.client import Access, Coordinator, Role
+from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.control import AcquiredLease
 from tflearn.coordinator.credit_reader import CreditReader
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
@@ -23,13 +23,13 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.train_step import create_train_step, set_env_steps
 from tflearn.core.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
 from tflearn.core.waiting import LOG_EVERY_SECS, Jitter, Stopped, wait_until
-from tflearn.files.run_dir import RunDir, Status
+from tflearn.files.run_dir import Status
 from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
-from tflearn.replay import connection
+from tflearn.jobs.run import Run
 from tflearn.replay.shards import Shards
-from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 
 _STEPS_PER_RUN = 16
@@ -40,35 +40,25 @@ _STOP_POLL_SECS = 0.02
 @checked
 def collect(
     *,
-    run_dir: RunDir,
-    connect_timeout_secs: float,
-    stop: threading.Event,
-    name: str = 'collect_0',
+    run: Run,
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
     experience: Experience,
     num_environments: PositiveInt = 8,
-    seed: int | None = None,
     data_addresses: Sequence[str] = (),
     options: CollectOptions = CollectOptions(),
-    coordinator: Access = Access(),
 ) -> None:
     """Collects until training is over, the job is stopped, or the run has `options.max_env_steps`.
 
     Args:
-      run_dir: the run's directory, for the job's status.
-      connect_timeout_secs: how long to wait for the server and for the first weights.
-      stop: ends the job when set.
-      name: this collector's name, unique within the run.
+      run: the run, and this collector's name.
       make_environment: makes the run's environment.
       make_agent: makes the run's agent, whose collect policy acts.
       experience: the run's experience settings.
       num_environments: the number of environments stepped together.
-      seed: the seed of the environments and of the policy's draws, mixed with the name; None draws one.
       data_addresses: the addresses of the replay servers that share a queue: collector number i, which its name ends
         with, writes to server i modulo their number. None is those that the coordinator knows.
       options: how the job explores, and how much it collects.
-      coordinator: where the coordinator is.
 
     Raises:
       TimeoutError: if the server or the learner is not found in time, or the server went down and did not return.
@@ -76,51 +66,49 @@ def collect(
       ValueError: if an argument is out of range, the agent cannot explore as the options say, or the server's tables
         are made for other data or networks.
     """
-    if line := run_dir.done_line():
-        logging.info(line)
+    if run.is_done():
         return
-    status = Status(run_dir.status(name), name)
-    status.update(f'waiting for the coordinator at {coordinator.address}')
-    environment = make_environment(num_environments=num_environments, seed=_set_seed(seed, name))
+    status, name = run.status(run.name), run.name
+    status.update(f'waiting for the coordinator at {run.coordinator.address}')
+    environment = make_environment(num_environments=num_environments, seed=_set_seed(options.seed, name))
     try:
         with contextlib.ExitStack() as ending:
             ending.callback(environment.close)
             train_step, stores = create_train_step(), experience.slicing.store_policy_state
             agent = make_agent(environment.specs, train_step, experience)
-            storage = Storage(experience, initial_agent.data_spec(agent, experience))
-            served = _served(agent, options, connect_timeout_secs, stop, ending)
+            storage = initial_agent.storage(agent, experience)
+            served = _served(agent, options, run, ending)
             collection = Collection(environment, agent.collect_policy, options, name, stores, served)
             variables = weights_contract.published(agent.collect_policy)
-            connected = Coordinator(coordinator, name, stop)
+            connected = Coordinator(run.coordinator, name, run.stop)
             ending.callback(connected.close)
             role = Role('collect', contract=agreed_settings.contract(agent, storage))
-            connected.join(role, connect_timeout_secs)
-            servers = _servers(connected, own_address(data_addresses, name), storage, connect_timeout_secs, stop)
-            weights = Subscriber(connected, variables, train_step, stop)
+            connected.join(role, run.connect_timeout_secs)
+            servers = _servers(connected, own_address(data_addresses, name), storage, run)
+            weights = Subscriber(connected, variables, train_step, run.stop)
             ending.callback(weights.close)
             status.update('waiting for weights from the learner')
-            weights.wait(connect_timeout_secs)
+            weights.wait(run.connect_timeout_secs)
             reporter: _Reporter  # needs the writer
             keep_waiting = lambda: _keep_waiting(weights, reporter)  # noqa: E731
-            writer = ReplayWriter(servers, storage, num_environments, stop, keep_waiting, connect_timeout_secs)
+            given = run.stop, keep_waiting, run.connect_timeout_secs
+            writer = ReplayWriter(servers, storage, num_environments, *given)
             sender = reports.Reporter(connected, num_environments, options.lease_secs)
             reporter = _Reporter(sender, connected, collection, weights, writer, status, options)
             ending.callback(reporter.close)
             limit = _limit(options, experience, connected, sender.acquired_lease, ending)
             is_queue = isinstance(experience.replay, Queue)
-            _run(collection, weights, writer, reporter, limit, stop, options.max_env_steps, is_queue)
-        status.update('stopped' if stop.is_set() else 'finished')
+            _run(collection, weights, writer, reporter, limit, run.stop, options.max_env_steps, is_queue)
+        status.update('stopped' if run.stop.is_set() else 'finished')
     except Stopped as stopped:
         logging.info('%s', stopped)
-        status.update('stopped' if stop.is_set() else 'finished')
+        status.update('stopped' if run.stop.is_set() else 'finished')
     except BaseException as error:
         status.update(f'failed: {error}')
         raise
 
 
-def _servers(
-    coordinator: Coordinator, own: str | None, storage: Storage, timeout_secs: float, stop: threading.Event
-) -> Callable[[], Sequence[str]]:
+def _servers(coordinator: Coordinator, own: str | None, storage: Storage, run: Run) -> Callable[[], Sequence[str]]:
     """Waits for a replay server; returns a function of those that this collector writes to, in its order."""
     known: list[tuple[str, ...]] = [()] if own is None else [(own,)]
     ask_at = [0.0]
@@ -133,21 +121,20 @@ def _servers(
                     known[0] = Shards(tuple(found)).ranked(coordinator.name)
         return known[0]
 
-    wait_until(servers, f'a replay server of {coordinator.what}', timeout_secs, stop)
+    wait_until(servers, f'a replay server of {coordinator.what}', run.connect_timeout_secs, run.stop)
     if len(known[0]) == 1:  # of several any will do
-        connection.wait_for_table(known[0][0], REPLAY, storage.signature, timeout_secs, stop)
+        Shards(known[0]).wait(storage, run.connect_timeout_secs, run.stop)
     return servers
 
 
-def _served(
-    agent: Agent, options: CollectOptions, timeout_secs: float, stop: threading.Event, ending: contextlib.ExitStack
-) -> ActingPolicy | None:
+def _served(agent: Agent, options: CollectOptions, run: Run, ending: contextlib.ExitStack) -> ActingPolicy | None:
     """Returns the served collect policy; None if the options name no server."""
     if options.served_at is None:
         return None
     from tflearn.serving.remote_policy import RemotePolicy  # it needs an extra
 
-    policy = RemotePolicy(options.served_at, 'collect_policy', agent.collect_policy, None, timeout_secs, stop)
+    given = agent.collect_policy, None, run.connect_timeout_secs, run.stop
+    policy = RemotePolicy(options.served_at, 'collect_policy', *given)
     ending.callback(policy.close)
     return policy
 

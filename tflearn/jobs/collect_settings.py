@@ -78,6 +78,8 @@ class CollectOptions:
       report_metrics: whether this collector reports its episodes to the learner, for its summaries; or the names of the
         collectors that do. Environment steps are always reported.
       episode_metrics: what is measured of episodes, and what is called at their end.
+      seed: the seed of the environments and of the policy's draws, mixed with the collector's name; None draws one. In
+        the synchronous job it is that of the environments; None is `Initial.seed`.
     """
 
     initial_random_steps: NonNegativeInt = 0
@@ -89,6 +91,7 @@ class CollectOptions:
     server_timeout_secs: PositiveFloat = SERVER_TIMEOUT_SECS
     report_metrics: bool | Collection[str] = True
     episode_metrics: EpisodeMetricsOptions = EpisodeMetricsOptions()
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.served_at is not None and self.epsilon_ladder is not None:

@@ -12,7 +12,6 @@ from absl import logging
 from tflearn.actors.evaluation_record import Evaluation, value
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.coordinator.client import Access
 from tflearn.core.action_mask import ActionMask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
@@ -26,11 +25,12 @@ from tflearn.core.types import (
     VideoFactory,
 )
 from tflearn.core.waiting import Stopped, wait_until
-from tflearn.files.run_dir import RunDir, read_json, write_json
+from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import evaluated_policies
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.evaluated_policies import Candidate, ExportedPolicies
 from tflearn.jobs.evaluation_report import EvaluationReport
+from tflearn.jobs.run import Run
 from tflearn.policies import versions
 from tflearn.policies.exporter import ACTION_MASK
 from tflearn.policies.loader import VersionGone
@@ -50,9 +50,7 @@ _IN_METADATA = (
 @checked
 def evaluate(
     *,
-    run_dir: RunDir,
-    connect_timeout_secs: float,
-    stop: threading.Event,
+    run: Run,
     make_environment: EnvironmentFactory,
     num_episodes: PositiveInt = 20,
     num_environments: PositiveInt = 10,
@@ -63,7 +61,6 @@ def evaluate(
     record_video: VideoFactory | None = None,
     make_agent: AgentFactory | None = None,
     experience: Experience | None = None,
-    coordinator: Access = Access(),
 ) -> None:
     """Evaluates new policies, and ends the run when one is good enough.
 
@@ -72,9 +69,7 @@ def evaluate(
     continues where it stopped.
 
     Args:
-      run_dir: the run's directory, to which the train job exports its policies.
-      connect_timeout_secs: how long to wait for the first policy.
-      stop: ends the job when set.
+      run: the run, to whose directory the train job exports its policies.
       make_environment: makes the environment; its settings may differ from those of training.
       num_episodes: the number of episodes of an evaluation.
       num_environments: the number of environments stepped together; never more than `num_episodes`.
@@ -84,57 +79,48 @@ def evaluate(
       seed: the environment's seed; None draws one.
       options: which policies are evaluated, and how they act.
       record_video: makes an environment that records videos; None records none.
-      make_agent: makes the run's agent; only for `follow='weights'`, like the next two.
+      make_agent: makes the run's agent; only for `follow='weights'`, like the next one.
       experience: the run's experience settings.
-      coordinator: where the coordinator is.
 
     Raises:
       TimeoutError: if no policy is found in time.
       ValueError: for invalid arguments, a policy of another environment, a damaged file, or a train job that finished
         without a policy.
     """
-    if line := run_dir.done_line():
-        logging.info('%s; --policy=best evaluates a policy of it again', line)
+    if run.is_done('; --policy=best evaluates a policy of it again'):
         return
-    weights = (coordinator, make_agent, experience)
-    _check_weights(options, *weights)
-    with contextlib.ExitStack() as ending:
-        environment = ending.enter_context(
-            contextlib.closing(make_environment(num_environments=min(num_environments, num_episodes), seed=seed))
-        )
-        report = ending.enter_context(contextlib.closing(EvaluationReport(run_dir, options, target_return)))
-        try:
-            source = _source(run_dir, options, environment.specs, weights, connect_timeout_secs, stop)
-            ending.enter_context(contextlib.closing(source))
-            runner = _EpisodeRunner(report, environment, options, num_episodes, record_video, seed, stop)
-            target = _Target(options.target_metric, target_return, options.lower_is_better)
-            timeouts = (connect_timeout_secs, idle_timeout_secs)
-            _Evaluation(run_dir, report, source, runner, target, stop, *timeouts).run()
-        except Stopped:
-            report.set_state('stopped')
-
-
-def _check_weights(options: EvaluateOptions, *weights: Any) -> None:
-    if options.follow == 'weights' and None in weights:
+    if options.follow == 'weights' and (make_agent is None or experience is None):
         raise UserValueError(
             "got EvaluateOptions.follow='weights' without make_agent and experience; need both; "
             'bind evaluate.evaluate.make_agent = %make_agent and evaluate.evaluate.experience = %experience'
         )
+    with contextlib.ExitStack() as ending:
+        environment = ending.enter_context(
+            contextlib.closing(make_environment(num_environments=min(num_environments, num_episodes), seed=seed))
+        )
+        report = ending.enter_context(contextlib.closing(EvaluationReport(run.dir, options, target_return)))
+        try:
+            source = _source(run, options, environment.specs, make_agent, experience)
+            ending.enter_context(contextlib.closing(source))
+            runner = _EpisodeRunner(report, environment, options, num_episodes, record_video, seed, run.stop)
+            target = _Target(options.target_metric, target_return, options.lower_is_better)
+            _Evaluation(run, report, source, runner, target, idle_timeout_secs).run()
+        except Stopped:
+            report.set_state('stopped')
 
 
 def _source(
-    run_dir: RunDir,
+    run: Run,
     options: EvaluateOptions,
     specs: EnvironmentSpecs,
-    weights: tuple[Access, Any, Any],
-    connect_timeout_secs: float,
-    stop: threading.Event,
+    make_agent: AgentFactory | None,
+    experience: Experience | None,
 ) -> ExportedPolicies:
-    if options.follow == 'weights':
-        return evaluated_policies.PublishedWeights(run_dir, *weights, specs, connect_timeout_secs, stop)
+    if options.follow == 'weights' and make_agent and experience:
+        return evaluated_policies.PublishedWeights(run, make_agent, experience, specs)
     if options.follow == 'served':
-        return evaluated_policies.ServedPolicies(run_dir, options, specs, stop)
-    return evaluated_policies.ExportedPolicies(run_dir, options.policy, specs, options.follow == 'each')
+        return evaluated_policies.ServedPolicies(run, options, specs)
+    return evaluated_policies.ExportedPolicies(run, options.policy, specs, options.follow == 'each')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,19 +208,16 @@ class _Evaluation:
 
     def __init__(
         self,
-        run_dir: RunDir,
+        run: Run,
         report: EvaluationReport,
         source: ExportedPolicies,
         runner: _EpisodeRunner,
         target: _Target,
-        stop: threading.Event,
-        connect_timeout_secs: float,
         idle_timeout_secs: float,
     ):
-        self._run_dir, self._report, self._source, self._runner = run_dir, report, source, runner
-        self._target = target
-        self._stop = stop
-        self._connect_timeout_secs, self._idle_timeout_secs = connect_timeout_secs, idle_timeout_secs
+        self._run_dir, self._report, self._source, self._runner = run.dir, report, source, runner
+        self._target, self._stop = target, run.stop
+        self._connect_timeout_secs, self._idle_timeout_secs = run.connect_timeout_secs, idle_timeout_secs
         self._last: Evaluation | None = None
         for step in versions.versions(source.directory):  # marked by an earlier process of this job
             versions.unkeep(source.directory / str(step), versions.IN_USE)

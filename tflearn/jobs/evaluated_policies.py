@@ -2,25 +2,24 @@
 
 import dataclasses
 import pathlib
-import threading
 from typing import Any
 
 from absl import logging
 
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.coordinator import weights_contract
-from tflearn.coordinator.client import Access, Coordinator, Role
+from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.subscriber import Subscriber
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
-from tflearn.files.run_dir import RunDir, read_json
+from tflearn.files.run_dir import read_json
 from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.run import Run
 from tflearn.policies import loader, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.loader import VersionGone
-from tflearn.replay.storage import Storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,21 +49,21 @@ class ExportedPolicies:
       what: a description of what is waited for.
     """
 
-    def __init__(self, run_dir: RunDir, name: str, specs: EnvironmentSpecs, each: bool = False):
+    def __init__(self, run: Run, name: str, specs: EnvironmentSpecs, each: bool = False):
         """
         Args:
-          run_dir: the run's directory.
+          run: the run.
           name: the policy's name.
           specs: the specs that the policies must have.
           each: whether to find every version; otherwise only the newest.
         """
-        self.directory: pathlib.Path = run_dir.policy(name)
+        self.directory: pathlib.Path = run.dir.policy(name)
         self.what = f'a policy in {self.directory}'
-        self._run_dir, self._specs, self._each = run_dir, specs, each
+        self._run, self._specs, self._each = run, specs, each
 
     def result(self) -> dict[str, Any] | None:
         """Returns how training ended; None while it goes on. There may be newer policies than those found before."""
-        return read_json(self._run_dir.train_result, 'reason', 'train_step', 'env_steps', 'seconds')
+        return read_json(self._run.dir.train_result, 'reason', 'train_step', 'env_steps', 'seconds')
 
     def newest(self) -> int | None:
         """Returns the train step of the newest policy; None if there is none."""
@@ -102,13 +101,10 @@ class PublishedWeights(ExportedPolicies):
 
     def __init__(
         self,
-        run_dir: RunDir,
-        coordinator: Access,
+        run: Run,
         make_agent: AgentFactory,
         experience: Experience,
         specs: EnvironmentSpecs,
-        connect_timeout_secs: float,
-        stop: threading.Event,
     ):
         """Waits for the coordinator.
 
@@ -116,17 +112,17 @@ class PublishedWeights(ExportedPolicies):
           TimeoutError: if it is not found in time.
           ValueError: if it is for other data or networks.
         """
-        super().__init__(run_dir, 'evaluated_policy', specs)
-        self.what = f'weights from the coordinator at {coordinator.address}'
+        super().__init__(run, 'evaluated_policy', specs)
+        self.what = f'weights from the coordinator at {run.coordinator.address}'
         train_step = create_train_step()
         agent = make_agent(specs, train_step, experience)
-        storage = Storage(experience, initial_agent.data_spec(agent, experience))
+        storage = initial_agent.storage(agent, experience)
         self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
         variables = weights_contract.published(agent.collect_policy)
-        self._coordinator = Coordinator(coordinator, 'evaluate', stop)
+        self._coordinator = Coordinator(run.coordinator, 'evaluate', run.stop)
         role = Role('evaluate', contract=agreed_settings.contract(agent, storage))
-        self._coordinator.join(role, connect_timeout_secs)
-        self._weights = Subscriber(self._coordinator, variables, train_step, stop)
+        self._coordinator.join(role, run.connect_timeout_secs)
+        self._weights = Subscriber(self._coordinator, variables, train_step, run.stop)
 
     def result(self) -> dict[str, Any] | None:
         """See `ExportedPolicies`."""
@@ -161,7 +157,7 @@ class PublishedWeights(ExportedPolicies):
 class ServedPolicies(ExportedPolicies):
     """The newest version of a policy on a server, which also computes the actions."""
 
-    def __init__(self, run_dir: RunDir, options: EvaluateOptions, specs: EnvironmentSpecs, stop: threading.Event):
+    def __init__(self, run: Run, options: EvaluateOptions, specs: EnvironmentSpecs):
         """Does not connect yet.
 
         Raises:
@@ -170,9 +166,9 @@ class ServedPolicies(ExportedPolicies):
         # Imported here, since it needs an extra.
         from tflearn.serving import remote_policy
 
-        super().__init__(run_dir, options.policy, specs)
+        super().__init__(run, options.policy, specs)
         self.what = f'the policy {options.policy!r} served at {options.served_at}'
-        self._address, self._name, self._stop = str(options.served_at), options.policy, stop
+        self._address, self._name = str(options.served_at), options.policy
         self._served_policy = remote_policy
         self._model = remote_policy.RemoteModel(self._address, self._name)
         self._policy: Any = None
@@ -202,7 +198,7 @@ class ServedPolicies(ExportedPolicies):
             logging.info('%s', gone)
             return None
         self._close_policy()
-        self._policy = self._served_policy.RemotePolicy(self._address, self._name, like, version, stop=self._stop)
+        self._policy = self._served_policy.RemotePolicy(self._address, self._name, like, version, stop=self._run.stop)
         return Candidate(self._policy, metadata, path if here else None)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class EvaluationReport:
         self._run_dir, self._options = run_dir, options
         self._policy = options.policy.replace('_', ' ')
         self._target_return = target if options.target_metric == 'return' else None
-        self._status = Status(run_dir.status('evaluate'), 'evaluate')
+        self._status = Status(run_dir.status('evaluate'))
         self._writer = tf.summary.create_file_writer(str(run_dir.summaries('evaluate')))
         self._drawn = len(self.record.evaluations) if run_dir.learning_curve.exists() else 0
         self._next_image_at = 0.0

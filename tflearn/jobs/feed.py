@@ -3,21 +3,21 @@
 import contextlib
 import os
 import socket
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from tflearn.coordinator.client import Access, Coordinator
+from tflearn.coordinator.client import Coordinator
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentFactory, specs_of
 from tflearn.core.waiting import wait_until
-from tflearn.files.run_dir import RunDir, Status, read_json, write_json
+from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import initial_agent
+from tflearn.jobs.run import Run
 from tflearn.net import interfaces
 from tflearn.replay.reader import TableReader
 from tflearn.replay.shards import Shards
@@ -36,9 +36,7 @@ _LOCAL = ('localhost', '127.0.0.1', '[::1]')
 
 def feed(
     *,
-    run_dir: RunDir,
-    connect_timeout_secs: float,
-    stop: threading.Event,
+    run: Run,
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
     experience: Experience,
@@ -48,14 +46,11 @@ def feed(
     port: int = 0,
     timeout_secs: float = 600.0,
     shield: str | None = None,
-    coordinator: Access = Access(),
 ) -> None:
     """Feeds learners until it is stopped.
 
     Args:
-      run_dir: the run's directory, for the dispatcher's journal and the status.
-      connect_timeout_secs: how long to wait for the servers, and a worker for the dispatcher.
-      stop: ends the job when set.
+      run: the run, in whose directory are the dispatcher's journal and the status.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent; called once, for the spec of its data.
       experience: the run's experience settings.
@@ -68,7 +63,6 @@ def feed(
       timeout_secs: how long a worker that a learner waits for may wait for data before it ends with an error.
       shield: what protects its ports from unknown clients, such as 'firewall', for the log. None logs a warning, unless
         no other machine can reach this one.
-      coordinator: where the coordinator is, which knows the replay servers.
 
     Raises:
       TimeoutError: if a server is not found, or no data arrive in time.
@@ -77,48 +71,37 @@ def feed(
     feed_blocks.check(experience.replay)
     own = host or ('localhost' if feed_address.rpartition(':')[0] in _LOCAL else socket.gethostname())
     if index is None:
-        _dispatch(run_dir, feed_address, own, port, stop, shield)
+        _dispatch(run, feed_address, own, port, shield)
         return
-    storage = Storage(experience, _data_spec(make_environment, make_agent, experience))
-    status = Status(run_dir.status(name := f'feed_worker_{index}'), name)
+    agent = make_agent(specs_of(make_environment), create_train_step(), experience)
+    storage = initial_agent.storage(agent, experience)
+    status = run.status(name := f'feed_worker_{index}')
     status.update('waiting for the replay servers')
-    with contextlib.closing(Coordinator(coordinator, name, stop)) as connected:
-        shards = Shards(connected.replay(connect_timeout_secs))
+    with contextlib.closing(Coordinator(run.coordinator, name, run.stop)) as connected:
+        shards = Shards(connected.replay(run.connect_timeout_secs))
     check_shards(storage, len(shards.addresses))
-    shards.wait(storage, connect_timeout_secs, stop)
+    shards.wait(storage, run.connect_timeout_secs, run.stop)
     layout = feed_blocks.Blocks(storage)
     with contextlib.closing(_elements(shards, storage, layout, timeout_secs, index)) as elements:
         dataset = feed_worker.FeedDataset(layout, elements)
         client = FeedClient(feed_address)
-        state = wait_until(client.state, f'the feed at {feed_address}', connect_timeout_secs, stop)
+        state = wait_until(client.state, f'the feed at {feed_address}', run.connect_timeout_secs, run.stop)
         _SERVERS.append(feed_worker.start_server(state['dispatcher'], own, port))
         interfaces.log_shield((port or 'of the worker',), shield, _WHY_SHIELD, 'feed.shield')
         dataset.register(state['dispatcher'])
         logging.info('feeds elements of %.2f MB, %d at most in each', layout.num_bytes / 1e6, layout.num_steps)
         owner = f'{name} {socket.gethostname()}:{os.getpid()}'
-        while not stop.is_set():
+        while not run.stop.is_set():
             if elements.error is not None:
                 raise UserRuntimeError(f'{name} has no more data: {elements.error}') from elements.error
             client.announce(owner, dataset.contract)
             status.update('running', elements=elements.count, **elements.metrics())
-            stop.wait(_REPORT_SECS)
+            run.stop.wait(_REPORT_SECS)
         status.update('stopped')
 
 
-def _data_spec(make_environment: EnvironmentFactory, make_agent: AgentFactory, experience: Experience) -> Any:
-    agent = make_agent(specs_of(make_environment), create_train_step(), experience)
-    return initial_agent.data_spec(agent, experience)
-
-
-def _dispatch(
-    run_dir: RunDir,
-    feed_address: str,
-    own: str,
-    port: int,
-    stop: threading.Event,
-    shield: str | None,
-) -> None:
-    published = run_dir.address('feed')
+def _dispatch(run: Run, feed_address: str, own: str, port: int, shield: str | None) -> None:
+    published = run.dir.address('feed')
     known = read_json(published) or {}
     before = str(known.get('dispatcher', '')).rpartition(':')
     if not port and before[0] == own and before[2].isdecimal():
@@ -126,11 +109,11 @@ def _dispatch(
     listen = feed_address.rpartition(':')
     if not listen[2].isdecimal():
         raise UserValueError(f'got feed_address={feed_address!r}; need HOST:PORT')
-    with run_dir.own('feed', stop), feed_dispatcher.dispatching(run_dir.feed, port) as port:
+    with run.dir.own('feed', run.stop), feed_dispatcher.dispatching(run.dir.feed, port) as port:
         interfaces.log_shield((int(listen[2]), port), shield, _WHY_SHIELD, 'feed.shield')
         found = {'address': feed_address, 'dispatcher': f'{own}:{port}'}
         write_json(published, found)
-        status = Status(run_dir.status('feed'), 'feed')
+        status = run.status('feed')
 
         def report(state: Mapping[str, Any]) -> None:
             status.update('running', num_workers=state['workers'])
@@ -139,7 +122,7 @@ def _dispatch(
                 found.update(contract)
                 write_json(published, found)
 
-        feed_dispatcher.serve(('', int(listen[2])), found['dispatcher'], report, stop)
+        feed_dispatcher.serve(('', int(listen[2])), found['dispatcher'], report, run.stop)
         status.update('stopped')
 
 

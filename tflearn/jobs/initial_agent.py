@@ -1,7 +1,6 @@
 """Makes a run's agent for its environment, optionally with values of another run or of recorded episodes."""
 
 import pathlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from tflearn.core.waiting import Stopped
 from tflearn.data.demonstrations import Cloning
 from tflearn.files.numbered import CheckpointFiles
 from tflearn.files.run_dir import RunDir, local_path
+from tflearn.jobs.run import Run
 from tflearn.jobs.train_settings import Initial
 from tflearn.learner import precision as precisions
 from tflearn.learner import warm_start
@@ -120,11 +120,10 @@ def clone(
     agent: Agent,
     cloning: Cloning,
     specs: EnvironmentSpecs,
-    run_dir: RunDir,
+    run: Run,
     strategy: tf.distribute.Strategy,
     precision: str,
     seed: int,
-    stop: threading.Event,
     alive: Callable[[int], None],
 ) -> None:
     """Clones recorded episodes, and begins the agent with the policy.
@@ -135,36 +134,40 @@ def clone(
       agent: the run's agent.
       cloning: what is cloned, and how.
       specs: the environment's specs.
-      run_dir: the run's directory.
+      run: the run, whose `stop` ends the cloning.
       strategy: the strategy that the agent was made in, on one worker.
       precision: see `make`.
       seed: of the draws.
-      stop: ends the cloning when set.
       alive: is called with the train step of the cloning about every few seconds.
 
     Raises:
       ValueError: if the data do not have what the agent needs, or the policies have other variables.
-      Stopped: if `stop` is set.
+      Stopped: if the run is stopped.
     """
     layout = strategies.layout(strategy)
     if layout.workers > 1:
         raise UserValueError(f'got Initial.cloning on {layout.workers} workers; need one')
     experience = cloning.experience
     cloner = make(cloning.make_agent, specs, experience, strategy, precision)
-    spec, batch_size = data_spec(cloner, experience), experience.per_replica_batch_size * layout.replicas
-    replay = sources.loaded(cloning.dataset, Storage(experience, spec), batch_size, seed)
+    batch_size = experience.per_replica_batch_size * layout.replicas
+    replay = sources.loaded(cloning.dataset, storage(cloner, experience), batch_size, seed)
     options = LearnerOptions(
         checkpoint_interval_steps=_CLONING_CHECKPOINT_STEPS,
         summaries=SummaryOptions(max(1, cloning.num_train_steps // _CLONING_SUMMARIES)),
         loop=LoopOptions(preprocess=agent_data.preprocessing(cloner)),
         after_run=lambda _: alive(learner.step),
     )
-    learner = Learner(cloner, replay, RunDir(run_dir.cloning), strategy=strategy, options=options)
-    learner.train(StopConditions(cloning.num_train_steps), _CLONING_STEPS_PER_CALL, stop=stop)
+    learner = Learner(cloner, replay, RunDir(run.dir.cloning), strategy=strategy, options=options)
+    learner.train(StopConditions(cloning.num_train_steps), _CLONING_STEPS_PER_CALL, stop=run.stop)
     if learner.step < cloning.num_train_steps:
         raise Stopped(f'stopped at train step {learner.step} of the cloning; its checkpoint is saved')
     logging.info('cloned recorded episodes in %d train steps', learner.step)
     warm_start.copy(_policy_variables(cloner), _policy_variables(agent), 'the cloned policy')
+
+
+def storage(agent: Agent, experience: Experience) -> Storage:
+    """Returns how the experience of an agent is stored; raises ValueError as `data_spec` does."""
+    return Storage(experience, data_spec(agent, experience))
 
 
 def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:

@@ -22,11 +22,11 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import EnvironmentFactory
 from tflearn.core.waiting import Stopped
 from tflearn.data import metadata
-from tflearn.files.run_dir import RunDir, local_path, write_json
+from tflearn.files.run_dir import local_path, write_json
 from tflearn.jobs import chosen_policy
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.evaluation_report import describe
-from tflearn.jobs.train_settings import Hooks
+from tflearn.jobs.run import Run
 from tflearn.policies import external
 
 _POLL_SECS = 0.5
@@ -36,8 +36,7 @@ _JOIN_SECS = 30.0
 @checked
 def evaluate_policy(
     *,
-    run_dir: RunDir,
-    stop: threading.Event,
+    run: Run,
     make_environment: EnvironmentFactory,
     policy: str | external.ActFunction = 'greedy_policy',
     train_step: int | None = None,
@@ -48,13 +47,11 @@ def evaluate_policy(
     seed: int = 0,
     options: EvaluateOptions = EvaluateOptions(),
     output: str | None = None,
-    hooks: Hooks = Hooks(),
 ) -> str:
     """Evaluates a policy once. The evaluations of the run, and its best policy, stay as they are.
 
     Args:
-      run_dir: the run's directory.
-      stop: ends the job when set; nothing is written.
+      run: the run; nothing is written if it is stopped.
       make_environment: makes the environment.
       policy: what acts; see `chosen_policy.find`.
       train_step: the train step of the policy's version.
@@ -65,7 +62,6 @@ def evaluate_policy(
       seed: the seed of the environments.
       options: the limits of the evaluation, and the share of random actions.
       output: a new JSON file for the result; None is the next one in `RunDir.policy_evaluations`.
-      hooks: what the program does during the job; its texts describe the environment.
 
     Returns:
       The result as text.
@@ -83,7 +79,7 @@ def evaluate_policy(
 
     def play(index: int) -> tuple[EpisodeStatistics, dict[str, Any]]:
         """Plays the share of a process; returns what describes its policy, too."""
-        found = chosen_policy.find(run_dir, policy, train_step)
+        found = chosen_policy.find(run.dir, policy, train_step)
         found = chosen_policy.sampled(found) if sampled else found
         episodes = num_episodes // num_processes + (index < num_episodes % num_processes)
         first_seed = seed + index * num_environments
@@ -92,7 +88,7 @@ def evaluate_policy(
         ) as environment:
             acting, _ = chosen_policy.acting(found, environment.specs, options.epsilon, first_seed)
             evaluator = Evaluator(environment, episodes, options.max_steps_per_episode, options.max_secs)
-            statistics = evaluator.run(acting, stop)
+            statistics = evaluator.run(acting, run.stop)
         path = getattr(found, 'path', None)
         return statistics, {
             'policy': policy if isinstance(policy, str) else external.function_name(policy),
@@ -103,7 +99,7 @@ def evaluate_policy(
     begun = time.monotonic()
     with _others(play, num_processes - 1) as results_of_others:
         own, facts = play(0)
-        statistics = _joined([own, *results_of_others(stop)])
+        statistics = _joined([own, *results_of_others(run.stop)])
     facts |= {
         'sampled': sampled,
         'epsilon': options.epsilon,
@@ -111,10 +107,10 @@ def evaluate_policy(
         'num_processes': num_processes,
         'seconds': time.monotonic() - begun,
         'evaluated_at': time.time(),
-        **metadata.environment(make_environment, hooks.describe()),
+        **metadata.environment(make_environment, run.hooks.describe()),
         **metadata.versions(),
     }
-    written = written or _next_file(run_dir.policy_evaluations, facts)
+    written = written or _next_file(run.dir.policy_evaluations, facts)
     write_json(written, facts | _results(statistics))
     return f'{_label(facts)}: {describe(statistics)}\nwritten to {written}'
 

@@ -1,7 +1,6 @@
 """The record job: a policy acts in an environment, and its episodes are written to files; so are those of a replay."""
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import threading
@@ -16,10 +15,10 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import MAX_STEPS_PER_EPISODE, WARN_STEPS
-from tflearn.coordinator.client import Access, Coordinator
+from tflearn.coordinator.client import Coordinator
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
-from tflearn.core.settings import Fraction, PositiveInt, checked
+from tflearn.core.settings import Fraction, PositiveInt, checked, checked_dataclass
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.core.waiting import LOG_EVERY_SECS
@@ -28,34 +27,61 @@ from tflearn.data.minari_format import Spaces
 from tflearn.data.reader import Dataset
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
 from tflearn.environments import spaces
-from tflearn.files.run_dir import RunDir
 from tflearn.jobs import chosen_policy, initial_agent
-from tflearn.jobs.train_settings import Hooks
+from tflearn.jobs.run import Run
 from tflearn.policies import external, loader
 from tflearn.policies.action_probabilities import ActionProbabilities
 from tflearn.replay import backend, stored_episodes, stored_rows
 from tflearn.replay.shards import Shards
-from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay.storage import REPLAY
 
 _DEFAULT_EPISODES = 100
+
+
+@checked_dataclass(frozen=True)
+class Quota:
+    """How much a data set is to hold.
+
+    Attributes:
+      num_episodes: complete episodes; None, without `num_steps`, is 100.
+      num_steps: instead, the environment steps of its complete episodes.
+    """
+
+    num_episodes: PositiveInt | None = None
+    num_steps: PositiveInt | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_episodes and self.num_steps:
+            raise UserValueError(
+                f'got Quota.num_episodes={self.num_episodes} and num_steps={self.num_steps}; need one of them'
+            )
+
+    @property
+    def episodes(self) -> int | None:
+        """The number of episodes; None if there is one of steps."""
+        return None if self.num_steps else self.num_episodes or _DEFAULT_EPISODES
+
+    def is_met(self, num_episodes: int, num_steps: int) -> bool:
+        """Returns whether so much is enough."""
+        return num_episodes >= self.episodes if self.episodes else num_steps >= (self.num_steps or 0)
+
+    def __str__(self) -> str:
+        return f'{self.episodes} episodes' if self.episodes else f'{self.num_steps} environment steps'
 
 
 @checked
 def record(
     *,
-    run_dir: RunDir,
-    stop: threading.Event,
+    run: Run,
     make_environment: EnvironmentFactory,
     output: str,
-    num_episodes: PositiveInt | None = None,
-    num_steps: PositiveInt | None = None,
+    quota: Quota = Quota(),
     num_environments: PositiveInt = 8,
     policy: str | external.ActFunction = 'greedy_policy',
     train_step: int | None = None,
     epsilon: Fraction = 0.0,
     seed: int = 0,
     compress: bool = False,
-    hooks: Hooks = Hooks(),
     log_probabilities: bool = False,
     max_steps_per_episode: PositiveInt = MAX_STEPS_PER_EPISODE,
 ) -> None:
@@ -64,19 +90,16 @@ def record(
     Of a number of episodes each environment plays its share; those of a number of steps are the first ones that end.
 
     Args:
-      run_dir: the directory of the run whose policy acts.
-      stop: ends the job when set; complete episodes are written.
+      run: the run whose policy acts.
       make_environment: makes the environment.
       output: the data set's directory.
-      num_episodes: complete episodes in the data set; None, without `num_steps`, is 100.
-      num_steps: instead, the environment steps of its complete episodes.
+      quota: how much the data set is to hold.
       num_environments: the number of environments stepped together.
       policy: see `chosen_policy.find`.
       train_step: the train step of the policy's version.
       epsilon: the share of random actions, in [0, 1].
       seed: the seed of the environments and the random actions; a call that continues uses other ones.
       compress: compress the files with gzip.
-      hooks: what the program does during the job; its texts describe the environment.
       log_probabilities: whether to record the log-probability of each action, for off-policy evaluation.
       max_steps_per_episode: an episode that does not end within so many steps is an error.
 
@@ -84,10 +107,7 @@ def record(
       ValueError: if an episode does not end, there is no such policy, or it is of another environment, or the data set
         has other columns, or the policy's actions have no probabilities that are known.
     """
-    if num_episodes and num_steps:
-        raise UserValueError(f'got num_episodes={num_episodes} and num_steps={num_steps}; need one of them')
-    quota = _Quota(None if num_steps else num_episodes or _DEFAULT_EPISODES, num_steps)
-    found = chosen_policy.find(run_dir, policy, train_step)
+    found = chosen_policy.find(run.dir, policy, train_step)
     directory = pathlib.Path(output)
     earlier = shards(directory)
     if quota.is_met(sum(shard.episodes for shard in earlier), sum(shard.steps for shard in earlier)):
@@ -95,7 +115,7 @@ def record(
         return
     # Other episodes than those of the calls before.
     num_earlier = sum(shard.episodes for shard in earlier)
-    missing = None if quota.episodes is None else quota.episodes - num_earlier
+    missing = quota.episodes and quota.episodes - num_earlier
     num_environments = min(num_environments, missing or num_environments)
     episodes_seed = int(np.random.SeedSequence([seed, num_earlier]).generate_state(1)[0] >> 1) if num_earlier else seed
     with contextlib.closing(make_environment(num_environments=num_environments, seed=episodes_seed)) as environment:
@@ -103,10 +123,10 @@ def record(
         facts = {
             'policy': policy if isinstance(policy, str) else external.function_name(policy),
             'train_step': getattr(found, 'train_step', None),
-            'run': str(run_dir.root) if isinstance(found, loader.LoadedPolicy) else None,
+            'run': str(run.dir.root) if isinstance(found, loader.LoadedPolicy) else None,
             'epsilon': epsilon,
             'seed': seed,
-            **metadata.environment(make_environment, hooks.describe()),
+            **metadata.environment(make_environment, run.hooks.describe()),
             **metadata.versions(),
         }
         stored = columns.columns_of(columns.data_spec(environment.specs, acting.info_spec))
@@ -114,7 +134,7 @@ def record(
         recorder = EpisodeRecorder(writer, num_environments, missing)
         try:
             with contextlib.closing(writer):
-                _run(Actor(environment, acting, [recorder]), recorder, quota, stop, max_steps_per_episode)
+                _run(Actor(environment, acting, [recorder]), recorder, quota, run.stop, max_steps_per_episode)
         finally:
             metadata.add_recording(directory, facts, writer)
     logging.info('%s has %d episodes, %d environment steps', directory, writer.num_episodes, writer.num_steps)
@@ -122,32 +142,24 @@ def record(
 
 def extract(
     *,
-    run_dir: RunDir,
-    stop: threading.Event,
+    run: Run,
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
     experience: Experience,
     output: str,
     running: bool = False,
-    coordinator: Access = Access(),
-    connect_timeout_secs: float = 300.0,
     compress: bool = False,
-    hooks: Hooks = Hooks(),
 ) -> None:
     """Writes the complete episodes of a run's replay; counts what belongs to episodes that are not complete there.
 
     Args:
-      run_dir: the directory of the run, with the checkpoints of its replay.
-      stop: ends the job when set; nothing is written.
+      run: the run, with the checkpoints of its replay; nothing is written if it is stopped.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent; called once, for the spec of its data.
       experience: the run's experience settings.
       output: the data set's directory, which is new.
       running: reads the running replay servers; else the newest checkpoint of each.
-      coordinator: where the coordinator is, which knows the servers.
-      connect_timeout_secs: how long to wait for the server.
       compress: compress the files with gzip.
-      hooks: what the program does during the job; its texts describe the environment.
 
     Raises:
       ValueError: if there is no checkpoint, its tables are of other settings, or a running server cannot be read
@@ -158,17 +170,15 @@ def extract(
     if os.path.lexists(directory):  # pathlib raises an error for a name that is too long
         raise UserValueError(f'got the output {directory}, which exists; need a new directory')
     specs = specs_of(make_environment)
-    storage = Storage(
-        experience, initial_agent.data_spec(make_agent(specs, create_train_step(), experience), experience)
-    )
+    storage = initial_agent.storage(make_agent(specs, create_train_step(), experience), experience)
     if not running:
-        chunks = [each for path in run_dir.saved_shards() for each in stored_rows.read_chunks(path, storage)]
+        chunks = [each for path in run.dir.saved_shards() for each in stored_rows.read_chunks(path, storage)]
     elif storage.mirrored:
-        with contextlib.closing(Coordinator(coordinator, 'extract', stop)) as connected:
-            addresses, chunks = Shards(connected.replay(connect_timeout_secs)), []
-        addresses.wait(storage, connect_timeout_secs, stop)
+        with contextlib.closing(Coordinator(run.coordinator, 'extract', run.stop)) as connected:
+            addresses, chunks = Shards(connected.replay(run.connect_timeout_secs)), []
+        addresses.wait(storage, run.connect_timeout_secs, run.stop)
         for each in addresses.addresses:
-            chunks += backend.connect(each).scan(storage, REPLAY, connect_timeout_secs, stop)
+            chunks += backend.connect(each).scan(storage, REPLAY, run.connect_timeout_secs, run.stop)
     else:
         raise UserValueError(
             'got a replay server, from which the learner draws; need uniform replay that the learner '
@@ -179,10 +189,10 @@ def extract(
     if not found.episodes:
         raise UserValueError(f'got no complete episode in the replay, but {left_out}; need at least one')
     facts = {
-        'replay': coordinator.address if running else str(run_dir.replay_checkpoints),
-        'run': str(run_dir.root),
+        'replay': run.coordinator.address if running else str(run.dir.replay_checkpoints),
+        'run': str(run.dir.root),
         'incomplete_rows': found.incomplete_rows,
-        **metadata.environment(make_environment, hooks.describe()),
+        **metadata.environment(make_environment, run.hooks.describe()),
         **metadata.versions(),
     }
     stored = columns.columns_of(storage.data_spec)
@@ -227,21 +237,7 @@ def convert(paths: Sequence[str], output: pathlib.Path, target: str, compress: b
     return f'{num_episodes} episodes in {output}, format {target}'
 
 
-@dataclasses.dataclass(frozen=True)
-class _Quota:
-    """How much a data set shall hold: episodes, or else environment steps."""
-
-    episodes: int | None
-    steps: int | None
-
-    def is_met(self, num_episodes: int, num_steps: int) -> bool:
-        return num_episodes >= self.episodes if self.episodes else num_steps >= (self.steps or 0)
-
-    def __str__(self) -> str:
-        return f'{self.episodes} episodes' if self.episodes else f'{self.steps} environment steps'
-
-
-def _run(actor: Actor, recorder: EpisodeRecorder, quota: _Quota, stop: threading.Event, max_steps: int) -> None:
+def _run(actor: Actor, recorder: EpisodeRecorder, quota: Quota, stop: threading.Event, max_steps: int) -> None:
     logged_at, warned = time.monotonic(), False
     while not quota.is_met(recorder.num_episodes, recorder.num_steps) and not stop.is_set():
         actor.run(1)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from absl import logging
 
 from tflearn.coordinator import client, server
-from tflearn.coordinator.client import Access, Coordinator, Role
+from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.learner_watch import LearnerWatch
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
@@ -29,6 +29,7 @@ from tflearn.data.reader import EpisodeReader
 from tflearn.files.manifests import LEARNER, Manifest, Manifests
 from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, initial_agent
+from tflearn.jobs.run import Run
 from tflearn.learner import machine
 from tflearn.net import interfaces
 from tflearn.replay import backend, shards
@@ -48,10 +49,8 @@ _FAILURES = (RuntimeError, IndexError, OSError, TimeoutError)
 @checked
 def replay_server(
     *,
-    run_dir: RunDir,
-    replay_address: str,
+    run: Run,
     replay_backend: Literal['reverb', 'valkey'] | None = None,
-    stop: threading.Event,
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
     experience: Experience,
@@ -60,20 +59,14 @@ def replay_server(
     shield: str | None = None,
     shard: int = 0,
     num_shards: PositiveInt = 1,
-    stop_timeout_secs: float = 30.0,
     learner_timeout_secs: float = client.TIMEOUT_SECS,
-    coordinator: Access = Access(),
     serve_coordinator: bool = True,
 ) -> None:
     """Serves the run's experience until it is stopped; then saves it.
 
     Args:
-      run_dir: the run's directory, for the checkpoints.
-      replay_address: the address at which others reach the server, 'host:port'. Reverb listens at the port on all
-        interfaces, Valkey on this machine only. 'valkey://host:port' is a server of Valkey's that runs already, or
-        'valkeys://host:port' over TLS.
+      run: the run, with the server's address.
       replay_backend: which server this job starts, if it starts one; None: Reverb where it is installed, else Valkey.
-      stop: ends the job when set.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent; called once, for the specs of its data and weights.
       experience: the run's experience settings.
@@ -83,10 +76,8 @@ def replay_server(
         no other machine can reach this one.
       shard: the index of this server, from 0, if several share the replay.
       num_shards: the number of these servers.
-      stop_timeout_secs: the time to end after a request to stop [s]; a save that would take longer is not begun.
       learner_timeout_secs: how long a learner that was connected, and did not announce its end, may be silent before
         the server saves and ends; 0: no limit.
-      coordinator: the coordinator's address and token.
       serve_coordinator: whether the first server is also the coordinator, at that port; otherwise the coordinator is
         another program (`tflearn-coordinator`).
 
@@ -97,45 +88,45 @@ def replay_server(
       ValueError: if the agent cannot train on such data, the port is in use, the checkpoint holds other tables, or the
         demonstrations have other columns.
     """
-    if line := run_dir.done_line():
-        logging.info(line)
+    if run.is_done():
         return
     if not 0 <= shard < num_shards:
         raise UserValueError(f'got shard={shard} of {num_shards} replay servers; need one of their indices')
+    run_dir = run.dir
     run_dir.check_num_shards(num_shards)
     train_step = create_train_step()
     agent = make_agent(specs_of(make_environment), train_step, experience)
     agent_data.check(agent, train_step, experience)  # here too, since this job is the first one
-    storage = Storage(experience, initial_agent.data_spec(agent, experience))
+    storage = initial_agent.storage(agent, experience)
     shards.check(storage, num_shards)
     name = _name(shard)
-    status, checkpoints = Status(run_dir.status(name), name), run_dir.shard_checkpoints(shard)
-    kind, start = _starting(storage, replay_address, replay_backend, checkpoints)
-    with run_dir.own(name, stop):
+    status, checkpoints = run.status(name), run_dir.shard_checkpoints(shard)
+    kind, start = _starting(storage, run.replay_address, replay_backend, checkpoints)
+    with run_dir.own(name, run.stop):
         if demonstrations is not None and demonstrations.fill_replay and not shard:
             demonstrations.check(experience)
             demonstrations.check_mirrored(storage.mirrored)
-            _save_filled(storage, checkpoints, demonstrations, stop, status, kind)
+            _save_filled(storage, checkpoints, demonstrations, run.stop, status, kind)
         # The newest checkpoint, the one before, one that is written; compression makes them less.
         lower, num_bytes = 'Experience.replay.max_size', storage.num_bytes
         machine.check(run_dir.root, 'a full replay', num_bytes, 4 * num_bytes, lower)
         manifests = Manifests(run_dir.root, run_dir.manifests, name, run_dir.epoch, store=run_dir.store)
         machine.raise_file_handles()
         with contextlib.ExitStack() as ending:
-            hosted = _host(coordinator, run_dir, ending) if serve_coordinator and not shard else None
+            hosted = _host(run, ending) if serve_coordinator and not shard else None
             jobs = [LEARNER, *map(_name, range(num_shards))]
             restored = _restore(start, manifests, jobs)
             replay = ending.enter_context(contextlib.closing(restored))
             logging.info('replay server on port %d', replay.port)
-            connected = ending.enter_context(contextlib.closing(Coordinator(coordinator, name, stop)))
+            connected = ending.enter_context(contextlib.closing(Coordinator(run.coordinator, name, run.stop)))
             if hosted:
                 hosted.state.phase = 'running'
-            address = _shielded(replay, replay_address, shield) if kind == backend.REVERB else replay.address
+            address = _shielded(replay, run.replay_address, shield) if kind == backend.REVERB else replay.address
             contract = agreed_settings.contract(agent, storage, num_shards)
             connected.join(Role(REPLAY_ROLE, shard, address, contract), math.inf)
-            saver = _Saver(replay, storage, checkpoints, manifests, stop_timeout_secs)
+            saver = _Saver(replay, storage, checkpoints, manifests, run.stop_timeout_secs)
             serving = _Serving(saver, run_dir, status, connected, shard)
-            serving.run(checkpoint_interval_secs, learner_timeout_secs, stop)
+            serving.run(checkpoint_interval_secs, learner_timeout_secs, run.stop)
         status.update('stopped')
 
 
@@ -154,10 +145,10 @@ def _shielded(replay: Server, address: str, shield: str | None) -> str:
     return f'{address.rpartition(":")[0]}:{replay.port}'
 
 
-def _host(access: Access, run_dir: RunDir, ending: contextlib.ExitStack) -> CoordinatorServer:
+def _host(run: Run, ending: contextlib.ExitStack) -> CoordinatorServer:
     """Starts the run's coordinator in this process; jobs that come early learn that the replay is restored."""
-    options = server.options(access.address, access.token)
-    hosted = ending.enter_context(contextlib.closing(CoordinatorServer(options, run_dir.run_id())))
+    options = server.options(run.coordinator.address, run.coordinator.token)
+    hosted = ending.enter_context(contextlib.closing(CoordinatorServer(options, run.dir.run_id())))
     hosted.state.phase = 'restoring the replay'
     logging.info('coordinator on port %d', hosted.port)
     return hosted

@@ -1,9 +1,9 @@
 """What jobs that train write about the run: their progress, summaries, the status and the result."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
-import threading
 from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
@@ -11,7 +11,8 @@ from absl import logging
 
 from tflearn.core import strategies, workers
 from tflearn.core.waiting import Stopped
-from tflearn.files.run_dir import RunDir, Status, read_json, write_json
+from tflearn.files.run_dir import RunDir, read_json, write_json
+from tflearn.jobs.run import Run
 from tflearn.jobs.train_settings import Device
 from tflearn.learner import preemption, worker_files
 from tflearn.learner.stop_conditions import StopConditions
@@ -89,14 +90,6 @@ def _logged_errors(directory: str) -> Iterator[None]:
         logging.warning('could not write summaries to %s: %s', directory, error)
 
 
-def is_done(run_dir: RunDir) -> bool:
-    """Returns whether the run has reached its end, and logs it."""
-    line = run_dir.done_line()
-    if line is not None:
-        logging.info(line)
-    return line is not None
-
-
 def reason(
     run_dir: RunDir, stop_conditions: StopConditions, train_step: int, env_steps: int, secs: float
 ) -> str | None:
@@ -121,13 +114,11 @@ def write_result(run_dir: RunDir, why: str, train_step: int, env_steps: int, sec
 
 
 @contextlib.contextmanager
-def only_learner(
-    run_dir: RunDir, stop: threading.Event, device: Device
-) -> Iterator[tuple[RunDir, tf.distribute.Strategy, Callable[[], None]]]:
+def only_learner(run: Run, device: Device) -> Iterator[tuple[Run, tf.distribute.Strategy, Callable[[], None]]]:
     """Makes this process the only learner of the run, or one of its workers, for the time of the block.
 
-    It gives the directory that this worker writes to, the strategy that trains, and a function that sets the job's
-    status to 'stopped', which is called if the block raises Stopped.
+    It gives the run with the directory that this worker writes to, the strategy that trains, and a function that sets
+    the job's status to 'stopped', which is called if the block raises Stopped.
 
     Raises:
       RuntimeError: if another process is the run's learner.
@@ -136,13 +127,14 @@ def only_learner(
     strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
     strategy = strategies.make(device.strategy)
     with (
-        preemption.watched(device.watches_maintenance, stop),
+        preemption.watched(device.watches_maintenance, run.stop),
         workers.peer_failures(strategy),
-        worker_files.writable_run_dir(strategy, run_dir) as own_dir,
+        worker_files.writable_run_dir(strategy, run.dir) as own_dir,
     ):
         try:
-            with own_dir.own('train', stop):
-                status = Status(own_dir.status('train'), 'train')
-                yield own_dir, strategy, lambda: status.update('stopped')
+            with own_dir.own('train', run.stop):
+                run = dataclasses.replace(run, dir=own_dir)
+                status = run.status('train')
+                yield run, strategy, lambda: status.update('stopped')
         except Stopped:
             status.update('stopped')

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import pathlib
-import threading
 import time
 
 from absl import logging
@@ -12,6 +11,7 @@ from tflearn.core.errors import UserTimeoutError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.files.run_dir import RunDir, Status, write_atomically
+from tflearn.jobs.run import Run
 from tflearn.net import metrics_server
 from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import TlsFiles
@@ -58,35 +58,32 @@ class ServeOptions:
 
 def serve(
     *,
-    run_dir: RunDir,
-    stop: threading.Event,
+    run: Run,
     server_options: ServerOptions,
     options: ServeOptions,
-    connect_timeout_secs: float = 300.0,
 ) -> None:
     """Serves a run's exported policies until it is stopped, including versions that the train job exports meanwhile.
 
     It also writes the files with which TensorFlow Serving does the same: `RunDir.serving_models`, `serving_batching`.
 
     Args:
-      run_dir: the run's directory; only the status and these two files are written there.
-      stop: ends the job when set.
+      run: the run; only the status and these two files are written to its directory. It waits as long as for other
+        jobs for the first version of each policy named in `options`; of any policy if none is named. Until then the
+        server answers that there is none.
       server_options: the address, and the limits of requests.
       options: the served policies, and how they are served.
-      connect_timeout_secs: how long to wait for the first version of each policy named in `options`; of any policy if
-        none is named. Until then the server answers that there is none.
 
     Raises:
       TimeoutError: if there is no such version in time.
       ValueError: if the port is in use, or for invalid arguments, TLS files or a file of clients.
     """
     load = functools.partial(ServedVersion, options=options.batching, max_rows=options.max_rows)
-    models = Models(run_dir.policies, load, options.policies, options.versions)
+    models = Models(run.dir.policies, load, options.policies, options.versions)
     metrics = ServingMetrics(models)
     clients = Clients(options.clients, metrics.record_refused) if options.clients else None
     limits = options.num_threads, options.max_concurrent_requests
     server = PolicyServer(models, server_options, metrics, clients, *limits)
-    status = Status(run_dir.status('serve'), 'serve')
+    status = run.status('serve')
     with contextlib.ExitStack() as ending:  # calls all of them, the last one first, even if some fail
         ending.callback(status.update, 'stopped')
         ending.callback(server.close)
@@ -95,21 +92,20 @@ def serve(
             ending.enter_context(contextlib.closing(metrics_server.serve(*given)))
         if clients and clients.have_tokens and not server_options.tls and server_options.host not in _LOCAL:
             logging.warning("the clients' tokens travel unencrypted; need --tls_certificate and --tls_key on a network")
-        logging.info('listens at %s:%d; policies in %s', server_options.host, server.port, run_dir.policies)
-        _follow(models, server, status, run_dir, options, stop, connect_timeout_secs)
+        logging.info('listens at %s:%d; policies in %s', server_options.host, server.port, run.dir.policies)
+        _follow(models, server, status, run, options)
 
 
 def _follow(
     models: Models,
     server: PolicyServer,
     status: Status,
-    run_dir: RunDir,
+    run: Run,
     options: ServeOptions,
-    stop: threading.Event,
-    connect_timeout_secs: float,
 ) -> None:
-    start = next_log = time.monotonic()
-    while not stop.is_set():
+    run_dir, start = run.dir, time.monotonic()
+    next_log = start
+    while not run.stop.is_set():
         if models.refresh():
             server.reloaded()
             _write_serving_config(run_dir, models, options)
@@ -117,14 +113,14 @@ def _follow(
         awaited = missing or [holder.name for holder in models.holders if not holder.ready]
         what = f'a version of {", ".join(awaited)} in {run_dir.policies}'
         # Only required policies: one that is not named must not end the service of the others.
-        if missing and now - start > connect_timeout_secs:
+        if missing and now - start > run.connect_timeout_secs:
             raise UserTimeoutError(f'timed out after {now - start:.0f} s waiting for {what}')
         if awaited and now >= next_log:
             next_log = now + LOG_EVERY_SECS
             logging.info('waiting for %s', what if run_dir.policies.exists() else f'{what}, which does not exist yet')
         served = {f'{holder.name}_version': holder.get().version for holder in models.holders if holder.ready}
         status.update('waiting for a policy' if missing else 'running', port=server.port, **served)
-        stop.wait(options.poll_secs)
+        run.stop.wait(options.poll_secs)
 
 
 def _write_serving_config(run_dir: RunDir, models: Models, options: ServeOptions) -> None:

@@ -15,16 +15,17 @@ from tflearn.core import agent_data, background, strategies, train_step, workers
 from tflearn.core.types import Agent
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped
 from tflearn.core.workers import StopReason
-from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import run_outputs
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import PolicyExports
+from tflearn.jobs.run import Run
 from tflearn.jobs.run_outputs import CollectSummaries
 from tflearn.jobs.train_settings import Settings
-from tflearn.learner.learner import Learner
+from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.metrics import TrainResult
 from tflearn.learner.replica_check import ReplicaConsistency
 from tflearn.learner.stop_conditions import Forecast
+from tflearn.learner.summaries import SummarySources
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.sampling.source import Source
 from tflearn.tools.watch import Watch
@@ -64,7 +65,7 @@ class Session:
 
     def __init__(
         self,
-        run_dir: RunDir,
+        run: Run,
         agent: Agent,
         source: Source,
         collectors: Collectors,
@@ -74,7 +75,7 @@ class Session:
         """Restores the newest checkpoint; publishes and exports nothing yet.
 
         Args:
-          run_dir: the run's directory, or this worker's own one, see `worker_files.writable_run_dir`.
+          run: the run.
           agent: the agent to train.
           source: the source of the batches.
           collectors: who takes the environment steps.
@@ -84,11 +85,11 @@ class Session:
         Raises:
           ValueError: if the checkpoint is made for other networks.
         """
-        self._run_dir, self._source, self._collectors = run_dir, source, collectors
+        self._run, self._run_dir, self._source, self._collectors = run, run.dir, source, collectors
         self._settings, self._stop_conditions = settings, settings.stop_conditions
-        self._status = Status(run_dir.status('train'), 'train')
+        self._status = run.status('train')
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
-        self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
+        self._collect_summaries = CollectSummaries(run.dir.summaries('collect'))
         self._progress, self._forecast = collectors.progress, Forecast(settings.stop_conditions)
         self._result: TrainResult | None = None  # of the newest call that took train steps
         self._called_at = self._reported_at = self._logged_at = 0.0
@@ -98,19 +99,34 @@ class Session:
         self._learner = Learner(
             agent,
             source,
-            run_dir,
+            run.dir,
             strategy=strategy,
             triggers=self._triggers(agent, strategy),
-            options=settings.learner_options(
-                lambda: self._progress.policy_version,
-                self._metrics,
-                Watch(run_dir),
-                None if source.prepared else agent_data.preprocessing(agent),
-            ),
+            options=self._learner_options(agent),
             state=collectors.state(),
             manifests=collectors.manifests,
         )
-        self._make_exports = lambda: PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
+        self._make_exports = lambda: PolicyExports(agent, run.dir, settings.exports, self._export_facts, self._texts)
+
+    def _texts(self) -> dict[str, str]:
+        """Returns texts about the run by tag: its seed, its configuration, the code's revision, ..."""
+        return {'run/seed': str(self._settings.seed), **self._run.hooks.describe()}
+
+    def _learner_options(self, agent: Agent) -> LearnerOptions:
+        """Returns the learner's settings with the functions that only the session can provide."""
+        learner, summaries = self._settings.learner, self._settings.learner.summaries
+        if not self._source.prepared and (preprocess := agent_data.preprocessing(agent)):
+            learner = dataclasses.replace(learner, loop=dataclasses.replace(learner.loop, preprocess=preprocess))
+        if summaries is None:
+            return learner
+        users = summaries.sources
+        sources = SummarySources(
+            lambda: self._progress.policy_version,
+            lambda: {**(users.metrics() if users.metrics else {}), **self._metrics()},
+            lambda: {**(users.texts() if users.texts else {}), **self._texts()},
+            users.watch or Watch(self._run_dir),
+        )
+        return dataclasses.replace(learner, summaries=dataclasses.replace(summaries, sources=sources))
 
     def _triggers(self, agent: Agent, strategy: tf.distribute.Strategy) -> list[IntervalTrigger]:
         settings, intervals = self._settings, self._settings.intervals
@@ -139,7 +155,7 @@ class Session:
     def begin(self) -> None:
         """Publishes and exports the first weights, and compiles. Nothing is lost if the process ends here."""
         if self._chief:
-            self._settings.hooks.on_restored()
+            self._run.hooks.on_restored()
         learner, progress = self._learner, self._progress
         if self._end_reason() is None:  # an earlier session may have had stricter stop conditions
             self._run_dir.train_result.unlink(missing_ok=True)
@@ -166,8 +182,8 @@ class Session:
         self._status.update('waiting for data', train_step=learner.step, **dataclasses.asdict(self._stop_conditions))
         self._called_at = self._reported_at = self._logged_at = time.monotonic()
 
-    def run(self, stop: threading.Event) -> None:
-        """Trains until a stop condition or a requested stop (then it writes the result), or until `stop` is set.
+    def run(self) -> None:
+        """Trains until a stop condition or a requested stop (then it writes the result), or until the job is stopped.
 
         Raises:
           TimeoutError: if no data arrived for too long; the checkpoint is saved.
@@ -175,21 +191,21 @@ class Session:
           PeerStopped: if another worker was asked to stop, or got an error of its data; the checkpoint is saved.
         """
         try:
-            with self._monitored(stop):
-                while not (reason := self._agree_on_stop_reason(stop)):
+            with self._monitored():
+                while not (reason := self._agree_on_stop_reason()):
                     self._turn()
             self._collect_summaries.close()
             self._end(reason)
         except BaseException as error:
             self._status.update(f'failed: {error}')
             raise
-        workers.check_own_stop(reason, stop, self._learner.step)
+        workers.check_own_stop(reason, self._run.stop, self._learner.step)
 
     @contextlib.contextmanager
-    def _monitored(self, stop: threading.Event) -> Iterator[None]:
+    def _monitored(self) -> Iterator[None]:
         """Watches the collectors of other processes during the block; then closes everything but the exports."""
         over = threading.Event()
-        monitor = background.Thread(target=self._monitor, args=(stop, over), name='train_monitor')
+        monitor = background.Thread(target=self._monitor, args=(over,), name='train_monitor')
         if self._collectors.are_remote:
             monitor.start()
         try:
@@ -204,14 +220,14 @@ class Session:
                 self._learner.close()
             self._collect_summaries.write(self._collectors.metrics())
 
-    def _agree_on_stop_reason(self, stop: threading.Event) -> StopReason:
-        """Agrees with the other workers on whether and why training stops: each has its own clock, signals and data."""
+    def _agree_on_stop_reason(self) -> StopReason:
+        """Agrees with the other workers on whether and how training ends: each has its own clock, signals and data."""
         mine = StopReason.NONE
         if self._end_reason() is not None:
             mine = StopReason.CONDITION
         elif self._lost or self._data_failed:
             mine = StopReason.NO_DATA
-        elif stop.is_set():
+        elif self._run.stop.is_set():
             mine = StopReason.REQUEST
         with self._guard("the other workers' answers"):
             return StopReason(self._agreement.greatest(mine))
@@ -262,7 +278,7 @@ class Session:
         if train_step.env_steps_are_used():
             train_step.set_env_steps(self._agreement.of_chief(self._collectors.env_steps))
 
-    def _monitor(self, stop: threading.Event, over: threading.Event) -> None:
+    def _monitor(self, over: threading.Event) -> None:
         """Polls the collectors, and closes the source when training should end, since the learner may wait for data."""
         ended, seen = None, -1
         while not ended:  # polls immediately, every second or more often, and after the last train step
@@ -281,7 +297,7 @@ class Session:
                 if waits and not ended:
                     self._status.update('waiting for data', train_step=step, **self._metrics())
                 more_secs = waiting_secs if self._result else self._learner.waiting_secs
-                if stop.is_set() or self._lost or self._end_reason(more_secs):
+                if self._run.stop.is_set() or self._lost or self._end_reason(more_secs):
                     self._source.close()
             except Exception as error:  # reports and decisions may be late, but the thread must go on
                 logging.warning('could not poll the collectors: %s', error)

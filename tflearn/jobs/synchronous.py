@@ -16,13 +16,13 @@ from tflearn.core.experience import Experience, Queue
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory
 from tflearn.data.reader import EpisodeReader
-from tflearn.files.run_dir import RunDir
 from tflearn.jobs import collection, initial_agent, run_outputs
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.collectors import OwnCollectors
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.run import Run
 from tflearn.jobs.session import Session, set_seed
-from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings
+from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay import backend
@@ -35,8 +35,7 @@ from tflearn.sampling.source import Source
 @checked
 def synchronous(
     *,
-    run_dir: RunDir,
-    stop: threading.Event,
+    run: Run,
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
     experience: Experience,
@@ -48,8 +47,6 @@ def synchronous(
     exports: ExportOptions = ExportOptions(),
     learner_options: LearnerOptions = LearnerOptions(),
     collect_options: CollectOptions = CollectOptions(),
-    collect_seed: int | None = None,
-    hooks: Hooks = Hooks(),
 ) -> None:
     """Collects and trains alternately until a stop condition is reached, a stop is requested, or it is stopped.
 
@@ -66,8 +63,7 @@ def synchronous(
     another one. `collect_options.episode_limit` is refused, since there are no publications.
 
     Args:
-      run_dir: the run's directory, for the files that the train job writes.
-      stop: ends the job when set; a checkpoint is saved.
+      run: the run, in whose directory are the files that the train job writes.
       make_environment: makes the run's environment.
       make_agent: makes the run's agent.
       experience: the run's experience settings. `Queue.max_size` and `versions_ahead` have no meaning here.
@@ -80,8 +76,6 @@ def synchronous(
       exports: see the train job.
       learner_options: the train job's `options`.
       collect_options: the collect job's `options`.
-      collect_seed: the environments' seed; None is `initial.seed`.
-      hooks: what the program does during the job.
 
     Raises:
       ValueError: if an argument is out of range or not supported by this job, or the checkpoint is made for other
@@ -102,33 +96,32 @@ def synchronous(
             'each step; need CollectOptions.episode_limit=None, or separate jobs (tflearn-launch)'
         )
     stop_conditions = with_limit(stop_conditions, collect_options)
-    settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions, hooks)
-    if run_outputs.is_done(run_dir):
+    settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions)
+    if run.is_done():
         return
     with (
-        run_outputs.only_learner(run_dir, stop, device) as (run_dir, strategy, stopped),
+        run_outputs.only_learner(run, device) as (run, strategy, stopped),
         contextlib.ExitStack() as opened,
     ):
-        with waiting.may_exit(stop, stopped):
+        with waiting.may_exit(run.stop, stopped):
             seed = set_seed(initial.seed, strategy, repeatable=True)
             settings = dataclasses.replace(settings, seed=seed)
-            environment = make_environment(
-                num_environments=num_environments, seed=seed if collect_seed is None else collect_seed
-            )
+            own_seed = seed if collect_options.seed is None else collect_options.seed
+            environment = make_environment(num_environments=num_environments, seed=own_seed)
             opened.callback(environment.close)
             agent = initial_agent.make(make_agent, environment.specs, experience, strategy, device.precision)
-            initial_agent.load(agent, initial, run_dir)
-            storage = Storage(experience, initial_agent.data_spec(agent, experience))
-            source, write = opened.enter_context(_replay(storage, num_environments, agent, initial, seed, stop))
+            initial_agent.load(agent, initial, run.dir)
+            storage = initial_agent.storage(agent, experience)
+            source, write = opened.enter_context(_replay(storage, num_environments, agent, initial, seed, run.stop))
             acting = collection.Collection(
                 environment,
                 agent.collect_policy,
                 collect_options,
                 stores_policy_state=experience.slicing.store_policy_state,
             )
-            session = Session(run_dir, agent, source, OwnCollectors(acting, write), strategy, settings)
+            session = Session(run, agent, source, OwnCollectors(acting, write), strategy, settings)
             session.begin()
-        session.run(stop)
+        session.run()
 
 
 @contextlib.contextmanager

@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import math
-import threading
 from collections.abc import Sequence
 
 import tensorflow as tf
 from absl import logging
 
 from tflearn.coordinator import weights_contract
-from tflearn.coordinator.client import Access, Coordinator, Role
+from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.publisher import Publisher
 from tflearn.coordinator.state import TRAIN
 from tflearn.core import agent_data, strategies, waiting
@@ -20,18 +19,20 @@ from tflearn.core.watchdog import Watchdog
 from tflearn.data.demonstrations import Cloning as Cloning  # for gin: train.Cloning
 from tflearn.data.demonstrations import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
-from tflearn.files.run_dir import RunDir, Status
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs import agreed_settings, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.remote_collectors import RemoteCollectors
+from tflearn.jobs.run import Run
 from tflearn.jobs.session import Session, set_seed
-from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
+from tflearn.jobs.train_settings import Data, Device, Initial, Intervals, Settings
 from tflearn.learner import batches, dry_run, machine, tpu_rules, train_loop
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
-from tflearn.replay import connection, shards
-from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay import shards
+from tflearn.replay.shards import Shards
+from tflearn.replay.storage import Storage
 from tflearn.sampling import sources
 from tflearn.sampling.feed_source import wait_for_feed
 from tflearn.sampling.source import Source
@@ -43,9 +44,7 @@ _WRITE_SECS = 600.0  # checkpoints and exports time out after that
 
 def train(
     *,
-    run_dir: RunDir,
-    connect_timeout_secs: float,
-    stop: threading.Event,
+    run: Run,
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
     experience: Experience,
@@ -56,15 +55,11 @@ def train(
     data: Data = Data(),
     exports: ExportOptions = ExportOptions(),
     options: LearnerOptions = LearnerOptions(),
-    hooks: Hooks = Hooks(),
-    coordinator: Access = Access(),
 ) -> None:
     """Trains until a stop condition is reached, a stop is requested in the run directory, or it is stopped.
 
     Args:
-      run_dir: the run's directory, for checkpoints, summaries, policies and the result.
-      connect_timeout_secs: how long to wait for the coordinator and the replay servers.
-      stop: ends the job when set; a checkpoint is saved.
+      run: the run; checkpoints, summaries, policies and the result are in its directory.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent.
       experience: the run's experience settings.
@@ -75,8 +70,6 @@ def train(
       data: the replay servers, and how long to wait for their data.
       exports: which policies are exported, and which versions are kept.
       options: the learner's settings, such as checkpoints and summaries.
-      hooks: what the program does during the job.
-      coordinator: where the coordinator is.
 
     Raises:
       TimeoutError: if the server is not found, or no data arrive in time.
@@ -85,38 +78,38 @@ def train(
         networks, or if no part of the agent computes in `precision`.
     """
     data.check(experience.replay)
-    settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions, hooks)
+    settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
     settings = dataclasses.replace(settings, server_timeout_secs=data.server_timeout_secs)
     data.check_demonstrations(initial)
     data.check_feed(experience.replay, initial)
     if device.dry_run is not None:
         _dry_run(device, make_environment, make_agent, experience, initial, data, settings)
-    if device.dry_run is not None or run_outputs.is_done(run_dir):
+    if device.dry_run is not None or run.is_done():
         return
     with (
-        run_outputs.only_learner(run_dir, stop, device) as (run_dir, strategy, stopped),
-        _watchdog(data.timeout_secs, connect_timeout_secs) as watchdog,
+        run_outputs.only_learner(run, device) as (run, strategy, stopped),
+        _watchdog(data.timeout_secs, run.connect_timeout_secs) as watchdog,
         watchdog.guard('the work between two calls'),
         contextlib.ExitStack() as ending,
     ):
-        with waiting.may_exit(stop, stopped):
+        with waiting.may_exit(run.stop, stopped):
             with watchdog.guard('the construction of the agent'):
                 seed, specs = set_seed(initial.seed, strategy), specs_of(make_environment)
                 agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
-            storage = Storage(experience, initial_agent.data_spec(agent, experience))
-            _check_machine(run_dir, agent, storage)
-            connected = Coordinator(coordinator, f'train_{strategies.layout(strategy).worker}', stop)
+            storage = initial_agent.storage(agent, experience)
+            _check_machine(run.dir, agent, storage)
+            connected = Coordinator(run.coordinator, f'train_{strategies.layout(strategy).worker}', run.stop)
             ending.callback(connected.close)
-            addresses = _join(connected, run_dir, agent, data, storage, connect_timeout_secs, stop, strategy)
-            _clone(agent, initial, specs, run_dir, connected, strategy, device, seed, stop, watchdog)
+            addresses = _join(connected, run, agent, data, storage, strategy)
+            _clone(agent, initial, specs, run, connected, strategy, device, seed, watchdog)
             with watchdog.guard('the construction of the learner'):
-                initial_agent.load(agent, initial, run_dir)
+                initial_agent.load(agent, initial, run.dir)
                 source = _source(data, addresses, storage, agent, strategy, seed, initial)
                 settings = dataclasses.replace(settings, seed=seed, watchdog=watchdog)
-                collectors = RemoteCollectors(run_dir, connected, agent, storage, source, strategy, settings)
-                session = Session(run_dir, agent, source, collectors, strategy, settings)
+                collectors = RemoteCollectors(run.dir, connected, agent, storage, source, strategy, settings)
+                session = Session(run, agent, source, collectors, strategy, settings)
                 session.begin()
-        session.run(stop)
+        session.run()
 
 
 def _watchdog(*timeouts: float) -> contextlib.closing[Watchdog]:
@@ -157,12 +150,11 @@ def _clone(
     agent: Agent,
     initial: Initial,
     specs: EnvironmentSpecs,
-    run_dir: RunDir,
+    run: Run,
     coordinator: Coordinator,
     strategy: tf.distribute.Strategy,
     device: Device,
     seed: int,
-    stop: threading.Event,
     watchdog: Watchdog,
 ) -> None:
     """Begins the agent of a new run with a policy that is cloned from recorded episodes, if `initial` asks for it.
@@ -170,10 +162,10 @@ def _clone(
     Collectors get to know that they wait.
     """
     cloning = initial.cloning
-    if cloning is None or initial_agent.continues(run_dir):
+    if cloning is None or initial_agent.continues(run.dir):
         return
     publisher = Publisher(coordinator, weights_contract.published(agent.collect_policy))
-    status = Status(run_dir.status('train'), 'train')
+    status = run.status('train')
 
     def alive(step: int) -> None:
         watchdog.progress()
@@ -182,7 +174,7 @@ def _clone(
 
     alive(0)
     try:
-        initial_agent.clone(agent, cloning, specs, run_dir, strategy, device.precision, seed, stop, alive)
+        initial_agent.clone(agent, cloning, specs, run, strategy, device.precision, seed, alive)
     finally:
         publisher.close()
 
@@ -207,7 +199,7 @@ def _dry_run(
     experience = sources.of_one_replica(experience, shape.replicas)
     strategy = strategies.make('cpu')
     agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
-    storage = sources.without_content(Storage(experience, initial_agent.data_spec(agent, experience)))
+    storage = sources.without_content(initial_agent.storage(agent, experience))
     with strategy.scope():
         given = (data.timeout_secs, initial.seed or 0, data.weights, initial.demonstrations)
         source = sources.make(data.addresses or ('localhost:1',), storage, agent, strategy, *given)
@@ -227,12 +219,10 @@ def _dry_run(
 
 def _join(
     coordinator: Coordinator,
-    run_dir: RunDir,
+    run: Run,
     agent: Agent,
     data: Data,
     storage: Storage,
-    timeout_secs: float,
-    stop: threading.Event,
     strategy: tf.distribute.Strategy,
 ) -> Sequence[str]:
     """Waits for the coordinator and the servers. Returns the addresses of the replay servers that this process reads.
@@ -242,18 +232,17 @@ def _join(
       TimeoutError: if one is not found in time.
       Stopped: if `stop` is set.
     """
-    status = Status(run_dir.status('train'), 'train')
+    status = run.status('train')
     status.update(f'waiting for the coordinator at {coordinator.access.address}')
     contract, layout = agreed_settings.contract(agent, storage), strategies.layout(strategy)
     role = TRAIN if layout.is_chief else 'train_worker'
-    coordinator.join(Role(role, layout.worker, contract=contract, epoch=run_dir.epoch), timeout_secs)
+    coordinator.join(Role(role, layout.worker, contract=contract, epoch=run.dir.epoch), run.connect_timeout_secs)
     if data.feed_address:
         status.update(f'waiting for the feed at {data.feed_address}')
-        wait_for_feed(data.feed_address, storage, timeout_secs, stop)
+        wait_for_feed(data.feed_address, storage, run.connect_timeout_secs, run.stop)
         return ()
     status.update('waiting for the replay servers')
-    addresses = data.addresses or coordinator.replay(timeout_secs)
-    shards.check(storage, 1 if data.addresses else len(addresses))
-    for address in addresses:
-        connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
-    return addresses
+    found = Shards(tuple(data.addresses) or coordinator.replay(run.connect_timeout_secs))
+    shards.check(storage, 1 if data.addresses else len(found.addresses))
+    found.wait(storage, run.connect_timeout_secs, run.stop)
+    return found.addresses

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,39 +15,36 @@ from tflearn.core.types import AgentFactory, EnvironmentSpecs
 from tflearn.core.watchdog import Watchdog
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, find_directories
-from tflearn.files.run_dir import RunDir
 from tflearn.jobs import initial_agent, run_outputs
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.run import Run
 from tflearn.jobs.session import Session, set_seed
-from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings, Validation
+from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.validation import Validator
 from tflearn.sampling import local, sources
 from tflearn.sampling.mix import Mix
-from tflearn.sampling.sources import Reading
+from tflearn.sampling.sources import Reading, Validation
 
 _TIMEOUT_SECS = 900.0  # for a train step, a batch of the validation, and what is written in the end
 
 
 def train_offline(
     *,
-    run_dir: RunDir,
-    stop: threading.Event,
+    run: Run,
     dataset: Dataset,
     make_agent: AgentFactory,
     experience: Experience,
     stop_conditions: StopConditions,
     data_stop_conditions: DataStopConditions = DataStopConditions(),
     reading: Reading = Reading(),
-    validation: Validation = Validation(),
     intervals: Intervals = Intervals(),
     device: Device = Device(),
     initial: Initial = Initial(),
     exports: ExportOptions = ExportOptions(),
     learner_options: LearnerOptions = LearnerOptions(),
-    hooks: Hooks = Hooks(),
 ) -> None:
     """Trains on the sequences of the episodes until a stop condition is reached or it is stopped.
 
@@ -58,21 +54,18 @@ def train_offline(
     resumed run goes on with the batches that it would have had.
 
     Args:
-      run_dir: the run's directory, for the files that the train job writes.
-      stop: ends the job when set; a checkpoint is saved.
+      run: the run, in whose directory are the files that the train job writes.
       dataset: the episodes.
       make_agent: makes the run's agent.
       experience: the run's experience settings, with `Uniform`.
       stop_conditions: when training ends.
       data_stop_conditions: when it ends besides: by epochs, or by the loss on the data for validation.
-      reading: how the episodes are read.
-      validation: which of them are for validation, and how often.
+      reading: how the episodes are read, and which of them are for validation.
       intervals: how often policies are exported.
       device: see the train job. Of several workers each reads its own part of the episodes.
       initial: see the train job.
       exports: see the train job.
       learner_options: the train job's `options`.
-      hooks: what the program does during the job.
 
     Raises:
       ValueError: if the data set does not have what the agent needs, or settings exclude each other.
@@ -80,39 +73,37 @@ def train_offline(
       PeerStopped: if another worker was stopped, has died or got an error of its own, or the machine is about to be
         taken away.
     """
+    validation = reading.validation
     _check(experience, initial, validation, data_stop_conditions)
     device.check_no_dry_run('the offline job')
     others = (data_stop_conditions.max_epochs, data_stop_conditions.patience)
-    groups = (intervals, learner_options, exports, initial, experience, stop_conditions, hooks)
-    settings = Settings.make(*groups, *others)
-    if run_outputs.is_done(run_dir):
+    settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions, *others)
+    if run.is_done():
         return
-    with run_outputs.only_learner(run_dir, stop, device) as (run_dir, strategy, stopped):
+    with run_outputs.only_learner(run, device) as (run, strategy, stopped):
         agreement = workers.Agreement(strategy)
-        with waiting.may_exit(stop, stopped):
+        with waiting.may_exit(run.stop, stopped):
             seed = set_seed(initial.seed, strategy, repeatable=True)
             settings = dataclasses.replace(settings, seed=seed)
             with agreement.together('the data set'):
                 specs, files = environment_specs(dataset), _checksum(dataset)
             agreement.check_same(files, 'the checksum of the names of the files')
             agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
-            initial_agent.load(agent, initial, run_dir)
+            initial_agent.load(agent, initial, run.dir)
             data_spec, max_epochs = initial_agent.data_spec(agent, experience), data_stop_conditions.max_epochs
             validator: Validator | None = None
             with agreement.together('the data set'):
-                source = sources.from_files(
-                    dataset, experience, data_spec, strategy, seed, reading, validation.share, max_epochs
-                )
+                source = sources.from_files(dataset, experience, data_spec, strategy, seed, reading, max_epochs)
                 if validation.share:
                     kept = sources.validation_episodes(dataset, experience, data_spec, validation.share)
                     validator = Validator(kept.all_batches, validation.interval_steps, data_stop_conditions)
                     settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
             source.most_owed = _steps_per_call(source.most_owed, settings, validation)
             steps = _FileSteps(source, agreement, validator, max_epochs)
-            session = Session(run_dir, agent, source, steps, strategy, settings)
+            session = Session(run, agent, source, steps, strategy, settings)
             session.begin()
         with _watched(strategy, lambda: (session.train_step, steps.num_validated)):
-            session.run(stop)
+            session.run()
 
 
 def _check(

@@ -1,20 +1,19 @@
 """The settings that the jobs train and synchronous share, in groups."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from tflearn.coordinator.client import TIMEOUT_SECS as SERVER_TIMEOUT_SECS
-from tflearn.coordinator.client import Access as Access  # for the programs
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
-from tflearn.core.settings import PositiveFloat, PositiveInt, Range, checked_dataclass
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.watchdog import Watchdog
 from tflearn.data.demonstrations import Cloning, Demonstrations
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.learner.summaries import SummaryOptions, SummarySources
+from tflearn.learner.summaries import SummaryOptions
 from tflearn.sampling import feed_blocks
 
 
@@ -203,33 +202,6 @@ class Data:
             raise UserValueError('got Initial.demonstrations with a feed; need a learner that reads the servers itself')
 
 
-@checked_dataclass(frozen=True)
-class Validation:
-    """What is validated on, and how often; the metrics are `validation/loss` and those of the agent.
-
-    Attributes:
-      share: the share of whole episodes that are not trained on; 0 validates nothing. They are held in memory.
-      interval_steps: train steps between two validations. One takes place after the learner's call that passes a
-        multiple of it.
-    """
-
-    share: Annotated[float, Range(least=0, below=1)] = 0.0
-    interval_steps: PositiveInt = 1_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Hooks:
-    """What a program does during its job.
-
-    Attributes:
-      on_restored: called when the checkpoint was restored, before anything is written to the run directory.
-      describe: called before the first train step; returns markdown texts by tag that TensorBoard shows.
-    """
-
-    on_restored: Callable[[], None] = lambda: None
-    describe: Callable[[], Mapping[str, str]] = dict
-
-
 # By the argument of the jobs.
 GROUPS: Mapping[str, type[Any]] = {
     'stop_conditions': StopConditions,
@@ -270,7 +242,6 @@ class Settings:
       learner: the learner's settings.
       exports: which policies are exported.
       stop_conditions: when training ends.
-      hooks: what the program does.
       seed: the run's seed.
       watchdog: ends the process if a part of the session takes too long; None never does.
       num_pretrain_steps: see `Demonstrations`.
@@ -281,7 +252,6 @@ class Settings:
     learner: LearnerOptions
     exports: ExportOptions
     stop_conditions: StopConditions
-    hooks: Hooks = Hooks()
     seed: int = 0
     watchdog: Watchdog | None = None
     num_pretrain_steps: int = 0
@@ -302,7 +272,6 @@ class Settings:
         initial: Initial,
         experience: Experience,
         stop_conditions: StopConditions,
-        hooks: Hooks,
         *other_conditions: object,
     ) -> 'Settings':
         """Returns the settings of a job with these groups of arguments; raises ValueError if they do not fit."""
@@ -311,7 +280,7 @@ class Settings:
         if demonstrations is not None:
             demonstrations.check(experience)
         steps = demonstrations.num_pretrain_steps if demonstrations is not None else 0
-        return cls(intervals, learner, exports, stop_conditions, hooks, num_pretrain_steps=steps)._without_totals()
+        return cls(intervals, learner, exports, stop_conditions, num_pretrain_steps=steps)._without_totals()
 
     def _without_totals(self) -> 'Settings':
         """Returns these settings with intervals instead of totals.
@@ -339,35 +308,3 @@ class Settings:
     def summary_steps(self) -> int | None:
         """The interval of summaries [train steps]; None if there are none at fixed intervals."""
         return self.learner.summaries.interval_steps if self.learner.summaries else None
-
-    def texts(self) -> dict[str, str]:
-        """Returns texts about the run by tag: its seed, its configuration, the code's revision, ..."""
-        return {'run/seed': str(self.seed), **self.hooks.describe()}
-
-    def learner_options(
-        self,
-        policy_version: Callable[[], int],
-        metrics: Callable[[], Mapping[str, float | None]],
-        watch: Callable[[int, Mapping[str, float | None]], None],
-        preprocess: Callable[[Any], Any] | None,
-    ) -> LearnerOptions:
-        """Returns the learner's settings with the functions that only the session can provide."""
-        learner, summaries = self.learner, self.learner.summaries
-        if preprocess:
-            learner = dataclasses.replace(learner, loop=dataclasses.replace(learner.loop, preprocess=preprocess))
-        if summaries is None:
-            return learner
-        sources = SummarySources(
-            policy_version,
-            _joined(summaries.sources.metrics, metrics),
-            _joined(summaries.sources.texts, self.texts),
-            summaries.sources.watch or watch,
-        )
-        summaries = dataclasses.replace(summaries, sources=sources)
-        return dataclasses.replace(learner, summaries=summaries)
-
-
-def _joined(
-    users: Callable[[], Mapping[str, Any]] | None, jobs: Callable[[], Mapping[str, Any]]
-) -> Callable[[], Mapping[str, Any]]:
-    return (lambda: {**users(), **jobs()}) if users else jobs

@@ -120,7 +120,7 @@ def run(
         _print(out, run_summary.already_done_line(run_dir, done))
         return 0
     with StopSignals() as signals, _locked_log(run_dir, stop_timeout_secs, signals) as log:
-        status, state = Status(run_dir.status('launch'), 'launch', kept=('restarts',)), 'failed'
+        status, state = Status(run_dir.status('launch'), kept=('restarts',)), 'failed'
         status.update('running')
         try:
             run_summary.write_commands(run_dir, topology)

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tensorflow as tf
 from absl import logging
@@ -12,7 +12,7 @@ from tf_agents.typing import types
 from tflearn.core import agent_data, strategies
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Iteration, Prioritized, Queue, Sampling, Uniform
-from tflearn.core.settings import PositiveInt, checked_dataclass
+from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import Dataset, EpisodeReader, Part
@@ -39,6 +39,20 @@ _MOST_FROM_FILES = 1_000  # train steps of a call, after which a job can save, e
 
 
 @checked_dataclass(frozen=True)
+class Validation:
+    """What is validated on, and how often; the metrics are `validation/loss` and those of the agent.
+
+    Attributes:
+      share: the share of whole episodes that are not trained on; 0 validates nothing. They are held in memory.
+      interval_steps: train steps between two validations. One takes place after the learner's call that passes a
+        multiple of it.
+    """
+
+    share: Annotated[float, Range(least=0, below=1)] = 0.0
+    interval_steps: PositiveInt = 1_000
+
+
+@checked_dataclass(frozen=True)
 class Reading:
     """How a data set is read.
 
@@ -50,11 +64,13 @@ class Reading:
         another order each time, as a stream always does.
       window_steps: environment steps of a stream's window, within which sequences are shuffled; None takes as many as
         need a quarter of `Uniform.max_mirror_gb`. While the next window is read, up to four are in memory.
+      validation: which of its episodes are for validation, and how often.
     """
 
     storage: Literal['auto', 'memory', 'stream'] = 'auto'
     order: Order = 'uniform'
     window_steps: PositiveInt | None = None
+    validation: Validation = Validation()
 
 
 def make(
@@ -259,7 +275,6 @@ def from_files(
     strategy: tf.distribute.Strategy,
     seed: int,
     reading: Reading = Reading(),
-    validation_share: float = 0.0,
     max_epochs: int | None = None,
 ) -> Mix:
     """Makes a source of batches of recorded episodes. Workers divide the episodes.
@@ -270,8 +285,7 @@ def from_files(
       data_spec: the spec of a Trajectory without outer dimensions.
       strategy: the strategy that the agent was made in.
       seed: the seed of the order.
-      reading: how they are read.
-      validation_share: the share of episodes that are left out, see `Part`.
+      reading: how they are read; those for validation are left out.
       max_epochs: passes over the data; None is no limit.
 
     Raises:
@@ -280,7 +294,7 @@ def from_files(
     """
     layout, storage = strategies.layout(strategy), Storage(experience, data_spec)
     replicas_here = layout.replicas // layout.workers
-    part = Part(validation_share, pipeline=layout.worker, num_pipelines=layout.workers)
+    part = Part(reading.validation.share, pipeline=layout.worker, num_pipelines=layout.workers)
     readers = [EpisodeReader(each, data_spec, part=part) for each in dataset.parts()]
     shares = mix.sizes(experience.per_replica_batch_size, dataset.weights or [1.0])
     max_rows = [EpisodeRows(storage).max_rows(reader.num_steps, reader.num_episodes) for reader in readers]
