@@ -26,7 +26,7 @@ SECTIONS = (
         rf'{JOBS}(replay_server|collect|train|synchronous|train_offline|evaluate)\.\1',
         {'run'},
     ),
-    ('Algorithms', rf'{AGENTS}\w+\.make_agent', {'specs', 'train_step', 'experience'}),
+    ('Algorithms', rf'{AGENTS}\w+\.make_agent', {'self', 'problem', 'specs', 'train_step', 'experience'}),
     (
         'Transforms',
         r'tflearn\.transforms\.(transformed\.make_agent|(image|rewards|stack|normalize|hindsight|rnd)\.\w+'
@@ -57,15 +57,17 @@ flags of a program.
 
 Owner = ast.FunctionDef | ast.ClassDef
 OUTLINES = Outlines()
+FACTORY = 'tflearn.agents.algorithm', 'Factory', '__call__'  # what functions that `factory` decorates take besides
 
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """A function or dataclass whose arguments are settings."""
+    """A function or dataclass whose arguments are settings; `common` are those that its decorator adds."""
 
     name: str  # full name
     node: Owner
     file: SourceFile
+    common: 'Definition | None' = None
 
     @property
     def module(self) -> str:
@@ -75,8 +77,19 @@ class Definition:
     def short(self) -> str:
         return '.'.join(self.name.split('.')[-2:])
 
-    def arguments(self) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
-        """Yields name, annotation and default of each."""
+    def arguments(self) -> Iterator[tuple[str, ast.expr | None, ast.expr | None, SourceFile]]:
+        """Yields name, annotation and default of each, and the file where they stand."""
+        own = [(*each, self.file) for each in self._own()]
+        if self.common:
+            names = {name for name, *_ in own}
+            yield from (each for each in self.common.arguments() if each[0] not in names)
+        yield from own
+
+    def texts(self) -> dict[str, str]:
+        """Returns what each is."""
+        return (self.common.texts() if self.common else {}) | descriptions(_constructor(self.node) or self.node)
+
+    def _own(self) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
         constructor = _constructor(self.node)
         if isinstance(self.node, ast.ClassDef) and constructor is None:
             for field in self.node.body:
@@ -113,13 +126,20 @@ def full_names(file: SourceFile) -> dict[str, str]:
 
 def definitions(files: Sequence[SourceFile]) -> dict[str, Definition]:
     """Returns the public functions and classes of the library by their full names."""
-    return {
+    found = {
         f'{".".join(file.parts)}.{node.name}': Definition(f'{".".join(file.parts)}.{node.name}', node, file)
         for file in files
         if file.parts[0] == 'tflearn'
         for node in file.syntax.body
         if isinstance(node, Owner) and not node.name.startswith('_')
     }
+    if factory := found.get('.'.join(FACTORY[:2])):
+        (call,) = (item for item in factory.node.body if getattr(item, 'name', '') == FACTORY[2])
+        common = Definition('.'.join(FACTORY), call, factory.file)
+        for name, each in found.items():
+            if 'factory' in map(ast.unparse, each.node.decorator_list):
+                found[name] = dataclasses.replace(each, common=common)
+    return found
 
 
 def _is_dataclass(definition: Definition) -> bool:
@@ -138,10 +158,10 @@ def _types(annotation: ast.expr) -> Iterator[ast.expr]:
 
 def _dataclasses(definition: Definition, given: set[str], known: dict[str, Definition]) -> Iterator[Definition]:
     """Yields the dataclasses that the settings of `definition` take, and theirs."""
-    names = full_names(definition.file)
-    for name, annotation, _ in definition.arguments():
+    for name, annotation, _, file in definition.arguments():
         if name in given or annotation is None:
             continue
+        names = full_names(file)
         for node in _types(annotation):
             first, _, rest = source_tree.dotted_name(node).partition('.')
             full = '.'.join(filter(None, [names.get(first, ''), rest]))
@@ -164,17 +184,17 @@ def sentence(text: str) -> str:
     return re.sub(r'(?<![.])[.]$', '', first).replace('|', r'\|')
 
 
-def _default(definition: Definition, node: ast.expr | None, known_values: dict[str, str]) -> str:
+def _default(file: SourceFile, node: ast.expr | None, known_values: dict[str, str]) -> str:
     if node is None:
         return ''
     if isinstance(node, ast.Call) and source_tree.dotted_name(node.func).endswith('field'):
         found = {keyword.arg: keyword.value for keyword in node.keywords}
         if 'default_factory' in found:
             return f'`{ast.unparse(found["default_factory"])}()`'
-        return _default(definition, found.get('default'), known_values)
+        return _default(file, found.get('default'), known_values)
     first, _, rest = source_tree.dotted_name(node).partition('.')
-    full = '.'.join(filter(None, [full_names(definition.file).get(first, ''), rest]))
-    text = known_values.get(full) or ast.get_source_segment(definition.file.text, node)
+    full = '.'.join(filter(None, [full_names(file).get(first, ''), rest]))
+    text = known_values.get(full) or ast.get_source_segment(file.text, node)
     return f'`{text}`'
 
 
@@ -210,11 +230,11 @@ def _lines(definition: Definition, given: set[str], constants: dict[str, str]) -
     end = '' if about.endswith(')') else '.'
     yield from ('', f'### {definition.short}', '', f'`from {package} import {module}`. {about}{end}', '')
     yield from ('| setting | default | values | unit | what it is |', '|---|---|---|---|---|')
-    texts = descriptions(_constructor(definition.node) or definition.node)
+    texts = definition.texts()
     found = _rules(definition)
-    for name, _, default in definition.arguments():
+    for name, _, default, file in definition.arguments():
         if name not in given:
-            text, shown = texts.get(name, ''), _default(definition, default, constants)
+            text, shown = texts.get(name, ''), _default(file, default, constants)
             unit = '' if shown in ('`True`', '`False`') else _unit(name, text)
             values = found[name].needs('') if name in found else ''
             yield f'| `{name}` | {shown} | {values} | {unit} | {sentence(text)} |'

@@ -13,7 +13,7 @@ import pytest
 from tests.agents import example_data
 from tests.testing import experiences
 from tflearn import agents
-from tflearn.agents.example import Example
+from tflearn.agents.algorithm import Example
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import Agent, EnvironmentSpecs

@@ -1,5 +1,6 @@
-"""A network with two heads, the action's distribution and the observation's value, and the policy that uses it."""
+"""A network with two heads, the action's distribution and the observation's value; its policy, and its agents."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -10,20 +11,22 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.core.action_mask import ActionMask
+from tflearn.agents import parts
+from tflearn.agents.normalizer import Normalizer, Normalizers
+from tflearn.core.action_mask import make_mask
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import heads, spec_checks
 from tflearn.networks.networks import NetworkOptions
+from tflearn.networks.targets import Targets
+from tflearn.optimization.optimizers import Optimizer
 
 DIST_PARAMS = 'dist_params'  # a key of the policy info: the parameters of the distribution of the action
 
 
-def complete(
-    network: NetworkOptions, specs: EnvironmentSpecs, algorithm: str, unused: tuple[str, ...] = ()
-) -> NetworkOptions:
+def complete(problem: parts.Problem, algorithm: str, unused: tuple[str, ...] = ()) -> NetworkOptions:
     """Returns the layers of an algorithm that learns a policy's gradient; see `NetworkOptions.completed`."""
-    spec_checks.check_policy_gradient_action(specs.action, algorithm)
-    return network.completed(specs, algorithm, unused, fc_layer_params=(64, 64), activation='tanh')
+    spec_checks.check_policy_gradient_action(problem.specs.action, algorithm)
+    return problem.network.completed(problem.specs, algorithm, unused, fc_layer_params=(64, 64), activation='tanh')
 
 
 class ActorValueNetwork(network.Network):
@@ -33,7 +36,7 @@ class ActorValueNetwork(network.Network):
         self,
         specs: EnvironmentSpecs,
         options: NetworkOptions,
-        action_mask: ActionMask | None = None,
+        action_mask: str | None = None,
         name: str = 'ActorValueNetwork',
     ):
         """Makes the variables, in the strategy's scope.
@@ -41,10 +44,10 @@ class ActorValueNetwork(network.Network):
         Args:
           specs: the environment's specs.
           options: the layers.
-          action_mask: divides observations into the mask of legal actions and the rest; None takes them as they are.
+          action_mask: the path of the observation's part that marks legal actions; None has none.
           name: the network's name.
         """
-        observation_spec = action_mask(specs.observation)[0] if action_mask else specs.observation
+        mask, observation_spec = make_mask(specs, action_mask)
         if options.shared:
             choices = heads.num_choices(specs.action)
             actor = value = options.make_encoder(observation_spec, 'encoder', True, choices)
@@ -56,11 +59,11 @@ class ActorValueNetwork(network.Network):
             state_spec = {'actor': actor.state_spec, 'value': value.state_spec}
         super().__init__(input_tensor_spec=specs.observation, state_spec=state_spec, name=name)
         self._shared, self._actor, self._value = options.shared, actor, value
-        self.action_mask = action_mask
+        self.action_mask = mask
         # A network of one's own may compute logits and value itself.
         own = options.make_network is not None
         self._has_heads = own and isinstance(actor.create_variables(observation_spec), list | tuple)
-        masked = action_mask is not None
+        masked = mask is not None
         projections = heads.of_logits(specs.action) if self._has_heads else heads.projections(specs.action, masked)
         self._projections = projections
         # Not attributes, since Keras would wrap their nests.
@@ -130,13 +133,19 @@ class ActorValuePolicy(tf_policy.TFPolicy):
     """Draws from the network's distribution. Actions are not clipped, since that would change their probabilities."""
 
     def __init__(
-        self, specs: EnvironmentSpecs, actor_value: ActorValueNetwork, records_distribution: bool, name: str = 'policy'
+        self,
+        specs: EnvironmentSpecs,
+        actor_value: ActorValueNetwork,
+        normalizer: Normalizer | None,
+        records_distribution: bool,
+        name: str,
     ):
         """Makes the policy.
 
         Args:
           specs: the environment's specs.
           actor_value: the network.
+          normalizer: normalizes observations, and its variables are a part of the policy; None takes them as they are.
           records_distribution: whether the policy info has the parameters of the distribution.
           name: the policy's name.
         """
@@ -150,14 +159,57 @@ class ActorValuePolicy(tf_policy.TFPolicy):
             name=name,
         )
         self._network, self._records_distribution = actor_value, records_distribution
+        self._normalizer = normalizer
 
     def _variables(self) -> list[tf.Variable]:
-        return self._network.variables
+        return [*self._network.variables, *(self._normalizer.statistics if self._normalizer else [])]
 
     def _distribution(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        (distribution, _), state = self._network(
-            time_step.observation, step_type=time_step.step_type, network_state=policy_state
-        )
+        observation = self._normalizer(time_step.observation) if self._normalizer else time_step.observation
+        (distribution, _), state = self._network(observation, step_type=time_step.step_type, network_state=policy_state)
         return policy_step.PolicyStep(
             distribution, state, self._network.parameters(distribution) if self._records_distribution else ()
         )
+
+
+class ActorValueAgent(parts.PartsAgent):
+    """An agent of one `ActorValueNetwork`."""
+
+    def __init__(
+        self,
+        problem: parts.Problem,
+        network: ActorValueNetwork,
+        optimizers: Mapping[str, Optimizer],
+        loss: Any,
+        normalizers: Normalizers = Normalizers(),
+        records_distribution: bool = False,
+        targets: Targets | None = None,
+    ):
+        """Makes the agent, within the strategy's scope; see `PartsAgent` for what is not explained here.
+
+        Args:
+          problem: what the agent is made for.
+          network: policy and value.
+          optimizers: the optimizers of the parts.
+          loss: the losses' settings.
+          normalizers: the normalizers of observations and rewards.
+          records_distribution: whether the info of the collect policy has the parameters of the distribution.
+          targets: what follows the trained networks.
+        """
+        # The names of network and normalizer are those of all such agents, for a warm start (`train.Initial`).
+        self._network, self._options = network, loss
+        self._observation_normalizer, self._reward_normalizer = normalizers
+        policy, collect_policy = (
+            ActorValuePolicy(problem.specs, network, normalizers.observation, records, name)
+            for records, name in ((False, 'policy'), (records_distribution, 'collect_policy'))
+        )
+        super().__init__(problem, collect_policy, optimizers, targets, policy)
+
+    def _trained(self, part: str) -> list[Any]:
+        return [self._network]
+
+    def _normalized(self, observation: Any, reward: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Returns both as the losses have them."""
+        if self._observation_normalizer:
+            observation = self._observation_normalizer(observation)
+        return observation, self._reward_normalizer(reward) if self._reward_normalizer else reward

@@ -12,6 +12,7 @@ Differs from the paper: the advantages are V-trace's, whose ratios are pi' / mu,
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -21,17 +22,14 @@ from tf_agents.utils import common
 
 from tflearn.agents import impala
 from tflearn.agents.actor_value import ActorValueNetwork, complete
-from tflearn.agents.example import ANY_ACTION, Example
-from tflearn.agents.rescaled_actions import rescaled
-from tflearn.core.action_mask import make_mask
+from tflearn.agents.algorithm import ANY_ACTION, Example, factory
+from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience
-from tflearn.core.types import Agent, EnvironmentSpecs
-from tflearn.networks.networks import NetworkOptions
+from tflearn.core.types import Agent
 from tflearn.networks.targets import Targets
 from tflearn.optimization import vtrace
 from tflearn.optimization.impala_loss import ImpalaLoss
-from tflearn.optimization.optimizers import Optimizer, OptimizerOptions
+from tflearn.optimization.optimizers import Optimizer
 
 EXPERIENCE = impala.EXPERIENCE
 
@@ -78,39 +76,32 @@ class SurrogateOptions:
 EXAMPLE = Example(ANY_ACTION, data=('uniform', 'queue'), sequence_length=5)
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
     surrogate: SurrogateOptions = SurrogateOptions(),
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: ImpalaLoss = ImpalaLoss(),
     action_mask: str | None = None,
 ) -> Agent:
     """Makes an APPO agent.
 
     Args:
-      specs: the environment's specs.
-      train_step: int64 scalar, counts gradient steps.
       experience: the experience; see `impala.make_agent` for it and the arguments after `surrogate`.
       surrogate: how the policy is kept close to the target policy.
       network: the layers of policy and value.
       optimizer: the optimizer of `policy`, or those of `policy` and `value`.
       loss: the other terms of the loss.
-      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
-        None has none.
 
     Raises:
       ValueError: see `impala.make_agent`.
     """
-    network = complete(network, specs, 'APPO')
-    made = impala.make_optimizers(train_step, experience, network, optimizer)
-    mask, _ = make_mask(specs, action_mask)
-    trained, target = (ActorValueNetwork(specs, network, mask, name) for name in ('ActorValueNetwork', 'TargetNetwork'))
-    return AppoAgent(specs, train_step, experience, (trained, target), loss, made, surrogate)
+    network = complete(problem, 'APPO')
+    optimizers = impala.make_optimizers(problem)
+    trained, target = (
+        ActorValueNetwork(problem.specs, network, action_mask, name) for name in ('ActorValueNetwork', 'TargetNetwork')
+    )
+    return AppoAgent(problem, (trained, target), optimizers, loss, surrogate)
 
 
 class AppoAgent(impala.ImpalaAgent):
@@ -121,17 +112,15 @@ class AppoAgent(impala.ImpalaAgent):
 
     def __init__(
         self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
+        problem: Problem,
         networks: tuple[ActorValueNetwork, ActorValueNetwork],
+        optimizers: Mapping[str, Optimizer],
         loss: ImpalaLoss,
-        made: dict[str, Optimizer],
         surrogate: SurrogateOptions,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`. `networks` are the trained and the target."""
         targets = Targets([networks], surrogate.target_update_tau, surrogate.target_update_interval)
-        super().__init__(specs, train_step, experience, networks[0], loss, made, targets=targets)
+        super().__init__(problem, networks[0], optimizers, loss, targets=targets)
         self._target, self._surrogate = networks[1], surrogate
         self._kl_coefficient = tf.Variable(
             surrogate.kl_coefficient,

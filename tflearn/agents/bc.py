@@ -14,24 +14,21 @@ has learned (`train.Initial`). Only the policy's part is trained; the value's st
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.utils import common
 
 from tflearn.agents import parts
-from tflearn.agents.actor_value import ActorValueNetwork, complete
-from tflearn.agents.example import ANY_ACTION, Example
-from tflearn.agents.normalizer import Normalizer, NormalizingPolicy, make_observation_normalizer
-from tflearn.agents.rescaled_actions import rescaled
-from tflearn.core.action_mask import make_mask
+from tflearn.agents.actor_value import ActorValueAgent, ActorValueNetwork, complete
+from tflearn.agents.algorithm import ANY_ACTION, Example, factory
+from tflearn.agents.normalizer import make_normalizers
+from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.types import Agent, EnvironmentSpecs, leaf_paths
-from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import offline_loss
-from tflearn.optimization.optimizers import OptimizerOptions
 
 EXPERIENCE = Experience(replay=Uniform(), batch=BatchItems(256))
 
@@ -82,14 +79,10 @@ class BCLoss:
 EXAMPLE = Example(ANY_ACTION, data=('uniform', 'recorded'))
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: BCLoss = BCLoss(),
     normalize_observations: bool = True,
     normalizer_steps: int = 1_000,
@@ -98,8 +91,6 @@ def make_agent(
     """Makes an agent that imitates recorded actions: discrete, several discrete, continuous, or a nest of them.
 
     Args:
-      specs: the environment's specs.
-      train_step: int64 scalar, counts gradient steps.
       experience: the experience, of uniform order. Of a sequence, all rows but the last are imitated. With memory,
         sequences are longer than 2, and each starts with a state of zeros.
       network: the layers of the policy, and of a value that a later PPO run may train; equal ones let it begin with
@@ -115,15 +106,13 @@ def make_agent(
       ValueError: if the experience has another order or stores the policy's state, the action is not supported, or the
         weight is no column of numbers.
     """
-    network = complete(network, specs, 'behavioural cloning')
-    _check(specs, experience, loss)
-    mask, _ = make_mask(specs, action_mask)
+    network = complete(problem, 'behavioural cloning')
+    _check(problem.specs, problem.experience, loss)
     skipped = {*(network.preprocessing_layers or ()), action_mask}
-    normalizer = make_observation_normalizer(specs.observation, skipped) if normalize_observations else None
-    made = optimizer.make(train_step, experience.per_replica_batch_size, {'bc': 1e-3})
-    actor_value = ActorValueNetwork(specs, network, mask)
-    observations = Observations(normalizer, normalizer_steps)
-    return BCAgent(specs, train_step, experience, actor_value, loss, made, observations)
+    normalizers = make_normalizers(problem.specs, skipped, normalize_observations, False)
+    optimizers = problem.optimizers({'bc': 1e-3})
+    actor_value = ActorValueNetwork(problem.specs, network, action_mask)
+    return BCAgent(problem, actor_value, optimizers, loss, normalizers, normalizer_steps)
 
 
 def _check(specs: EnvironmentSpecs, experience: Experience, loss: BCLoss) -> None:
@@ -159,19 +148,7 @@ def _check(specs: EnvironmentSpecs, experience: Experience, loss: BCLoss) -> Non
         )
 
 
-class Observations(NamedTuple):
-    """How observations enter the networks.
-
-    Attributes:
-      normalizer: normalizes them; None takes them as they are.
-      normalizer_steps: see `make_agent`.
-    """
-
-    normalizer: Normalizer | None
-    normalizer_steps: int
-
-
-class BCAgent(parts.PartsAgent):
+class BCAgent(ActorValueAgent):
     """See the module.
 
     The extra metrics of the loss are means over the valid steps of the global batch, without weights:
@@ -180,26 +157,11 @@ class BCAgent(parts.PartsAgent):
     ones; `illegal_share`, the share of recorded actions that the mask forbids.
     """
 
-    def __init__(
-        self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
-        network: ActorValueNetwork,
-        loss: BCLoss,
-        made: dict[str, Any],
-        observations: Observations,
-    ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
-        # The names of these two are PPO's, for a warm start.
-        self._network, self._options = network, loss
-        self._observation_normalizer, self._normalizer_steps = observations
-        policy, collect_policy = (
-            NormalizingPolicy(specs, network, self._observation_normalizer, False, name)
-            for name in ('policy', 'collect_policy')
-        )
-        super().__init__(specs, train_step, experience, collect_policy, made, policy=policy)
-        self._discrete = tuple(not leaf.dtype.is_floating for leaf in tf.nest.flatten(specs.action))
+    def __init__(self, *args: Any):
+        """Takes the arguments of `ActorValueAgent`, and the train steps whose batches count for the normalizer."""
+        super().__init__(*args[:-1])
+        self._normalizer_steps = args[-1]
+        self._discrete = tuple(not leaf.dtype.is_floating for leaf in tf.nest.flatten(self.action_spec))
 
     def _trained(self, part: str) -> list[tf.Variable]:
         return self._network.policy_variables
@@ -231,15 +193,14 @@ class BCAgent(parts.PartsAgent):
         counts, masked = parts.counts(experience), self._network.action_mask is not None
 
         def loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            observation, action = parts.now(experience.observation), parts.now(experience.action)
-            if self._observation_normalizer:
-                observation = self._observation_normalizer(observation)
+            now = parts.now(experience)
+            observation, _ = self._normalized(now.observation, now.reward)
             step_type = experience.step_type[:, :-1] if self._network.state_spec else None
             (distribution, _), _ = self._network(observation, step_type=step_type, training=training)
-            log_probs = common.log_probability(distribution, action, self.action_spec)
+            log_probs = common.log_probability(distribution, now.action, self.action_spec)
             legal = offline_loss.legal_counts(log_probs, masked)
             entropy = common.entropy(distribution, self.action_spec, outer_rank=2)
-            metrics = {'log_likelihood': log_probs, 'entropy': entropy, **self._errors(distribution, action)}
+            metrics = {'log_likelihood': log_probs, 'entropy': entropy, **self._errors(distribution, now.action)}
             losses = metrics['squared_error'] if self._options.kind == 'mse' else -log_probs
             factors = self._weights(experience, counts * legal)
             if weights is not None:

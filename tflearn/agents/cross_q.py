@@ -20,12 +20,12 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.agents import parts, sac
-from tflearn.agents.example import Example
-from tflearn.agents.rescaled_actions import rescaled
+from tflearn.agents.actor_critic import Networks
+from tflearn.agents.algorithm import Example, factory
+from tflearn.agents.parts import Problem
 from tflearn.agents.sac import SACLoss
-from tflearn.core.experience import Experience
 from tflearn.core.settings import PositiveInt, checked
-from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.core.types import Agent
 from tflearn.networks import heads, networks
 from tflearn.networks.critics import BatchNorm, CriticOptions, Critics
 from tflearn.networks.networks import NetworkOptions
@@ -43,13 +43,10 @@ _RATES = {'critic': 1e-3, 'actor': 1e-3, 'alpha': 1e-3}
 
 
 @checked
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
     optimizer: OptimizerOptions = OptimizerOptions(arguments={'beta_1': 0.5}),
     loss: SACLoss = SACLoss(),
     batch_norm: BatchNorm = BatchNorm(),
@@ -59,12 +56,8 @@ def make_agent(
     """Makes an agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
     Args:
-      specs: the environment's specs; see `sac.make_agent` for all that is not explained here.
-      train_step: int64 scalar, counts gradient steps of the critics.
-      experience: the experience, of uniform or prioritized order.
       network: the layers; (256, 256) units of the actor, (2048, 2048) of each critic; without memory.
       optimizer: the optimizers of `critic`, `actor` and `alpha`; 1e-3, not clipped; Adam's `beta_1` is 0.5.
-      loss: the losses' settings.
       batch_norm: the critics' normalization.
       num_critics: how many critics.
       policy_delay: the actor and the temperature are trained each so many train steps.
@@ -72,16 +65,16 @@ def make_agent(
     Raises:
       ValueError: if the action is another one, the experience is a queue, or a number is invalid.
     """
-    network = sac.checked(specs, experience, network, 'CrossQ', critic_fc_layer_params=(2048, 2048))
+    specs = problem.specs
+    network = sac.checked(problem, 'CrossQ', critic_fc_layer_params=(2048, 2048))
     actor = networks.actor(specs.observation, specs.action, network, continuous=heads.tanh_normal)
     actor.create_variables()
     (action,) = tf.nest.flatten(specs.action)
     options = CriticOptions(num_critics, batch_norm=batch_norm, shared_encoder=True)
     critics = Critics(specs.observation, action, network, options)
-    made = optimizer.make(train_step, experience.per_replica_batch_size, _RATES)
     objective = sac.Objective(loss, Least(num_critics, for_actor=True))
-    made_networks = sac.Networks(actor, critics, None)
-    return CrossQAgent(specs, train_step, experience, made_networks, None, made, objective, policy_delay)
+    optimizers, made = problem._replace(optimizer=optimizer).optimizers(_RATES), Networks(actor, critics, None)
+    return CrossQAgent(problem, made, optimizers, None, objective, policy_delay)
 
 
 class CrossQAgent(sac.SACAgent):
@@ -94,10 +87,6 @@ class CrossQAgent(sac.SACAgent):
 
     def _optimized(self, part: str) -> tuple[str, ...]:
         return ('critic',) if part == 'critic' else ('actor', 'alpha')
-
-    def _due(self, part: str) -> tf.Tensor | None:
-        delay = self._policy_delay
-        return None if part == 'critic' or delay == 1 else tf.equal((self.train_step_counter + 1) % delay, 0)
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the loss of the critics, and the one of actor and temperature, which use the same draws."""

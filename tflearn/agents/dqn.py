@@ -17,20 +17,19 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 from tf_agents.utils import common
 
-from tflearn.agents.example import Example
-from tflearn.agents.rescaled_actions import rescaled
+from tflearn.agents.algorithm import Example, factory
+from tflearn.agents.parts import Problem
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue, Uniform
 from tflearn.core.layout import ColumnLayout
 from tflearn.core.train_step import Draws
-from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.core.types import Agent
 from tflearn.networks import noisy, spec_checks
 from tflearn.networks.action_embeddings import ActionEmbeddings, EmbeddedQNetwork
 from tflearn.networks.distributional import DistributionalQNetwork
 from tflearn.networks.networks import LastLayers, NetworkOptions, QNetwork
 from tflearn.optimization import conservative, distributional, schedules
-from tflearn.optimization.optimizers import OptimizerOptions
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
 
@@ -52,14 +51,10 @@ EXAMPLE = Example(
 )
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     action_mask: str | None = None,
     action_embeddings: ActionEmbeddings | None = None,
     gamma: float = 0.99,
@@ -78,22 +73,15 @@ def make_agent(
     """Makes a DQN agent for one discrete action, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
     Args:
-      specs: the environment's specs; see `encoder` for observations.
-      train_step: int64 scalar, counts gradient steps.
       experience: the experience, of uniform or prioritized order. With the latter, `train` takes the items' weights
         [B], and the extra `td_error` [B] becomes their priorities.
       network: the layers before the last one; fully connected ones of (100, 50) units. Mnih et al. used the
         convolutions ((32, 8, 4), (64, 4, 2), (64, 3, 1)).
       optimizer: the optimizer, of the part `dqn`; 1e-3, without clipping.
-      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
-        None has none.
       action_embeddings: values as a function of the observation and of each action's vector, for thousands of actions;
         not together with `dueling`, `distribution` or `noisy_sigma`. None has an output for each action.
-      gamma: discount per environment step, in [0, 1].
       reward_scale: the factor of the rewards: with returns in the hundreds a network learns sooner what is near 1.
       double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
-      dueling: whether the last layer computes the observation's value and the actions' advantages (Wang et al. 2016,
-        "Dueling Network Architectures for Deep Reinforcement Learning", arXiv 1511.06581).
       distribution: `distributional.Quantiles` (QR-DQN) or `Categorical` (C51) learns the distributions of the actions'
         returns; None learns their means.
       noisy_sigma: the initial deviation of noisy layers (Fortunato et al. 2018, arXiv 1706.10295), which take the place
@@ -103,9 +91,6 @@ def make_agent(
       conservative_weight: the weight alpha of log(sum over actions of exp(value)) - value of the item's action in the
         loss (Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning", arXiv 2006.04779,
         equation 4): values of actions that the data do not have stay low. For training from files; 0 has none.
-      epsilon: share of random actions in the collect policy, or a schedule of the train step.
-      target_update_period: train steps between two updates of the target network.
-      target_update_tau: weight of the online network in an update of the target; 1 copies it.
       huber: whether the loss is the Huber loss of the temporal-difference error, as in Mnih et al.; else its square.
         With a distribution it has no meaning.
       debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes for debugging.
@@ -114,11 +99,12 @@ def make_agent(
       ValueError: if the action is not one discrete number, the experience is a queue, there are convolutions and the
         observation has no image, or the embeddings do not fit the actions.
     """
-    network = network.completed(
+    specs = problem.specs
+    network = problem.network.completed(
         specs, 'DQN', ('lstm_size', 'shared', 'critic_fc_layer_params'), fc_layer_params=(100, 50)
     )
     spec_checks.check_one_discrete_action(specs.action, 'DQN')
-    if isinstance(experience.replay, Queue):
+    if isinstance(problem.experience.replay, Queue):
         raise UserValueError(
             'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
         )
@@ -129,19 +115,19 @@ def make_agent(
     return made(
         *(specs.time_step, specs.action),
         q_network=q_network,
-        optimizer=optimizer.make(train_step, experience.per_replica_batch_size, {'dqn': 1e-3})['dqn'],
+        optimizer=problem.optimizers({'dqn': 1e-3})['dqn'],
         conservative_weight=conservative_weight,
         noise=last.noise,
         observation_and_action_constraint_splitter=mask,
-        epsilon_greedy=(lambda: epsilon(train_step)) if callable(epsilon) else epsilon,
-        n_step_update=experience.slicing.sequence_length - 1,
+        epsilon_greedy=problem.scheduled(epsilon),
+        n_step_update=problem.experience.slicing.sequence_length - 1,
         target_update_period=target_update_period,
         target_update_tau=target_update_tau,
         td_errors_loss_fn=common.element_wise_huber_loss if huber else common.element_wise_squared_loss,
         gamma=gamma,
         reward_scale_factor=reward_scale,
         debug_summaries=debug_summaries,
-        train_step_counter=train_step,
+        train_step_counter=problem.train_step,
     )
 
 

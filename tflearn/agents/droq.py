@@ -13,19 +13,14 @@ Differs from the papers: the actor and the temperature are trained in each train
 nests have one encoder for all critics.
 """
 
-import tensorflow as tf
-
 from tflearn.agents import sac
-from tflearn.agents.example import Example
-from tflearn.agents.rescaled_actions import rescaled
+from tflearn.agents.algorithm import Example, factory
+from tflearn.agents.parts import Problem
 from tflearn.agents.sac import SACLoss
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.core.types import Agent
 from tflearn.networks.critics import CriticOptions
-from tflearn.networks.networks import NetworkOptions
-from tflearn.networks.targets import Targets
 from tflearn.optimization.ensemble import Least
-from tflearn.optimization.optimizers import OptimizerOptions
 
 # 20 train steps for each environment step.
 EXPERIENCE = Experience(
@@ -35,14 +30,10 @@ EXPERIENCE = Experience(
 EXAMPLE = Example(('continuous',))
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: SACLoss = SACLoss(),
     num_critics: int = 2,
     least: Least = Least(),
@@ -53,25 +44,21 @@ def make_agent(
     """Makes an agent for one vector of continuous actions. The defaults are DroQ's.
 
     Args:
-      specs: the environment's specs; see `sac.make_agent` for all that is not explained here.
-      train_step: int64 scalar, counts gradient steps.
       experience: the experience, of uniform or prioritized order. `samples_per_insert` is the train steps for each
         environment step, times the batch size.
       network: the layers; (256, 256) units each; without memory.
       optimizer: the optimizers of `critic`, `actor` and `alpha`; 3e-4, not clipped.
-      loss: the losses' settings.
       num_critics: n; REDQ has 10.
       least: of how many drawn critics the targets have the least value.
       critic_dropout: the share of a critic's features that are dropped; REDQ has 0.
       critic_layer_norm: whether a critic's features are normalized; REDQ has False.
-      target_update_tau: the weight of the critics in an update of their targets, which follows each train step.
 
     Raises:
       ValueError: if the action is another one, the experience is a queue, or a number is invalid.
     """
-    network = sac.checked(specs, experience, network, 'DroQ')
+    network = sac.checked(problem, 'DroQ')
     options = CriticOptions(num_critics, 1, critic_dropout, critic_layer_norm, shared_encoder=True)
-    actor, critics = sac.make_networks(specs, network, options)
-    made = optimizer.make(train_step, experience.per_replica_batch_size, sac.RATES)
-    targets, objective = Targets([critics], target_update_tau), sac.Objective(loss, least)
-    return sac.SACAgent(specs, train_step, experience, sac.Networks(actor, *critics), targets, made, objective)
+    networks = sac.make_networks(problem.specs, network, options)
+    targets = networks.make_targets(target_update_tau)
+    optimizers = problem.optimizers(sac.RATES)
+    return sac.SACAgent(problem, networks, optimizers, targets, sac.Objective(loss, least))

@@ -18,19 +18,18 @@ from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
 from tflearn.agents import parts
-from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, complete
-from tflearn.agents.example import ANY_ACTION, Example
-from tflearn.agents.rescaled_actions import rescaled
-from tflearn.core.action_mask import make_mask
+from tflearn.agents.actor_value import ActorValueAgent, ActorValueNetwork, complete
+from tflearn.agents.algorithm import ANY_ACTION, Example, factory
+from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
-from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.core.types import Agent
 from tflearn.networks import recurrent
 from tflearn.networks.networks import NetworkOptions
 from tflearn.networks.targets import Targets
 from tflearn.optimization import vtrace
 from tflearn.optimization.impala_loss import ImpalaLoss
-from tflearn.optimization.optimizers import Optimizer, OptimizerOptions
+from tflearn.optimization.optimizers import Optimizer
 
 # 50 transitions and the observation after them, with which the next sequence of the episode starts.
 EXPERIENCE = Experience(
@@ -77,14 +76,10 @@ EXAMPLE = Example(
 )
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: ImpalaLoss = ImpalaLoss(),
     action_mask: str | None = None,
     off_policy_correction: bool = True,
@@ -92,43 +87,36 @@ def make_agent(
     """Makes an IMPALA agent, for discrete, several discrete, or continuous actions.
 
     Args:
-      specs: the environment's specs.
-      train_step: int64 scalar, counts gradient steps.
       experience: the experience, usually a queue, of sequences whose last row is only used for its observation's value,
         and is the first row of the next sequence (stride = sequence_length - 1 and pad_episodes use each step once).
       network: the layers of policy and value; (64, 64) units, with tanh.
       optimizer: the optimizer of `policy`, which trains the value too, 5e-4, clipped at 40. A learning rate of `value`
         gives it an optimizer of its own; it then needs a network of its own.
       loss: the loss's coefficients and bounds.
-      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
-        None has none.
       off_policy_correction: whether V-trace corrects for the policy that acted; otherwise the data count as on-policy,
         and the bounds of the ratios have no effect.
 
     Raises:
       ValueError: if the experience is prioritized, or a value has its own optimizer and no network of its own.
     """
-    network = complete(network, specs, 'IMPALA')
-    made = make_optimizers(train_step, experience, network, optimizer)
-    mask, _ = make_mask(specs, action_mask)
-    networks = ActorValueNetwork(specs, network, mask)
-    return ImpalaAgent(specs, train_step, experience, networks, loss, made, off_policy_correction)
+    network = complete(problem, 'IMPALA')
+    optimizers = make_optimizers(problem)
+    actor_value = ActorValueNetwork(problem.specs, network, action_mask)
+    return ImpalaAgent(problem, actor_value, optimizers, loss, off_policy_correction)
 
 
-def make_optimizers(
-    train_step: tf.Variable, experience: Experience, network: NetworkOptions, optimizer: OptimizerOptions
-) -> dict[str, Optimizer]:
+def make_optimizers(problem: Problem) -> dict[str, Optimizer]:
     """Checks the arguments of `make_agent`, and makes the optimizers.
 
     Raises:
       ValueError: see `make_agent`.
     """
-    if isinstance(experience.replay, Prioritized):
+    if isinstance(problem.experience.replay, Prioritized):
         raise UserValueError(
             'got Experience.replay=Prioritized(...); need Queue or Uniform: it returns no errors of items'
         )
-    made = optimizer.make(train_step, experience.per_replica_batch_size, {'policy': 5e-4, 'value': None}, 40.0)
-    if network.shared and 'value' in made:
+    made = problem.optimizers({'policy': 5e-4, 'value': None}, 40.0)
+    if problem.network.shared and 'value' in made:
         raise UserValueError(
             "got a learning_rate of 'value' with a shared network; need shared=False, so that the value has variables "
             'of its own, or no such learning rate'
@@ -136,7 +124,7 @@ def make_optimizers(
     return made
 
 
-class ImpalaAgent(parts.PartsAgent):
+class ImpalaAgent(ActorValueAgent):
     """See the module. The info of its collect policy has the parameters of the distribution.
 
     The extra metrics of the loss are means over the valid steps of the global batch: `policy_loss`, `value_loss`,
@@ -147,21 +135,16 @@ class ImpalaAgent(parts.PartsAgent):
 
     def __init__(
         self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
+        problem: Problem,
         network: ActorValueNetwork,
+        optimizers: Mapping[str, Optimizer],
         loss: ImpalaLoss,
-        made: dict[str, Optimizer],
         off_policy_correction: bool = True,
         targets: Targets | None = None,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`. `targets` are those of an extension."""
-        policy = ActorValuePolicy(specs, network, records_distribution=False)
-        collect_policy = ActorValuePolicy(specs, network, records_distribution=True, name='collect_policy')
-        super().__init__(specs, train_step, experience, collect_policy, made, targets, policy)
-        self._network, self._options, self._corrects = network, loss, off_policy_correction
-        self._stored_state = experience.slicing.store_policy_state
+        super().__init__(problem, network, optimizers, loss, records_distribution=True, targets=targets)
+        self._corrects, self._stored_state = off_policy_correction, problem.experience.slicing.store_policy_state
 
     def _optimized(self, part: str) -> list[str]:
         return list(self._optimizers)

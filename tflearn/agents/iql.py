@@ -16,25 +16,25 @@ that does not depend on the observation, as in the paper. Discrete actions have 
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import tensorflow as tf
 from tf_agents.utils import common
 
-from tflearn.agents import parts
-from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
-from tflearn.agents.example import Example
-from tflearn.agents.rescaled_actions import rescaled
+from tflearn.agents import actor_critic, parts
+from tflearn.agents.actor_value import ActorValueAgent, ActorValueNetwork
+from tflearn.agents.algorithm import Example, factory
+from tflearn.agents.parts import Problem
 from tflearn.core.action_mask import make_mask
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, Range, checked_dataclass
-from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.core.types import Agent
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import spec_checks
-from tflearn.networks.networks import NetworkOptions
 from tflearn.networks.targets import Targets
 from tflearn.optimization import offline_loss, transitions
-from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.optimization.optimizers import Optimizer
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=1_000, samples_per_insert=256.0), batch=BatchItems(256)
@@ -65,14 +65,10 @@ class IQLLoss:
 EXAMPLE = Example(('discrete', 'continuous'))
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: IQLLoss = IQLLoss(),
     target_update_tau: float = 0.005,
     action_mask: str | None = None,
@@ -80,35 +76,27 @@ def make_agent(
     """Makes an agent for one vector of continuous actions or one discrete action. The defaults are the paper's.
 
     Args:
-      specs: the environment's specs. Continuous actions need finite bounds.
-      train_step: int64 scalar, counts gradient steps.
       experience: the experience, of uniform or prioritized order. All rows of a sequence but the last are trained.
       network: the layers of policy, value and critics, which share none; (256, 256) units each; without memory. The
         value has as many as the policy.
       optimizer: the optimizers of `value`, `actor` and `critic`; 3e-4, not clipped. The paper's schedule of the actor
         is a cosine from this number to 0 at the run's end.
-      loss: the losses' settings.
-      target_update_tau: the weight of the critics in an update of their targets, which follows each train step.
-      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
-        None has none.
 
     Raises:
       ValueError: if the action is another one, the experience is a queue, or the network has memory or shared layers.
     """
+    specs = problem.specs
     spec_checks.check_one_action(specs.action, 'IQL')
-    parts.check_experience(experience, 'IQL')
-    network = network.completed(specs, 'IQL', fc_layer_params=(256, 256))
-    mask, observation_spec = make_mask(specs, action_mask)
+    parts.check_experience(problem.experience, 'IQL')
+    network = problem.network.completed(specs, 'IQL', fc_layer_params=(256, 256))
+    _, observation_spec = make_mask(specs, action_mask)
     critics = critics_lib.make(observation_spec, specs.action, network)
-    actor_value = ActorValueNetwork(specs, dataclasses.replace(network, critic_fc_layer_params=None), mask)
-    rates = dict.fromkeys(('value', 'actor', 'critic'), 3e-4)
-    made = optimizer.make(train_step, experience.per_replica_batch_size, rates)
-    return IQLAgent(
-        specs, train_step, experience, actor_value, critics, Targets([critics], target_update_tau), made, loss
-    )
+    actor_value = ActorValueNetwork(specs, dataclasses.replace(network, critic_fc_layer_params=None), action_mask)
+    optimizers = problem.optimizers(dict.fromkeys(('value', 'actor', 'critic'), 3e-4))
+    return IQLAgent(problem, actor_value, critics, Targets([critics], target_update_tau), optimizers, loss)
 
 
-class IQLAgent(parts.PartsAgent):
+class IQLAgent(ActorValueAgent):
     """See the module.
 
     The extra metrics are means over the valid steps of the global batch: `value_loss`, `critic_loss`, `actor_loss`;
@@ -118,19 +106,15 @@ class IQLAgent(parts.PartsAgent):
 
     def __init__(
         self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
+        problem: Problem,
         network: ActorValueNetwork,
         critics: tuple[critics_lib.Critics, critics_lib.Critics],
         targets: Targets,
-        made: dict[str, Any],
+        optimizers: Mapping[str, Optimizer],
         loss: IQLLoss,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
-        policy = ActorValuePolicy(specs, network, records_distribution=False)
-        super().__init__(specs, train_step, experience, policy, made, targets)
-        self._network, self._options = network, loss  # PPO's name, for a warm start
+        super().__init__(problem, network, optimizers, loss, targets=targets)
         self._critics, self._target_critics = critics
 
     def _trained(self, part: str) -> list[Any]:
@@ -163,9 +147,6 @@ class IQLAgent(parts.PartsAgent):
 
         def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             (_, values), _ = self._network(batch.next_observation)
-            targets = tf.stop_gradient(batch.reward + batch.discount * values)
-            errors = targets[:, tf.newaxis] - self._critics.of_actions(seen, taken, training)
-            losses = tf.reduce_sum(tf.square(errors), axis=1)
-            return losses, {'critic_loss': losses, parts.ERRORS: tf.reduce_mean(tf.abs(errors), axis=1)}
+            return actor_critic.critic_loss(batch, values, self._critics.of_actions(seen, taken, training))
 
         return parts.Losses(batch.counts, {'value': value_loss, 'actor': actor_loss, 'critic': critic_loss})

@@ -34,7 +34,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.agents import parts
-from tflearn.agents.example import Example
+from tflearn.agents.algorithm import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
@@ -121,7 +121,7 @@ def make_agent(
         )
     mask, observation_spec = make_mask(specs, action_mask)
     contexts = _Contexts(observation_spec, int(specs.action.maximum) + 1, arm_features, options.bias)
-    return LinearBanditAgent(specs, train_step, experience, contexts, mask, options)
+    return LinearBanditAgent(parts.Problem(specs, train_step, experience), contexts, mask, options)
 
 
 class _Contexts:
@@ -211,9 +211,7 @@ class LinearBanditAgent(parts.PartsAgent):
 
     def __init__(
         self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
+        problem: parts.Problem,
         contexts: _Contexts,
         mask: ActionMask | None,
         options: LinearOptions,
@@ -223,9 +221,9 @@ class LinearBanditAgent(parts.PartsAgent):
         self._posterior = _Posterior(contexts.num_models, contexts.size, options.prior_precision)
         kinds = ('greedy', options.exploration)
         policy, collect_policy = (
-            LinearBanditPolicy(specs, contexts, self._posterior, mask, kind, options.alpha) for kind in kinds
+            LinearBanditPolicy(problem.specs, contexts, self._posterior, mask, kind, options.alpha) for kind in kinds
         )
-        super().__init__(specs, train_step, experience, collect_policy, {}, policy=policy)
+        super().__init__(problem, collect_policy, {}, policy=policy)
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         info = self._loss(experience, weights)

@@ -1,4 +1,4 @@
-"""Normalizer: normalizes values by the mean and variance of all values so far; NormalizingPolicy: a policy with one.
+"""Normalizer: normalizes values by the mean and variance of all values so far.
 
 The result does not depend on the number of replicas.
 """
@@ -7,10 +7,8 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
 from tflearn.core.errors import UserValueError
 from tflearn.core.layout import ColumnLayout
 from tflearn.core.train_step import max_over_replicas
@@ -138,8 +136,8 @@ def make_observation_normalizer(spec: types.NestedTensorSpec, skipped: Collectio
 class Normalizers(NamedTuple):
     """The normalizers of observations and rewards; None does not normalize."""
 
-    observation: Normalizer | None
-    reward: Normalizer | None
+    observation: Normalizer | None = None
+    reward: Normalizer | None = None
 
 
 def make_normalizers(
@@ -160,30 +158,6 @@ def make_normalizers(
         make_observation_normalizer(specs.observation, skipped) if of_observations else None,
         Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if of_rewards else None,
     )
-
-
-class NormalizingPolicy(ActorValuePolicy):
-    """A policy that normalizes its observations; the normalizer's variables are a part of it."""
-
-    def __init__(
-        self,
-        specs: EnvironmentSpecs,
-        network: ActorValueNetwork,
-        normalizer: Normalizer | None,
-        records_distribution: bool,
-        name: str,
-    ):
-        """Makes the policy; see `ActorValuePolicy`."""
-        super().__init__(specs, network, records_distribution, name)
-        self._normalizer = normalizer
-
-    def _variables(self) -> list[tf.Variable]:
-        return [*super()._variables(), *(self._normalizer.statistics if self._normalizer else [])]
-
-    def _distribution(self, time_step: ts.TimeStep, policy_state: Any) -> Any:
-        if self._normalizer:
-            time_step = time_step._replace(observation=self._normalizer(time_step.observation))
-        return super()._distribution(time_step, policy_state)
 
 
 def _variable(value: tf.Tensor, name: str) -> tf.Variable:

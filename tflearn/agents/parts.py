@@ -1,4 +1,7 @@
-"""PartsAgent: an agent of parts, such as critics and an actor, each with a loss and an optimizer of its own."""
+"""PartsAgent: an agent of parts, such as critics and an actor, each with a loss and an optimizer of its own.
+
+`Problem` is what an agent is made for.
+"""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +16,10 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import Draws
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks.networks import NetworkOptions
 from tflearn.networks.targets import Targets
-from tflearn.optimization.optimizers import Optimizer
+from tflearn.optimization import schedules
+from tflearn.optimization.optimizers import Optimizer, OptimizerOptions, Rate
 
 ERRORS = 'td_error'  # the metric that becomes the items' priorities; the default of `Prioritization.error`
 
@@ -22,6 +27,34 @@ _MOMENTS = ('target', 'target_square', 'error', 'error_square')
 
 # Returns the losses of the batch's rows, or this replica's share of their mean, a scalar; and metrics, alike.
 Loss = Callable[[], tuple[tf.Tensor, dict[str, tf.Tensor]]]
+
+
+class Problem(NamedTuple):
+    """What an agent is made for, and of: the arguments of `make_agent` that are those of all algorithms.
+
+    Attributes:
+      specs: the environment's specs, with actions as the agent sees them; see `rescaled_actions`.
+      train_step: int64 scalar, counts gradient steps.
+      experience: the experience.
+      network: the layers.
+      optimizer: the optimizers of the parts.
+    """
+
+    specs: EnvironmentSpecs
+    train_step: tf.Variable
+    experience: Experience
+    network: NetworkOptions = NetworkOptions()
+    optimizer: OptimizerOptions = OptimizerOptions()
+
+    def optimizers(
+        self, rates: Mapping[str, Rate | None], clipping: float | None = None, **more: Any
+    ) -> dict[str, Optimizer]:
+        """Makes the optimizers of the agent's parts; see `OptimizerOptions.make`."""
+        return self.optimizer.make(self.train_step, self.experience.per_replica_batch_size, rates, clipping, **more)
+
+    def scheduled(self, value: float | schedules.Schedule) -> Any:
+        """Returns a number, or of a schedule a function that returns its present number."""
+        return (lambda: value(self.train_step)) if callable(value) else value
 
 
 class Losses(NamedTuple):
@@ -46,9 +79,7 @@ class PartsAgent(tf_agent.TFAgent):
 
     def __init__(
         self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
+        problem: Problem,
         collect_policy: tf_policy.TFPolicy,
         optimizers: Mapping[str, Optimizer],
         targets: Targets | None = None,
@@ -57,23 +88,22 @@ class PartsAgent(tf_agent.TFAgent):
         """Makes the agent, within the strategy's scope.
 
         Args:
-          specs: the environment's specs.
-          train_step: int64 scalar, counts gradient steps.
-          experience: the experience.
+          problem: what the agent is made for.
           collect_policy: the policy that collects.
           optimizers: the optimizers of the parts, by their names.
           targets: what follows the trained networks.
           policy: the policy whose greedy one is the agent's; None is the one that collects.
         """
+        specs = problem.specs
         super().__init__(
             specs.time_step,
             specs.action,
             policy=greedy_policy.GreedyPolicy(policy or collect_policy),
             collect_policy=collect_policy,
-            train_sequence_length=experience.slicing.sequence_length,
-            train_step_counter=train_step,
+            train_sequence_length=problem.experience.slicing.sequence_length,
+            train_step_counter=problem.train_step,
         )
-        self._optimizers, self._targets, self._draws = dict(optimizers), targets, Draws(train_step)
+        self._optimizers, self._targets, self._draws = dict(optimizers), targets, Draws(problem.train_step)
         if len(optimizers) == 1:  # its name in checkpoints
             (self._optimizer,) = optimizers.values()
 
@@ -245,18 +275,31 @@ def counts(experience: Any) -> tf.Tensor:
     return tf.cast(experience.next_step_type != ts.StepType.FIRST, tf.float32)[:, :-1]
 
 
-def check_experience(experience: Experience, algorithm: str, with_memory: bool = False) -> None:
+def check_experience(
+    experience: Experience, algorithm: str, with_memory: bool = False, burn_in_steps: int | None = None
+) -> None:
     """Checks the experience of an algorithm that learns from old items.
 
+    Args:
+      experience: the experience.
+      algorithm: the algorithm's name, for messages.
+      with_memory: whether the policy has a state.
+      burn_in_steps: the first steps of a sequence, which are not trained; None for sequences of any length.
+
     Raises:
-      ValueError: for a queue, or stored states of the policy without memory.
+      ValueError: for a queue, stored states of the policy without memory, or sequences that are too short.
     """
-    replay = experience.replay
+    replay, slicing = experience.replay, experience.slicing
     if isinstance(replay, Queue):
         raise UserValueError(
             f'got a Queue as Experience.replay; {algorithm} needs Uniform or Prioritized: it learns from old items'
         )
-    if experience.slicing.store_policy_state and not with_memory:
+    if slicing.store_policy_state and not with_memory:
         raise UserValueError(
             f'got Slicing.store_policy_state=True; {algorithm} needs False: it has no memory; set it to False'
+        )
+    if burn_in_steps is not None and slicing.sequence_length < burn_in_steps + 2:
+        raise UserValueError(
+            f'got Slicing.sequence_length={slicing.sequence_length} with burn_in_steps={burn_in_steps}; need at least '
+            f'{burn_in_steps + 2}, so that a step is trained, with the observation after it'
         )

@@ -9,6 +9,7 @@ With one epoch of one minibatch, without clipping, this is the advantage actor-c
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,18 +18,16 @@ from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
 from tflearn.agents import parts
-from tflearn.agents.actor_value import DIST_PARAMS, ActorValueNetwork, complete
-from tflearn.agents.example import ANY_ACTION, Example
-from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
-from tflearn.agents.rescaled_actions import rescaled
-from tflearn.core.action_mask import make_mask
+from tflearn.agents.actor_value import DIST_PARAMS, ActorValueAgent, ActorValueNetwork, complete
+from tflearn.agents.algorithm import ANY_ACTION, Example, factory
+from tflearn.agents.normalizer import Normalizers, make_normalizers
+from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
-from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.core.types import Agent
 from tflearn.networks import recurrent
-from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ppo_loss
-from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.optimization.optimizers import Optimizer
 from tflearn.optimization.ppo_loss import PPOLoss
 
 # Sequences of 128 transitions and the observation after them, with which the next sequence starts.
@@ -73,14 +72,10 @@ EXAMPLE = Example(
 )
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: PPOLoss = PPOLoss(),
     normalize_observations: bool = True,
     normalize_rewards: bool = True,
@@ -89,8 +84,6 @@ def make_agent(
     """Makes a PPO agent, for discrete, several discrete, or continuous actions.
 
     Args:
-      specs: the environment's specs.
-      train_step: int64 scalar, counts gradient steps.
       experience: the experience, a queue, with an `iteration` for several steps on the same sequences. The last row of
         a sequence is only used for its observation's value, and is the first row of the next sequence (stride =
         sequence_length - 1).
@@ -98,57 +91,41 @@ def make_agent(
         sequences, which start with the state that the collector had there (`Slicing.store_policy_state`).
       optimizer: the optimizer, of the part `ppo`; 3e-4, clipped at 0.5.
       loss: the loss's coefficients and bounds.
-      normalize_observations: whether to normalize observations by the mean and variance of all observations so far,
-        within +-5. Categories stay as they are, and so do, in a nest, images of bytes, other integers, and what has a
-        layer of one's own.
-      normalize_rewards: whether to divide rewards by the root mean square of all so far, or by a tenth of the
-        largest so far if that is more, so that the order of returns stays.
-      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
-        None has none.
 
     Raises:
       ValueError: if the experience is not a queue of new items, the KL coefficient adapts without iterations,
         observations to normalize are not floats, or the network has memory and the experience holds no policy states,
         or `minibatch_steps` is less than a sequence.
     """
-    replay = experience.replay
+    replay = problem.experience.replay
     if loss.kl_coefficient and loss.kl_target is not None and isinstance(replay, Queue) and replay.training is None:
         raise UserValueError(
             f'got kl_target={loss.kl_target} without Queue.training=Iteration(...), after which the coefficient adapts '
             'to it; need an iteration, or kl_target=None'
         )
-    actor_value, normalizers = make_networks(
-        specs, experience, network, action_mask, (normalize_observations, normalize_rewards), 'PPO'
-    )
-    made = optimizer.make(train_step, experience.per_replica_batch_size, {'ppo': 3e-4}, 0.5)
-    return PPOAgent(specs, train_step, experience, actor_value, loss, made, normalizers)
+    normalized = (normalize_observations, normalize_rewards)
+    actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO')
+    return PPOAgent(problem, actor_value, problem.optimizers({'ppo': 3e-4}, 0.5), loss, normalizers)
 
 
 def make_networks(
-    specs: EnvironmentSpecs,
-    experience: Experience,
-    network: NetworkOptions,
-    action_mask: str | None,
-    normalized: tuple[bool, bool],
-    algorithm: str,
+    problem: Problem, action_mask: str | None, normalized: tuple[bool, bool], algorithm: str
 ) -> tuple[ActorValueNetwork, Normalizers]:
     """Checks the arguments of `make_agent`, and makes the network and the normalizers of observations and rewards.
 
     Raises:
       ValueError: see `make_agent`.
     """
-    network = complete(network, specs, algorithm)
-    replay = experience.replay
+    network, replay = complete(problem, algorithm), problem.experience.replay
     if not isinstance(replay, Queue) or isinstance(replay.training, Reuse):
         raise UserValueError(
             f'got Experience.replay={replay!r}; {algorithm} needs a Queue without Reuse, since it learns only from new '
             'items; set Queue.training=Iteration(...) for several steps on them'
         )
-    normalizers = make_normalizers(specs, {*(network.preprocessing_layers or ()), action_mask}, *normalized)
-    mask, _ = make_mask(specs, action_mask)
-    actor_value = ActorValueNetwork(specs, network, mask)
+    normalizers = make_normalizers(problem.specs, {*(network.preprocessing_layers or ()), action_mask}, *normalized)
+    actor_value = ActorValueNetwork(problem.specs, network, action_mask)
     if actor_value.state_spec:
-        _check_sequences(experience)
+        _check_sequences(problem.experience)
     return actor_value, normalizers
 
 
@@ -169,7 +146,7 @@ def _check_sequences(experience: Experience) -> None:
         )
 
 
-class PPOAgent(parts.PartsAgent):
+class PPOAgent(ActorValueAgent):
     """See the module. The info of its collect policy has the parameters of the distribution.
 
     `prepare` converts new sequences to samples once; `train` takes a step on a minibatch of samples, or on sequences
@@ -186,23 +163,15 @@ class PPOAgent(parts.PartsAgent):
 
     def __init__(
         self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
+        problem: Problem,
         network: ActorValueNetwork,
+        optimizers: Mapping[str, Optimizer],
         loss: PPOLoss,
-        made: dict[str, Any],
         normalizers: Normalizers,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
-        policy, collect_policy = (
-            NormalizingPolicy(specs, network, normalizers.observation, records, name)
-            for records, name in ((False, 'policy'), (True, 'collect_policy'))
-        )
-        super().__init__(specs, train_step, experience, collect_policy, made, policy=policy)
-        self._network, self._options = network, loss
+        super().__init__(problem, network, optimizers, loss, normalizers, records_distribution=True)
         self.trains_on_sequences = bool(network.state_spec)
-        self._observation_normalizer, self._reward_normalizer = normalizers
         self._kl_coefficient = _variable(loss.kl_coefficient, 'kl_coefficient')
         self._divergence = _variable(loss.kl_target or 0.0, 'divergence')
 
@@ -237,11 +206,8 @@ class PPOAgent(parts.PartsAgent):
 
     def _samples(self, experience: Any) -> Samples:
         """Returns the samples of sequences [B, T + 1]."""
-        now, observation, reward = parts.now, experience.observation, experience.reward[:, :-1]
-        if self._observation_normalizer:
-            observation = self._observation_normalizer(observation)
-        if self._reward_normalizer:
-            reward = self._reward_normalizer(reward)
+        now = parts.now
+        observation, reward = self._normalized(experience.observation, experience.reward[:, :-1])
         counts = parts.counts(experience)
         state = recurrent.stored_state(experience) if self.trains_on_sequences else ()
         (_, values), _ = self._network(observation, step_type=experience.step_type, network_state=state)
@@ -284,9 +250,6 @@ class PPOAgent(parts.PartsAgent):
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
         return super()._loss(self._as_samples(experience, weights), None, training)
-
-    def _trained(self, part: str) -> list[Any]:
-        return [self._network]
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Takes samples and the weight of each."""

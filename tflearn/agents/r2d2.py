@@ -21,6 +21,7 @@ state is reset: short episodes fill sequences, and the first steps of an episode
 action are no inputs of the network, unless the observation has them. Adam is the default.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -28,18 +29,17 @@ from tf_agents.policies import epsilon_greedy_policy, q_policy
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.agents import parts
-from tflearn.agents.example import Example
-from tflearn.agents.rescaled_actions import rescaled
+from tflearn.agents.algorithm import Example, factory
+from tflearn.agents.parts import Problem
 from tflearn.core.action_mask import ActionMask, make_mask
-from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
 from tflearn.core.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, checked_dataclass
-from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.core.types import Agent
 from tflearn.networks import recurrent, spec_checks
 from tflearn.networks.networks import NetworkOptions
 from tflearn.networks.targets import Targets
 from tflearn.optimization import schedules
-from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.optimization.optimizers import Optimizer
 
 # 10 steps of burn-in, 20 that are trained, and the observation after them; each step is trained in one sequence.
 EXPERIENCE = Experience(
@@ -78,14 +78,10 @@ EXAMPLE = Example(
 )
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: R2D2Loss = R2D2Loss(),
     dueling: bool = True,
     action_mask: str | None = None,
@@ -96,8 +92,6 @@ def make_agent(
     """Makes an R2D2 agent for one discrete action.
 
     Args:
-      specs: the environment's specs; see `encoder` for observations.
-      train_step: int64 scalar, counts gradient steps.
       experience: the experience, of uniform or prioritized order, of sequences with more than `burn_in_steps` + 1 rows.
         The last row is only used for its observation's value. Without `Slicing.store_policy_state` each sequence starts
         with a state of zeros. With prioritized order, `train` takes the items' weights [B], and the extra `td_error`
@@ -105,38 +99,25 @@ def make_agent(
       network: the layers; (64,) units, before an LSTM of (64,).
       optimizer: the optimizer, of the part `r2d2`; 1e-3, clipped at 40.
       loss: the targets of the values, the burn-in, and the priorities.
-      dueling: whether the last layer computes the observation's value and the actions' advantages (Wang et al. 2016,
-        arXiv 1511.06581).
-      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
-        None has none.
-      epsilon: the share of random actions in the collect policy, or a schedule of the train step.
-      target_update_period: train steps between two updates of the target network.
-      target_update_tau: the weight of the trained network in an update of the target; 1 copies it.
 
     Raises:
       ValueError: if the action is not one discrete number, the experience is a queue, or its sequences are too short.
     """
+    specs = problem.specs
     spec_checks.check_one_discrete_action(specs.action, 'R2D2')
     unused = ('shared', 'critic_fc_layer_params')
-    network = network.completed(specs, 'R2D2', unused, fc_layer_params=(64,), lstm_size=(64,))
-    parts.check_experience(experience, 'R2D2', with_memory=True)
-    length = experience.slicing.sequence_length
-    if length < loss.burn_in_steps + 2:
-        raise UserValueError(
-            f'got Slicing.sequence_length={length} with burn_in_steps={loss.burn_in_steps}; need at least '
-            f'{loss.burn_in_steps + 2}, so that a step is trained, with the observation after it'
-        )
+    network = problem.network.completed(specs, 'R2D2', unused, fc_layer_params=(64,), lstm_size=(64,))
+    parts.check_experience(problem.experience, 'R2D2', True, loss.burn_in_steps)
     mask, observation_spec = make_mask(specs, action_mask)
 
     def q_network(name: str) -> recurrent.RecurrentQNetwork:
         features = network.make_encoder(observation_spec, 'encoder', with_memory=True)
         return recurrent.RecurrentQNetwork(observation_spec, specs.action, features, dueling, name)
 
-    made = optimizer.make(train_step, experience.per_replica_batch_size, {'r2d2': 1e-3}, 40.0)
+    optimizers = problem.optimizers({'r2d2': 1e-3}, 40.0)
     networks = Networks(q_network('QNetwork'), q_network('TargetNetwork'), mask)
     targets = Targets([networks[:2]], target_update_tau, target_update_period)
-    explored = (lambda: epsilon(train_step)) if callable(epsilon) else epsilon
-    return R2D2Agent(specs, train_step, experience, networks, targets, made, (loss, explored))
+    return R2D2Agent(problem, networks, optimizers, targets, loss, problem.scheduled(epsilon))
 
 
 class Networks(NamedTuple):
@@ -163,26 +144,25 @@ class R2D2Agent(parts.PartsAgent):
 
     def __init__(
         self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
+        problem: Problem,
         networks: Networks,
+        optimizers: Mapping[str, Optimizer],
         targets: Targets,
-        made: dict[str, Any],
-        settings: tuple[R2D2Loss, Any],
+        loss: R2D2Loss,
+        epsilon: Any,
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`. `settings` are loss and epsilon."""
-        self._options, epsilon = settings
+        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        self._options = loss
         self._network, self._target, self._action_mask = networks
         policy = q_policy.QPolicy(
-            specs.time_step,
-            specs.action,
+            problem.specs.time_step,
+            problem.specs.action,
             networks.trained,
             observation_and_action_constraint_splitter=networks.action_mask,
         )
         explored = epsilon_greedy_policy.EpsilonGreedyPolicy(policy, epsilon)
-        super().__init__(specs, train_step, experience, explored, made, targets, policy)
-        self._stored_state = experience.slicing.store_policy_state
+        super().__init__(problem, explored, optimizers, targets, policy)
+        self._stored_state = problem.experience.slicing.store_policy_state
 
     def _trained(self, part: str) -> list[Any]:
         return [self._network]

@@ -13,18 +13,16 @@ from tf_agents.agents import tf_agent
 from tf_agents.utils import common, value_ops
 
 from tflearn.agents import parts
-from tflearn.agents.actor_value import ActorValueNetwork, complete
-from tflearn.agents.example import ANY_ACTION, Example
-from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
-from tflearn.agents.rescaled_actions import rescaled
-from tflearn.core.action_mask import make_mask
+from tflearn.agents.actor_value import ActorValueAgent, ActorValueNetwork, complete
+from tflearn.agents.algorithm import ANY_ACTION, Example, factory
+from tflearn.agents.normalizer import make_normalizers
+from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.core.settings import Fraction, NonNegativeFloat, checked_dataclass
-from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.core.types import Agent
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ppo_loss, schedules
-from tflearn.optimization.optimizers import OptimizerOptions
 
 # Episodes of up to 200 steps, and the row at their end.
 EXPERIENCE = Experience(
@@ -55,14 +53,10 @@ class ReinforceLoss:
 EXAMPLE = Example(ANY_ACTION, data=('queue',), network=NetworkOptions((8,), (8,), lstm_size=(4,)), sequence_length=5)
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: ReinforceLoss = ReinforceLoss(),
     normalize_observations: bool = False,
     normalize_rewards: bool = False,
@@ -71,32 +65,24 @@ def make_agent(
     """Makes a REINFORCE agent.
 
     Args:
-      specs: the environment's specs.
-      train_step: int64 scalar, counts gradient steps.
       experience: the experience, a queue of padded items, each long enough for a complete episode and the row after it;
         longer episodes are ignored.
       network: the layers of policy and baseline, which share none; (64, 64) units, with tanh. With memory, an item
         starts with its episode, so no states are stored (`Slicing.store_policy_state`).
       optimizer: the optimizer, of the part `reinforce`; 1e-3, clipped at 0.5.
       loss: the loss's coefficients.
-      normalize_observations: whether to normalize observations by the mean and variance of all that it trained on,
-        within +-5; see `ppo.make_agent`.
-      normalize_rewards: whether to divide rewards by the root mean square of all so far, or by a tenth of the
-        largest so far if that is more, so that the order of returns stays.
-      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
-        None has none.
 
     Raises:
       ValueError: if the action is not supported (see `networks`), observations to normalize are not floats, or the
         experience is not a queue of padded items without stored states.
     """
-    _check(experience)
-    network = complete(network, specs, 'REINFORCE', ('shared',))
+    _check(problem.experience)
+    network = complete(problem, 'REINFORCE', ('shared',))
     skipped = {*(network.preprocessing_layers or ()), action_mask}
-    normalizers = make_normalizers(specs, skipped, normalize_observations, normalize_rewards)
-    made = optimizer.make(train_step, experience.per_replica_batch_size, {'reinforce': 1e-3}, 0.5)
-    actor_value = ActorValueNetwork(specs, network, make_mask(specs, action_mask)[0])
-    return ReinforceAgent(specs, train_step, experience, actor_value, loss, made, normalizers)
+    normalizers = make_normalizers(problem.specs, skipped, normalize_observations, normalize_rewards)
+    optimizers = problem.optimizers({'reinforce': 1e-3}, 0.5)
+    actor_value = ActorValueNetwork(problem.specs, network, action_mask)
+    return ReinforceAgent(problem, actor_value, optimizers, loss, normalizers)
 
 
 def _check(experience: Experience) -> None:
@@ -112,7 +98,7 @@ def _check(experience: Experience) -> None:
         )
 
 
-class ReinforceAgent(parts.PartsAgent):
+class ReinforceAgent(ActorValueAgent):
     """See the module.
 
     The extra metrics of the loss are sums over an episode, averaged over the episodes of the global batch:
@@ -120,25 +106,10 @@ class ReinforceAgent(parts.PartsAgent):
     are of longer episodes than an item, on which it does not train.
     """
 
-    def __init__(
-        self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
-        network: ActorValueNetwork,
-        loss: ReinforceLoss,
-        made: dict[str, Any],
-        normalizers: Normalizers,
-    ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
-        policy, collect_policy = (
-            NormalizingPolicy(specs, network, normalizers.observation, False, name)
-            for name in ('policy', 'collect_policy')
-        )
-        super().__init__(specs, train_step, experience, collect_policy, made, policy=policy)
+    def __init__(self, *args: Any):
+        """Takes the arguments of `ActorValueAgent`."""
+        super().__init__(*args)
         self._train_sequence_length = None
-        self._network, self._options = network, loss
-        self._observation_normalizer, self._reward_normalizer = normalizers
 
     def _trained(self, part: str) -> list[Any]:
         return [self._network] if self._options.baseline else self._network.policy_variables
@@ -164,11 +135,7 @@ class ReinforceAgent(parts.PartsAgent):
         It is 0 if there is none.
         """
         options, counts = self._options, _counts(experience)
-        observation, reward = experience.observation, experience.reward
-        if self._observation_normalizer:
-            observation = self._observation_normalizer(observation)
-        if self._reward_normalizer:
-            reward = self._reward_normalizer(reward)
+        observation, reward = self._normalized(experience.observation, experience.reward)
         # Sums restart after an episode's last step, whatever ended it.
         discounts = tf.where(_ends(experience), 0.0, options.gamma * experience.discount)
         returns = tf.stop_gradient(value_ops.discounted_return(reward, discounts, time_major=False))

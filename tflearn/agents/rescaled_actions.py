@@ -2,8 +2,9 @@
 
 Learning rates, deviations and entropies are of one size then. What policies return, and what is stored, exported and
 recorded, is in the environment's unit: the parameters of distributions too, so that densities are those of the
-environment's actions. An agent's factory is decorated with `rescaled`: policies convert the actions that they return,
-and batches are converted when they are trained on. Where all bounds are -1 and 1 already, the agent stays as it is.
+environment's actions. An agent's factory is decorated with `rescaled`, as by `algorithm.factory`: policies convert the
+actions that they return, and batches are converted when they are trained on. Where all bounds are -1 and 1 already, the
+agent stays as it is.
 
 A float whose bounds are equal is a constant: the agent does not see it, and policies add it. Integers are counted from
 0 for the agent, whatever their minimum is. Integers and floats without finite bounds stay as they are.

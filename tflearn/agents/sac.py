@@ -28,17 +28,18 @@ so they need the burn-in.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from tf_agents.networks import network as network_lib
-from tf_agents.policies import actor_policy
 from tf_agents.utils import common
 
 from tflearn.agents import parts
-from tflearn.agents.example import Example
-from tflearn.agents.rescaled_actions import rescaled
+from tflearn.agents.actor_critic import ActorCriticAgent, Networks, bounds
+from tflearn.agents.algorithm import Example, factory
+from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.settings import Fraction, NonNegativeInt, checked_dataclass
@@ -51,7 +52,7 @@ from tflearn.networks.targets import Targets
 from tflearn.optimization import conservative as conservative_lib
 from tflearn.optimization import ensemble, transitions
 from tflearn.optimization.conservative import Conservative
-from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.optimization.optimizers import Optimizer
 
 _MAX_CONSERVATIVE_WEIGHT = 1e6
 RATES = {'critic': 3e-4, 'actor': 3e-4, 'alpha': 3e-4}
@@ -93,14 +94,10 @@ EXAMPLE = Example(
 )
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: SACLoss = SACLoss(),
     conservative: Conservative = Conservative(),
     target_update_tau: float = 0.005,
@@ -110,19 +107,13 @@ def make_agent(
     """Makes a SAC agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
     Args:
-      specs: the environment's specs; see `encoder` for observations. Actions need finite bounds, into which tanh
-        squashes them.
-      train_step: int64 scalar, counts gradient steps.
       experience: the experience, of uniform or prioritized order; returns are of n steps, n = sequence_length - 1,
         without the entropies of the steps between. With memory, sequences are longer than `burn_in_steps` + 1, and the
         last row is only used for its observation.
       network: the layers of actor and critics; (256, 256) units each. With `lstm_size`, the first layer is before the
         memory of each network, the others after it.
       optimizer: the optimizers of `critic`, `actor`, `alpha`, and with a target gap `conservative`; 3e-4, not clipped.
-      loss: the losses' settings.
       conservative: CQL's regularizer; by default it has none. For training from files, without memory.
-      target_update_tau: the weight of the critics in an update of their targets; 1 copies them.
-      target_update_period: train steps between two updates of the targets.
       actor_network: observation -> distribution of the environment's action, with which the agent works on actions in
         their own unit; None makes a tanh-squashed normal one, of actions in [-1, 1].
 
@@ -130,29 +121,28 @@ def make_agent(
       ValueError: if the action is not one vector of floats with bounds, or the experience is a queue, or its sequences
         are too short.
     """
-    network = checked(specs, experience, network, 'SAC', ('shared',))
+    network = checked(problem, 'SAC', ('shared',))
     if network.lstm_size:
-        _check_memory(experience, loss.burn_in_steps, actor_network, conservative)
-    actor, following = make_networks(specs, network, critics_lib.CriticOptions(), actor_network)
+        _check_memory(actor_network, conservative)
+        parts.check_experience(problem.experience, 'SAC', True, loss.burn_in_steps)
+    networks = make_networks(problem.specs, network, critics_lib.CriticOptions(), actor_network)
     rates = RATES if conservative.target_gap is None else {**RATES, 'conservative': 3e-4}
-    made = optimizer.make(train_step, experience.per_replica_batch_size, rates)
-    targets = Targets([following], target_update_tau, target_update_period)
+    optimizers = problem.optimizers(rates)
+    targets = networks.make_targets(target_update_tau, target_update_period)
     kind = RecurrentSACAgent if network.lstm_size else SACAgent
-    rule = ensemble.Least(2, for_actor=True)
     return kind(
-        specs, train_step, experience, Networks(actor, *following), targets, made, Objective(loss, rule, conservative)
+        problem, networks, optimizers, targets, Objective(loss, ensemble.Least(2, for_actor=True), conservative)
     )
 
 
 def checked(
-    specs: EnvironmentSpecs,
-    experience: Experience,
-    network: NetworkOptions,
+    problem: Problem,
     algorithm: str,
     unused: tuple[str, ...] = ('lstm_size', 'shared'),
     **defaults: Any,
 ) -> NetworkOptions:
     """Checks what an algorithm with these losses can learn from; returns the layers; see `NetworkOptions.completed`."""
+    specs, network = problem.specs, problem.network
     actions = tf.nest.flatten(specs.action)
     if len(actions) != 1 or not actions[0].dtype.is_floating or actions[0].shape.rank != 1:
         raise UserValueError(
@@ -160,23 +150,17 @@ def checked(
             'algorithm, or wrap the environment so that it has one'
         )
     spec_checks.check_bounded(actions[0], algorithm)
-    parts.check_experience(experience, algorithm, with_memory=network.lstm_size is not None)
+    parts.check_experience(problem.experience, algorithm, with_memory=network.lstm_size is not None)
     return network.completed(specs, algorithm, unused, fc_layer_params=(256, 256), **defaults)
 
 
-def _check_memory(experience: Experience, burn_in_steps: int, actor_network: Any, conservative: Conservative) -> None:
+def _check_memory(actor_network: Any, conservative: Conservative) -> None:
     if actor_network is not None:
         raise UserValueError(
             'got actor_network with lstm_size; need one of them; use make_network for a memory of your own'
         )
     if conservative.weight:
         raise UserValueError('got Conservative.weight with lstm_size; need one of them; remove lstm_size')
-    length = experience.slicing.sequence_length
-    if length < burn_in_steps + 2:
-        raise UserValueError(
-            f'got Slicing.sequence_length={length} with burn_in_steps={burn_in_steps}; need at least '
-            f'{burn_in_steps + 2}, so that a step is trained, with the observation after it'
-        )
 
 
 def make_networks(
@@ -184,7 +168,7 @@ def make_networks(
     network: NetworkOptions,
     options: critics_lib.CriticOptions,
     actor_network: network_lib.Network | None = None,
-) -> tuple[network_lib.Network, tuple[critics_lib.Critics, critics_lib.Critics]]:
+) -> Networks:
     """Returns a tanh-squashed normal policy unless there is another one; and the critics, and those of the targets."""
     if network.lstm_size:
         units, activation = tuple(network.fc_layer_params or ()), network.activation_function
@@ -195,15 +179,7 @@ def make_networks(
     else:
         actor = actor_network or networks.actor(specs.observation, specs.action, network, continuous=heads.tanh_normal)
     actor.create_variables()
-    return actor, critics_lib.make(specs.observation, specs.action, network, options)
-
-
-class Networks(NamedTuple):
-    """The agent's networks; `targets` are the critics of the targets, None if there are no others."""
-
-    actor: network_lib.Network
-    critics: critics_lib.Critics
-    targets: Any
+    return Networks(actor, *critics_lib.make(specs.observation, specs.action, network, options))
 
 
 class Objective(NamedTuple):
@@ -214,7 +190,7 @@ class Objective(NamedTuple):
     conservative: Conservative = Conservative()
 
 
-class SACAgent(parts.PartsAgent):
+class SACAgent(ActorCriticAgent):
     """See the module.
 
     The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`, `alpha_loss`; `value`
@@ -223,25 +199,18 @@ class SACAgent(parts.PartsAgent):
 
     def __init__(
         self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
+        problem: Problem,
         networks: Networks,
+        optimizers: Mapping[str, Optimizer],
         targets: Targets | None,
-        made: dict[str, Any],
         objective: Objective,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
-        policy = actor_policy.ActorPolicy(specs.time_step, specs.action, networks.actor, training=False)
-        super().__init__(specs, train_step, experience, policy, made, targets)
-        self._actor, self._critics, self._target_critics = networks
-        self._options, self._rule, self._conservative = objective
-        self._stored_state = experience.slicing.store_policy_state
+        super().__init__(problem, networks, optimizers, targets, objective.options)
+        _, self._rule, self._conservative = objective
+        self._stored_state = problem.experience.slicing.store_policy_state
         self._log_alpha = tf.Variable(self._options.initial_log_alpha, dtype=tf.float32, name='log_alpha')
-        (action,) = tf.nest.flatten(specs.action)
-        low, high = (
-            np.broadcast_to(bound, action.shape).astype(np.float32) for bound in (action.minimum, action.maximum)
-        )
+        low, high = bounds(problem.specs.action)
         self._bounds = lambda: (low, high)
         given = self._options.target_entropy
         self._target_entropy = float((np.log((high - low) / 2) - 1.0).sum()) if given is None else given
@@ -249,8 +218,9 @@ class SACAgent(parts.PartsAgent):
             self._log_conservative_weight = tf.Variable(math.log(self._conservative.weight), name='conservative')
 
     def _trained(self, part: str) -> list[Any]:
-        trained: dict[str, Any] = {'critic': self._critics, 'actor': self._actor, 'alpha': self._log_alpha}
-        return [self._log_conservative_weight if part == 'conservative' else trained[part]]
+        if part == 'conservative':
+            return [self._log_conservative_weight]
+        return [self._log_alpha] if part == 'alpha' else super()._trained(part)
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         batch, gaps, drawn = self._transitions(experience), [], []
@@ -291,11 +261,6 @@ class SACAgent(parts.PartsAgent):
         """Returns `transitions.Transitions`, or an extension, of sequences."""
         return transitions.of_n_steps(experience, self._options.gamma, self._options.reward_scale)
 
-    def _distribution(self, batch: Any, training: bool = False, following: bool = False) -> Any:
-        """Returns the policy's distribution at the observations of a batch, or at the ones that follow."""
-        observation = batch.next_observation if following else batch.observation
-        return self._actor(observation, step_type=(), network_state=(), training=training)[0]
-
     def _both_values(self, batch: Any, action: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the critics' values of the actions that were taken, and the targets' of the ones that follow."""
         following = self._values(batch, action, self._target_critics, following=True, draws=self._draws)
@@ -313,11 +278,19 @@ class SACAgent(parts.PartsAgent):
         draws: Draws | None = None,
     ) -> tf.Tensor:
         """Returns what critics have for actions at the observations of a batch, or those that follow, [R, N, M]."""
-        return critics(batch.next_observation if following else batch.observation, action, training, draws)
+        features = self._features(batch, critics, following, training)
+        return critics.of_features(features, action, draws, training=training)
+
+    def _features(self, batch: Any, critics: critics_lib.Critics, following: bool, training: bool) -> list[tf.Tensor]:
+        """Returns what the encoders of critics make of these observations."""
+        return critics.features(batch.next_observation if following else batch.observation, training)
 
     def _draw(self, batch: Any, training: bool = False, following: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns actions of the policy, float32 [R, A], and their log-probabilities [R]."""
-        distribution = self._distribution(batch, training, following)
+        return self._drawn(self._distribution(batch.next_observation if following else batch.observation, training))
+
+    def _drawn(self, distribution: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns actions [..., A] of a distribution, and their log-probabilities."""
         drawn = heads.sample(distribution, self._draws)
         return tf.nest.flatten(drawn)[0], common.log_probability(distribution, drawn, self.action_spec)
 
@@ -341,7 +314,7 @@ class SACAgent(parts.PartsAgent):
     def _draw_others(self, batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns uniform actions and the policy's, float32 [R, 2 N, A], and the logs of their densities [R, 2 N]."""
         (spec,), count = tf.nest.flatten(self.action_spec), self._conservative.num_actions
-        distribution = tf.nest.flatten(self._distribution(batch, training=True))[0]
+        distribution = tf.nest.flatten(self._distribution(batch.observation, training=True))[0]
         own = heads.sample(distribution, self._draws, (count,))
         own_densities = common.log_probability(distribution, own, spec)
         low, high = self._bounds()
@@ -371,22 +344,11 @@ class RecurrentSACAgent(SACAgent):
 
     def _draw(self, batch: _Rows, training: bool = False, following: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
         state = recurrent.stored_state(batch.sequences) if self._stored_state else ()
-        distribution = self._unrolled(self._actor, batch, state, training)
-        drawn = heads.sample(distribution, self._draws)
-        log_probs = common.log_probability(distribution, drawn, self.action_spec)
-        return _rows(tf.nest.flatten(drawn)[0], following), _rows(log_probs, following)
+        drawn, log_probs = self._drawn(self._unrolled(self._actor, batch, state, training))
+        return _rows(drawn, following), _rows(log_probs, following)
 
-    def _values(
-        self,
-        batch: _Rows,
-        action: tf.Tensor,
-        critics: critics_lib.Critics,
-        following: bool = False,
-        training: bool = False,
-        draws: Any = None,
-    ) -> tf.Tensor:
-        features = [_rows(self._unrolled(memory, batch, (), training), following) for memory in critics.encoders]
-        return critics.of_features(features, action, draws)
+    def _features(self, batch: _Rows, critics: critics_lib.Critics, following: bool, training: bool) -> list[tf.Tensor]:
+        return [_rows(self._unrolled(memory, batch, (), training), following) for memory in critics.encoders]
 
     def _unrolled(self, network: Any, batch: _Rows, state: Any, training: bool) -> Any:
         """Returns a network's outputs for each row from the burn-in on, [B, T + 1, ...]."""

@@ -22,24 +22,23 @@ TF-Agents' Td3Agent is not used: it neither scales the target's noise to the bou
 takes means over a replica's own batch, and applies gradients in a branch, which several replicas cannot do.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from tf_agents.policies import actor_policy
 
-from tflearn.agents import parts
-from tflearn.agents.example import Example
-from tflearn.agents.rescaled_actions import rescaled
+from tflearn.agents import actor_critic, parts
+from tflearn.agents.algorithm import Example, factory
+from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.core.types import Agent
 from tflearn.networks import deterministic, spec_checks
 from tflearn.networks.critics import CriticOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.networks.targets import Targets
 from tflearn.optimization import schedules, td3_loss, transitions
-from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.optimization.optimizers import Optimizer
 from tflearn.optimization.td3_loss import TD3Loss
 
 EXPERIENCE = Experience(
@@ -49,14 +48,10 @@ EXPERIENCE = Experience(
 EXAMPLE = Example(('continuous',), variants={'td3_bc': {'settings': {'loss': TD3Loss(behavior_cloning_alpha=2.5)}}})
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: TD3Loss = TD3Loss(),
     target_update_tau: float = 0.005,
     exploration_noise: float | schedules.Schedule = 0.1,
@@ -64,36 +59,26 @@ def make_agent(
     """Makes a TD3 agent for continuous actions, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
     Args:
-      specs: the environment's specs; see `encoder` for observations. The action is one tensor of floats with finite
-        bounds, or a nest of these.
-      train_step: int64 scalar, counts gradient steps of the critics.
-      experience: the experience, of uniform or prioritized order.
       network: the layers of actor and critics; (256, 256) units each; without memory.
       optimizer: the optimizers of `critic` and `actor`; 3e-4, not clipped.
-      loss: the losses' settings.
-      target_update_tau: the weight of the networks in an update of their targets; 1 copies them.
-      exploration_noise: the deviation of the collect policy's normal noise, as a share of half the range of each
-        action; a number or a schedule of the train step.
 
     Raises:
       ValueError: if the action is not of floats with bounds, the experience is a queue, or a number is invalid.
     """
-    network = checked(specs, experience, network, 'TD3', (256, 256))
-    made = optimizer.make(train_step, experience.per_replica_batch_size, {'critic': 3e-4, 'actor': 3e-4})
-    networks = deterministic.make_networks(specs, network, CriticOptions(2))
+    network = checked(problem, 'TD3', (256, 256))
+    optimizers = problem.optimizers({'critic': 3e-4, 'actor': 3e-4})
+    networks = deterministic.make_networks(problem.specs, network, CriticOptions(2))
     targets = Targets(list(networks.pairs), target_update_tau, loss.policy_delay)
-    return DeterministicAgent(specs, train_step, experience, networks, targets, made, (loss, exploration_noise))
+    return DeterministicAgent(problem, networks, optimizers, targets, loss, exploration_noise)
 
 
-def checked(
-    specs: EnvironmentSpecs, experience: Experience, network: NetworkOptions, algorithm: str, units: tuple[int, ...]
-) -> NetworkOptions:
+def checked(problem: Problem, algorithm: str, units: tuple[int, ...]) -> NetworkOptions:
     """Checks what the algorithm can learn from; returns the layers, of which `units` are the defaults.
 
     Raises:
       ValueError: see `make_agent`.
     """
-    leaves = tf.nest.flatten(specs.action)
+    specs, leaves = problem.specs, tf.nest.flatten(problem.specs.action)
     if not leaves or not all(leaf.dtype.is_floating for leaf in leaves):
         raise UserValueError(
             f'got the action {specs.action}; {algorithm} needs continuous actions, one tensor of floats or a nest of '
@@ -101,11 +86,11 @@ def checked(
         )
     for leaf in leaves:
         spec_checks.check_bounded(leaf, algorithm)
-    parts.check_experience(experience, algorithm)
-    return network.completed(specs, algorithm, fc_layer_params=units)
+    parts.check_experience(problem.experience, algorithm)
+    return problem.network.completed(specs, algorithm, fc_layer_params=units)
 
 
-class DeterministicAgent(parts.PartsAgent):
+class DeterministicAgent(actor_critic.ActorCriticAgent):
     """See the module. With one critic and without delay and noise it is DDPG.
 
     The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`, and `value` of the
@@ -114,35 +99,23 @@ class DeterministicAgent(parts.PartsAgent):
 
     def __init__(
         self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
+        problem: Problem,
         networks: deterministic.Networks,
+        optimizers: Mapping[str, Optimizer],
         targets: Targets,
-        made: dict[str, Any],
-        settings: tuple[TD3Loss, float | schedules.Schedule],
+        loss: TD3Loss,
+        exploration_noise: float | schedules.Schedule,
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`. `settings` are loss and exploration noise."""
-        self._options, exploration_noise = settings
+        """Makes the agent, within the strategy's scope; see `make_agent`."""
         if not callable(exploration_noise) and not exploration_noise >= 0:
             raise UserValueError(f'got exploration_noise={exploration_noise!r}; need a number of at least 0')
-        schedule: Any = exploration_noise
-        noise: Any = (lambda: schedule(train_step)) if callable(schedule) else schedule
-        policy = actor_policy.ActorPolicy(specs.time_step, specs.action, networks.actor, training=False)
-        collect_policy = deterministic.NoisyPolicy(specs, networks.actor, noise)
-        super().__init__(specs, train_step, experience, collect_policy, made, targets, policy)
-        self._actor, self._critics, self._target_actor, self._target_critics = networks
-        leaves = tf.nest.flatten(specs.action)
-        bounds = [[np.broadcast_to(bound, leaf.shape) for bound in (leaf.minimum, leaf.maximum)] for leaf in leaves]
-        low, high = (np.concatenate([pair[i].ravel() for pair in bounds]).astype(np.float32) for i in range(2))
-        self._bounds = lambda: (low, high)
-
-    def _trained(self, part: str) -> list[Any]:
-        return [self._critics if part == 'critic' else self._actor]
-
-    def _due(self, part: str) -> tf.Tensor | None:
-        delay = self._options.policy_delay
-        return None if part == 'critic' or delay == 1 else tf.equal((self.train_step_counter + 1) % delay, 0)
+        noisy = deterministic.NoisyPolicy(problem.specs, networks.actor, problem.scheduled(exploration_noise))
+        shared = actor_critic.Networks(networks.actor, networks.critics, networks.target_critics)
+        super().__init__(problem, shared, optimizers, targets, loss, noisy)
+        self._target_actor = networks.target_actor
+        self._policy_delay = loss.policy_delay
+        bounds = actor_critic.bounds(problem.specs.action)
+        self._bounds = lambda: bounds
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the losses of critics and actor on sequences [B, n + 1, ...]."""
@@ -150,13 +123,12 @@ class DeterministicAgent(parts.PartsAgent):
         taken, found = self._join(batch.action), []
 
         def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            targets = self._targets_of(batch)[:, tf.newaxis]
+            bootstraps = self._bootstraps(batch)
             values = tf.squeeze(self._critics(batch.observation, taken, training), axis=2)
             # Before the critics change, which the actor's loss uses as it is then.
             found.append(self._value_scale(batch, values[:, 0]))
-            losses = tf.reduce_sum(tf.square(targets - values), axis=1)
-            errors = tf.reduce_mean(tf.abs(targets - values), axis=1)
-            return losses, {'critic_loss': losses, 'value': values[:, 0], parts.ERRORS: errors}
+            losses, metrics = actor_critic.critic_loss(batch, bootstraps, values)
+            return losses, metrics | {'value': values[:, 0]}
 
         def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             action = self._join(self._actor(batch.observation, training=training)[0])
@@ -177,13 +149,12 @@ class DeterministicAgent(parts.PartsAgent):
         """Returns standard normal noise for the targets' actions."""
         return self._draws.normal(tf.shape(actions))
 
-    def _targets_of(self, batch: transitions.Transitions) -> tf.Tensor:
-        """Returns the critics' targets y, float32 [B]."""
+    def _bootstraps(self, batch: transitions.Transitions) -> tf.Tensor:
+        """Returns the values of the next observations, float32 [B]."""
         action = self._join(self._target_actor(batch.next_observation)[0])
         if self._options.target_policy_noise:
             action = td3_loss.smoothed_actions(action, self._noise(action), self._bounds(), self._options)
-        values = self._target_critics(batch.next_observation, action)
-        return tf.stop_gradient(batch.reward + batch.discount * tf.reduce_min(values, axis=[1, 2]))
+        return tf.reduce_min(self._target_critics(batch.next_observation, action), axis=[1, 2])
 
     def _value_scale(self, batch: transitions.Transitions, values: tf.Tensor) -> tf.Tensor | None:
         """Returns TD3+BC's lambda; None without it."""

@@ -12,33 +12,24 @@ temperature alpha, which is learned as in SAC:
 Differs from the paper: images and nests have one encoder for all critics.
 """
 
-import tensorflow as tf
-
 from tflearn.agents import sac
-from tflearn.agents.example import Example
-from tflearn.agents.rescaled_actions import rescaled
+from tflearn.agents.algorithm import Example, factory
+from tflearn.agents.parts import Problem
 from tflearn.agents.sac import SACLoss
-from tflearn.core.experience import Experience
-from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.core.types import Agent
 from tflearn.networks.critics import CriticOptions
 from tflearn.networks.networks import NetworkOptions
-from tflearn.networks.targets import Targets
 from tflearn.optimization.ensemble import Truncated
-from tflearn.optimization.optimizers import OptimizerOptions
 
 EXPERIENCE = sac.EXPERIENCE
 
 EXAMPLE = Example(('continuous',), network=NetworkOptions((8,), (8,)), settings={'truncated': Truncated(3, 1)})
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: SACLoss = SACLoss(),
     num_critics: int = 5,
     truncated: Truncated = Truncated(),
@@ -47,22 +38,17 @@ def make_agent(
     """Makes an agent for one vector of continuous actions. The defaults are the paper's (table 4).
 
     Args:
-      specs: the environment's specs; see `sac.make_agent` for all that is not explained here.
-      train_step: int64 scalar, counts gradient steps.
-      experience: the experience, of uniform or prioritized order.
       network: the layers; (256, 256) units of the actor, (512, 512, 512) of each critic; without memory.
       optimizer: the optimizers of `critic`, `actor` and `alpha`; 3e-4, not clipped.
-      loss: the losses' settings.
       num_critics: N.
       truncated: the numbers of quantiles.
-      target_update_tau: the weight of the critics in an update of their targets, which follows each train step.
 
     Raises:
       ValueError: if the action is another one, the experience is a queue, or a number is invalid.
     """
-    network = sac.checked(specs, experience, network, 'TQC', critic_fc_layer_params=(512, 512, 512))
+    network = sac.checked(problem, 'TQC', critic_fc_layer_params=(512, 512, 512))
     options = CriticOptions(num_critics, truncated.num_quantiles, shared_encoder=True)
-    actor, critics = sac.make_networks(specs, network, options)
-    made = optimizer.make(train_step, experience.per_replica_batch_size, sac.RATES)
-    targets, objective = Targets([critics], target_update_tau), sac.Objective(loss, truncated)
-    return sac.SACAgent(specs, train_step, experience, sac.Networks(actor, *critics), targets, made, objective)
+    networks = sac.make_networks(problem.specs, network, options)
+    targets = networks.make_targets(target_update_tau)
+    optimizers = problem.optimizers(sac.RATES)
+    return sac.SACAgent(problem, networks, optimizers, targets, sac.Objective(loss, truncated))

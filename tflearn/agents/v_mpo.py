@@ -10,6 +10,7 @@ steps are used several times, and advantages are those at an iteration's start; 
 normalized by running statistics instead of PopArt; temperature and multipliers have an optimizer of their own.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -18,14 +19,12 @@ from tf_agents.utils import common
 
 from tflearn.agents import parts, ppo
 from tflearn.agents.actor_value import ActorValueNetwork
-from tflearn.agents.example import ANY_ACTION, Example
+from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.normalizer import Normalizers
-from tflearn.agents.rescaled_actions import rescaled
-from tflearn.core.experience import Experience
-from tflearn.core.types import Agent, EnvironmentSpecs
-from tflearn.networks.networks import NetworkOptions
+from tflearn.agents.parts import Problem
+from tflearn.core.types import Agent
 from tflearn.optimization import ppo_loss, v_mpo_loss
-from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.optimization.optimizers import Optimizer
 from tflearn.optimization.v_mpo_loss import VMPOLoss
 
 EXPERIENCE = ppo.EXPERIENCE
@@ -35,14 +34,10 @@ _LEAST = 1e-8  # of the temperature and the multipliers, as in the paper
 EXAMPLE = Example(ANY_ACTION, data=('queue',), sequence_length=5)
 
 
-@rescaled
+@factory
 def make_agent(
-    specs: EnvironmentSpecs,
-    train_step: tf.Variable,
-    experience: Experience,
+    problem: Problem,
     *,
-    network: NetworkOptions = NetworkOptions(),
-    optimizer: OptimizerOptions = OptimizerOptions(),
     loss: VMPOLoss = VMPOLoss(),
     normalize_observations: bool = True,
     normalize_rewards: bool = True,
@@ -51,27 +46,20 @@ def make_agent(
     """Makes a V-MPO agent, for discrete, several discrete, or continuous actions.
 
     Args:
-      specs: the environment's specs.
-      train_step: int64 scalar, counts gradient steps.
-      experience: the experience, a queue; see `ppo.make_agent` for it, the network, the mask and the normalization.
+      experience: the experience, a queue; see `ppo.make_agent` for it and the network.
       network: the layers of policy and value.
       optimizer: the optimizers of `v_mpo`, the network, 3e-4, clipped at 0.5; and of `v_mpo_dual`, the temperature and
         the multipliers, 1e-2, never clipped.
       loss: the loss's coefficients and bounds.
-      normalize_observations: whether to normalize observations by the mean and variance of all so far, within +-5.
-      normalize_rewards: whether to divide rewards by the root mean square of all so far, or by a tenth of the
-        largest so far if that is more, so that the order of returns stays.
-      action_mask: the path of the observation's part that marks legal actions; None has none.
 
     Raises:
       ValueError: if the experience is not a queue of new items; see `ppo.make_agent`.
     """
-    actor_value, normalizers = ppo.make_networks(
-        specs, experience, network, action_mask, (normalize_observations, normalize_rewards), 'V-MPO'
-    )
-    rates: Any = {'v_mpo': 3e-4, 'v_mpo_dual': 1e-2}
-    made = optimizer.make(train_step, experience.per_replica_batch_size, rates, 0.5, unclipped=('v_mpo_dual',))
-    return VMPOAgent(specs, train_step, experience, actor_value, loss, made, normalizers)
+    normalized = (normalize_observations, normalize_rewards)
+    actor_value, normalizers = ppo.make_networks(problem, action_mask, normalized, 'V-MPO')
+    rates = {'v_mpo': 3e-4, 'v_mpo_dual': 1e-2}
+    optimizers = problem.optimizers(rates, 0.5, unclipped=('v_mpo_dual',))
+    return VMPOAgent(problem, actor_value, optimizers, loss, normalizers)
 
 
 class VMPOAgent(ppo.PPOAgent):
@@ -85,19 +73,17 @@ class VMPOAgent(ppo.PPOAgent):
 
     def __init__(
         self,
-        specs: EnvironmentSpecs,
-        train_step: tf.Variable,
-        experience: Experience,
+        problem: Problem,
         network: ActorValueNetwork,
+        optimizers: Mapping[str, Optimizer],
         loss: VMPOLoss,
-        made: dict[str, Any],
         normalizers: Normalizers,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
         samples = ppo_loss.PPOLoss(gamma=loss.gamma, lambda_=loss.lambda_, normalize_advantages=False)
-        super().__init__(specs, train_step, experience, network, samples, made, normalizers)
+        super().__init__(problem, network, optimizers, samples, normalizers)
         self._v_mpo = loss
-        is_floating = [leaf.dtype.is_floating for leaf in tf.nest.flatten(specs.action)]
+        is_floating = [leaf.dtype.is_floating for leaf in tf.nest.flatten(problem.specs.action)]
         kinds = (['kl_mean', 'kl_covariance'] if any(is_floating) else []) + ([] if all(is_floating) else ['kl'])
         self._eta = tf.Variable(loss.initial_eta, name='eta', dtype=tf.float32)
         self._alphas = {kind: tf.Variable(loss.initial_alpha, name=f'{kind}_alpha') for kind in kinds}
