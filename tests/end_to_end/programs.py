@@ -15,6 +15,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address
 
+_HERE = pathlib.Path(sys.executable)
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 # Many times what anything here takes, for machines that have other work to do.
 DEADLINE_SECS = 240.0
@@ -35,7 +36,15 @@ class Addresses:
 class Program:
     """One of the programs, at work in `folder`, where its output goes to <name>.out. Killed when the block is left."""
 
-    def __init__(self, job: str, *flags: str, folder: pathlib.Path, name: str = '', forked: bool = False):
+    def __init__(
+        self,
+        job: str,
+        *flags: str,
+        folder: pathlib.Path,
+        name: str = '',
+        forked: bool = False,
+        python: pathlib.Path = _HERE,
+    ):
         """Starts it.
 
         Args:
@@ -44,6 +53,7 @@ class Program:
           folder: its working directory.
           name: of its output; the job's by default.
           forked: whether it is a fork, which starts sooner; else it is started as users start it.
+          python: which runs it, unless it is a fork.
         """
         self.name = name or job
         self._out = folder / f'{self.name}.out'
@@ -52,7 +62,7 @@ class Program:
         if forked:
             self._process = forks.start(f'scripts.{job}', *flags, log=self._out, cwd=folder, env=environment)
             return
-        command = [sys.executable, '-m', f'scripts.{job}', *flags]
+        command = [python, '-m', f'scripts.{job}', *flags]
         with self._out.open('w') as out:
             self._process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT

@@ -61,7 +61,10 @@ def saved(run_dir: RunDir, but: Sequence[pathlib.Path] = ()) -> dict[str, tuple[
 
 
 def actions_of_standalone_program(
-    policy: pathlib.Path, observations: np.ndarray, folder: pathlib.Path
+    policy: pathlib.Path,
+    observations: np.ndarray,
+    folder: pathlib.Path,
+    python: pathlib.Path = pathlib.Path(sys.executable),
 ) -> dict[str, np.ndarray]:
     """The actions of an exported policy in a process that has neither tflearn nor TF-Agents: actions and served [T, B].
 
@@ -69,13 +72,14 @@ def actions_of_standalone_program(
       policy: one version.
       observations: [T, B, ...].
       folder: for the files that this takes.
+      python: which runs it.
     """
     work = folder / 'standalone'
     (work / 'policy').mkdir(parents=True)
     (work / 'policy' / '2').symlink_to(policy)
     np.savez(work / 'inputs.npz', observation=observations)
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    command = [sys.executable, CHECKOUT / 'tests' / 'policies' / 'standalone_program.py', work]
+    command = [python, CHECKOUT / 'tests' / 'policies' / 'standalone_program.py', work]
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=DEADLINE_SECS)
     return dict(np.load(work / 'outputs.npz'))
 
