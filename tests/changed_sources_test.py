@@ -17,6 +17,7 @@ import tflearn, tflearn.jobs.synchronous
 for file in pathlib.Path(tflearn.__file__).parent.rglob('*.py'):
     file.write_text('#\\n' * 33 + file.read_text())
 bindings = ['train.StopConditions.num_train_steps = 20', 'Uniform.min_size = 50', 'evaluate.evaluate.num_episodes = 1']
+bindings.append('train.ExportOptions.policies = ("greedy_policy",)')
 run = tflearn.train(gin_file='dqn_cartpole', gin_bindings=bindings, root_dir='run', mode='synchronous')
 print(run.train_step, tflearn.__file__)
 """

@@ -139,7 +139,7 @@ NOT_RUN = {
     'own_hooks.gin': "the page's Python runs it",
     'transformed_pong.gin': 'needs the games of the extra atari',
 }
-SLOW = ('data/expert', 'Queue', 'dqn_rnd')  # several processes; or what tests/transforms trains, too
+SLOW = ('data/expert', 'Queue', 'dqn_rnd', 'Hindsight')  # several processes; or what tests/transforms trains, too
 FEW_STEPS = [
     'train.StopConditions.num_train_steps = 20',
     'train.Intervals.export_interval_steps = 20',

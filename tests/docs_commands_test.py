@@ -1,5 +1,6 @@
 """Every command in the documents is parsed by its program."""
 
+import functools
 import importlib.util
 import json
 import pathlib
@@ -57,17 +58,29 @@ def parsed() -> dict[str, tuple[int, str]]:
     return {place: result for (place, _, _), result in zip(OURS, results, strict=True)}
 
 
-@pytest.mark.parametrize(('place', 'program', 'words'), OURS, ids=[f'{item[0]}-{item[1]}' for item in OURS])
-def test_our_commands(parsed, tmp_path, place, program, words):
-    assert parsed[place] == [0, '']
-    flags = dict(word.removeprefix('--').split('=', 1) for word in words[1:] if word.startswith('--') and '=' in word)
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> pathlib.Path:
+    """A folder with the files of the documents."""
+    folder = tmp_path_factory.mktemp('docs')
     for block in BLOCKS:
         if block.file_name:
-            (tmp_path / block.file_name).write_text(block.text, encoding='utf-8')
+            (folder / block.file_name).write_text(block.text, encoding='utf-8')
+    return folder
+
+
+@functools.cache
+def _check(folder, gin_file, bindings):
+    with docs_blocks.working_in(folder):
+        preview.check(files.resolve(gin_file), bindings, JOBS)
+
+
+@pytest.mark.parametrize(('place', 'program', 'words'), OURS, ids=[f'{item[0]}-{item[1]}' for item in OURS])
+def test_our_commands(parsed, folder, place, program, words):
+    assert parsed[place] == [0, '']
+    flags = dict(word.removeprefix('--').split('=', 1) for word in words[1:] if word.startswith('--') and '=' in word)
     if program in ('replay_server', 'collect', 'train', 'synchronous', 'evaluate', 'launch'):
-        bindings = [word.split('=', 1)[1] for word in words if word.startswith('--gin_bindings=')]
-        with docs_blocks.working_in(tmp_path):
-            preview.check(files.resolve(flags.get('gin_file', 'dqn_cartpole')), bindings, JOBS)
+        bindings = tuple(word.split('=', 1)[1] for word in words if word.startswith('--gin_bindings='))
+        _check(folder, flags.get('gin_file', 'dqn_cartpole'), bindings)
 
 
 @pytest.mark.parametrize(('place', 'words'), OTHERS, ids=[f'{item[0]}-{item[1][0]}' for item in OTHERS])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tflearn
-from tests.end_to_end.programs import Program
+from tests.end_to_end.programs import Addresses, Program
 from tests.stored_runs import store
 from tests.testing import lanes
 from tflearn.files.run_dir import read_json
@@ -18,9 +18,13 @@ STEPS = store.NUM_TRAIN_STEPS
 def test_the_same_command_goes_on_with_a_stored_run(name, tmp_path):
     run, run_dir = store.RUNS[name], store.unpack(name, tmp_path)
     saved = read_json(run_dir.train_result)
-    launched = run.program == 'launch'
-    with Program(run.program, *run.flags(2 * STEPS), folder=tmp_path, forked=not launched) as program:
-        if launched:  # its replay has tables of messages, which go through the coordinator now
+    refused, flags = run.program == 'launch', run.flags(2 * STEPS)
+    job = (
+        'replay_server' if refused and name != 'uniform' else run.program
+    )  # one launch; of the others the job that ends
+    flags += Addresses().flags(job) if job == 'replay_server' else []
+    with Program(job, *flags, folder=tmp_path, forked=job != 'launch') as program:
+        if refused:  # its replay has tables of messages, which go through the coordinator now
             assert program.end() == 2
             assert 'got the replay checkpoint' in program.last_line and 'table.heartbeats' in program.last_line
             return

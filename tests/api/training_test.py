@@ -278,6 +278,7 @@ import functools, signal, sys
 import tflearn
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
+from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.networks.networks import NetworkOptions
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
@@ -288,7 +289,9 @@ run = tflearn.train(
         replay=tflearn.Uniform(min_size=50, samples_per_insert=8.0), batch=tflearn.BatchItems(8)
     ),
     num_train_steps=int(sys.argv[1]),
+    num_episodes=2,
     export_interval_steps=50,
+    exports=ExportOptions(('greedy_policy',)),
     root_dir='run',
 )
 """

@@ -100,7 +100,11 @@ def test_all_count_from_the_start(tmp_path):
     ('module', 'given'),
     [
         (r2d2, {'network': NetworkOptions((8,), lstm_size=(4,)), 'loss': r2d2.R2D2Loss(n_step=1, burn_in_steps=0)}),
-        (discrete_sac, {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}),
+        pytest.param(
+            discrete_sac,
+            {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))},
+            marks=pytest.mark.slow,
+        ),
         (linear_bandit, {}),
     ],
 )

@@ -100,18 +100,6 @@ def test_a_run_trains_exports_and_continues(tmp_path):
     assert read_json(run_dir.train_result)['train_step'] == 80
 
 
-@pytest.mark.slow  # below, runs have equal batches; in tests/jobs/synchronous_test.py equal weights
-def test_the_same_seed_gives_the_same_weights(tmp_path):
-    data_sets.write(tmp_path / 'data', 60)
-    actions = []
-    for name in ('a', 'b'):
-        run_dir = train(tmp_path / name, tmp_path / 'data')
-        reader = tf.train.load_checkpoint(str(run_dir.checkpoints))
-        names = [name for name in reader.get_variable_to_shape_map() if name.startswith('agent')]
-        actions.append({name: reader.get_tensor(name) for name in names})
-    tf.nest.map_structure(np.testing.assert_array_equal, *actions)
-
-
 class Interrupted(Exception):
     """Ends a run in the middle, with no more than what it has saved."""
 

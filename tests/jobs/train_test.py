@@ -6,7 +6,6 @@ import functools
 import json
 import re
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -313,12 +312,3 @@ def test_rejects_a_policy_version_of_the_user(small_run):
     with pytest.raises(ValueError, match='got SummarySources.policy_version; need None'):
         small_run.start(train, num_train_steps=9, options=options).join()
     assert not small_run.dir.root.exists()
-
-
-@pytest.mark.slow  # tests/transforms/jobs_test.py has the jobs of another agent on two replicas
-def test_trains_on_two_replicas(small_run):
-    small_run.start_replay()
-    small_run.start(collect, num_environments=2)
-    small_run.start(train, num_train_steps=40, strategy='mirrored:2', **FEW).join()
-    assert _result(small_run)['train_step'] == 40
-    assert np.isfinite(small_run.status('train')['loss'])
