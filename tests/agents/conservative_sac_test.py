@@ -66,7 +66,7 @@ def test_actions_are_drawn_from_the_densities_that_are_reported():
     actions, log_densities = (part.numpy().astype(np.float64) for part in agent._draw_others(batch))
     assert actions.shape == (4, 6, 2) and log_densities.shape == (4, 6)
     np.testing.assert_allclose(log_densities[:, :3], -2 * np.log(2.0), rtol=1e-6)
-    distribution = agent._distribution(batch, training=True).input_distribution
+    distribution = agent._distribution(batch.observation, training=True).input_distribution
     mean, deviation = distribution.mean().numpy()[:, None], distribution.stddev().numpy()[:, None]
     shares = actions[:, 3:]
     normal = -0.5 * ((np.arctanh(shares) - mean) / deviation) ** 2 - np.log(deviation * np.sqrt(2 * np.pi))

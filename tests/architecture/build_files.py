@@ -10,10 +10,12 @@ from tests.architecture import source_tree
 from tests.architecture.budget import COLLECTIONS
 from tests.architecture.source_tree import SourceFile
 
+PUBLIC = "package(default_visibility = ['//visibility:public'])\n"
 HEADERS = {
     '': '# The map of the project, for `bazel query`: native rules, nothing to load. Outside libraries: setup.py.\n'
-    '# Both BUILD files are written by `python -m tests.architecture.build_files`.\n',
-    'tflearn': '# A target for each package.\n',
+    '# Both BUILD files are written by `python -m tests.architecture.build_files`.\n'
+    f'\n{PUBLIC}',
+    'tflearn': f'# A target for each package.\n\n{PUBLIC}',
 }
 
 
@@ -45,7 +47,6 @@ class Target:
         attributes = [
             f"name = '{self.name}',",
             f'{"data" if self.name == "gin" else "srcs"} = {_list(sorted(self.files))},',
-            "visibility = ['//visibility:public'],",
             f'deps = {_list(deps)},' if deps else '',
         ]
         return '\n'.join(['py_library(', *(f'    {attribute}' for attribute in attributes if attribute), ')', ''])

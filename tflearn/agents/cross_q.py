@@ -72,18 +72,18 @@ def make_agent(
     (action,) = tf.nest.flatten(specs.action)
     options = CriticOptions(num_critics, batch_norm=batch_norm, shared_encoder=True)
     critics = Critics(specs.observation, action, network, options)
-    objective = sac.Objective(loss, Least(num_critics, for_actor=True))
-    optimizers, made = problem._replace(optimizer=optimizer).optimizers(_RATES), Networks(actor, critics, None)
-    return CrossQAgent(problem, made, optimizers, None, objective, policy_delay)
+    rule, optimizers = Least(num_critics, for_actor=True), problem._replace(optimizer=optimizer).optimizers(_RATES)
+    made = Networks(actor, critics, None)
+    return CrossQAgent(problem, made, optimizers, None, loss, rule=rule, policy_delay=policy_delay)
 
 
 class CrossQAgent(sac.SACAgent):
     """See the module. The extra metrics are SAC's."""
 
-    def __init__(self, *args: Any):
+    def __init__(self, *args: Any, policy_delay: int, **more: Any):
         """Takes SAC's arguments, and the delay of the policy."""
-        super().__init__(*args[:-1])
-        self._policy_delay = args[-1]
+        super().__init__(*args, **more)
+        self._policy_delay = policy_delay
 
     def _optimized(self, part: str) -> tuple[str, ...]:
         return ('critic',) if part == 'critic' else ('actor', 'alpha')

@@ -61,4 +61,4 @@ def make_agent(
     networks = sac.make_networks(problem.specs, network, options)
     targets = networks.make_targets(target_update_tau)
     optimizers = problem.optimizers(sac.RATES)
-    return sac.SACAgent(problem, networks, optimizers, targets, sac.Objective(loss, least))
+    return sac.SACAgent(problem, networks, optimizers, targets, loss, rule=least)

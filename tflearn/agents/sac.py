@@ -28,7 +28,6 @@ so they need the burn-in.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,11 +47,9 @@ from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import heads, networks, recurrent, spec_checks
 from tflearn.networks.networks import NetworkOptions
-from tflearn.networks.targets import Targets
 from tflearn.optimization import conservative as conservative_lib
 from tflearn.optimization import ensemble, transitions
 from tflearn.optimization.conservative import Conservative
-from tflearn.optimization.optimizers import Optimizer
 
 _MAX_CONSERVATIVE_WEIGHT = 1e6
 RATES = {'critic': 3e-4, 'actor': 3e-4, 'alpha': 3e-4}
@@ -130,9 +127,8 @@ def make_agent(
     optimizers = problem.optimizers(rates)
     targets = networks.make_targets(target_update_tau, target_update_period)
     kind = RecurrentSACAgent if network.lstm_size else SACAgent
-    return kind(
-        problem, networks, optimizers, targets, Objective(loss, ensemble.Least(2, for_actor=True), conservative)
-    )
+    rule = ensemble.Least(2, for_actor=True)
+    return kind(problem, networks, optimizers, targets, loss, rule=rule, conservative=conservative)
 
 
 def checked(
@@ -182,14 +178,6 @@ def make_networks(
     return Networks(actor, *critics_lib.make(specs.observation, specs.action, network, options))
 
 
-class Objective(NamedTuple):
-    """What is minimized: the losses' settings, the rule of targets and errors, and CQL's regularizer."""
-
-    options: SACLoss
-    rule: ensemble.Rule
-    conservative: Conservative = Conservative()
-
-
 class SACAgent(ActorCriticAgent):
     """See the module.
 
@@ -197,17 +185,10 @@ class SACAgent(ActorCriticAgent):
     in the unit of returns; `entropy` [nats], estimated by the drawn actions; and `alpha`.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        networks: Networks,
-        optimizers: Mapping[str, Optimizer],
-        targets: Targets | None,
-        objective: Objective,
-    ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
-        super().__init__(problem, networks, optimizers, targets, objective.options)
-        _, self._rule, self._conservative = objective
+    def __init__(self, problem: Problem, *args: Any, rule: ensemble.Rule, conservative: Conservative = Conservative()):
+        """Takes the arguments of `ActorCriticAgent`, the rule of targets and errors, and CQL's regularizer."""
+        super().__init__(problem, *args)
+        self._rule, self._conservative = rule, conservative
         self._stored_state = problem.experience.slicing.store_policy_state
         self._log_alpha = tf.Variable(self._options.initial_log_alpha, dtype=tf.float32, name='log_alpha')
         low, high = bounds(problem.specs.action)

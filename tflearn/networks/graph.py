@@ -8,7 +8,7 @@ from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import leaf_paths
-from tflearn.networks.encoder import NestEncoder
+from tflearn.networks.sets import PartsNetwork, described
 
 
 class MessagePassing(tf.keras.layers.Layer):
@@ -76,23 +76,16 @@ def _sum_by_node(values: tf.Tensor, nodes: tf.Tensor, num_nodes: int) -> tf.Tens
     return tf.reshape(flat, [batch_size, num_nodes, size])
 
 
-class _GraphNetwork(tf.keras.Model):
-    def __init__(
-        self, places: Sequence[int], passing: MessagePassing, rest: NestEncoder | None, last: tf.keras.Sequential
-    ):
+class _GraphNetwork(PartsNetwork):
+    def __init__(self, passing: MessagePassing, *args: Any):
         super().__init__()
-        self._places, self._passing, self._rest, self._last = tuple(places), passing, rest, last
+        self._passing = passing
+        self.make_rest(*args)
 
-    def call(self, inputs: Any) -> tf.Tensor:
-        leaves = tf.nest.flatten(inputs)
-        given = [leaves[place] for place in self._places]
-        features = self._passing(given)
-        present = tf.cast(tf.cast(given[1], tf.bool), features.dtype)[..., tf.newaxis]
-        features = tf.reduce_sum(features * present, axis=1) / tf.maximum(tf.reduce_sum(present, axis=1), 1)
-        if self._rest is not None:
-            rest = self._rest([leaf for i, leaf in enumerate(leaves) if i not in self._places])
-            features = tf.concat([features, tf.cast(rest, features.dtype)], axis=-1)
-        return self._last(features)
+    def of_parts(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        features = self._passing(parts)
+        present = tf.cast(tf.cast(parts[1], tf.bool), features.dtype)[..., tf.newaxis]
+        return tf.reduce_sum(features * present, axis=1) / tf.maximum(tf.reduce_sum(present, axis=1), 1)
 
 
 def make_network(
@@ -109,8 +102,6 @@ def make_network(
     """Makes a network for `make_network` of any agent: the mean of a graph's nodes, joined with the rest.
 
     Args:
-      spec: the observation's spec.
-      name: the name of its last layers.
       nodes: the path of the nodes, [N, F].
       mask: the path of the nodes' mask, integers or booleans [N]: 0 where there is no node.
       edges: the path of the edges, integers [E, 2]: the indices of the two nodes of each.
@@ -125,19 +116,12 @@ def make_network(
     leaves = dict(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
     chosen = [nodes, mask, edges, *([edge_mask] if edge_mask else [])]
     if not _fits([leaves.get(path) for path in chosen]):
-        described = ', '.join(f'{path}: {leaf.dtype.name} {leaf.shape}' for path, leaf in leaves.items())
         raise UserValueError(
             f"got nodes='{nodes}', mask='{mask}', edges='{edges}', edge_mask={edge_mask!r} and an observation with "
-            f'{described}; need nodes [N, F], edges [E, 2] of integers, and masks [N] and [E] of integers or booleans'
+            f'{described(spec)}; need nodes [N, F], edges [E, 2] of integers, and masks [N] and [E] of integers or '
+            'booleans'
         )
-    paths = list(leaves)
-    rest = [leaf for path, leaf in leaves.items() if path not in chosen]
-    return _GraphNetwork(
-        [paths.index(path) for path in chosen],
-        MessagePassing(units, num_rounds),
-        NestEncoder(rest) if rest else None,
-        tf.keras.Sequential([tf.keras.layers.Dense(number, 'relu') for number in fc_layer_params], name=name),
-    )
+    return _GraphNetwork(MessagePassing(units, num_rounds), spec, chosen, fc_layer_params, name)
 
 
 def _fits(leaves: Sequence[tf.TensorSpec | None]) -> bool:

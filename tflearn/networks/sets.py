@@ -56,20 +56,54 @@ class SetAttention(tf.keras.layers.Layer):
         return total / tf.maximum(tf.reduce_sum(weights, axis=1), 1)
 
 
-class _SetNetwork(tf.keras.Model):
-    def __init__(
-        self, places: tuple[int, int], attention: SetAttention, rest: NestEncoder | None, last: tf.keras.Sequential
-    ):
-        super().__init__()
-        self._places, self._attention, self._rest, self._last = places, attention, rest, last
+class PartsNetwork(tf.keras.Model):
+    """Features of some parts of an observation, joined with the rest, before fully connected layers."""
+
+    def make_rest(
+        self, spec: types.NestedTensorSpec, chosen: Sequence[str], fc_layer_params: Sequence[int], name: str
+    ) -> None:
+        """Makes what encodes the rest, and the last layers; after those of the parts, whose variables come first.
+
+        Args:
+          spec: the observation's spec.
+          chosen: the paths of the parts.
+          fc_layer_params: units of the last layers.
+          name: the name of the last layers.
+        """
+        paths, leaves = leaf_paths(spec), tf.nest.flatten(spec)
+        self._places = tuple(map(paths.index, chosen))
+        rest = [leaf for path, leaf in zip(paths, leaves, strict=True) if path not in chosen]
+        self._rest = NestEncoder(rest) if rest else None
+        self._last = tf.keras.Sequential([tf.keras.layers.Dense(units, 'relu') for units in fc_layer_params], name=name)
+
+    def of_parts(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the features [B, F] of the parts."""
+        raise NotImplementedError
 
     def call(self, inputs: Any) -> tf.Tensor:
+        """Takes an observation."""
         leaves = tf.nest.flatten(inputs)
-        features = self._attention([leaves[place] for place in self._places])
+        features = self.of_parts([leaves[place] for place in self._places])
         if self._rest is not None:
             rest = self._rest([leaf for i, leaf in enumerate(leaves) if i not in self._places])
-            features = tf.concat([features, rest], axis=-1)
+            features = tf.concat([features, tf.cast(rest, features.dtype)], axis=-1)
         return self._last(features)
+
+
+def described(spec: types.NestedTensorSpec) -> str:
+    """Returns the parts of an observation for a message."""
+    parts = zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True)
+    return ', '.join(f'{path}: {leaf.dtype.name} {leaf.shape}' for path, leaf in parts)
+
+
+class _SetNetwork(PartsNetwork):
+    def __init__(self, attention: SetAttention, *args: Any):
+        super().__init__()
+        self._attention = attention
+        self.make_rest(*args)
+
+    def of_parts(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        return self._attention(parts)
 
 
 def make_network(
@@ -97,18 +131,11 @@ def make_network(
     Raises:
       ValueError: for a path that the observation does not have, or nodes or a mask of another shape.
     """
-    paths, leaves = leaf_paths(spec), dict(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
+    leaves = dict(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
     node, present = leaves.get(nodes), leaves.get(mask)
     if not node or not present or node.shape.rank != 2 or present.shape != node.shape[:1] or present.dtype.is_floating:
-        described = ', '.join(f'{path}: {leaf.dtype.name} {leaf.shape}' for path, leaf in leaves.items())
         raise UserValueError(
-            f"got nodes='{nodes}', mask='{mask}' and an observation with {described}; need nodes [N, F], and their "
-            'mask [N] of integers or booleans'
+            f"got nodes='{nodes}', mask='{mask}' and an observation with {described(spec)}; need nodes [N, F], "
+            'and their mask [N] of integers or booleans'
         )
-    rest = [leaf for path, leaf in leaves.items() if path not in (nodes, mask)]
-    return _SetNetwork(
-        (paths.index(nodes), paths.index(mask)),
-        SetAttention(units, num_heads, num_blocks),
-        NestEncoder(rest) if rest else None,
-        tf.keras.Sequential([tf.keras.layers.Dense(number, 'relu') for number in fc_layer_params], name=name),
-    )
+    return _SetNetwork(SetAttention(units, num_heads, num_blocks), spec, (nodes, mask), fc_layer_params, name)

@@ -1,4 +1,7 @@
-"""Which observations and actions an algorithm can learn from: errors before any network is made."""
+"""Which observations and actions an algorithm can learn from: errors before any network is made.
+
+The checks of actions take their spec and the algorithm's name, for the message, and raise a ValueError.
+"""
 
 from typing import Any
 
@@ -46,15 +49,7 @@ def check_observation(
 
 
 def check_policy_gradient_action(spec: types.NestedTensorSpec, algorithm: str) -> None:
-    """Checks the action's spec for an algorithm that learns a distribution of the action, discrete or continuous.
-
-    Args:
-      spec: the action's spec.
-      algorithm: the algorithm's name, for the message.
-
-    Raises:
-      ValueError: for an action that it cannot learn.
-    """
+    """Checks the actions of an algorithm that learns their distribution, discrete or continuous."""
     for leaf in tf.nest.flatten(spec):
         if leaf.dtype.is_floating:
             check_bounded(leaf, algorithm)
@@ -66,16 +61,8 @@ def check_policy_gradient_action(spec: types.NestedTensorSpec, algorithm: str) -
 
 
 def check_one_discrete_action(spec: types.NestedTensorSpec, algorithm: str) -> None:
-    """Checks the action's spec for an algorithm that learns a value for each choice of one action.
-
-    Args:
-      spec: the action's spec.
-      algorithm: the algorithm's name, for the message.
-
-    Raises:
-      ValueError: for another action.
-    """
-    if tf.nest.is_nested(spec) or not spec.dtype.is_integer or spec.shape.rank != 0 or spec.minimum != 0:
+    """Checks the action of an algorithm that learns a value for each choice of one action."""
+    if tf.nest.is_nested(spec) or not _is_choice(spec):
         raise UserValueError(
             f'got the action {spec}; {algorithm} needs one discrete action with bounds; choose another algorithm, '
             'or wrap the environment so that it has one'
@@ -83,11 +70,7 @@ def check_one_discrete_action(spec: types.NestedTensorSpec, algorithm: str) -> N
 
 
 def check_bounded(spec: types.BoundedTensorSpec, algorithm: str) -> None:
-    """Checks that actions of floats have finite bounds.
-
-    Raises:
-      ValueError: if a bound, or the range between them, is not finite.
-    """
+    """Checks that the bounds of an action of floats, and the range between them, are finite."""
     with np.errstate(over='ignore', invalid='ignore'):
         bounded = np.isfinite(np.asarray(spec.maximum) - spec.minimum).all()
     if not bounded:
@@ -97,21 +80,17 @@ def check_bounded(spec: types.BoundedTensorSpec, algorithm: str) -> None:
 
 
 def check_one_action(spec: types.NestedTensorSpec, algorithm: str) -> None:
-    """Checks the action's spec for an algorithm that learns values of one discrete action, or of a vector of floats.
-
-    Args:
-      spec: the action's spec.
-      algorithm: the algorithm's name, for the message.
-
-    Raises:
-      ValueError: if it is neither one discrete action with bounds, nor one vector of floats with bounds.
-    """
+    """Checks the action of an algorithm that learns values of one discrete action, or of a vector of floats."""
     leaves = tf.nest.flatten(spec)
     one = len(leaves) == 1
     if one and leaves[0].dtype.is_floating and leaves[0].shape.rank == 1:
         check_bounded(leaves[0], algorithm)
-    elif not one or not leaves[0].dtype.is_integer or leaves[0].shape.rank != 0 or leaves[0].minimum != 0:
+    elif not one or not _is_choice(leaves[0]):
         raise UserValueError(
             f'got the action {spec}; {algorithm} needs one discrete action with bounds, or one vector of '
             'continuous actions; choose another algorithm, or wrap the environment so that it has one'
         )
+
+
+def _is_choice(spec: types.TensorSpec) -> bool:
+    return bool(spec.dtype.is_integer and spec.shape.rank == 0 and spec.minimum == 0)

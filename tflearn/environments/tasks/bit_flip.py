@@ -63,8 +63,6 @@ def make(num_environments: PositiveInt, seed: int | None, num_bits: PositiveInt 
     """Makes a batch of bit flipping tasks, stepped one after the other.
 
     Args:
-      num_environments: the number of environments, which are stepped together.
-      seed: environment i is seeded with seed + i; None draws the seeds.
       num_bits: the number of bits, and of steps after which an episode is truncated.
     """
     return vector_env.in_process(lambda: BitFlip(num_bits), num_environments, seed)

@@ -21,8 +21,6 @@ def make(
     """Makes a batch of games. An episode has rows - 1 steps.
 
     Args:
-      num_environments: the number of environments, which are stepped together.
-      seed: environment i is seeded with seed + i; None draws the seeds.
       rows: the image's height [pixels].
       columns: the image's width [pixels].
 

@@ -57,8 +57,6 @@ def make(
     """Makes a batch of bandits with the same arms.
 
     Args:
-      num_environments: the number of environments, which are stepped together.
-      seed: environment i is seeded with seed + i; None draws the seeds.
       num_arms: the number of arms.
       num_features: the numbers of a context.
       noise: the standard deviation of the rewards' noise.

@@ -28,7 +28,6 @@ def make(num_environments: PositiveInt, seed: int | None, size: PositiveInt = 15
     """Makes a batch of deep seas, stepped one after the other.
 
     Args:
-      num_environments: the number of environments, which are stepped together.
       seed: environment i is seeded with seed + i; nothing in the task is random.
       size: the numbers of rows and columns, and of steps of an episode [environment steps].
 

@@ -16,10 +16,6 @@ _PARTS = (('cart', 'position'), ('cart', 'velocity'), ('pole', 'angle'), ('pole'
 def make(num_environments: PositiveInt, seed: int | None) -> BatchedEnvironment:
     """Makes a batch of CartPole-v1.
 
-    Args:
-      num_environments: the number of environments, which are stepped together.
-      seed: environment i is seeded with seed + i; None draws the seeds.
-
     Raises:
       ValueError: if there is no environment.
     """

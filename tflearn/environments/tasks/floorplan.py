@@ -45,7 +45,6 @@ def make(
     """Makes a batch of floorplans.
 
     Args:
-      num_environments: the number of environments, which are stepped together.
       seed: environment i is seeded with seed + i; None draws the seeds. It decides which netlist an episode places.
       num_netlists: the number of netlists, which are the same in all environments.
       max_blocks: the most blocks of a netlist, which has at least half as many; 4 ports are nodes too.

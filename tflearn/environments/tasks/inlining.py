@@ -56,8 +56,6 @@ def make(
     """Makes a batch of inlining tasks.
 
     Args:
-      num_environments: the number of environments, which are stepped together.
-      seed: environment i is seeded with seed + i; None draws the seeds.
       num_functions: functions of a program.
       num_calls: calls of a program, which is the length of an episode [environment steps].
 

@@ -25,8 +25,6 @@ def make(
     """Makes a batch of games.
 
     Args:
-      num_environments: the number of environments, which are stepped together.
-      seed: environment i is seeded with seed + i; None draws the seeds.
       heaps: the sizes of the heaps at the start.
       skill: the probability with which each move of the opponent is one of the best, in [0, 1].
 

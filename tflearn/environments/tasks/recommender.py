@@ -95,8 +95,6 @@ def make(
     """Makes a batch of recommenders of the same items.
 
     Args:
-      num_environments: the number of environments, which are stepped together.
-      seed: environment i is seeded with seed + i; None draws the seeds.
       num_items: the number of items, which are the actions.
       num_factors: the numbers of an item's and of a user's vector.
       num_candidates: the items that may be shown in a session.

@@ -34,8 +34,6 @@ def make(
     """Makes a batch of T-mazes.
 
     Args:
-      num_environments: the number of environments, which are stepped together.
-      seed: environment i is seeded with seed + i; None draws the seeds.
       length: steps from the start to the junction [environment steps].
       max_episode_steps: steps after which an episode is truncated; None is 5 (length + 1).
 
