@@ -32,21 +32,21 @@ def _check_table(kind: str, settings: Any) -> None:
 
 @checked_dataclass(frozen=True)
 class Prioritization:
-    """How draws prefer items with large errors, and how weights correct for that (Schaul et al. 2016, 1511.05952).
+    """How items with large errors are sampled more often, and weights correct for it (Schaul et al. 2016, 1511.05952).
 
     An item has the priority p = (min(|error| + epsilon, max_error) / max_error)^alpha. It is drawn with the probability
     P = p / (sum of p over the N items in the table), and trained with the weight (N P)^-beta. Errors are clipped, as in
     the paper, so the maximum priority is 1: collectors give it to new items without asking the learner.
 
     Attributes:
-      alpha: 0 draws uniformly, 1 in proportion to the errors; or a schedule. A new value applies to an item from its
-        next draw on.
-      beta: 1 corrects for the unequal draws fully, 0 not at all; or a schedule, evaluated for each draw of batches.
-      epsilon: added to an error's size, so that items without an error are drawn too; or a schedule.
-      max_error: the size at which errors are clipped.
+      alpha: 0 samples uniformly, 1 in proportion to the errors; or a schedule. A new value applies to an item when it
+        is next drawn.
+      beta: 1 corrects fully for the non-uniform sampling, 0 not at all; or a schedule, evaluated for each draw.
+      epsilon: added to the absolute error, so that items with zero error are drawn too; or a schedule.
+      max_error: the absolute value at which errors are clipped.
       initial_priority: the priority of new items, in (0, 1].
-      normalize_by_max: divide weights by the maximum of the global batch, so that they only make steps smaller.
-      error: the agent's extra metric [B] that is an item's error.
+      normalize_by_max: divide weights by the maximum of the global batch, so that they only reduce steps.
+      error: the name of the agent's extra metric [B] that is used as the items' errors.
     """
 
     alpha: Scheduled = 0.6
@@ -60,7 +60,7 @@ class Prioritization:
 
 @checked_dataclass(frozen=True)
 class Iteration:
-    """How a learner trains in iterations: on a batch of new items for several epochs, then never again on them.
+    """How a learner trains in iterations: several epochs on a batch of new items, which are never used again.
 
     An iteration takes a batch of items for each replica. Each epoch shuffles their steps and divides them into the
     fewest minibatches (train steps) of equal size that hold at most `minibatch_steps`; each step is in exactly one.
@@ -161,11 +161,11 @@ class Uniform:
     Attributes:
       max_size: the maximum number of stored items; the oldest is removed first.
       min_size: items needed before the first draw.
-      samples_per_insert: how often an item is drawn on average; the side that is ahead waits. None limits neither side.
-        1 with one item per step trains one batch per `global batch` environment steps.
+      samples_per_insert: how often an item is drawn on average; the side that is ahead waits. None: no limit. With
+        1 and one item per step, one batch is trained for each `global batch` environment steps.
       max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
-      sampling: where draws are made. 'learner': in a mirror of the table in the learner's memory, by far the fastest;
-        'server': by the replay server. 'auto' is the learner if its mirror takes at most `max_mirror_gb`.
+      sampling: where items are sampled. 'learner': in a mirror of the table in the learner's memory, by far the
+        fastest; 'server': in the replay server. 'auto' is 'learner' if the mirror needs at most `max_mirror_gb`.
       max_mirror_gb: the maximum memory of a mirror that 'auto' chooses [GB].
     """
 
@@ -190,7 +190,7 @@ class Prioritized:
       samples_per_insert: see `Uniform`.
       max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
       prioritization: how errors become priorities, and priorities weights.
-      sampling: see `Uniform`. The learner's priorities are at most 16 train steps late, and in no checkpoint.
+      sampling: see `Uniform`. With 'learner', priorities are at most 16 train steps old, and are not in checkpoints.
       max_mirror_gb: see `Uniform`.
     """
 
@@ -211,18 +211,17 @@ class Queue:
     """The learner gets each item once, oldest first.
 
     Attributes:
-      max_size: items that wait before writers are blocked; the learner holds about as many more, so 1 gives the newest
-        data.
+      max_size: the number of waiting items at which writers are blocked; the learner holds about as many more, so 1
+        gives the newest data.
       max_policy_lag: items with a row whose policy is more versions (publications) older than this are dropped and
         counted, never trained on; None keeps all.
-      versions_ahead: publications of the weights that collectors need not wait for. All collectors together make the
-        items that the learner takes between two publications, and no more: the learner divides these among the
-        collectors that report, as credits (`control.Credits`), and gives the credits of a collector that no longer
-        reports to the others. With 1 they make the items that the learner takes next while it trains on the ones
-        before; with 0 all items are made with the newest weights. None: no credits, as many items as fit into the
-        queue.
-      training: how a learner takes several train steps with the same items: in iterations (PPO), or with recent batches
-        again; None trains on each batch once.
+      versions_ahead: how many publications of the weights collectors may be ahead. All collectors together make only
+        the items that the learner takes between two publications: the learner divides these among the collectors that
+        report, as credits (`control.Credits`); if a collector stops reporting, the others get its credits. With 1,
+        collectors make the next items while the learner trains on the previous ones; with 0 all items are made with
+        the newest weights. None: no credits; the queue's size is the only limit.
+      training: how a learner takes several train steps with the same items: in iterations (PPO), or by reusing recent
+        batches; None trains on each batch once.
       episode_steps: items that are not one complete episode of this many steps are dropped and counted; None keeps all.
         For tasks whose episodes have a known length, such as the macros of a chip, with `Slicing.pad_episodes`. With
         `max_policy_lag` = 0 training is exactly on-policy: all steps of an item were taken with the newest weights.
@@ -251,7 +250,7 @@ class BatchItems:
 
 @checked_dataclass(frozen=True)
 class BatchSteps:
-    """The size of a batch in steps, of which an item has as many as the stride; a new stride changes the items.
+    """The size of a batch in environment steps; an item counts as `Slicing.stride` steps.
 
     Attributes:
       per_replica: steps of a train step's items on each replica [steps]; a multiple of the stride.
@@ -268,9 +267,9 @@ class Experience:
       slicing: how steps become items.
       replay: how items are kept and drawn.
       batch: the size of a batch.
-      chunk_steps: steps of an environment that a collector gathers before it sends them [steps]; large rows make
-        smaller chunks. A mirror gets them after two seconds at the latest. Where the server draws, they wait until the
-        chunk is full: use 1 for environments that take many seconds for a step.
+      chunk_steps: steps of an environment that a collector gathers before it sends them [steps]; with large rows chunks
+        are smaller. A mirror gets them after two seconds at the latest. If the server samples, they wait until the
+        chunk is full: use 1 for environments with steps of many seconds.
     """
 
     slicing: Slicing = Slicing()

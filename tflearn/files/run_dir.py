@@ -188,7 +188,7 @@ class RunDir:
 
     Attributes:
       root: the absolute path.
-      location: what --root_dir of other jobs of the run is: the path, or the URL that `root` is a local copy of.
+      location: the --root_dir of the run's jobs: the path, or the URL of which `root` is a local copy.
       store: how files reach the other jobs.
       checkpoints: the learner's checkpoints (`tf.train.CheckpointManager`'s layout).
       replay_checkpoints: the replay server's checkpoints: `<number>/`, each with Reverb's files; see also
@@ -200,7 +200,7 @@ class RunDir:
       cloning: the run directory of the behavioural cloning that a run may begin with.
       commands: the commands that start the run's jobs by hand.
       config: the run's gin configuration.
-      code_snapshot: git revisions and differences of the code that runs, if a program was asked for that.
+      code_snapshot: git revisions and differences of the running code, with --code_snapshot.
       evaluations: one JSON object per evaluation.
       policy_evaluations: the results of evaluations of single policies, a JSON file each.
       learning_curve: the learning curve as an image.
@@ -210,10 +210,10 @@ class RunDir:
       done: written once, when the run has ended.
       train_result: written by the train job when it has reached a stop condition and exported the last policy.
       stop_request: written to ask the train job to finish; holds the reason.
-      reward_weights: written to change the weights of several rewards while a run goes on.
+      reward_weights: written to change the weights of several rewards during a run.
       topology: the jobs of a run that a scheduler starts.
-      failure: written when a job of such a run failed for good; ends the others.
-      submitted: the scheduler's own numbers of the jobs.
+      failure: written when a job of such a run failed permanently; ends the others.
+      submitted: the scheduler's job ids.
       ray_plan: the jobs as Ray's driver starts them.
       manifests: which checkpoints of the learner and of the replay server belong together.
       owners: the locks of the learner and of the replay server, see `lock`.
@@ -307,7 +307,7 @@ class RunDir:
         return self.root / 'addresses' / f'{job}.json'
 
     def done_line(self) -> str | None:
-        """Returns the content of DONE in one line; None while the run goes on."""
+        """Returns the content of DONE in one line; None while the run is not finished."""
         done = read_json(self.done, 'reason', 'train_step')
         if done is None:
             return None
@@ -332,7 +332,7 @@ class RunDir:
                 self.store.end()
 
     def run_id(self) -> str:
-        """Returns what tells this run from others, which is made once; '' in an object store."""
+        """Returns the id of this run, which is made once; '' in an object store."""
         if self.store is not LOCAL:
             return ''
         path = self.root / 'run_id'

@@ -23,10 +23,10 @@ class EpisodeLimit:
     Attributes:
       max_episodes_per_version: episodes of this collector. Episodes that end in the same batched step all count, so
         there may be up to B - 1 more. Unfinished episodes continue with the newer weights.
-      versions_ahead: publications that a collector need not wait for: with 1 it finishes the episodes that the learner
-        takes next while the learner trains on the ones before.
+      versions_ahead: how many publications a collector may be ahead: with 1 it finishes the next episodes while the
+        learner trains on the previous ones.
       collect_at_least_every_secs: a collector that has waited this long for newer weights finishes one more episode, so
-        that a learner that lacks data gets some. None waits without a limit.
+        that a waiting learner gets data. None waits without a limit.
     """
 
     max_episodes_per_version: PositiveInt
@@ -36,7 +36,7 @@ class EpisodeLimit:
 
 @checked_dataclass(frozen=True)
 class EpisodeMetricsOptions:
-    """What a collector measures of its episodes.
+    """Which metrics of its episodes a collector computes.
 
     Attributes:
       buffer_size: the number of episodes that means are taken over; at least one for each environment.
@@ -58,23 +58,23 @@ class EpisodeMetricsOptions:
 
 @checked_dataclass(frozen=True)
 class CollectOptions:
-    """Additional settings of the collect job. All collectors of a run can have the same ones.
+    """Additional settings of the collect job, usually the same for all collectors of a run.
 
     Attributes:
       initial_random_steps: environment steps with random actions, drawn uniformly within their bounds, at the beginning
         of the run: until this collector has taken that many, or knows that the run has.
       epsilon_ladder: an epsilon for each environment instead of the agent's; for epsilon-greedy agents (DQN).
       episode_limit: how many episodes are finished with the weights of one publication; None is no limit.
-      max_env_steps: the run's environment steps, over all collectors, after which they end; each knows of the others'
-        steps from the newest weights, so there may be a few more. The learner goes on to its own stop condition, or
+      max_env_steps: the run's environment steps, over all collectors, after which they end; each gets the others'
+        counts with the newest weights, so there may be a few more. The learner continues to its own stop condition, or
         until the data are used up (`samples_per_insert`, a queue). None is no limit.
-      lease_secs: if the learner grants credits (`Queue.versions_ahead`), the credits of a collector that has not
-        reported for this long go to the others [seconds]. Must be longer than the environment's slowest step.
-      served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which then acts instead of the
-        policy that is compiled here. The data's policy version is then that of the newest published weights, which
-        may be a little ahead of the served ones. None acts here.
-      server_timeout_secs: how long nothing may be heard of the coordinator's machine before the collector ends [s]. A
-        server that is down on a machine that answers is waited for as long as `--connect_timeout_secs`.
+      lease_secs: with credits (`Queue.versions_ahead`), the credits of a collector that has not reported for this long
+        go to the others [seconds]. Must be longer than the environment's slowest step.
+      served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which computes the actions
+        instead of this process. The data's policy version is then that of the newest published weights, which
+        may be a little newer than the served ones. None computes actions in this process.
+      server_timeout_secs: how long the coordinator's machine may not answer before the collector ends [s]. If only the
+        server is down, the collector waits for `--connect_timeout_secs`.
       report_metrics: whether this collector reports its episodes to the learner, for its summaries; or the names of the
         collectors that do. Environment steps are always reported.
       episode_metrics: what is measured of episodes, and what is called at their end.

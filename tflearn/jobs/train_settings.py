@@ -19,18 +19,18 @@ from tflearn.sampling import feed_blocks
 
 @checked_dataclass(frozen=True)
 class Intervals:
-    """How often a job does what the learner alone does not do. (`LearnerOptions` has checkpoints and summaries.)
+    """How often a job publishes, exports and compares. (The intervals of checkpoints are in `LearnerOptions`.)
 
     Attributes:
-      publish_interval_steps: train steps between two publications of the weights; not of the synchronous job.
+      publish_interval_steps: train steps between two publications of the weights; unused in the synchronous job.
       export_interval_steps: train steps between two exports of the policies.
-      replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None makes none.
+      replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None: no comparison.
       steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. If
         the experience has an `Iteration`, a call is an iteration, after which the weights are published if that is due.
       num_checkpoints: checkpoints over the run's `num_train_steps`, at equal intervals, instead of
         `LearnerOptions.checkpoint_interval_steps`.
-      num_exports: exports over the run's `num_train_steps`, instead of `export_interval_steps`, besides that of the
-        first weights. An evaluate job with `EvaluateOptions.follow` = 'each' evaluates every one of them.
+      num_exports: exports over the run's `num_train_steps`, instead of `export_interval_steps`, in addition to that of
+        the first weights. An evaluate job with `EvaluateOptions.follow` = 'each' evaluates every one of them.
       num_summaries: train steps that are summarized, instead of `SummaryOptions.interval_steps`.
     """
 
@@ -77,7 +77,7 @@ class Device:
       dry_run: the shape of a cluster, such as '2x4' for 2 hosts with 4 replicas each: nothing is trained, but the
         train step of one of these replicas is compiled, and a report is logged; see docs/distributed.md. None trains.
       watch_maintenance: whether a notice that Google Cloud will stop this machine ends the job, with a checkpoint and
-        the exit status that asks for another start; None: on TPUs.
+        exit status 75; None: on TPUs.
     """
 
     strategy: str = 'default'
@@ -104,21 +104,21 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Initial:
-    """What a run begins with.
+    """The initial values of a run.
 
     Attributes:
       seed: the seed of the networks' first weights and of all draws; None draws one, logs it and adds it to the
         summaries.
-      checkpoint: the checkpoint of another run whose values this one begins with: the run's directory, its checkpoints'
-        directory, or a checkpoint's path prefix. Ignored if this run has a checkpoint.
+      checkpoint: the checkpoint of another run from which this run loads its initial values: the run's directory, its
+        checkpoints' directory, or a checkpoint's path prefix. Ignored if this run has a checkpoint.
       prefixes: the prefixes of the names of these values, or a mapping from prefixes here to prefixes there; see
         `warm_start.load`. Optimizers are not loaded. Target networks begin as copies of the loaded networks.
-      policy: an exported policy (a SavedModel, also one that TF-Agents' `PolicySaver` wrote) whose variables this run
-        begins with, instead of a checkpoint's: a version, a directory of versions (its newest), or a run's directory
-        (its best). What no policy has, such as critics, begins as usual and is named in the log.
+      policy: an exported policy (a SavedModel, also one that TF-Agents' `PolicySaver` wrote) from which this run loads
+        its initial variables, instead of a checkpoint: a version, a directory of versions (the newest is used), or a
+        run's directory (the best is used). Variables that no policy has, such as critics, are initialized as usual.
       demonstrations: recorded episodes that the run trains on first, or all the time; None for none.
-      cloning: how the policy is made that the run begins with, instead of another run's: by cloning recorded episodes.
-        Only of the train job, on one worker.
+      cloning: trains the initial policy by behavioural cloning of recorded episodes, instead of loading one. Only
+        in the train job, with one worker.
     """
 
     seed: int | None = None
@@ -151,16 +151,15 @@ class Data:
 
     Attributes:
       timeout_secs: how long to wait for a batch.
-      addresses: the addresses of the replay servers that share a queue: items are taken from all of them. None is those
-        that the coordinator knows.
+      addresses: the addresses of the replay servers that share a queue: items are taken from all of them. () uses those
+        that are registered at the coordinator.
       weights: one for each of `addresses`, for uniform replay: each batch has items of all these servers' tables, in
         these proportions, so that tables of different collectors (explorers, other tasks) are mixed. Each server keeps
         `samples_per_insert` for its own items.
-      server_timeout_secs: how long nothing may be heard of the coordinator's machine before the job saves and
-        ends [s]. A coordinator that is down on a machine that answers is waited for as long as there are data, and then
-        for `timeout_secs`.
-      feed_address: the address of a feed job (`tflearn-feed`), 'host:port', from which batches come: this process needs
-        no Reverb. '' reads the replay servers directly.
+      server_timeout_secs: how long the coordinator's machine may not answer before the job saves and ends [s]. If only
+        the coordinator is down, the job waits as long as there are data, and then for `timeout_secs`.
+      feed_address: the address of a feed job (`tflearn-feed`), 'host:port', which sends the batches: then this process
+        needs no Reverb. '' reads the replay servers directly.
     """
 
     timeout_secs: PositiveFloat = 600.0

@@ -39,15 +39,15 @@ class LearnerOptions:
       checkpoint_interval_steps: train steps between two checkpoints; None: only `save` and `close` save.
       max_checkpoints_to_keep: number of newest checkpoints that are kept.
       max_failed_saves: checkpoints in a row that could not be written, on a full disk for example, after which training
-        ends; None: it goes on.
+        ends; None: training continues.
       keep_checkpoint_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
       summaries: when summaries are written, and what they contain; None writes none.
       loop: how train steps are taken.
       after_run: called on the host after every call of `run`, with its result, before the triggers.
-      make_triggers: called with the learner when it is made, on each worker; returns triggers of one's own, which are
+      make_triggers: called with the learner when it is made, on each worker; returns your own triggers, which are
         called after all others (see `learner.triggers`). They can use its `agent`, `step`, `summarize` and `save`.
-      checkpoint_on_error: whether the last whole train step is saved if an error ends training: 'always', 'never' or
-        'ask', at the terminal; without one it is saved.
+      checkpoint_on_error: whether the last complete train step is saved if an error ends training: 'always', 'never',
+        or 'ask' at the terminal (without a terminal it is saved).
     """
 
     checkpoint_interval_steps: PositiveInt | None = 5_000
@@ -64,9 +64,9 @@ class LearnerOptions:
 class Learner:
     """Trains an agent; restores and saves its checkpoints. `with Learner(...) as learner` closes it at the end.
 
-    The agent must return, as TF-Agents' agents do, a loss that each replica divides by the global batch size: it is
-    summed over replicas. Its extra metrics are averaged, unless `LoopOptions.extra_reductions` names another rule; but
-    the scalar losses in a named tuple, as TF-Agents' agents return them, are such shares too, and are summed.
+    Each replica of the agent must divide its loss by the global batch size, as TF-Agents' agents do: the losses are
+    summed over replicas. Extra metrics are averaged, unless `LoopOptions.extra_reductions` names another rule; but
+    scalar losses in a named tuple, as TF-Agents' agents return them, are summed like the loss.
     """
 
     def __init__(

@@ -103,7 +103,7 @@ def train_rounds(
     hooks: Sequence[Callable[[Round], object]] = (),
     max_train_steps: PositiveInt | None = None,
 ) -> list[Round]:
-    """Collects and trains in rounds; a resumed run goes on with the round after its checkpoint's.
+    """Collects and trains in rounds; a resumed run continues with the round after that of its checkpoint.
 
     Args:
       learner: a learner of this source, which the caller closes.

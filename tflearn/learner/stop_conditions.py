@@ -61,7 +61,7 @@ class StopConditions:
 
 
 class Forecast:
-    """Says which stop condition will be reached first, and when, by the rates of the last half minute.
+    """Predicts which stop condition will be reached first, and when, from the rates of the last half minute.
 
     A stall, such as the compilation of a program, starts the measurement of the rates again.
     """
@@ -110,12 +110,12 @@ class Forecast:
 
 @checked_dataclass(frozen=True)
 class DataStopConditions:
-    """When training on a data set ends, besides `StopConditions`; None is no condition.
+    """When training on a data set ends, in addition to `StopConditions`; None is no condition.
 
     Attributes:
       max_epochs: passes over the data; of several weighted data sets over the one that is passed first.
-      patience: validations in a row whose loss is not less than the least one so far.
-      min_improvement: by how much a loss has to be less than that to count as less.
+      patience: the number of validations in a row without a lower loss than the best one so far.
+      min_improvement: how much lower a loss must be to count as an improvement.
     """
 
     max_epochs: PositiveInt | None = None

@@ -46,14 +46,14 @@ class SummaryOptions:
     """When summaries are written, and what they contain in addition to the learner's own metrics.
 
     `interval_steps`, `interval_secs` and `total` may be combined; with none of them there are no summaries. At the
-    end of training the metrics are written once more. On several workers there are the learner's own metrics alone.
+    end of training the metrics are written once more. On several workers there are only the learner's own metrics.
 
     Attributes:
       interval_steps: each multiple of it is a train step that is summarized.
       interval_secs: seconds after which the next train step is summarized; not for several workers, whose clocks
         differ.
       total: number of train steps that are summarized, evenly over `num_train_steps`.
-      num_train_steps: the run's train steps; needed for `total`.
+      num_train_steps: the run's train steps; required for `total`.
       first_interval: also summarize every step before the first regular summary.
       flush_secs: longest time until a summary is in the file, as long as more are written.
       max_queue: summaries that may wait to be written to the file.

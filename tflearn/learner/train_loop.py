@@ -43,12 +43,12 @@ class LoopOptions:
 
     Attributes:
       jit_compile: whether train steps are compiled with XLA, on one replica; 'auto' does so where it is faster: for
-        small train steps on a CPU, see `why_slower_in_xla`, when a session has taken 10,000, since short runs would not
-        win back the seconds that compiling takes. With a `Source` many steps are one XLA program (see `XlaLoop`);
+        small train steps on a CPU (see `why_slower_in_xla`), after 10,000 train steps of a session, since short runs
+        would not make up for the compile time. With a `Source` many steps are one XLA program (see `XlaLoop`);
         steps that XLA cannot compile are taken without it, with a line in the log.
         With other data, True compiles the single step, and 'auto' does nothing. XLA ignores the steps' assertions, and
         a seed for random numbers that they draw. The steps that are summarized are not compiled with it.
-      on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and goes on,
+      on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and continues,
         for optimizers that do not apply such gradients; 'ignore' does nothing.
       extra_reductions: by the name of one of the agent's extra metrics, how it is reduced to one number over its own
         axes and the replicas: 'mean', 'sum', 'max' or 'min'. The default is 'mean'; but 'sum' for a scalar in a named
@@ -56,7 +56,7 @@ class LoopOptions:
       after_step: called in each replica after each train step, while it is traced, with the data and the LossInfo.
       run_options: options of `strategy.run`.
       preprocess: maps a replica's data to what `agent.train` takes, as `agent.preprocess_sequence` does for some of
-        TF-Agents' agents; None where the data are that already.
+        TF-Agents' agents; None if the data need no preprocessing.
     """
 
     jit_compile: JitCompile = 'auto'

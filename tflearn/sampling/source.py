@@ -23,14 +23,14 @@ class Source(abc.ABC):
     Attributes:
       max_draw_steps: the maximum number of batches in one draw.
       takes_indices: whether `batch` also takes several indices, int64 [K], and returns tensors [K, B, ...], bit-equal
-        to K calls: faster than these where train steps are one program of XLA's.
-      prioritization: how items are drawn, if it is by priority: names the agent's extra metric that `update` receives.
-      has_rounds: whether more batches may come after they have ended.
-      prepared: whether batches are what the agent trains on, so that nothing is left to be preprocessed.
+        to K calls; this is faster with XLA.
+      prioritization: how items are drawn by priority, with the name of the agent's extra metric that `update` receives.
+      has_rounds: whether more batches may come after the data have ended.
+      prepared: whether batches are already preprocessed for the agent.
       steps_per_batch: train steps on each batch of new items.
-      addresses: those of the servers whose queues it takes items from.
-      batch_size: items of the batches that are granted from now on, which count as samples; where it may vary (`Mix`).
-      ended: whether its data are over, after as many epochs as were wanted.
+      addresses: the addresses of the servers whose queues it takes items from.
+      batch_size: the number of items of the next batches, which count as samples; it may vary (`Mix`).
+      ended: whether its data have ended, after the wanted number of epochs.
     """
 
     max_draw_steps: int = 1
@@ -49,6 +49,7 @@ class Source(abc.ABC):
 
     @property
     def ended(self) -> bool:
+        """Whether its data have ended."""
         return False
 
     @property
@@ -57,10 +58,10 @@ class Source(abc.ABC):
         return sys.maxsize
 
     def start(self) -> None:
-        """Begins to read ahead, unless it has begun; so does the first `grant`."""
+        """Starts to read ahead, unless it has started; the first `grant` does the same."""
 
     def compile(self) -> None:
-        """Lets TensorFlow optimize its own programs before there are data; on any thread."""
+        """Compiles its own programs before there are data; on any thread."""
 
     @abc.abstractmethod
     def grant(self, num_steps: int) -> int:
@@ -73,7 +74,7 @@ class Source(abc.ABC):
         Args:
           num_steps: integer scalar, the number of batches; as many as were granted.
           seed: int64 scalar, which differs between draws: the train step.
-          batch_size: the number of items of a batch, for sources where it may vary (see `Mix`).
+          batch_size: the number of items of a batch, for sources in which it varies (see `Mix`).
 
         Returns:
           A nest of tensors [num_steps, ...], from which `batch` takes the batches one by one.
@@ -83,14 +84,14 @@ class Source(abc.ABC):
     def batch(self, drawn: types.NestedTensor, i: tf.Tensor) -> Batch:
         """Returns data and info of batch `i` of a draw: nests of tensors [B, ...], for all replicas of this process.
 
-        Where there are several, the host divides the batch, so B is a multiple of their number; and it makes batches
-        ahead: it may ask for one again, and not use it.
+        If there are several, the host divides the batch, so B is a multiple of their number. The host makes batches
+        ahead: it may request a batch again, and not use it.
 
         The info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
         """
 
     def update(self, step: int, errors: np.ndarray) -> None:
-        """Receives the errors of the newest draw's items, where it draws by priority.
+        """Receives the errors of the newest draw's items, if it draws by priority.
 
         Args:
           step: the train step after the last of them.
