@@ -17,7 +17,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_address
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY
-from tflearn.sampling import feed_dispatcher, feed_server, feed_worker
+from tflearn.sampling import feed_server, feed_worker
 from tflearn.sampling.feed_blocks import Blocks
 from tflearn.sampling.feed_client import FeedClient
 from tflearn.sampling.feed_server import FeedServer
@@ -37,7 +37,7 @@ def served(tmp_path_factory):
 def dispatch(tmp_path_factory):
     """Returns a function that starts an HTTP server beside the dispatcher of this module."""
     with contextlib.ExitStack() as stack:
-        port = stack.enter_context(feed_dispatcher.dispatching(tmp_path_factory.mktemp('feed'), 0))
+        port = stack.enter_context(feed_server.dispatching(tmp_path_factory.mktemp('feed'), 0))
 
         def start():
             return stack.enter_context(contextlib.closing(FeedServer('localhost', 0, f'localhost:{port}')))

@@ -5,6 +5,7 @@ class is also the built-in error of its kind, so `except ValueError` catches a `
 """
 
 import os
+from collections.abc import Sequence
 
 TRY_AGAIN_EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h
 
@@ -51,3 +52,9 @@ def as_user_error(error: BaseException) -> BaseException:
     if type(error).__name__ == 'PermissionDeniedError':  # TensorFlow's, of its own files
         return UserOSError(f'got a file without permission ({error}); need it; change its mode, or choose another path')
     return error
+
+
+def first_few(texts: Sequence[str], most: int = 3) -> str:
+    """Returns the first of several reasons, and how many more there are."""
+    more = f' (and {len(texts) - most} more)' if len(texts) > most else ''
+    return f'{"; ".join(texts[:most])}{more}'

@@ -224,33 +224,23 @@ class RunDir:
         """`root` is a path of a local or mounted file system. Raises ValueError if it is a URL."""
         self.root = path = local_path(root, 'root_dir')
         self.store, self.location = store or LOCAL, location or str(self.root)
-        self.checkpoints = path / 'train' / 'checkpoints'
-        self.replay_checkpoints = path / 'replay' / 'checkpoints'
+        self.checkpoints, self.replay_checkpoints = path / 'train' / 'checkpoints', path / 'replay' / 'checkpoints'
         self.policies = path / 'policies'
         self.greedy_policy = self.policies / 'greedy_policy'
-        self.serving_models = path / 'serving' / 'models.config'
-        self.serving_batching = path / 'serving' / 'batching.config'
-        self.cloning = path / 'cloning'
-        self.commands = path / 'commands.txt'
-        self.config = path / 'config.gin'
-        self.code_snapshot = path / 'code_snapshot.md'
-        self.evaluations = path / 'evaluations.jsonl'
-        self.policy_evaluations = path / 'policy_evaluations'
-        self.learning_curve = path / 'learning_curve.png'
-        self.evaluation_image = path / 'evaluation.png'
-        self.videos = path / 'videos'
-        self.logs = path / 'logs'
-        self.done = path / 'DONE'
-        self.train_result = path / 'train' / 'result.json'
-        self.stop_request = path / 'train' / 'stop_request.json'
-        self.reward_weights = path / 'reward_weights.json'
-        self.topology = path / 'topology.json'
-        self.failure = path / 'failure.json'
-        self.submitted = path / 'submitted.json'
-        self.ray_plan = path / 'ray.json'
-        self.manifests = path / 'manifests'
-        self.owners = path / 'owners'
-        self.feed = path / 'feed'
+        self.serving_models, self.serving_batching = (
+            path / 'serving' / 'models.config',
+            path / 'serving' / 'batching.config',
+        )
+        self.cloning, self.commands = path / 'cloning', path / 'commands.txt'
+        self.config, self.code_snapshot = path / 'config.gin', path / 'code_snapshot.md'
+        self.evaluations, self.policy_evaluations = path / 'evaluations.jsonl', path / 'policy_evaluations'
+        self.learning_curve, self.evaluation_image = path / 'learning_curve.png', path / 'evaluation.png'
+        self.videos, self.logs, self.done = path / 'videos', path / 'logs', path / 'DONE'
+        self.train_result, self.stop_request = path / 'train' / 'result.json', path / 'train' / 'stop_request.json'
+        self.reward_weights, self.topology = path / 'reward_weights.json', path / 'topology.json'
+        self.failure, self.submitted = path / 'failure.json', path / 'submitted.json'
+        self.ray_plan, self.manifests = path / 'ray.json', path / 'manifests'
+        self.owners, self.feed = path / 'owners', path / 'feed'
         self._lock: lock.Lock | None = None
 
     def summaries(self, job: str) -> pathlib.Path:

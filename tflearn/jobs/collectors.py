@@ -49,19 +49,18 @@ class Collectors:
     def begin(self, step: int) -> None:
         """Begins, once the checkpoint of this train step was restored."""
 
-    def collect(self, step: int, version: int) -> None:
-        """Takes the environment steps of a turn of the session, with the newest weights, of this version."""
+    def collect(self, step: int) -> None:
+        """Takes the environment steps of a turn of the session, with the newest weights."""
 
     def due_steps(self, source: Source) -> int:
         """Returns the train steps of a turn of the session; 0 if it should collect more before."""
         return source.owed_steps
 
-    def publish(self, step: int, version: int, pretrains: bool, finished: bool) -> None:
-        """Lets them act with the weights now.
+    def publish(self, step: int, pretrains: bool, finished: bool) -> None:
+        """Lets them act with the weights now, of `progress.policy_version`.
 
         Args:
           step: the train step.
-          version: the version of the weights.
           pretrains: whether they should wait, since training is on demonstrations alone.
           finished: whether training has ended.
         """
@@ -117,9 +116,11 @@ class OwnCollectors(Collectors):
         if step:
             logging.info('the replay is in no checkpoint: it is filled again before training continues')
 
-    def collect(self, step: int, version: int) -> None:
+    def collect(self, step: int) -> None:
         """See `Collectors`."""
-        self._collection.run(1, lambda row: self._write(row, version), self.progress.env_steps, step)
+        self._collection.run(
+            1, lambda row: self._write(row, self.progress.policy_version), self.progress.env_steps, step
+        )
         metrics = self._collection.metrics
         self.progress.env_steps = self._earlier['env_steps'] + metrics.env_steps
         self.progress.episodes = self._earlier['episodes'] + metrics.episodes

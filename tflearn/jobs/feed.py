@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +22,7 @@ from tflearn.replay.reader import TableReader
 from tflearn.replay.shards import Shards
 from tflearn.replay.shards import check as check_shards
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling import feed_blocks, feed_dispatcher, feed_worker, sources
+from tflearn.sampling import feed_blocks, feed_server, feed_worker, sources
 from tflearn.sampling.feed_client import FeedClient
 
 _REPORT_SECS = 1.0
@@ -31,7 +30,6 @@ _REPORT_SECS = 1.0
 # worker lasts until its process ends.
 _SERVERS: list[Any] = []
 _WHY_SHIELD = 'who reaches it can run any operation of TensorFlow'
-_LOCAL = ('localhost', '127.0.0.1', '[::1]')
 
 
 def feed(
@@ -69,7 +67,7 @@ def feed(
       ValueError: if such experience cannot be fed, or the servers, or other workers, have other data.
     """
     feed_blocks.check(experience.replay)
-    own = host or ('localhost' if feed_address.rpartition(':')[0] in _LOCAL else socket.gethostname())
+    own = host or ('localhost' if feed_address.rpartition(':')[0] in interfaces.LOCAL_HOSTS else socket.gethostname())
     if index is None:
         _dispatch(run, feed_address, own, port, shield)
         return
@@ -109,20 +107,19 @@ def _dispatch(run: Run, feed_address: str, own: str, port: int, shield: str | No
     listen = feed_address.rpartition(':')
     if not listen[2].isdecimal():
         raise UserValueError(f'got feed_address={feed_address!r}; need HOST:PORT')
-    with run.dir.own('feed', run.stop), feed_dispatcher.dispatching(run.dir.feed, port) as port:
+    with run.dir.own('feed', run.stop), feed_server.dispatching(run.dir.feed, port) as port:
         interfaces.log_shield((int(listen[2]), port), shield, _WHY_SHIELD, 'feed.shield')
         found = {'address': feed_address, 'dispatcher': f'{own}:{port}'}
         write_json(published, found)
         status = run.status('feed')
-
-        def report(state: Mapping[str, Any]) -> None:
-            status.update('running', num_workers=state['workers'])
-            contract = {key: value for key, value in state.items() if key not in ('workers', 'dispatcher')}
-            if contract and found != {**found, **contract}:
-                found.update(contract)
-                write_json(published, found)
-
-        feed_dispatcher.serve(('', int(listen[2])), found['dispatcher'], report, run.stop)
+        with contextlib.closing(feed_server.FeedServer('', int(listen[2]), found['dispatcher'])) as server:
+            logging.info('feeds learners at port %d, by the dispatcher at %s', server.port, found['dispatcher'])
+            while not run.stop.wait(_REPORT_SECS):
+                state = server.state()
+                status.update('running', num_workers=state.pop('workers'))
+                if found != {**found, **state}:
+                    found.update(state)
+                    write_json(published, found)
         status.update('stopped')
 
 

@@ -15,7 +15,7 @@ from tflearn.files.manifests import LEARNER, Manifests
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.credit_issuer import CreditIssuer
-from tflearn.jobs.train_settings import Settings
+from tflearn.jobs.train_settings import Intervals
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.replay.table_history import TableHistory
 from tflearn.sampling.source import Source
@@ -37,7 +37,8 @@ class RemoteCollectors(Collectors):
         storage: Storage,
         source: Source,
         strategy: tf.distribute.Strategy,
-        settings: Settings,
+        intervals: Intervals,
+        server_timeout_secs: float,
     ):
         """Sends nothing yet.
 
@@ -48,15 +49,15 @@ class RemoteCollectors(Collectors):
           storage: the replay tables' layout.
           source: the source of the batches.
           strategy: the strategy that the agent was made in.
-          settings: those of the session.
+          intervals: how often the session does something.
+          server_timeout_secs: see `Data`.
         """
         super().__init__()
-        intervals = settings.intervals
         self.publish_interval_steps = intervals.publish_interval_steps
         self._most_per_call = source.steps_of_call(intervals.most_per_call)
         self._run_dir, self._storage = run_dir, storage
         self._chief = strategies.layout(strategy).is_chief
-        self._coordinator, self._timeout_secs = coordinator, settings.server_timeout_secs
+        self._coordinator, self._timeout_secs = coordinator, server_timeout_secs
         self._history = TableHistory(storage)
         variables = weights_contract.published(agent.collect_policy)
         self._publisher = Publisher(coordinator, variables)
@@ -96,10 +97,10 @@ class RemoteCollectors(Collectors):
         """See `Collectors`: the source waits for the data of as many steps."""
         return self._most_per_call
 
-    def publish(self, step: int, version: int, pretrains: bool, finished: bool) -> None:
+    def publish(self, step: int, pretrains: bool, finished: bool) -> None:
         """See `Collectors`."""
         self._run_dir.check_owner()
-        version = self.progress.policy_version = max(version, self._publisher.least_version)
+        version = self.progress.policy_version = max(self.progress.policy_version, self._publisher.least_version)
         if self._credits and not finished:
             self._credits.publish(version)
         if self._chief:

@@ -16,6 +16,7 @@ from tflearn.jobs.run import Run
 from tflearn.jobs.train_settings import Device
 from tflearn.learner import preemption, worker_files
 from tflearn.learner.stop_conditions import StopConditions
+from tflearn.learner.summaries import Summaries
 
 
 class Progress(tf.train.experimental.PythonState):
@@ -54,40 +55,18 @@ class CollectSummaries:
         Args:
           directory: the event files' directory, used for no others.
         """
-        self._directory = str(directory)
-        self._written_at = -1
-        self._writer: tf.summary.SummaryWriter | None = None
+        self._summaries, self._written_at = Summaries(directory), -1
 
     def write(self, metrics: Mapping[str, float | None]) -> None:
         """Writes the `metrics` of `reports.ReportReader` that are not None, if there are new environment steps."""
         env_steps = int(metrics.get('env_steps') or 0)
-        if env_steps <= self._written_at or metrics.get('mean_return') is None:
-            return
-        self._written_at = env_steps
-        with _logged_errors(self._directory):
-            self._write(env_steps, metrics)
-
-    def _write(self, env_steps: int, metrics: Mapping[str, float | None]) -> None:
-        if self._writer is None:
-            self._writer = tf.summary.create_file_writer(self._directory)
-        with self._writer.as_default(step=env_steps):
-            for name, value in metrics.items():
-                if value is not None:
-                    tf.summary.scalar(f'collect/{name}', value)
+        if env_steps > self._written_at and metrics.get('mean_return') is not None:
+            self._written_at = env_steps
+            self._summaries.write_values(env_steps, metrics, 'collect')
 
     def close(self) -> None:
         """Closes the event file."""
-        if self._writer:
-            with _logged_errors(self._directory):
-                self._writer.close()
-
-
-@contextlib.contextmanager
-def _logged_errors(directory: str) -> Iterator[None]:
-    try:
-        yield
-    except tf.errors.OpError as error:  # a full disk; summaries are no reason to end the training
-        logging.warning('could not write summaries to %s: %s', directory, error)
+        self._summaries.close()
 
 
 def reason(

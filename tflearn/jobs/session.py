@@ -242,7 +242,7 @@ class Session:
         pretrains = self._pretrains  # the first call after that waits for steps that these weights collect
         self._set_env_steps()
         if not pretrains:
-            self._collectors.collect(step, self._progress.policy_version)
+            self._collectors.collect(step)
         due = self._stop_conditions.most_steps(step, self._collectors.due_steps(self._source))
         due = min(due, self._settings.num_pretrain_steps - step) if pretrains else due
         collected_at = time.monotonic()
@@ -350,9 +350,8 @@ class Session:
             self._send(step)
 
     def _send(self, step: int, finished: bool = False) -> None:
-        version = self._progress.policy_version
-        self._source.on_version(version)
-        self._collectors.publish(step, version, self._pretrains, finished)
+        self._source.on_version(self._progress.policy_version)
+        self._collectors.publish(step, self._pretrains, finished)
 
     def _export(self, step: int) -> None:
         self._run_dir.check_owner()

@@ -79,7 +79,6 @@ def train(
     """
     data.check(experience.replay)
     settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
-    settings = dataclasses.replace(settings, server_timeout_secs=data.server_timeout_secs)
     data.check_demonstrations(initial)
     data.check_feed(experience.replay, initial)
     if device.dry_run is not None:
@@ -106,7 +105,8 @@ def train(
                 initial_agent.load(agent, initial, run.dir)
                 source = _source(data, addresses, storage, agent, strategy, seed, initial)
                 settings = dataclasses.replace(settings, seed=seed, watchdog=watchdog)
-                collectors = RemoteCollectors(run.dir, connected, agent, storage, source, strategy, settings)
+                given = storage, source, strategy, settings.intervals, data.server_timeout_secs
+                collectors = RemoteCollectors(run.dir, connected, agent, *given)
                 session = Session(run, agent, source, collectors, strategy, settings)
                 session.begin()
         session.run()
@@ -201,8 +201,10 @@ def _dry_run(
     agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
     storage = sources.without_content(initial_agent.storage(agent, experience))
     with strategy.scope():
-        given = (data.timeout_secs, initial.seed or 0, data.weights, initial.demonstrations)
-        source = sources.make(data.addresses or ('localhost:1',), storage, agent, strategy, *given)
+        unfed = dataclasses.replace(data, feed_address='')
+        source = _source(
+            unfed, data.addresses or ('localhost:1',), storage, agent, strategy, initial.seed or 0, initial
+        )
         wrapped = batches.wrap(source, strategy, agent.train_step_counter)
         agent.initialize()
         agent_data.make_slots(agent)

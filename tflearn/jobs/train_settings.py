@@ -244,7 +244,6 @@ class Settings:
       seed: the run's seed.
       watchdog: ends the process if a part of the session takes too long; None never does.
       num_pretrain_steps: see `Demonstrations`.
-      server_timeout_secs: see `Data`.
     """
 
     intervals: Intervals
@@ -254,7 +253,6 @@ class Settings:
     seed: int = 0
     watchdog: Watchdog | None = None
     num_pretrain_steps: int = 0
-    server_timeout_secs: float = SERVER_TIMEOUT_SECS
 
     def __post_init__(self) -> None:
         if self.learner.summaries and self.learner.summaries.sources.policy_version:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core.background import Background
-from tflearn.core.errors import UserOSError, UserValueError
+from tflearn.core.errors import UserOSError, UserValueError, first_few
 from tflearn.core.finite import FiniteCheck
 from tflearn.files.manifests import Manifests
 from tflearn.files.numbered import CheckpointFiles
@@ -221,9 +221,8 @@ class Checkpoints:
             if saved.get(name) != wanted.get(name) and not _roots([name]) & (absent | unknown)
         ]
         if found:
-            more = f' (and {len(found) - 3} more)' if len(found) > 3 else ''
             raise UserValueError(
-                f'got checkpoint {path} of another agent: {"; ".join(found[:3])}{more}; need the same networks and '
+                f'got checkpoint {path} of another agent: {first_few(found)}; need the same networks and '
                 'optimizers; undo the change, or start another --root_dir'
             )
         return absent

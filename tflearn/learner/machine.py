@@ -60,27 +60,29 @@ def check_disk(directory: pathlib.Path, what: str, needed: float, lower: str) ->
 
 def check_file_handles(needed: int = _FILE_HANDLES) -> None:
     """Raises the limit of open files as far as it may be, and warns if it is low."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= needed or soft == resource.RLIM_INFINITY:
-        return
-    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    if limit < needed:
+    if (limit := _raised_limit(needed)) < needed:
         logging.warning('got at most %d open files (ulimit -Hn); need %d with many collectors; raise it', limit, needed)
 
 
 def raise_file_handles(collectors: int = _COLLECTORS) -> None:
     """Raises a server's limit of open files as far as it may be, and warns if it is low for so many collectors."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _MOST_FILE_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILE_HANDLES)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    limit = max(soft, limit) if soft != resource.RLIM_INFINITY else _MOST_FILE_HANDLES
+    limit = _raised_limit(_MOST_FILE_HANDLES)
     needed = _OWN_FILE_HANDLES + _FILE_HANDLES_PER_COLLECTOR * collectors
     if limit < needed:
         room = max(0, limit - _OWN_FILE_HANDLES) // _FILE_HANDLES_PER_COLLECTOR
         text = 'got at most %d open files (ulimit -Hn), enough for %d collectors; need %d for %d collectors; raise it'
         logging.warning(text, limit, room, needed, collectors)
+
+
+def _raised_limit(most: int) -> int:
+    """Raises the limit of open files to `most`, or as far as it may be. Returns it, `most` if there is none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return most
+    limit = max(soft, most if hard == resource.RLIM_INFINITY else min(most, hard))
+    if limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def check_clock(directory: pathlib.Path) -> None:

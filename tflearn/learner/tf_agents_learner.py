@@ -30,7 +30,7 @@ from tflearn.learner.batch_structure import is_complete
 from tflearn.learner.checkpoints import Checkpoints
 from tflearn.learner.metrics import LOSS, Reduction, StepMetrics
 from tflearn.learner.train_loop import StepCounter
-from tflearn.learner.triggers import IntervalTrigger, StepTrigger, TimeTrigger
+from tflearn.learner.triggers import IntervalTrigger, StepTrigger
 
 TRAIN_DIR = 'train'
 POLICY_SAVED_MODEL_DIR = 'policies'
@@ -404,7 +404,7 @@ class Learner:
         summarized = self.summary_interval is not None and crossed(self.summary_interval, before, after)
         with self.train_summary_writer.as_default(), tf.summary.record_if(summarized):
             for trigger in self.triggers:
-                if isinstance(trigger, StepTrigger | TimeTrigger):
+                if isinstance(trigger, StepTrigger):
                     trigger(before, after)
                 else:
                     trigger(self.train_step_numpy)

@@ -136,7 +136,7 @@ class EndTrigger(StepTrigger):
         return False
 
 
-class TimeTrigger(tf.train.experimental.PythonState):
+class TimeTrigger(StepTrigger, tf.train.experimental.PythonState):
     """Fires whenever `interval_secs` have passed since it last fired.
 
     Its clock starts with its first call: neither the time before training nor the time between two sessions of a run
@@ -159,35 +159,23 @@ class TimeTrigger(tf.train.experimental.PythonState):
           at_end: also fires at the end, unless it has fired at that same step.
           clock: returns seconds that never decrease.
         """
-        self.interval_secs, self.action, self.at_end = interval_secs, action, at_end
-        self._clock = clock
+        super().__init__(action, at_end)
+        self.interval_secs, self._clock = interval_secs, clock
         self._phase_secs = 0.0
         self._start_secs: float | None = None  # on the clock; None before the first call
-        self._fired_at: int | None = None
 
-    def __call__(self, before: int, after: int) -> bool:
-        """Returns whether it fired after the train steps (before, after]."""
+    def due(self, before: int, after: int) -> bool:
         if self._start_secs is None:
             self._start_secs = self._clock() - self._phase_secs
-        if self._clock() - self._start_secs < self.interval_secs:
-            return False
-        self._fire(after)
-        return True
-
-    def end(self, step: int) -> None:
-        """Fires a last time, if `at_end` is set."""
-        if self.at_end and self._fired_at != step:
-            self._fire(step)
+        return self._clock() - self._start_secs >= self.interval_secs
 
     def _fire(self, step: int) -> None:
-        start_secs = self._start_secs
-        self._start_secs = self._clock()  # before the action, which may save this state
+        start_secs, self._start_secs = self._start_secs, self._clock()  # before the action, which may save this state
         try:
-            self.action(step)
+            super()._fire(step)
         except BaseException:
             self._start_secs = start_secs
             raise
-        self._fired_at = step
 
     def serialize(self) -> str:
         """Returns the seconds since it fired, as JSON."""

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core.errors import UserOSError, UserValueError
+from tflearn.core.errors import UserOSError, UserValueError, first_few
 from tflearn.files import digests
 from tflearn.files.numbered import newest_checkpoint
 from tflearn.learner.snapshots import CheckpointLayout, describe, name_of
@@ -94,9 +94,8 @@ def _origins(
             kind, kind_here = saved.get(origin, 'absent'), layout.described.get(name, 'absent')
             problems.append(f'{origin} is {kind} in the checkpoint, {name} is {kind_here} here')
     if problems:
-        more = f' (and {len(problems) - 3} more)' if len(problems) > 3 else ''
         raise UserValueError(
-            f'got checkpoint {path} to load {", ".join(sorted(prefixes))} from, but {"; ".join(problems[:3])}{more}; '
+            f'got checkpoint {path} to load {", ".join(sorted(prefixes))} from, but {first_few(problems)}; '
             'need the same values on both sides; choose other prefixes, or undo the change'
         )
     return origins
@@ -164,9 +163,8 @@ def copy(stored: Sequence[tf.Variable], variables: Sequence[tf.Variable], source
                 problems.append(f'{name} is {_kind(value)} there, {_kind(target)} here')
             pairs.append((value, target))
     if problems or not pairs:
-        more = f' (and {len(problems) - 3} more)' if len(problems) > 3 else ''
         raise UserValueError(
-            f'got {source} for another agent: {"; ".join(problems[:3]) or "it has no variables"}{more}; '
+            f'got {source} for another agent: {first_few(problems) or "it has no variables"}; '
             'need equal networks; undo the change, or load a checkpoint by prefixes'
         )
     for value, target in pairs:

@@ -9,6 +9,7 @@ from absl import logging
 
 _GET_FLAGS = 0x8913  # SIOCGIFFLAGS of Linux, and the flags of an interface
 _UP, _LOOPBACK = 0x1, 0x8
+LOCAL_HOSTS = ('localhost', '127.0.0.1', '[::1]')  # names of this machine that reach it alone
 
 
 def reachable() -> list[str]:

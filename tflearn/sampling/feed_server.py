@@ -1,16 +1,21 @@
-"""The feed's HTTP server: the contract of its elements.
+"""The feed's dispatcher: that of tf.data service, and the HTTP server beside it, of the contract of its elements.
 
 GET /v1/feed  {"dispatcher": "host:port", "workers": 2, "dataset_id": ..., "element": ...}
 PUT /v1/feed  a worker's announcement, every second: {"worker": ..., "dataset_id": ..., ...}
 """
 
+import contextlib
+import pathlib
 import threading
 import time
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
+import tensorflow as tf
 from absl import logging
 
+from tflearn.core.errors import UserValueError
 from tflearn.net.http_request import Refused, Request, Response, json_response
 from tflearn.net.http_server import HttpServer
 from tflearn.net.server_options import ServerOptions
@@ -21,6 +26,9 @@ _MAX_CONNECTIONS = 64
 _ANNOUNCED_SECS = 10.0
 _MAX_WORKERS = 10_000
 _MAX_NAME = 64
+_WORKER_TIMEOUT_MS = 5_000
+_GC_CHECK_MS = 2_000
+_GC_TIMEOUT_MS = 30_000  # after that the readers of a learner that is gone are ended
 
 
 class Announcements:
@@ -99,3 +107,36 @@ class FeedServer:
         if refusal := self.announcements.put(worker, contract):
             raise Refused(HTTPStatus.CONFLICT, refusal)
         return json_response({})
+
+
+@contextlib.contextmanager
+def dispatching(work_dir: pathlib.Path, port: int) -> Iterator[int]:
+    """Runs a dispatcher for the time of the block; gives its port.
+
+    Args:
+      work_dir: where it keeps its journal.
+      port: 0 takes a free one. After a restart it must be the same.
+
+    Raises:
+      ValueError: if it cannot listen there.
+    """
+    work_dir.mkdir(parents=True, exist_ok=True)
+    config = tf.data.experimental.service.DispatcherConfig(
+        port=port,
+        work_dir=str(work_dir),
+        fault_tolerant_mode=True,
+        worker_timeout_ms=_WORKER_TIMEOUT_MS,
+        job_gc_check_interval_ms=_GC_CHECK_MS,
+        job_gc_timeout_ms=_GC_TIMEOUT_MS,
+    )
+    try:
+        server = tf.data.experimental.service.DispatchServer(config)
+    except tf.errors.OpError as error:
+        raise UserValueError(
+            f'got port {port} and the directory {work_dir} for the dispatcher of tf.data service, which does not start '
+            f'({error.message}); need a free port, and a journal of this version of TensorFlow; remove the directory'
+        ) from error
+    try:
+        yield int(server.target.rpartition(':')[2])
+    finally:
+        del server  # which stops it
