@@ -19,9 +19,8 @@ def test_the_same_command_goes_on_with_a_stored_run(name, tmp_path):
     run, run_dir = store.RUNS[name], store.unpack(name, tmp_path)
     saved = read_json(run_dir.train_result)
     refused, flags = run.program == 'launch', run.flags(2 * STEPS)
-    job = (
-        'replay_server' if refused and name != 'uniform' else run.program
-    )  # one launch; of the others the job that ends
+    # One is launched; of the others it is the job that refuses them.
+    job = 'replay_server' if refused and name != 'uniform' else run.program
     flags += Addresses().flags(job) if job == 'replay_server' else []
     with Program(job, *flags, folder=tmp_path, forked=job != 'launch') as program:
         if refused:  # its replay has tables of messages, which go through the coordinator now
