@@ -111,7 +111,7 @@ def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(interrupted):
     assert interrupted.code == 128 + signal.SIGINT
     assert interrupted.output.endswith(
         '\nThe run was stopped by SIGINT; what it learned is in run/train/checkpoints. '
-        'The same command goes on from there.\n'
+        'The same command continues from there.\n'
     )
     assert 0 < interrupted.progress.train_step < NUM_TRAIN_STEPS
     for job in ('train', 'evaluate', 'collect_0', 'replay_server'):

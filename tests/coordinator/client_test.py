@@ -259,11 +259,11 @@ def test_gives_up_when_nothing_answers_but_not_while_the_machine_refuses(coordin
         now[0], failure[0] = start + secs, error
         with pytest.raises(Lost):
             job.status()
-        job.check('acting goes on', 100.0, 'its last state')
+        job.check('acting continues', 100.0, 'its last state')
 
     at(5.0, TimeoutError('timed out'))
     at(90.0, TimeoutError('timed out'))
-    assert 'has not answered for 90 s; acting goes on' in caplog.text
+    assert 'has not answered for 90 s; acting continues' in caplog.text
     at(102.0, ConnectionRefusedError('refused'))  # its machine is there: it may be started again
     at(110.0, TimeoutError('timed out'))
     at(209.0, TimeoutError('timed out'))

@@ -146,7 +146,7 @@ def test_exports_that_act_differently_are_not_published_and_end_a_run_after_thre
     with pytest.raises(UserRuntimeError, match='3 exports in a row'):
         exports.raise_failure()
     assert versions.versions(directory) == [3]
-    assert 'training goes on; it ends after 3 in a row (this is number 2)' in caplog.text
+    assert 'training continues, and ends after 3 in a row (this is number 2)' in caplog.text
     assert versions.versions(RunDir(tmp_path).policy('raw_policy')) == [2, 3, 4, 5, 6]
 
 

@@ -40,7 +40,7 @@ def test_done_lines_can_be_pasted(here):
 def test_finished_run_takes_one_line(here):
     assert run_summary.already_done_line(here, DONE) == (
         f"This run is already finished: {RESULT}. Its policy is in 'runs/my run/policies/greedy_policy/12000', its "
-        "learning curve in 'runs/my run/learning_curve.png'; to go on, raise the stop condition that ended it; "
+        "learning curve in 'runs/my run/learning_curve.png'; to continue, raise the stop condition that ended it; "
         'for a new run choose another --root_dir.'
     )
 
@@ -53,7 +53,7 @@ def test_marks_missing_metrics():
 
 def test_interrupted_run_names_what_is_kept(here):
     assert run_summary.interrupted_line(here, 'SIGINT') == (
-        'The run was stopped by SIGINT; it had not learned anything yet. The same command goes on from there.'
+        'The run was stopped by SIGINT; it had not learned anything yet. The same command continues from there.'
     )
     here.checkpoints.mkdir(parents=True)
     (here.checkpoints / 'checkpoint').touch()

@@ -150,7 +150,7 @@ def test_an_evaluator_that_dies_again_and_again_does_not_end_the_training(run_di
     jobs = topology(run_dir, train=[RUNNING, 'await=end'], evaluate=['say=no screen', 'exit=1'])
     with launched(run_dir, jobs) as process:
         log = run_dir.log('launch')
-        wait_for(lambda: log.exists() and 'the run goes on without it' in log.read_text(), 'the last start')
+        wait_for(lambda: log.exists() and 'the run continues without it' in log.read_text(), 'the last start')
         assert log.read_text().count('no screen') == 4
         (run_dir.root / 'end').touch()
         code, out, err = ended(process)

@@ -73,7 +73,7 @@ def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
     run_dir.train_result.unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):  # another job was faster, or training alone had ended
         run_dir.done.rename(Numbered(run_dir.root, f'{run_dir.done.name}-{{}}').next_path())
-    logging.info('the run goes on: it had ended with %s', done['reason'])
+    logging.info('the run continues: it had ended with %s', done['reason'])
     return True
 
 

@@ -267,11 +267,11 @@ class Coordinator:
         """Returns what the coordinator says of itself."""
         return self._ask('GET', STATUS_PATH, anonymous=True)
 
-    def check(self, meanwhile: str, timeout_secs: float = TIMEOUT_SECS, last: object = '') -> None:
+    def check(self, until_then: str, timeout_secs: float = TIMEOUT_SECS, last: object = '') -> None:
         """Warns while nothing answers.
 
         Args:
-          meanwhile: what happens then, for the warning.
+          until_then: what the job does while there is no answer, for the warning.
           timeout_secs: how long nothing may answer at all. A machine that refuses the connection is there: the
             coordinator may be started again on it.
           last: what was known before, for the error.
@@ -289,7 +289,7 @@ class Coordinator:
         silent_secs = now - self._answered_at
         if now - max(self._warned_at, self._answered_at) >= LOG_EVERY_SECS:
             self._warned_at = now
-            logging.warning('%s has not answered for %.0f s; %s', self.what, silent_secs, meanwhile)
+            logging.warning('%s has not answered for %.0f s; %s', self.what, silent_secs, until_then)
 
     def close(self) -> None:
         """Says that the learner ends, and ends all waiting."""

@@ -179,7 +179,7 @@ class Lock:
         """Ends the lock. A renewal that has begun is waited for: it would undo the release."""
         self._released.set()
         if not self._writing.acquire(timeout=LOCK_SECS):
-            logging.warning('left the lock %s to end by its time: a renewal does not end', self._path)
+            logging.warning('left the lock %s to expire: a renewal does not return', self._path)
             return
         with contextlib.suppress(RuntimeError, OSError):
             self._look()

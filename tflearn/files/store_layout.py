@@ -133,7 +133,7 @@ def decode(content: bytes, key: str) -> Described:
         if size < 0 or not (isinstance(digest, str) or (digest is None and is_change(name))):
             raise BadObject(f'got a marker that lists {name} without its size and SHA-256')
     if not (members := [name for name in described if not is_change(name)]) or not is_complete(key, members):
-        raise BadObject('got a marker that does not list a whole set')
+        raise BadObject('got a marker that does not list a complete set')
     return described
 
 

@@ -248,7 +248,7 @@ class _Reporter:
         now = time.monotonic()
         if now >= self._report_at:
             pause = REPORT_SECS if self._report(state) else _RETRY_SECS if self._coordinator.is_silent else REPORT_SECS
-            self._coordinator.check('collecting goes on with the newest weights', self._timeout_secs, self._line())
+            self._coordinator.check('collecting continues with the newest weights', self._timeout_secs, self._line())
             self._report_at = time.monotonic() + self._jitter.next(pause)
         if now - self._logged_at >= LOG_EVERY_SECS:
             logging.info('%s: %s', state, self._line())

@@ -296,7 +296,7 @@ class _Evaluation:
             if candidate.path and (evaluation is None or not self._target.is_reached(evaluation)):
                 versions.unkeep(candidate.path)
         if evaluation is None or not self._target.is_reached(evaluation):
-            logging.info('reached %s only once; training goes on', self._target)
+            logging.info('reached %s only once; training continues', self._target)
             return None
         reason = f'{self._target} reached at train step {candidate.train_step}'
         request = {'reason': reason, 'evaluation': evaluation}

@@ -257,7 +257,7 @@ class PolicyExports:
         except ExportMismatch as error:
             self._mismatches[update].append(error)
             logging.warning(
-                '%s; the export was not published, and training goes on; it ends after %d in a row (this is number %d)',
+                '%s; the export was not published; training continues, and ends after %d in a row (this is number %d)',
                 error,
                 _MAX_MISMATCHES,
                 len(self._mismatches[update]),

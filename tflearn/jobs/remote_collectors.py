@@ -112,8 +112,8 @@ class RemoteCollectors(Collectors):
         if self._chief:
             self._reports.read()
         tables = self._coordinator.counts()
-        meanwhile = 'training goes on while there are data (train.Data.timeout_secs)'
-        self._coordinator.check(meanwhile, self._timeout_secs, self._history)
+        until_then = 'training continues while there are data (train.Data.timeout_secs)'
+        self._coordinator.check(until_then, self._timeout_secs, self._history)
         if tables is None:
             return
         self._history.update(tables)

@@ -68,7 +68,7 @@ def already_done_line(run_dir: RunDir, done: Mapping[str, Any]) -> str:
     policy = quoted(run_dir.root / str(done.get('policy', '')))
     return (
         f'This run is already finished: {result(done)}. Its policy is in {policy}, its learning curve in '
-        f'{quoted(run_dir.learning_curve)}; to go on, raise the stop condition that ended it; for a new run choose '
+        f'{quoted(run_dir.learning_curve)}; to continue, raise the stop condition that ended it; for a new run choose '
         'another --root_dir.'
     )
 
@@ -78,4 +78,4 @@ def interrupted_line(run_dir: RunDir, signal_name: str) -> str:
     checkpoints = run_dir.checkpoints
     saved = checkpoints.is_dir() and any(checkpoints.iterdir())
     kept = f'what it learned is in {quoted(checkpoints)}' if saved else 'it had not learned anything yet'
-    return f'The run was stopped by {signal_name}; {kept}. The same command goes on from there.'
+    return f'The run was stopped by {signal_name}; {kept}. The same command continues from there.'

@@ -211,7 +211,7 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
         f'Submitted: {", ".join(f"{kind} {number}" for kind, number in new.items())}.',
         f'  see them      squeue --job={",".join(ids.values())}',
         f'  their logs    {run_dir.logs}',
-        f'  stop the run  scancel --signal=TERM --batch {numbers}  (each job saves; the same command goes on)',
+        f'  stop the run  scancel --signal=TERM --batch {numbers}  (each job saves; the same command continues)',
     ]
     return '\n'.join([*lines, *_kill_wait_warning(topology)])
 

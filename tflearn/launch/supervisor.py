@@ -169,7 +169,7 @@ class Supervisor:
         """Logs that a job is not started again. Returns the run's failure if it cannot go on without the job."""
         job = process.job
         if job.restart.spent == 'later' and not self._only(process):
-            self._log_exit(process, '; the run goes on without it, and starts it once more at the end')
+            self._log_exit(process, '; the run continues without it, and starts it once more at the end')
             process.start_at = _LATER
             return None
         self._log_exit(process, '; given up' if restarted else '')

@@ -334,7 +334,7 @@ class Learner:
         if rule == 'ask' and input(question).strip().lower().startswith('y'):
             return True
         newest = self.checkpoints.newest or 'the beginning'
-        logging.info('train step %d is not saved after the error: the run goes on from %s', self.step, newest)
+        logging.info('train step %d is not saved after the error: the run continues from %s', self.step, newest)
         return False
 
     def summarize(self, values: Mapping[str, float], group: str = 'train') -> None:
@@ -404,8 +404,8 @@ class Learner:
             self._healthy = False  # `close` need not try again
             raise UserOSError(
                 f'got {failed} checkpoints in a row that could not be saved in {self.checkpoints.directory}, up to '
-                f'train step {self.step}; need room for them; make room, and start the same command again: it goes on '
-                f'from {self.checkpoints.newest or "the beginning"}'
+                f'train step {self.step}; need room for them; make room, and start the same command again: it '
+                f'continues from {self.checkpoints.newest or "the beginning"}'
             )
 
     def _wait_for_checkpoints(self) -> None:

@@ -176,7 +176,7 @@ class PriorityUpdater:
             name = 'priorities_sent'
         except RuntimeError as error:
             name = 'priorities_dropped'
-            logging.warning('could not update priorities at %s; training goes on: %s', self._address, error)
+            logging.warning('could not update priorities at %s; training continues: %s', self._address, error)
         with self._changed:
             self._counts[name] += num_items
             if name == 'priorities_dropped':
@@ -188,7 +188,7 @@ class PriorityUpdater:
             self._warned_at = now
             dropped = self._counts['priorities_dropped']
             logging.warning(
-                'the replay server at %s has not received priorities for %.0f s; training goes on; %d dropped so far',
+                'the replay server at %s has not received priorities for %.0f s; training continues; %d dropped so far',
                 self._address,
                 now - since,
                 dropped,

@@ -229,7 +229,7 @@ class ReplayWriter:
         self._open()
         if self._pending:
             self._send(self._pending)
-        what = f'the replay server at {lost} is back' if self._address == lost else f'go on with {self._address}'
+        what = f'the replay server at {lost} is back' if self._address == lost else f'continuing with {self._address}'
         down_secs = time.monotonic() - start
         logging.warning('%s after %.0f s; sent %d chunks again', what, down_secs, len(self._pending))
         if self._address != self._addresses[0]:
