@@ -22,7 +22,7 @@ CLASSIC_ONLY = (
     *('packaging_test.py', 'release_test.py', 'scale_model_test.py', 'suite_test.py', 'api/import_name_test.py'),
     # Python alone: protocols, files, processes, command lines.
     *('chaos', 'config', 'files', 'launch', 'net', 'tools'),
-    *(f'coordinator/{name}_test.py' for name in ('client', 'control', 'credit_ledger', 'reports', 'server')),
+    *(f'coordinator/{name}_test.py' for name in ('client', 'control', 'credits', 'reports', 'server')),
     *(f'core/{name}_test.py' for name in ('background', 'tokens', 'waiting', 'watchdog')),
     *(f'environments/{name}_test.py' for name in ('cpp_client', 'external_descriptions', 'external_server', 'pacing')),
     *(

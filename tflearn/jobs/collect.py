@@ -14,7 +14,7 @@ from absl import logging
 from tflearn.coordinator import reports, weights_contract
 from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.control import AcquiredLease
-from tflearn.coordinator.credit_reader import CreditReader
+from tflearn.coordinator.credits import CreditReader
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
 from tflearn.coordinator.subscriber import Subscriber
 from tflearn.coordinator.weights_reader import Lost, Refused

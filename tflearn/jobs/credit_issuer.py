@@ -11,7 +11,7 @@ from absl import logging
 
 from tflearn.coordinator import control, reports
 from tflearn.coordinator.client import Coordinator
-from tflearn.coordinator.credit_ledger import CreditLedger
+from tflearn.coordinator.credits import CreditLedger
 from tflearn.coordinator.weights_reader import Lost
 from tflearn.core import background, strategies
 from tflearn.core.experience import Experience

@@ -34,8 +34,7 @@ from tflearn.learner import machine
 from tflearn.net import interfaces
 from tflearn.replay import backend, shards
 from tflearn.replay.backend import Server
-from tflearn.replay.checkpoints import CheckpointDirectory, DamagedCheckpoint
-from tflearn.replay.saving import SaveTime
+from tflearn.replay.checkpoints import CheckpointDirectory, DamagedCheckpoint, SaveTime
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.replay.table_history import TableHistory
 from tflearn.replay.writers import ReplayWriter

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tflearn.coordinator.control import Lease, Report
-from tflearn.coordinator.credit_ledger import CreditLedger
+from tflearn.coordinator.credits import CreditLedger
 
 
 class Run:

@@ -1,12 +1,19 @@
-"""CreditLedger: the items that the learner wants, and the collectors that were asked to make them."""
+"""Credits: the items that the learner wants, the collectors that were asked to make them, and how those hear of it."""
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable
 
 from absl import logging
 
+from tflearn.coordinator.client import Coordinator
 from tflearn.coordinator.control import Credits, Leases, Report, Share, allocate
+from tflearn.coordinator.weights_reader import Lost, Refused
+from tflearn.core import background
+
+_WAIT_SECS = 2.0
+_RETRY_SECS = 0.5
 
 
 class CreditLedger:
@@ -97,3 +104,36 @@ class CreditLedger:
     def _grant(self, surplus: int, policy_version: int) -> None:
         shares, surplus = allocate(self.credits.shares, surplus)
         self.credits = dataclasses.replace(self.credits, policy_version=policy_version, surplus=surplus, shares=shares)
+
+
+class CreditReader:
+    """Waits for a collector's new credits, on a thread of its own.
+
+    `newest` is None before the first ones; those of a lost coordinator stay.
+    """
+
+    def __init__(self, coordinator: Coordinator):
+        """Starts to wait."""
+        self.newest: Credits | None = None
+        self._coordinator, self._closed = coordinator, threading.Event()
+        self._thread = background.Thread(target=self._run, name='credit_reader')
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops waiting."""
+        self._closed.set()
+        self._thread.join(2 * _WAIT_SECS)
+
+    def _run(self) -> None:
+        number, read_from = 0, ''
+        while not self._closed.is_set():
+            if read_from != self._coordinator.incarnation:
+                read_from, number = self._coordinator.incarnation, 0
+            try:
+                number, newest = self._coordinator.credits(number, _WAIT_SECS)
+                self.newest = newest or self.newest
+            except (Lost, Refused):
+                self._closed.wait(_RETRY_SECS)
+            except Exception:  # without this thread a collector would wait forever
+                logging.exception('could not read credits from %s', self._coordinator.what)
+                self._closed.wait(_RETRY_SECS)

@@ -1,6 +1,6 @@
 import pytest
 
-from tflearn.replay.saving import SaveTime
+from tflearn.replay.checkpoints import SaveTime
 
 
 def test_expects_the_time_of_the_last_save(tmp_path):
