@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.testing import example_policies, forks
+from tests.testing import example_policies, forks, lanes
 from tflearn.agents import dqn, sac
 from tflearn.core.errors import UserRuntimeError
 from tflearn.core.experience import Experience
@@ -233,6 +233,7 @@ learner.close()
 """
 
 
+@lanes.classic
 def test_full_disk_keeps_the_previous_version_and_training_continues(tmp_path):
     program = tmp_path / 'program.py'
     program.write_text(PROGRAM)

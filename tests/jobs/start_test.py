@@ -96,6 +96,7 @@ def test_all_count_from_the_start(tmp_path):
     assert found.effective_sample_size == pytest.approx(found.num_episodes, rel=1e-3)
 
 
+@lanes.classic
 @pytest.mark.parametrize(
     ('module', 'given'),
     [
@@ -130,6 +131,7 @@ def cloned(tmp_path, make_environment, wanted, **given):
     return run_dir, PolicyExporter(agent.policy.wrapped_policy, run_dir.policy('raw_policy')).export(0, {})
 
 
+@lanes.classic
 def test_several_choices_with_starts_of_their_own(tmp_path):
     wanted = {'gear': 6, 'several': np.int64([2, -3])}
     _, version = cloned(tmp_path, environment(NESTED), wanted)
@@ -151,6 +153,7 @@ def policy_time_step(policy, size):
     )
 
 
+@lanes.classic
 def test_masks_of_several_choices(tmp_path):
     make_environment = environment(SEVERAL, 5)
     run_dir, _ = cloned(tmp_path, make_environment, np.int64([2, -3]), action_mask='mask')
@@ -182,6 +185,7 @@ def test_agents_of_others_count_too_or_are_refused(tmp_path):
     assert {5, 6, 7} >= set(np.ravel(run.policy(observations()['size'])).tolist())
 
 
+@lanes.classic
 def test_policies_and_data_that_count_from_another_number_are_refused(tmp_path):
     run = train(dqn, FEW, tmp_path / 'run', environment(spaces.Discrete(3)))
     other = environment(GEAR)(num_environments=1, seed=0)

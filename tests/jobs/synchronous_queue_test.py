@@ -6,6 +6,7 @@ import functools
 import pytest
 
 from tests.jobs.synchronous_test import agent_variables, assert_same, run_synchronously
+from tests.testing import lanes
 from tflearn.agents import appo, impala, ppo, reinforce, v_mpo
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
 from tflearn.files.run_dir import read_json
@@ -61,11 +62,13 @@ def test_collects_what_an_iteration_needs_and_no_more(of_ppo):
     assert 0 <= 6 * 16 + 2 - read_json(of_ppo.train_result)['env_steps'] < 6 * 4
 
 
+@lanes.classic
 def test_counts_a_version_for_each_batch(tmp_path):
     version = load_policy(train(tmp_path, 'appo').root).metadata['policy_version']
     assert 0 < version < 24, 'each is trained on three times'
 
 
+@lanes.classic
 def test_drops_items_of_an_older_policy(tmp_path):
     """With 4 environments an iteration of 3 items leaves one, whose policy is one version old."""
     queue = dataclasses.replace(ITERATION.replay, max_policy_lag=0)
