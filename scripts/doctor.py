@@ -49,8 +49,8 @@ def main() -> None:
     with job_flags.ending('tflearn-doctor'):
         roots = job_flags.parse(sys.argv, switches)
         if switches.help:
-            shown = '\n'.join(f'  --{flag}\n      {switches[flag].help}' for flag in own)
-            print(f'tflearn-doctor: {__doc__}\nFlags:\n\n{shown}')
+            listed = '\n'.join(f'  --{flag}\n      {switches[flag].help}' for flag in own)
+            print(f'tflearn-doctor: {__doc__}\nFlags:\n\n{listed}')
             return
         if not roots:
             raise UserValueError("got no argument; need a run's --root_dir; see --help")

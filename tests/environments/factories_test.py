@@ -32,7 +32,7 @@ FACTORIES = {
     'cartpole as a dict': (None, '', dict_cartpole.make, {'num_steps': 120}),
     't-maze': (None, '', functools.partial(t_maze.make, length=3), {'num_steps': 60, 'seeded': False}),
     'inlining': (None, '', functools.partial(inlining.make, num_calls=5), {'num_steps': 40}),
-    'in part': (None, '', functools.partial(partial_view.make, make_environment=CARTPOLE, shown=(0, 2)), {}),
+    'in part': (None, '', functools.partial(partial_view.make, make_environment=CARTPOLE, visible=(0, 2)), {}),
     'mujoco': ('mujoco', 'mujoco', functools.partial(gymnasium_env.make, 'HalfCheetah-v5', max_episode_steps=40), {}),
     'lunar lander': ('Box2D', 'box2d', functools.partial(gymnasium_env.make, 'LunarLander-v3'), {}),
     'atari': (

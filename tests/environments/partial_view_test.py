@@ -21,7 +21,7 @@ def test_shows_a_part_of_the_observation():
         part.close()
 
 
-@pytest.mark.parametrize('shown', [(), (4,), (-1,)])
-def test_rejects_indices_out_of_range(shown):
+@pytest.mark.parametrize('visible', [(), (4,), (-1,)])
+def test_rejects_indices_out_of_range(visible):
     with pytest.raises(ValueError, match='need indices of a vector'):
-        partial_view.make(2, 0, CARTPOLE, shown)
+        partial_view.make(2, 0, CARTPOLE, visible)

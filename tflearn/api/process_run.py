@@ -134,9 +134,9 @@ def run(
     its_gin_file, gin_files = _in_image(gin_file, path) if backend.name == 'kubernetes' else (str(path), {})
     bindings = (f'--gin_bindings={binding}' for binding in gin_bindings)
     flags = [f'--root_dir={run_dir.location}', f'--gin_file={its_gin_file}', *bindings]
-    held, several = contextlib.ExitStack(), num_replay_servers > 1
+    reserved, several = contextlib.ExitStack(), num_replay_servers > 1
     relays = num_collectors // _PER_RELAY * (num_collectors > _WITHOUT_RELAYS) if num_relays is None else num_relays
-    given = backend.name, num_replay_servers, relays, coordinator_address, more_flags, held
+    given = backend.name, num_replay_servers, relays, coordinator_address, more_flags, reserved
     addresses = _addresses(run_dir, *given)
     its_flags = (f'--run_dir={run_dir.location}', *(flag for flag in more_flags if '_token=' in flag))
     alone = several if coordinator_alone is None else coordinator_alone
@@ -151,7 +151,7 @@ def run(
         warm_start=warm_start,
         resources=read_resources(backend.resources),
         num_workers=backend.num_workers,
-        feed_address=_feed_address(backend.name, held) if num_feed_workers else '',
+        feed_address=_feed_address(backend.name, reserved) if num_feed_workers else '',
         num_feed_workers=num_feed_workers,
     )
     # The jobs end themselves when that time is over; this is for those that cannot.
@@ -168,7 +168,7 @@ def run(
     try:
         return backend.run(topology, run_dir, package)
     finally:
-        held.close()
+        reserved.close()
 
 
 def _go_on(run_dir: RunDir, path: pathlib.Path, gin_bindings: Sequence[str]) -> None:
@@ -220,9 +220,9 @@ def _addresses(
     num_relays: int,
     coordinator_address: str | None,
     more_flags: Sequence[str],
-    held: contextlib.ExitStack,
+    reserved: contextlib.ExitStack,
 ) -> Addresses:
-    """Returns the servers' addresses; those of this machine that nobody gave are held until `held` is closed."""
+    """Returns the servers' addresses; those that this machine chooses stay reserved until `reserved` is closed."""
     if not 1 <= num_replay_servers <= MAX_JOBS:
         raise UserValueError(f'got num_replay_servers={num_replay_servers!s:.40}; need 1 to {MAX_JOBS}')
     if backend != 'kubernetes':  # whose run directory is in the containers
@@ -236,13 +236,13 @@ def _addresses(
             )
         own = (OWN_ADDRESS,)
         return Addresses(coordinator_address or COORDINATOR_ADDRESS, own * num_replay_servers, own * num_relays)
-    # A port that is held can be taken by Reverb alone.
+    # A reserved port can be taken by Reverb alone.
     is_reverb = not replay_flags and extras.default_replay_backend() == 'reverb'
     hold = local.held_address if is_reverb else _free_address
     try:
-        coordinator = coordinator_address or held.enter_context(local.held_address())
+        coordinator = coordinator_address or reserved.enter_context(local.held_address())
         replay, relays = (
-            tuple(held.enter_context(hold_one()) for _ in range(count))
+            tuple(reserved.enter_context(hold_one()) for _ in range(count))
             for count, hold_one in ((num_replay_servers, hold), (num_relays, local.held_address))
         )
     except OSError as error:
@@ -258,14 +258,14 @@ def _free_address() -> Iterator[str]:
     yield local.free_address()
 
 
-def _feed_address(backend: str, held: contextlib.ExitStack) -> str:
-    """Returns the address of the feed, which is held until `held` is closed."""
+def _feed_address(backend: str, reserved: contextlib.ExitStack) -> str:
+    """Returns the address of the feed, which is reserved until `reserved` is closed."""
     if backend != 'local':
         raise UserValueError(
             f'got --num_feed_workers with --backend={backend}; need the local backend; elsewhere start tflearn-feed, '
             'and give its --feed_address'
         )
-    return held.enter_context(local.held_address())
+    return reserved.enter_context(local.held_address())
 
 
 def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, shared: bool) -> None:

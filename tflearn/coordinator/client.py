@@ -329,12 +329,12 @@ class Coordinator:
         """
         body = [json.dumps(message).encode()] if message is not None else body
         for _ in range(_TRIES):
-            incarnation, shown = self._incarnation, dict(headers or {})
+            incarnation, all_headers = self._incarnation, dict(headers or {})
             if incarnation and not anonymous:
-                shown[INCARNATION] = incarnation
+                all_headers[INCARNATION] = incarnation
                 if self._role.role == TRAIN:
-                    shown[CLAIM] = f'{self._epoch}/{self._owner}'
-            status, answer = self._answer(method, path, secs, shown, body)
+                    all_headers[CLAIM] = f'{self._epoch}/{self._owner}'
+            status, answer = self._answer(method, path, secs, all_headers, body)
             if status == HTTPStatus.PRECONDITION_FAILED:
                 self._join_again(incarnation)
                 if not again:

@@ -14,16 +14,16 @@ from tflearn.environments.wrappers import Wrapper
 
 
 def make(
-    num_environments: int, seed: int | None, make_environment: EnvironmentFactory, shown: Sequence[int]
+    num_environments: int, seed: int | None, make_environment: EnvironmentFactory, visible: Sequence[int]
 ) -> 'PartialView':
-    """Makes the environments of `make_environment` with only the elements `shown` of their observation."""
-    return PartialView(make_environment(num_environments=num_environments, seed=seed), shown)
+    """Makes the environments of `make_environment` with only the elements `visible` of their observation."""
+    return PartialView(make_environment(num_environments=num_environments, seed=seed), visible)
 
 
 class PartialView(Wrapper):
     """Another environment with only some elements of its observation, a vector."""
 
-    def __init__(self, environment: BatchedEnvironment, shown: Sequence[int]):
+    def __init__(self, environment: BatchedEnvironment, visible: Sequence[int]):
         """Takes over `environment`: it is closed with this.
 
         Raises:
@@ -31,13 +31,13 @@ class PartialView(Wrapper):
         """
         spec = environment.specs.observation
         size = spec.shape[0] if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 1 else 0
-        if not shown or not all(0 <= index < size for index in shown):
+        if not visible or not all(0 <= index < size for index in visible):
             environment.close()
             raise UserValueError(
-                f'got shown={list(shown)} of the observation {spec}; need indices of a vector of numbers'
+                f'got visible={list(visible)} of the observation {spec}; need indices of a vector of numbers'
             )
         super().__init__(environment)
-        self._shown = list(shown)
+        self._visible = list(visible)
         self.specs = EnvironmentSpecs(self._part(spec), environment.specs.action, environment.specs.reward)
 
     def reset(self) -> ts.TimeStep:
@@ -49,11 +49,11 @@ class PartialView(Wrapper):
         return self._show(self._environment.step(action))
 
     def _show(self, time_step: ts.TimeStep) -> ts.TimeStep:
-        return time_step._replace(observation=time_step.observation[:, self._shown])
+        return time_step._replace(observation=time_step.observation[:, self._visible])
 
     def _part(self, spec: Any) -> Any:
-        shape = (len(self._shown),)
+        shape = (len(self._visible),)
         if not isinstance(spec, tensor_spec.BoundedTensorSpec):
             return tf.TensorSpec(shape, spec.dtype, spec.name)
-        low, high = (np.broadcast_to(bound, spec.shape)[self._shown] for bound in (spec.minimum, spec.maximum))
+        low, high = (np.broadcast_to(bound, spec.shape)[self._visible] for bound in (spec.minimum, spec.maximum))
         return tensor_spec.BoundedTensorSpec(shape, spec.dtype, low, high, spec.name)

@@ -75,7 +75,7 @@ def _scratch(url: str, job: str) -> Iterator[pathlib.Path]:
                         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
             yield root
         return
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with (parent / _LOCK).open('ab') as making:  # a copy that is not locked yet looks like one that was left
             fcntl.flock(making, fcntl.LOCK_EX)
             for path in parent.glob('copy-*'):
@@ -83,7 +83,7 @@ def _scratch(url: str, job: str) -> Iterator[pathlib.Path]:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)
             folder = pathlib.Path(tempfile.mkdtemp(prefix=f'copy-{run}-{job}-', dir=parent))
-            fcntl.flock(held.enter_context((folder / _LOCK).open('ab')), fcntl.LOCK_EX)
+            fcntl.flock(stack.enter_context((folder / _LOCK).open('ab')), fcntl.LOCK_EX)
         root = folder / 'run'
         root.mkdir()
         logging.info('works on a copy of %s in %s', url, root)

@@ -50,10 +50,10 @@ class Collectors:
         """Begins, once the checkpoint of this train step was restored."""
 
     def collect(self, step: int) -> None:
-        """Takes the environment steps of a turn of the session, with the newest weights."""
+        """Takes the environment steps of a cycle of the session, with the newest weights."""
 
     def due_steps(self, source: Source) -> int:
-        """Returns the train steps of a turn of the session; 0 if it should collect more before."""
+        """Returns the train steps of a cycle of the session; 0 if it should collect more before."""
         return source.owed_steps
 
     def publish(self, step: int, pretrains: bool, finished: bool) -> None:
@@ -93,7 +93,7 @@ class Collectors:
 
 
 class OwnCollectors(Collectors):
-    """Environments in this process: a batched step in each turn."""
+    """Environments in this process: a batched step in each cycle."""
 
     def __init__(self, collection: Collection, write: Callable[[Any, int], None]):
         """

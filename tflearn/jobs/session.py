@@ -59,7 +59,7 @@ def set_seed(seed: int | None, strategy: tf.distribute.Strategy, repeatable: boo
 class Session:
     """A learner, and everything around its train steps: collection, evaluation's exports, reports, the end.
 
-    One turn collects, trains on what is due, and exports. Of several workers only the chief publishes, exports and
+    One cycle collects, trains on what is due, and exports. Of several workers only the chief publishes, exports and
     reads reports; the others write to temporary directories. All workers end together, as soon as one has a reason.
     """
 

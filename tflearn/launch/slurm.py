@@ -219,8 +219,8 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
 def _still_there(topology: Topology, run_dir: RunDir) -> dict[str, str]:
     """Returns the jobs of an earlier submission that wait or run, by kind."""
     before = (read_json(run_dir.submitted) or {}).get('slurm', {})
-    shown = command.output(['squeue', '--noheader', '--me', '--format=%A %F']).split() if before else []
-    there = {kind: number for kind, number in before.items() if number in shown}
+    known_ids = command.output(['squeue', '--noheader', '--me', '--format=%A %F']).split() if before else []
+    there = {kind: number for kind, number in before.items() if number in known_ids}
     if there and load(run_dir) != topology:
         raise UserValueError(
             f'got other settings than those of the jobs {", ".join(there.values())} of {run_dir.root}, which wait or '

@@ -281,8 +281,10 @@ class _Handler(grpc.GenericRpcHandler):
 
 
 def _caller(context: Any) -> Caller:
-    shown = context.auth_context()
-    names = [name for key in ('x509_common_name', 'x509_subject_alternative_name') for name in shown.get(key, ())]
+    auth_context = context.auth_context()
+    names = [
+        name for key in ('x509_common_name', 'x509_subject_alternative_name') for name in auth_context.get(key, ())
+    ]
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     return Caller(metadata, tuple(name.decode(errors='replace') for name in names))
 

@@ -122,9 +122,9 @@ def boundaries(
         seen: dict[str, list[np.ndarray]] = {path: [] for path in chosen}
         time_step = environment.reset()
         for _ in range(num_steps):
-            shown = dict(zip(leaves, tf.nest.flatten(time_step.observation), strict=True))
+            observed = dict(zip(leaves, tf.nest.flatten(time_step.observation), strict=True))
             for path in chosen:
-                seen[path].append(np.ravel(shown[path]))
+                seen[path].append(np.ravel(observed[path]))
             action = tf.nest.map_structure(lambda spec: _draw(spec, random), environment.specs.action)
             time_step = environment.step(action)
     finally:

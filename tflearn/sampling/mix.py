@@ -63,8 +63,8 @@ def demonstration_shares(
         if step < num_pretrain_steps:
             return (0, batch_size), min(num_pretrain_steps - step, _STEPS_PER_CALL)
         now = share(tf.constant(step, tf.int64)) if callable(share) else share
-        shown = max(0, min(batch_size - 1, round(batch_size * float(now))))
-        return (batch_size - shown, shown), sys.maxsize
+        demonstrated = max(0, min(batch_size - 1, round(batch_size * float(now))))
+        return (batch_size - demonstrated, demonstrated), sys.maxsize
 
     return shares
 
@@ -99,7 +99,7 @@ class Mix(Source):
         self.max_draw_steps = min(source.max_draw_steps for source in sources)
         self.most_owed = sys.maxsize
         self._surplus = [0] * len(self.sources)
-        self._shown: Sequence[int] = ()  # items of a replica's batch that are of each source, if they may change
+        self._per_batch: Sequence[int] = ()  # items of a replica's batch that are of each source, if they may change
         if shares:
             with tf.device('CPU:0'):
                 self._sizes = tf.Variable([0] * len(self.sources), dtype=tf.int32, trainable=False)
@@ -127,7 +127,7 @@ class Mix(Source):
         With shares that may change, those of the first source, and the share of the others in the newest batches.
         """
         if self._shares:
-            return {**self.sources[0].metrics(), 'demonstration_share': sum(self._shown[1:]) / sum(self._shown)}
+            return {**self.sources[0].metrics(), 'demonstration_share': sum(self._per_batch[1:]) / sum(self._per_batch)}
         own = {
             f'{name}_{i}' if i else name: value
             for i, source in enumerate(self.sources)
@@ -187,17 +187,17 @@ class Mix(Source):
     def _joined(self, *columns: tf.Tensor) -> tf.Tensor:
         shape = columns[0].shape[1:]
         parts = [tf.reshape(column, [self._num_replicas, -1, *shape]) for column in columns]
-        size = sum(self._shown) * self._num_replicas if self._shares else sum(column.shape[0] for column in columns)
+        size = sum(self._per_batch) * self._num_replicas if self._shares else sum(column.shape[0] for column in columns)
         return tf.reshape(tf.concat(parts, axis=1), [size, *shape])
 
     def _set_sizes(self) -> tuple[Sequence[int], int]:
         """Sets how many items the next batches have of each source. Returns those that have some, and for how long."""
         if not self._shares:
             return range(len(self.sources)), sys.maxsize
-        shown, steps = self._shares()
-        if shown != self._shown:
-            self._shown = shown
-            total = [count * self._num_replicas for count in shown]
+        counts, steps = self._shares()
+        if counts != self._per_batch:
+            self._per_batch = counts
+            total = [count * self._num_replicas for count in counts]
             self.sources[0].batch_size = total[0]
             self._sizes.assign(total)
-        return [i for i, count in enumerate(shown) if count], steps
+        return [i for i, count in enumerate(counts) if count], steps

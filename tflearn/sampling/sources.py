@@ -196,10 +196,10 @@ def with_demonstrations(
     if demonstrations is None or not demonstrations.are_drawn:
         return source
     batch_size, seed = storage.experience.per_replica_batch_size, seed + _DEMONSTRATIONS_SEED
-    shown = loaded(demonstrations.dataset, storage, batch_size * num_replicas, seed, 'demonstrations')
+    demonstrated = loaded(demonstrations.dataset, storage, batch_size * num_replicas, seed, 'demonstrations')
     share, steps = demonstrations.share, demonstrations.num_pretrain_steps
     shares = mix.demonstration_shares(agent.train_step_counter, batch_size, share, steps)
-    return Mix([source, shown], num_replicas, shares)
+    return Mix([source, demonstrated], num_replicas, shares)
 
 
 def of_one_replica(experience: Experience, num_replicas: int) -> Experience:
