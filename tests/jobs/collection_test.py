@@ -130,11 +130,11 @@ def test_credits_apply_to_the_acting_weights():
     assert limit.update(1, 0), 'they are for newer weights'
     assert [limit.update(2, count) for count in (0, 7, 8)] == [False, False, True]
     assert [limit.update(4, count) for count in (8, 23, 24)] == [False, False, True], 'computed from the same message'
-    messages.append(dataclasses.replace(messages[-1], number=1, policy_version=4, shares=()))
+    messages.append(dataclasses.replace(messages[-1], policy_version=4, shares=()))
     assert limit.update(4, 8), 'it has no share any more'
     now[0] = 6.0
     acquired_lease.begin_if_expired(9)
-    messages.append(dataclasses.replace(messages[-1], number=2, shares=(Share('a', 2, 4, 4, 4),)))
+    messages.append(dataclasses.replace(messages[-1], shares=(Share('a', 2, 4, 4, 4),)))
     assert [limit.update(4, count) for count in (9, 12, 13)] == [False, False, True], 'counted from its new lease'
     now[0] = 12.0
     assert limit.update(4, 9), 'the lease has expired'
