@@ -26,7 +26,7 @@ def run(*arguments):
 def test_help(flag):
     ended = run(flag)
     assert (ended.returncode, ended.stderr) == (0, '')
-    assert ended.stdout.startswith('tflearn-serve: Serves the policies')
+    assert ended.stdout.startswith('tflearn-serve: Serves the newest version of each policy')
     for name in ('root_dir', 'port', 'batching', 'tls_client_ca', 'stop_timeout_secs'):
         assert f'  --{name}\n' in ended.stdout
     assert 'gin_file' not in ended.stdout
