@@ -338,3 +338,8 @@ def ready_venv(tmp_path) -> dict[str, str]:
 def test_quickstart_fills_in_what_is_not_given(ready_venv, tmp_path, arguments, expected):
     result = run(ROOT / 'scripts' / 'quickstart', *arguments.split(), env=ready_venv, cwd=tmp_path)
     assert (result.stdout.strip(), result.stderr) == (expected, '')
+
+
+def test_bazel_reads_no_environment():
+    lanes = {path.name for path in (ROOT / 'requirements').iterdir() if path.is_dir()}
+    assert {'.venv', *(f'.venv-{lane}' for lane in lanes)} <= {*(ROOT / '.bazelignore').read_text().split()}
