@@ -106,6 +106,15 @@ class ActorCriticAgent(parts.PartsAgent):
         masked = {} if mask is None else {'mask': mask}
         return self._actor(seen, step_type=(), network_state=(), training=training, **masked)[0]
 
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the least and the greatest numbers of an action of floats, joined to vectors of float32."""
+        leaves = tf.nest.flatten(self.action_spec)
+        low, high = (
+            np.concatenate([np.broadcast_to(getattr(leaf, bound), leaf.shape).ravel() for leaf in leaves])
+            for bound in ('minimum', 'maximum')
+        )
+        return low.astype(np.float32), high.astype(np.float32)
+
 
 def critic_loss(batch: Transitions, bootstraps: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Returns the squared errors of critics, summed over them, float32 [R], and their metrics.
@@ -119,13 +128,3 @@ def critic_loss(batch: Transitions, bootstraps: tf.Tensor, values: tf.Tensor) ->
     errors = targets[:, tf.newaxis] - values
     losses = tf.reduce_sum(tf.square(errors), axis=1)
     return losses, {'critic_loss': losses, parts.ERRORS: tf.reduce_mean(tf.abs(errors), axis=1)}
-
-
-def bounds(action_spec: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the least and the greatest numbers of a nest of floats with bounds, joined to vectors of float32."""
-    leaves = tf.nest.flatten(action_spec)
-    low, high = (
-        np.concatenate([np.broadcast_to(getattr(leaf, bound), leaf.shape).ravel() for leaf in leaves])
-        for bound in ('minimum', 'maximum')
-    )
-    return low.astype(np.float32), high.astype(np.float32)

@@ -36,7 +36,7 @@ from tf_agents.networks import network as network_lib
 from tf_agents.utils import common
 
 from tflearn.agents import parts
-from tflearn.agents.actor_critic import ActorCriticAgent, Networks, bounds
+from tflearn.agents.actor_critic import ActorCriticAgent, Networks
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
@@ -191,8 +191,7 @@ class SACAgent(ActorCriticAgent):
         self._rule, self._conservative = rule, conservative
         self._stored_state = problem.experience.slicing.store_policy_state
         self._log_alpha = tf.Variable(self._options.initial_log_alpha, dtype=tf.float32, name='log_alpha')
-        low, high = bounds(problem.specs.action)
-        self._bounds = lambda: (low, high)
+        low, high = self._bounds()
         given = self._options.target_entropy
         self._target_entropy = float((np.log((high - low) / 2) - 1.0).sum()) if given is None else given
         if self._conservative.target_gap is not None:

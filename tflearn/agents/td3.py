@@ -114,8 +114,6 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
         super().__init__(problem, shared, optimizers, targets, loss, noisy)
         self._target_actor = networks.target_actor
         self._policy_delay = loss.policy_delay
-        bounds = actor_critic.bounds(problem.specs.action)
-        self._bounds = lambda: bounds
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the losses of critics and actor on sequences [B, n + 1, ...]."""
