@@ -87,7 +87,7 @@ def make_agent(
     """Makes an APPO agent.
 
     Args:
-      experience: the experience; see `impala.make_agent` for it and the arguments after `surrogate`.
+      experience: the experience; see `impala.make_agent` for it, the network and the optimizers.
       surrogate: how the policy is kept close to the target policy.
       network: the layers of policy and value.
       optimizer: the optimizer of `policy`, or those of `policy` and `value`.
