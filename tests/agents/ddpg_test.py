@@ -68,3 +68,8 @@ def test_it_learns_a_bandit():
 def test_rejects_what_it_cannot_learn(action, experience, message):
     with pytest.raises(ValueError, match=message):
         ddpg.make_agent(EnvironmentSpecs(SPECS.observation, action), create_train_step(), experience)
+
+
+def test_rejects_a_discount_by_its_own_name():
+    with pytest.raises(ValueError, match='^got gamma=1.1; need a number of at least 0 and at most 1$'):
+        _agent(gamma=1.1)

@@ -16,6 +16,7 @@ from tflearn.agents import td3
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.settings import Fraction, checked
 from tflearn.core.types import Agent
 from tflearn.networks import deterministic
 from tflearn.networks.critics import CriticOptions
@@ -30,11 +31,12 @@ EXPERIENCE = Experience(
 EXAMPLE = Example(('continuous',))
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
     *,
-    gamma: float = 0.99,
+    gamma: Fraction = 0.99,
     reward_scale: float = 1.0,
     target_update_tau: float = 0.001,
     exploration_noise: float | schedules.Schedule = 0.2,
