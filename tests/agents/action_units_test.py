@@ -12,13 +12,10 @@ from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.learner.checkpoints import Checkpoints
-from tflearn.optimization.optimizers import OptimizerOptions
 
 OBSERVATION = tf.TensorSpec((2,), tf.float32, 'observation')
 UNITS = np.array([2.0**-7, 1.0, 2.0**7], np.float32)
 AGENTS = algorithms.names(action='continuous')
-SLOW = {'optimizer': OptimizerOptions(1e-5)}  # so that rounding does not grow
-CHANGES = {'cql': SLOW, 'v_mpo': {**SLOW, 'normalize_observations': False, 'normalize_rewards': False}}
 
 
 def _box(low, high, dtype=tf.float32):
@@ -30,7 +27,7 @@ def _agent(name, action):
     tf.random.set_seed(3)
     tf.keras.utils.set_random_seed(3)
     algorithm = algorithms.ALGORITHMS[name]
-    return algorithm.make(EnvironmentSpecs(OBSERVATION, action), **CHANGES.get(name, {})), algorithm.length
+    return algorithm.make(EnvironmentSpecs(OBSERVATION, action)), algorithm.length
 
 
 def _nested(low, high):
@@ -73,7 +70,8 @@ def test_learns_the_same_in_all_units(name):
         def reward(action, units=units):
             return -tf.reduce_sum(tf.square(action / units - 0.5), axis=1)
 
-        actions, losses, _ = _trained(name, _box(-units, units), reward, 3)
+        # CrossQ's actor takes its first step in the third.
+        actions, losses, _ = _trained(name, _box(-units, units), reward, 4)
         runs.append((np.array(actions) / units, losses))
     np.testing.assert_allclose(runs[0][0], runs[1][0], rtol=0, atol=1e-5)
     np.testing.assert_allclose(runs[0][1], runs[1][1], rtol=1e-5, atol=1e-5)
