@@ -108,8 +108,7 @@ def make_agent(
     """
     network = complete(problem, 'behavioural cloning')
     _check(problem.specs, problem.experience, loss)
-    skipped = {*(network.preprocessing_layers or ()), action_mask}
-    normalizers = make_normalizers(problem.specs, skipped, normalize_observations, False)
+    normalizers = make_normalizers(problem.specs, network, action_mask, normalize_observations, False)
     optimizers = problem.optimizers({'bc': 1e-3})
     actor_value = ActorValueNetwork(problem.specs, network, action_mask)
     return BCAgent(problem, actor_value, optimizers, loss, normalizers, normalizer_steps)

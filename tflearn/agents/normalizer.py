@@ -14,6 +14,7 @@ from tflearn.core.layout import ColumnLayout
 from tflearn.core.train_step import max_over_replicas
 from tflearn.core.types import EnvironmentSpecs, leaf_paths
 from tflearn.networks import encoder
+from tflearn.networks.networks import NetworkOptions
 
 _OBSERVATION_CLIPPING = 5.0
 _REWARD_CLIPPING = 10.0
@@ -117,22 +118,6 @@ class Normalizer(tf.Module):
         self.count.assign(total)
 
 
-def make_observation_normalizer(spec: types.NestedTensorSpec, skipped: Collection[str | None]) -> Normalizer | None:
-    """Makes the normalizer of observations, within +-5; None if they have no floats.
-
-    Args:
-      spec: the observation's spec.
-      skipped: the paths of tensors that do not change.
-
-    Raises:
-      ValueError: if the observation is a single tensor that is neither of floats nor a category.
-    """
-    if not tf.nest.is_nested(spec) and not encoder.is_categorical(spec) and not spec.dtype.is_floating:
-        raise UserValueError(f'got observations {spec}; need floats, or normalize_observations=False')
-    made = Normalizer(spec, _OBSERVATION_CLIPPING, name='observations', skipped=skipped)
-    return made if made.means else None
-
-
 class Normalizers(NamedTuple):
     """The normalizers of observations and rewards; None does not normalize."""
 
@@ -141,23 +126,29 @@ class Normalizers(NamedTuple):
 
 
 def make_normalizers(
-    specs: EnvironmentSpecs, skipped: Collection[str | None], of_observations: bool, of_rewards: bool
+    specs: EnvironmentSpecs, network: NetworkOptions, action_mask: str | None, of_observations: bool, of_rewards: bool
 ) -> Normalizers:
     """Makes the normalizers of an environment.
 
     Args:
       specs: the environment's specs.
-      skipped: the paths of the observation's tensors that do not change.
-      of_observations: whether to normalize observations; see `make_observation_normalizer`.
+      network: the layers; what has a layer of one's own does not change.
+      action_mask: the path of the observation's part that marks legal actions, which does not change.
+      of_observations: whether to normalize observations, within +-5, if they have floats.
       of_rewards: whether to divide rewards by their root mean square, or by a tenth of the largest one if that is more.
 
     Raises:
-      ValueError: see `make_observation_normalizer`.
+      ValueError: if observations to normalize are a single tensor that is neither of floats nor a category.
     """
-    return Normalizers(
-        make_observation_normalizer(specs.observation, skipped) if of_observations else None,
-        Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if of_rewards else None,
-    )
+    observation, spec = None, specs.observation
+    if of_observations:
+        if not tf.nest.is_nested(spec) and not encoder.is_categorical(spec) and not spec.dtype.is_floating:
+            raise UserValueError(f'got observations {spec}; need floats, or normalize_observations=False')
+        skipped = {*(network.preprocessing_layers or ()), action_mask}
+        made = Normalizer(spec, _OBSERVATION_CLIPPING, name='observations', skipped=skipped)
+        observation = made if made.means else None
+    reward = Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if of_rewards else None
+    return Normalizers(observation, reward)
 
 
 def _variable(value: tf.Tensor, name: str) -> tf.Variable:

@@ -122,7 +122,7 @@ def make_networks(
             f'got Experience.replay={replay!r}; {algorithm} needs a Queue without Reuse, since it learns only from new '
             'items; set Queue.training=Iteration(...) for several steps on them'
         )
-    normalizers = make_normalizers(problem.specs, {*(network.preprocessing_layers or ()), action_mask}, *normalized)
+    normalizers = make_normalizers(problem.specs, network, action_mask, *normalized)
     actor_value = ActorValueNetwork(problem.specs, network, action_mask)
     if actor_value.state_spec:
         _check_sequences(problem.experience)

@@ -78,8 +78,7 @@ def make_agent(
     """
     _check(problem.experience)
     network = complete(problem, 'REINFORCE', ('shared',))
-    skipped = {*(network.preprocessing_layers or ()), action_mask}
-    normalizers = make_normalizers(problem.specs, skipped, normalize_observations, normalize_rewards)
+    normalizers = make_normalizers(problem.specs, network, action_mask, normalize_observations, normalize_rewards)
     optimizers = problem.optimizers({'reinforce': 1e-3}, 0.5)
     actor_value = ActorValueNetwork(problem.specs, network, action_mask)
     return ReinforceAgent(problem, actor_value, optimizers, loss, normalizers)
