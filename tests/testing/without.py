@@ -4,7 +4,7 @@ PACKAGES are separated by commas; MODULE may be the path of a file that ends in 
 that `import tflearn` gives, and the learner, which may take its batches from feed workers.
 """
 
-import importlib.abc
+import importlib.machinery
 import runpy
 import sys
 
@@ -12,20 +12,23 @@ import sys
 REVERB = 'reverb,tflearn.replay.reverb'
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Refuses the packages before any other finder sees them."""
+class _Finder:
+    """Finds what all others find, but for the packages."""
+
+    find_distributions = staticmethod(importlib.machinery.PathFinder.find_distributions)
 
     def __init__(self, packages):
-        self._packages = packages
+        self._hidden, self._others = tuple(f'{name}.' for name in packages), [*sys.meta_path]
 
-    def find_spec(self, fullname, path=None, target=None):
-        if any(f'{fullname}.'.startswith(f'{name}.') for name in self._packages):
-            raise ModuleNotFoundError(f'No module named {fullname!r}: it is blocked', name=fullname)
+    def find_spec(self, name, path=None, target=None):
+        if f'{name}.'.startswith(self._hidden):
+            return None
+        return next(filter(None, (each.find_spec(name, path, target) for each in self._others)), None)
 
 
 def main():
     packages = sys.argv.pop(1).split(',')
-    sys.meta_path.insert(0, _Finder(packages))
+    sys.meta_path[:] = [_Finder(packages)]
     # A fork of a process that had loaded them loads all of tflearn again.
     tops = {'tflearn', 'scripts', *(name.partition('.')[0] for name in packages)}
     for name in [name for name in sys.modules if name.partition('.')[0] in tops]:

@@ -1,6 +1,5 @@
 """Extras: the optional packages by the modules that they install, and the command that installs a missing one."""
 
-import contextlib
 import importlib.util
 from typing import Any, NoReturn
 
@@ -70,9 +69,7 @@ def import_error(error: ImportError, user: str) -> UserImportError:
 
 def default_replay_backend() -> str:
     """Returns the server that keeps a replay: 'reverb' where it is installed, else 'valkey'. Imports nothing."""
-    with contextlib.suppress(ModuleNotFoundError):
-        return 'reverb' if importlib.util.find_spec('reverb') else 'valkey'
-    return 'valkey'
+    return 'reverb' if importlib.util.find_spec('reverb') else 'valkey'
 
 
 def is_missing(module: str) -> bool:
