@@ -17,7 +17,7 @@ from tflearn.coordinator.state import ENDED, RELAY, REPLAY, TRAIN, WORKING
 from tflearn.coordinator.weights_messages import Message
 from tflearn.coordinator.weights_reader import PATH, SLOWEST_BYTES_PER_SEC, STATUS_PATH, Lost, Refused, WeightsReader
 from tflearn.core import background, tokens
-from tflearn.core.errors import UserRuntimeError, UserValueError
+from tflearn.core.errors import UserRuntimeError, UserValueError, first_few
 from tflearn.core.settings import checked_dataclass
 from tflearn.core.table_counts import TableCounts, summed
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, wait_until
@@ -31,7 +31,6 @@ _MAX_ANSWER = 64 << 20
 _BEAT_SECS, _JOIN_SECS = 1.0, 0.5
 _TRIES = 3
 _OLD_COUNTS_SECS = 10.0
-_MOST_NAMED = 3
 _WHAT = {
     'variables': 'another network',
     'signature': 'other data',
@@ -406,7 +405,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -
             if here.get(name) != there.get(name)
         ]
         return (
-            f'got {what} for {_WHAT[part]}: {"; ".join(named[:_MOST_NAMED])}; need equal ones in all jobs of a run; '
+            f'got {what} for {_WHAT[part]}: {first_few(named)}; need equal ones in all jobs of a run; '
             'start all with the same gin file'
         )
     return f'got {what} for another run; need equal settings in all jobs; start all with the same gin file'
