@@ -60,8 +60,7 @@ def record_bindings() -> Sequence[str]:
     values = {name: flags.FLAGS[name].value for name in names if flags.FLAGS[name].present}
     lines = [f'{name} = {value!r}' for name, value in {'output': output, **values}.items()]
     lines += ['quota = @tflearn.jobs.record.Quota()'] if quota else []
-    module = ['import tflearn.jobs.record'] if quota else []
-    return [*module, *quota, *(f'tflearn.jobs.record.record.{line}' for line in lines)]
+    return ['import tflearn.jobs.record', *quota, *(f'tflearn.jobs.record.record.{line}' for line in lines)]
 
 
 def record_shared() -> job_config.SharedArguments:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.data import data_sets
 from tests.testing import forks
+from tflearn.data import writer
 
 DEADLINE_SECS = 120.0
 ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
@@ -53,6 +54,22 @@ def test_record_is_called_by_its_name(tmp_path):
     )
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].startswith('tflearn-data record: error: got --episodes=3 and --steps=3; need')
+
+
+def test_recording_ends_after_the_steps_of_the_flag_or_the_gin_file(tmp_path):
+    flags = (f'--root_dir={tmp_path}/run', '--gin_file=dqn_cartpole', '--policy=random', f'--output={tmp_path}/data')
+    recorded = run('data', 'record', *flags, '--steps=50')
+    assert recorded.returncode == 0, recorded.stderr
+    num_steps = sum(shard.steps for shard in writer.shards(tmp_path / 'data'))
+    assert 50 <= num_steps < 300
+    quota = (
+        'from tflearn.jobs import record',
+        'record.record.quota=@record.Quota()',
+        f'record.Quota.num_steps={num_steps}',
+    )
+    again = run('data', 'record', *flags, *(f'--gin_bindings={binding}' for binding in quota))
+    assert again.returncode == 0, again.stderr
+    assert f'has {num_steps} environment steps already' in again.stderr
 
 
 def test_training_on_files_needs_no_environment(tmp_path):
