@@ -72,7 +72,7 @@ def train(root, data, num_steps=60, **settings):
     run_dir = RunDir(root)
     job.train_offline(
         **{
-            'run': Run(run_dir, **{name: settings.pop(name) for name in ('stop',) if name in settings}),
+            'run': Run(run_dir),
             'dataset': Dataset([str(data)]),
             'make_agent': make_agent,
             'experience': Experience(batch=BatchItems(8)),

@@ -17,7 +17,7 @@ class TableCounts:
       size: items in it.
       max_size: items that it keeps.
       inserts: items ever inserted; the count survives a restart from a checkpoint.
-      samples: items ever drawn, likewise.
+      samples: items ever drawn; this count survives it too.
       samples_per_insert: the ratio that its rate limiter aims at.
       min_diff: `samples_per_insert` times inserts, minus samples, is at least this.
       max_diff: the same is at most this.

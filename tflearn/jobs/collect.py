@@ -57,7 +57,7 @@ def collect(
       experience: the run's experience settings.
       num_environments: the number of environments stepped together.
       data_addresses: the addresses of the replay servers that share a queue: collector number i, which its name ends
-        with, writes to server i modulo their number. None is those that the coordinator knows.
+        with, writes to server i modulo their number. () uses those that are registered at the coordinator.
       options: how the job explores, and how much it collects.
 
     Raises:
