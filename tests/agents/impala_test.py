@@ -162,9 +162,8 @@ def test_loss_changes_nothing_and_equals_the_train_loss(make):
     assert any((a != b.numpy()).any() for a, b in zip(before, agent.collect_policy.variables(), strict=True))
 
 
-@pytest.mark.parametrize('factory', [impala.make_agent, pytest.param(appo.make_agent, marks=pytest.mark.slow)])
-def test_it_compiles_with_xla(factory):
-    agent, other = _agent(factory), _agent(factory)
+def test_it_compiles_with_xla(make):
+    agent, other = make(), make()
     for ours, theirs in zip(other._network.variables, agent._network.variables, strict=True):
         ours.assign(theirs)
     other.initialize()

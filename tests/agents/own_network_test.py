@@ -55,10 +55,7 @@ attention = functools.partial(
 KINDS = {'model': (model, None), 'network': (tf_agents_network, None), 'set': (attention, SET)}
 
 
-# DQN of a set is in tests/conformance_test.py.
-@pytest.mark.parametrize(
-    'kind', ['model', *(pytest.param(each, marks=pytest.mark.slow) for each in ('network', 'set'))]
-)
+@pytest.mark.parametrize('kind', ['model', pytest.param('network', marks=pytest.mark.slow), 'set'])
 @pytest.mark.parametrize('name', NAMES)
 def test_every_agent_trains_it(name, kind):
     make_network, observation = KINDS[kind]

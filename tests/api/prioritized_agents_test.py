@@ -13,7 +13,7 @@ from tflearn.jobs.policy_exports import ExportOptions
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
 
-@pytest.mark.parametrize('name', algorithms.names('sac', data='prioritized'))
+@pytest.mark.parametrize('name', algorithms.names('sac', 'r2d2', data='prioritized'))
 def test_errors_of_items_become_their_priorities(name, tmp_path):
     algorithm = algorithms.ALGORITHMS[name]
     environment = 'CartPole-v1' if 'discrete' in algorithm.example.actions else 'Pendulum-v1'

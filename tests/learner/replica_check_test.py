@@ -30,7 +30,7 @@ def _on_replica(strategy, variable, replica):
     return strategy.experimental_local_results(variable)[replica]
 
 
-@pytest.fixture(params=['default', 'mirrored:2', pytest.param('mirrored:4', marks=pytest.mark.slow)])
+@pytest.fixture(params=['default', 'mirrored:2', 'mirrored:4'])
 def strategy(request):
     return strategies.make(request.param)
 

@@ -163,7 +163,7 @@ def test_summarized_steps_are_taken_without(tmp_path):
     assert list(scalars['Losses/td_loss']) == [9, 19, 29], 'of the steps that are summarized'
 
 
-@pytest.mark.parametrize('on_nonfinite', ['stop', 'skip', pytest.param('ignore', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('on_nonfinite', ['stop', 'skip', 'ignore'])
 def test_losses_that_are_not_finite(tmp_path, on_nonfinite):
     def make():
         skipping = OptimizerOptions(skip_nonfinite=True)

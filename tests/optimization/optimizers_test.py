@@ -11,7 +11,7 @@ from tflearn.optimization import optimizers, schedules
 
 # Gradients of eight items each: their mean is the gradient of a batch.
 ITEMS = np.random.default_rng(0).normal(1.0, 2.0, (8, 3)).astype(np.float32)
-STRATEGIES = ['default', 'mirrored:2', pytest.param('mirrored:4', marks=pytest.mark.slow)]
+STRATEGIES = ['default', 'mirrored:2', 'mirrored:4']
 
 
 def make(train_step, size=1, **settings):

@@ -134,8 +134,10 @@ def test_model_with_resources_other_than_variables_shares_nothing(save, contents
 def test_different_graphs_have_different_digests(tmp_path):
     models = []
     for dtype in (tf.int32, tf.int64):
-        directory = tmp_path / dtype.name
-        models.append(loaded_model.load(PolicyExporter(example_policies.greedy(dtype), directory).export(0, {})))
+        version = PolicyExporter(example_policies.greedy(dtype), tmp_path / dtype.name).export(0, {})
+        serving = tf.saved_model.load(str(version)).signatures['serving_default']
+        assert serving.structured_outputs['action'].dtype == dtype
+        models.append(loaded_model.load(version))
     assert [model.function('action_of_fields').definition.structured_outputs['action'].dtype for model in models] == [
         tf.int32,
         tf.int64,
