@@ -135,8 +135,8 @@ def test_refuses_addresses_and_shows_no_password(address):
 
 
 def test_refuses_an_old_server_and_none_at_all(serve, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r'need at least 99\.0'):
-        patch.setattr(server, '_LEAST_VERSION', (99, 0))
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r'need at least 999\.0'):
+        patch.setattr(server, '_LEAST_VERSION', (999, 0))
         serve(QUEUE)
     monkeypatch.setattr(server, '_PROGRAMS', ('no-such-server',))
     monkeypatch.setattr(server.importlib.util, 'find_spec', lambda name: None)
@@ -184,7 +184,12 @@ class Given:
         (self.folder / 'server.conf').write_text(text)
         arguments = [server._program(), str(self.folder / 'server.conf')]
         self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
-        wait_until(lambda: is_listening(f'localhost:{self.port}'), 'the server', 30)
+        wait_until(self._listens, 'the server', 30)
+
+    def _listens(self):
+        if self.process.poll() is not None:
+            raise ChildProcessError(f'got a server that ended with exit status {self.process.returncode}')
+        return is_listening(f'localhost:{self.port}')
 
     def keep(self, run='run'):
         checkpoints = self.folder / run / 'replay' / 'checkpoints'

@@ -1,8 +1,8 @@
 """The only door to the client library valkey: connections to servers, whose errors are those of `backend`.
 
 An address is 'valkey://host:port', or 'valkeys://host:port' over TLS; a '/number' behind it is a database other than 0.
-User and password are never part of it. They come from the environment; without it the password of a server that this
-user started on this machine is found by its port.
+User, password and client certificate are never part of it. They come from the environment; without it the password of a
+server that this user started on this machine is found by its port.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import secrets
+import ssl
 import tempfile
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,10 +29,12 @@ from tflearn.replay.tables import TableSpec
 from tflearn.replay.valkey import functions
 
 USER_VARIABLE, PASSWORD_VARIABLE = 'TFLEARN_VALKEY_USER', 'TFLEARN_VALKEY_PASSWORD'
+CERTIFICATE_VARIABLE = 'TFLEARN_VALKEY_CERTIFICATE'
 LOCALHOST = '127.0.0.1'
 TLS = 'valkeys'
 _LOCAL_HOSTS = (LOCALHOST, 'localhost', '[::1]')
 _CONNECT_SECS, _READ_BYTES = 2.0, 1 << 18
+_TLS_ENDS = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # of a server that dies
 
 
 class Address(NamedTuple):
@@ -105,6 +108,17 @@ def _credentials(address: Address) -> dict[str, str]:
     return {}
 
 
+def _encryption() -> dict[str, Any]:
+    """Returns the options of TLS: whom we believe is up to the system, and to SSL_CERT_FILE."""
+    certificate = os.environ.get(CERTIFICATE_VARIABLE)
+    if certificate and not os.access(certificate, os.R_OK):
+        raise UserValueError(
+            f'got {CERTIFICATE_VARIABLE}={certificate}, which cannot be read; need the path of a PEM file with a '
+            'certificate and its key; correct it'
+        )
+    return {'ssl_check_hostname': True, 'ssl_certfile': certificate}
+
+
 class Full(Lost):
     """A server has no memory left for what was sent."""
 
@@ -116,7 +130,7 @@ class NoTables(Lost):
 class Connection:
     """A connection of its own to a server. For one thread. All calls raise `Lost` if the server does not answer.
 
-    They raise a ValueError if it refuses the user or the password.
+    They raise a ValueError if it refuses the user or the password, or TLS fails.
     """
 
     def __init__(self, address: str, timeout_secs: float):
@@ -147,8 +161,8 @@ class Connection:
             with contextlib.suppress(exceptions.ConnectionError):  # of a server that was killed
                 connection.connect()
                 return connection
-        make = valkey.SSLConnection if is_encrypted else valkey.Connection
-        connection = make(host=host.strip('[]'), port=port, socket_keepalive=True, **self._options)
+        make, more = (valkey.SSLConnection, _encryption()) if is_encrypted else (valkey.Connection, {})
+        connection = make(host=host.strip('[]'), port=port, socket_keepalive=True, **self._options, **more)
         connection.connect()
         return connection
 
@@ -192,6 +206,13 @@ class Connection:
             kind = NoTables if functions.NO_TABLES.search(str(error)) else Lost
             raise kind(f'the replay server at {self._text}: {error}') from error
         except exceptions.ValkeyError as error:
+            reason = error.__context__
+            if isinstance(reason, ssl.SSLError) and not isinstance(reason, _TLS_ENDS):
+                raise UserValueError(
+                    f'got the server at {self._text}, with which TLS fails ({reason}); need a server with TLS whose '
+                    f'certificate is of its name and trusted (SSL_CERT_FILE), and one of ours if it asks for it '
+                    f'({CERTIFICATE_VARIABLE})'
+                ) from None
             raise Lost(f'the replay server at {self._text}: {error}') from error
 
 
