@@ -6,7 +6,6 @@ was found and the section of the documentation that explains it and says what to
 """
 
 import json
-import sys
 
 from absl import flags
 
@@ -41,20 +40,18 @@ def report(roots: list[str], as_json: bool) -> int:
 
 def main() -> None:
     """Runs the program."""
-    switches = flags.FlagValues()
+    job_flags.tool('tflearn-doctor', __doc__, _define, _run)
+
+
+def _define(switches: flags.FlagValues) -> None:
     flags.DEFINE_bool('json', False, 'Prints one JSON list for each run, one per line.', flag_values=switches)
     flags.DEFINE_bool('strict', False, 'Exit status 1 if a check looks wrong.', flag_values=switches)
-    own = list(switches)
-    flags.DEFINE_bool('help', False, 'Prints this text.', flag_values=switches)
-    with job_flags.ending('tflearn-doctor'):
-        roots = job_flags.parse(sys.argv, switches)
-        if switches.help:
-            listed = '\n'.join(f'  --{flag}\n      {switches[flag].help}' for flag in own)
-            print(f'tflearn-doctor: {__doc__}\nFlags:\n\n{listed}')
-            return
-        if not roots:
-            raise UserValueError("got no argument; need a run's --root_dir; see --help")
-        sys.exit(int(report(roots, switches.json) > 0 and switches.strict))
+
+
+def _run(switches: flags.FlagValues, roots: list[str]) -> int:
+    if not roots:
+        raise UserValueError("got no argument; need a run's --root_dir; see --help")
+    return int(report(roots, switches.json) > 0 and switches.strict)
 
 
 if __name__ == '__main__':

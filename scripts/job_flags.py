@@ -183,6 +183,32 @@ def ending(program: str, interrupted: str = 'stopped by SIGINT') -> Iterator[Non
         sys.exit(1)
 
 
+def tool(
+    program: str,
+    description: str | None,
+    define: Callable[[flags.FlagValues], None],
+    run: Callable[[flags.FlagValues, list[str]], int],
+) -> None:
+    """Runs a program that is no job and has flags of its own only; does not return but for --help.
+
+    Args:
+      program: the program's name, which begins the error line.
+      description: the docstring of the program's module, the first text of --help.
+      define: defines the program's flags among the given ones.
+      run: gets the flags and the other arguments; returns the exit status.
+    """
+    values = flags.FlagValues()
+    define(values)
+    own = list(values)
+    flags.DEFINE_bool('help', False, 'Prints this text.', flag_values=values)
+    with ending(program):
+        rest = parse(sys.argv, values)
+        if values.help:
+            print(f'{program}: {description}\nFlags:\n\n' + '\n'.join(map(flag_help, map(values.__getitem__, own))))
+            return
+        sys.exit(run(values, rest))
+
+
 def read(
     program: str, description: str | None, check: Callable[[], object], example: str = '--gin_file=dqn_cartpole'
 ) -> bool:

@@ -38,7 +38,7 @@ FEW_STEPS = [
     'evaluate.evaluate.target_return=None',
     'evaluate.evaluate.num_episodes=1',
 ]
-TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 'collect')
+TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 'collect', 'seeds')
 
 # Commands that are parsed only, by a pattern of their page, line and words, and why.
 NOT_RUN = {
@@ -68,6 +68,7 @@ SMALLER = [
     (r'num_train_steps=4_000', f'num_train_steps={2 * NUM_STEPS}'),
     (r'=/data/other_run', '=runs/dqn_cartpole'),
     (r'=/(runs|tmp)/', r'=\1/'),
+    (r'^--seeds=\d+$', '--seeds=2'),
     (r'^--num_collectors=2$', '--num_collectors=1'),  # two cores suffice
     (r'=train:cores=2', '=train:cores=1'),
 ]
@@ -100,7 +101,7 @@ def _flags(words: Sequence[str], name: str) -> list[str]:
 
 def _made(program: str, words: Sequence[str]) -> list[str]:
     """Returns the run or the data that a command makes."""
-    if program not in ('launch', 'train_offline', 'synchronous') or '--render' in words:
+    if program not in ('launch', 'train_offline', 'synchronous', 'seeds') or '--render' in words:
         return _flags(words, 'output')
     return _flags(words, 'root_dir') or [f'runs/{(_flags(words, "gin_file") or ["dqn_cartpole"])[0]}']
 
@@ -115,6 +116,7 @@ def _needed(place: str, program: str, words: Sequence[str]) -> list[str]:
     """Returns the runs and the data that a command reads."""
     read = _flags(words, 'data') + re.findall(r'Initial\.policy="(.*?)"', ' '.join(words))
     read += [] if program in TRAINING else _flags(words, 'root_dir')
+    read += [word for word in words[1:] if program == 'compare' and not word.startswith('--')]
     before = [path for other, *command in OURS if _is_before(other, place) for path in _made(*command)]
     return [path for each in read for path in (fnmatch.filter(before, each) if '*' in each else [each])]
 

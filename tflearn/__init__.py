@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tflearn.core.strategies import make as make_strategy
     from tflearn.core.train_step import create_train_step
     from tflearn.core.types import EnvironmentSpecs
+    from tflearn.experiments.comparison import Comparison, compare
     from tflearn.files.run_dir import RunDir
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.metrics import TrainResult
@@ -45,6 +46,7 @@ __version__ = '0.1.0'
 __all__ = [
     'BatchItems',
     'BatchSteps',
+    'Comparison',
     'EndTrigger',
     'EnvironmentSpecs',
     'Experience',
@@ -70,6 +72,7 @@ __all__ = [
     'TrainResult',
     'TrainedRun',
     'Uniform',
+    'compare',
     'create_train_step',
     'load_policy',
     'make_strategy',
@@ -100,6 +103,7 @@ _NAMES = {
     'learner.rounds': ('RoundSource', 'train_rounds'),
     'learner.triggers': ('EndTrigger', 'IntervalTrigger', 'StepsTrigger', 'TimeTrigger', 'TotalTrigger'),
     'policies.policy_function': ('PolicyFunction', 'load_policy'),
+    'experiments.comparison': ('Comparison', 'compare'),
     'files.run_dir': ('RunDir',),
     'core.train_step': ('create_train_step',),
     'core.types': ('EnvironmentSpecs',),

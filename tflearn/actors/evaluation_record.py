@@ -14,11 +14,38 @@ from tflearn.files.run_dir import write_atomically
 Evaluation = dict[str, Any]
 
 
-def value(evaluation: Evaluation, metric: str) -> float | None:
+def value(evaluation: Mapping[str, Any], metric: str) -> float | None:
     """Returns the mean of a metric of its episodes, named as in `EpisodeMetrics`; None if no episode has it."""
     if metric in ('return', 'length'):
         return evaluation.get(f'mean_{metric}')
     return (evaluation.get('metrics') or {}).get(metric)
+
+
+def read(path: pathlib.Path) -> list[Evaluation]:
+    """Returns the evaluations of a file that another process may be writing; none if there is no file.
+
+    Raises:
+      ValueError: if a line is damaged.
+    """
+    return _parse(path)[0]
+
+
+def _parse(path: pathlib.Path) -> tuple[list[Evaluation], str | None]:
+    """Returns the evaluations, and the file's complete lines if the last line is incomplete."""
+    try:
+        text = path.read_text(encoding='utf-8', errors='replace') if path.exists() else ''
+    except OSError as error:
+        raise UserValueError(f'got {path}, which cannot be read ({error.strerror}); need a file; remove it') from error
+    complete, newline, incomplete = text.rpartition('\n')
+    evaluations = []
+    for number, line in enumerate(complete.splitlines(), start=1):
+        try:
+            evaluation = json.loads(line)
+            float(evaluation.get('mean_return', 0.0))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise UserValueError(f'got a damaged line {number} in {path} ({error}); remove that line') from error
+        evaluations.append(evaluation)
+    return evaluations, complete + newline if incomplete else None
 
 
 class EvaluationRecord:
@@ -38,25 +65,11 @@ class EvaluationRecord:
         Raises:
           ValueError: if another line is damaged.
         """
-        self.evaluations: list[Evaluation] = []
         self._path = path
-        try:
-            text = path.read_text(encoding='utf-8', errors='replace') if path.exists() else ''
-        except OSError as error:
-            raise UserValueError(
-                f'got {path}, which cannot be read ({error.strerror}); need a file; remove it'
-            ) from error
-        complete, newline, incomplete = text.rpartition('\n')
-        for number, line in enumerate(complete.splitlines(), start=1):
-            try:
-                evaluation = json.loads(line)
-                float(evaluation.get('mean_return', 0.0))
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                raise UserValueError(f'got a damaged line {number} in {path} ({error}); remove that line') from error
-            self.evaluations.append(evaluation)
-        if incomplete:
+        self.evaluations, complete = _parse(path)
+        if complete is not None:
             logging.warning('removed the incomplete last line of %s', path)
-            write_atomically(path, complete + newline)
+            write_atomically(path, complete)
 
     def append(self, evaluation: Evaluation) -> None:
         """Adds an evaluation to the file."""

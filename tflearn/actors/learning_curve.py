@@ -1,10 +1,11 @@
 """The learning curve: a plot of evaluations."""
 
+import contextlib
 import functools
 import io
 import pathlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,33 @@ def draw(
     curves = {label: current(evaluations) for label, evaluations in curves.items() if evaluations}
     if not curves:
         return
-    with _drawing, io.BytesIO() as image:
+    with image(path) as axes:
+        _plot(axes, curves)
+        if target_return is not None:
+            axes.axhline(target_return, color='0.35', linestyle='--', linewidth=1, label=f'target {target_return:g}')
+        axes.set_ylabel('return')
+        if len(curves) == 1:
+            _add_train_steps(axes, next(iter(curves.values())))
+        axes.set_title(title)
+
+
+@contextlib.contextmanager
+def image(path: pathlib.Path) -> Iterator[Any]:
+    """Gives the axes of a plot (matplotlib's `Axes`), and writes it to a PNG file, atomically, after the block."""
+    from matplotlib.ticker import StrMethodFormatter
+
+    with _drawing, io.BytesIO() as png:
         canvas = _canvas()
         canvas.figure.clear()
-        _plot_all(canvas.figure.add_subplot(), curves, title, target_return)
-        canvas.print_png(image)
-        write_atomically(path, image.getvalue())
+        axes = canvas.figure.add_subplot()
+        yield axes
+        axes.grid(alpha=0.3)
+        axes.spines[['right']].set_visible(False)
+        axes.legend(loc='best', frameon=False)
+        axes.locator_params(axis='x', nbins=6, steps=[1, 2, 5, 10])
+        axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,.0f}'))
+        canvas.print_png(png)
+        write_atomically(path, png.getvalue())
 
 
 @functools.cache
@@ -64,23 +86,6 @@ def current(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
         if not kept or evaluation['train_step'] < kept[-1]['train_step']:
             kept.append(evaluation)
     return kept[::-1]
-
-
-def _plot_all(axes: Any, curves: Mapping[str, Sequence[Evaluation]], title: str, target_return: float | None) -> None:
-    from matplotlib.ticker import StrMethodFormatter
-
-    _plot(axes, curves)
-    if target_return is not None:
-        axes.axhline(target_return, color='0.35', linestyle='--', linewidth=1, label=f'target {target_return:g}')
-    axes.set_ylabel('return')
-    axes.grid(alpha=0.3)
-    axes.spines[['right']].set_visible(False)
-    axes.legend(loc='best', frameon=False)
-    axes.locator_params(axis='x', nbins=6, steps=[1, 2, 5, 10])
-    axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,.0f}'))
-    if len(curves) == 1:
-        _add_train_steps(axes, next(iter(curves.values())))
-    axes.set_title(title)
 
 
 def _plot(axes: Any, curves: Mapping[str, Sequence[Evaluation]]) -> None:

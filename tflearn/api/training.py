@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from tflearn.actors.evaluation_record import EvaluationRecord
+from tflearn.actors import evaluation_record
 from tflearn.api import gin_text, process_run, synchronous_run
 from tflearn.config import files
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
@@ -232,6 +232,6 @@ def _result(run_dir: RunDir) -> TrainedRun:
         reason=done['reason'],
         train_step=done['train_step'],
         env_steps=done['env_steps'],
-        evaluations=tuple(EvaluationRecord(run_dir.evaluations).evaluations),
+        evaluations=tuple(evaluation_record.read(run_dir.evaluations)),
         policy=load_policy(run_dir.root),
     )
