@@ -59,7 +59,7 @@ def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path
     same = tflearn.train(**SMALL, root_dir=tmp_path / 'same', seed=1)
     assert same.returns == run.returns
 
-    ends = {'num_train_steps': None, 'max_env_steps': run.env_steps + 120}  # the replay is filled again first
+    ends = {'num_train_steps': None, 'max_env_steps': run.env_steps + 120}
     more = tflearn.train(**{**SMALL, **ends}, root_dir=tmp_path, seed=1)
     assert more.reason == f'max_env_steps {run.env_steps + 120} reached'
     assert more.train_step > 60

@@ -108,11 +108,11 @@ def test_runs_to_the_end_and_can_be_continued(tmp_path):
     inserts = status['replay_size'] - 50
     assert 0 <= 8 * inserts - 8 * 121 < 16, 'the ratio is exact up to the items of the last batched step'
 
-    # More train steps: the same run continues, and fills its replay first.
+    # More train steps: the same run continues, with its replay.
     run_synchronously(tmp_path, num_train_steps=130)
     more = read_json(run_dir.train_result)
     assert more['train_step'] == 130
-    assert more['env_steps'] >= result['env_steps'] + 50
+    assert 0 <= more['env_steps'] - result['env_steps'] < 20
     assert more['seconds'] >= result['seconds']
     run_synchronously(tmp_path, num_train_steps=130)
     assert read_json(run_dir.train_result) == more, 'there is nothing left to do'

@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -75,6 +76,22 @@ def test_same_seed_gives_the_same_batches():
 
     assert (batches(3) == batches(3)).all()
     assert (batches(3) != batches(4)).any()
+
+
+@pytest.mark.parametrize('kind', [Uniform, Prioritized])
+def test_another_replay_goes_on_with_its_content(kind):
+    chosen = dataclasses.replace(experience('auto', sequence_length=3), replay=kind(max_size=80, min_size=20))
+    one, other = (LocalReplay(Storage(chosen, DATA_SPEC), 2, BATCH) for _ in range(2))
+    _fill(one, 200)
+    draw(one, 4)
+    content = pickle.loads(pickle.dumps(one.content()))
+    other.set_content(content)
+    assert other.metrics() == one.metrics()
+    for replay in (one, other):  # in the middle of an episode
+        _fill(replay, 31)
+    same = zip(tf.nest.flatten(draw(one, 5)), tf.nest.flatten(draw(other, 5)), strict=True)
+    assert all((mine.numpy() == theirs.numpy()).all() for mine, theirs in same)
+    assert other.owed_steps == one.owed_steps
 
 
 def test_counts_equal_sequences_separately():

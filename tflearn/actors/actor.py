@@ -1,9 +1,11 @@
 """Actor: steps a batched environment with a policy and passes the trajectories to observers."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
@@ -12,12 +14,13 @@ from tflearn.actors import recurrent_state
 from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.episode_metrics import EXECUTED_ACTION
 from tflearn.core.action_mask import mask_of
+from tflearn.core.resumable import Resumable
 from tflearn.core.types import ActingPolicy, BatchedEnvironment, check_batch
 
 Observer = Callable[[trajectory.Trajectory], None]
 
 
-class Actor:
+class Actor(Resumable):
     """Acts in all environments of a batch: one compiled policy call and one environment step at a time.
 
     If an environment reports that it executed another action than the policy's (`BatchedEnvironment.info`), that action
@@ -26,6 +29,8 @@ class Actor:
     Attributes:
       env_steps: the number of environment steps, without boundary rows and steps in which an environment failed.
     """
+
+    _KEPT = ('env_steps', '_time_step', '_checked_executed_action', '_num_steps')
 
     def __init__(
         self,
@@ -66,6 +71,20 @@ class Actor:
         """Replaces the policy by one of the same specs, which continues with the policy state."""
         self._action_mask = mask_of(policy) or self._action_mask
         self._policy = self._compiled(policy)
+
+    def content(self) -> dict[str, Any]:
+        """See `Resumable`."""
+        state = tf.nest.map_structure(np.asarray, (self._policy_state, self._initial_state))
+        return {**super().content(), 'states': state, 'num_calls': getattr(self._policy, 'num_calls', 0)}
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        """See `Resumable`; the policy acts as often as it had, so that it goes on with the same random numbers."""
+        super().set_content(content)
+        if self._time_step is None:
+            return
+        self._policy_state, self._initial_state = tf.nest.map_structure(tf.constant, content['states'])
+        while getattr(self._policy, 'num_calls', sys.maxsize) < content['num_calls']:
+            self._policy.step(self._time_step, self._policy_state)
 
     def _compiled(self, policy: tf_policy.TFPolicy | ActingPolicy) -> ActingPolicy:
         if isinstance(policy, tf_policy.TFPolicy):

@@ -17,11 +17,14 @@ class CompiledPolicy:
     """A TF-Agents policy for batches of one size, traced once. Each call reads the policy's current variables.
 
     `TFPolicy.action` resets the policy state where a time step is FIRST.
+
+    Attributes:
+      num_calls: how often it has acted, which is all that the state of its random numbers depends on.
     """
 
     def __init__(self, policy: tf_policy.TFPolicy, batch_size: int):
         """Traces the policy."""
-        self.batch_size = batch_size
+        self.batch_size, self.num_calls = batch_size, 0
         self.time_step_spec = policy.time_step_spec
         self._policy = policy
         # Each array that becomes a tensor takes about four microseconds.
@@ -74,6 +77,7 @@ class CompiledPolicy:
         Returns:
           PolicyStep: action and info are nests of numpy arrays [B, ...]; the state is a nest of tensors.
         """
+        self.num_calls += 1
         if self._joined.joins:
             time_step = time_step._replace(observation=self._joined.join_arrays(time_step.observation))
         leaves = [

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tflearn.core.resumable import Resumable
+
 EXECUTED_ACTION, IDLE = 'executed_action', 'idle'  # see `types.BatchedEnvironment.info`; they are no metrics
 
 
@@ -74,7 +76,7 @@ _RATE_MARK_SECS = 1.0
 _MAX_DRAINED = 100_000
 
 
-class EpisodeMetrics:
+class EpisodeMetrics(Resumable):
     """Observer of trajectories [B] that counts steps and episodes.
 
     Termination and a time limit both end an episode. An episode that a reset cuts off is ignored. One that a failure of
@@ -100,6 +102,19 @@ class EpisodeMetrics:
       interrupted: bool [B], where a failure interrupted an episode in the newest step.
       lengths: int64 [B], the steps of the episodes that run; 1 more where none does.
     """
+
+    _KEPT = (
+        'episodes',
+        'dropped_episodes',
+        'env_steps',
+        '_sums',
+        '_weights',
+        'lengths',
+        '_returns',
+        '_was_idle',
+        '_info',
+        '_newest',
+    )
 
     def __init__(
         self,

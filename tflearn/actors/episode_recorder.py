@@ -10,6 +10,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.core.errors import UserTypeError
+from tflearn.core.resumable import Resumable
 
 _FIRST = int(ts.StepType.FIRST)
 
@@ -43,8 +44,10 @@ class CollectedEpisode:
 OnEpisode = Callable[[CollectedEpisode], Mapping[str, float] | None]
 
 
-class EpisodeRecorder:
+class EpisodeRecorder(Resumable):
     """Observer, after `EpisodeMetrics`, that keeps the steps [B] of each environment's current episode."""
+
+    _KEPT = ('_rows',)
 
     def __init__(
         self,

@@ -167,6 +167,8 @@ class Uniform:
       sampling: where items are sampled. 'learner': in a mirror of the table in the learner's memory, by far the
         fastest; 'server': in the replay server. 'auto' is 'learner' if the mirror needs at most `max_mirror_gb`.
       max_mirror_gb: the maximum memory of a mirror that 'auto' chooses [GB].
+      max_saved_gb: the synchronous job's checkpoints hold the replay if that takes at most so much [GB]. Otherwise a
+        resumed run fills it again.
     """
 
     max_size: PositiveInt = 100_000
@@ -175,6 +177,7 @@ class Uniform:
     max_times_sampled: NonNegativeInt = 0
     sampling: Sampling = 'auto'
     max_mirror_gb: NonNegativeFloat = 4.0
+    max_saved_gb: NonNegativeFloat = 0.5
 
     def __post_init__(self) -> None:
         _check_table('Uniform', self)
@@ -190,8 +193,10 @@ class Prioritized:
       samples_per_insert: see `Uniform`.
       max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
       prioritization: how errors become priorities, and priorities weights.
-      sampling: see `Uniform`. With 'learner', priorities are at most 16 train steps old, and are not in checkpoints.
+      sampling: see `Uniform`. With 'learner', priorities are at most 16 train steps old, and are in no checkpoint but
+        those of the synchronous job.
       max_mirror_gb: see `Uniform`.
+      max_saved_gb: see `Uniform`.
     """
 
     max_size: PositiveInt = 100_000
@@ -201,6 +206,7 @@ class Prioritized:
     prioritization: Prioritization = Prioritization()
     sampling: Sampling = 'server'
     max_mirror_gb: NonNegativeFloat = 4.0
+    max_saved_gb: NonNegativeFloat = 0.5
 
     def __post_init__(self) -> None:
         _check_table('Prioritized', self)

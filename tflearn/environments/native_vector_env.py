@@ -8,10 +8,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from tflearn.core.errors import UserError, UserValueError
+from tflearn.core.resumable import Resumable
 from tflearn.environments import gathering, sync_vector_env
 
 
-class NativeVectorEnv:
+class NativeVectorEnv(Resumable):
     """A `sync_vector_env.RebuildingVectorEnv` over a vector environment, rebuilt as one if it raises an error.
 
     Its environments may share a random number generator. One with autoreset mode SAME_STEP has reset an environment in
@@ -19,6 +20,8 @@ class NativeVectorEnv:
     new episode's second observation as its first. The step between them, whose action was chosen before the reset, is
     in no data.
     """
+
+    _KEPT = ('_vector_env', '_ended', '_seed', '_progress', '_columns', 'failures')
 
     def __init__(self, make_all: Callable[[], VectorEnv]):
         """Makes the vector environment; errors of `make_all` propagate.

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from tflearn.core.errors import UserError, UserValueError
+from tflearn.core.resumable import Resumable
 from tflearn.environments import gathering
 
 MAX_IN_A_ROW = 5
@@ -293,8 +294,10 @@ class RebuildingVectorEnv(Protocol):
         """Closes all environments."""
 
 
-class SyncVectorEnv:
+class SyncVectorEnv(Resumable):
     """A `RebuildingVectorEnv` that steps its environments one after the other."""
+
+    _KEPT = ('_environments', '_ended', '_seed', '_progress', '_columns', 'failures')
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int):
         """Makes the environments; errors of `make_one` propagate."""

@@ -9,7 +9,8 @@ import tensorflow as tf
 from gymnasium.vector import VectorEnv
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserTypeError, UserValueError
+from tflearn.core.resumable import Resumable
 from tflearn.core.types import EnvironmentSpecs, check_batch
 from tflearn.environments import gathering, native_vector_env, spaces, sync_vector_env, worker_processes
 
@@ -23,11 +24,13 @@ OnNonfinite = Literal['rebuild', 'stop', 'keep']
 _FIRST, _MID = np.int32(ts.StepType.FIRST), np.int32(ts.StepType.MID)
 
 
-class VectorEnvironment:
+class VectorEnvironment(Resumable):
     """`BatchedEnvironment` over `sync_vector_env.RebuildingVectorEnv`.
 
     Later steps do not change the arrays of a time step.
     """
+
+    _KEPT = ('info', '_seed', '_ended', '_num_steps', '_began')
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class VectorEnvironment:
         except ValueError:
             environments.close()
             raise
-        self._vector_env = environments
+        self._vector_env: Any = environments
         self._seed = None if seed is None else int(seed)
         self._read = spaces.reader(environments.single_observation_space)
         self._check_categories = spaces.category_check(self.specs.observation)
@@ -136,6 +139,18 @@ class VectorEnvironment:
             discount=np.subtract(1, terminated, dtype=np.float32),
             observation=observation,
         )
+
+    def content(self) -> dict[str, Any]:
+        """See `Resumable`; with the environments themselves."""
+        if not isinstance(self._vector_env, Resumable):
+            raise UserTypeError('got environments in processes of their own; need them in this one')
+        return {**super().content(), 'environments': self._vector_env.content()}
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        """See `Resumable`."""
+        super().set_content(content)
+        self._vector_env.close()
+        self._vector_env.set_content(content['environments'])
 
     def set_progress(self, train_step: int, env_steps: int) -> None:
         """Passes the run's progress to environments that have a method `set_progress`, for curricula."""

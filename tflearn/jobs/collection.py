@@ -1,27 +1,35 @@
 """Collection: a collector's environment steps; and the limits that make a collector wait for newer weights."""
 
+import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from absl import logging
 from tf_agents.policies import tf_policy
 
 from tflearn.actors import exploration
-from tflearn.actors.actor import Actor, Observer
+from tflearn.actors.actor import Actor
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.actors.episode_recorder import EpisodeRecorder
 from tflearn.coordinator.control import AcquiredLease, Credits
+from tflearn.core.resumable import Resumable
 from tflearn.core.types import ActingPolicy, BatchedEnvironment
 from tflearn.jobs.collect_settings import CollectOptions
 
+_NEW_EPISODES = 'a resumed run begins new episodes, and is another one than without the stop'
 
-class Collection:
+
+class Collection(Resumable):
     """An actor that explores as the options say, and its metrics.
 
     Attributes:
       metrics: the metrics of the episodes.
       random: whether actions are still random.
+      continues_episodes: whether `set_content` restored the environment.
     """
+
+    _KEPT = ('random', '_progress')
 
     def __init__(
         self,
@@ -55,16 +63,45 @@ class Collection:
         self._policy = acting_policy or options.explore(policy, name, num_environments)
         self.random = self._num_random_steps > 0
         first = exploration.uniform(policy) if self.random else self._policy
-        observers: list[Observer] = [self.metrics]
+        observers: list[Any] = [self.metrics]
         if measured.on_episode:
             newest: Callable[[], Any] = lambda: self._actor.time_step  # noqa: E731
             observers.append(EpisodeRecorder(self.metrics, num_environments, name, measured.on_episode, newest))
         self._actor: Actor = Actor(environment, first, observers, stores_policy_state)
+        self._parts: list[Resumable] = [*observers, self._actor]
+        self._refused = self.continues_episodes = False
 
     @property
     def num_rebuilt(self) -> int:
         """The number of environments that failed and were rebuilt."""
         return self._environment.num_rebuilt
+
+    def content(self) -> dict[str, Any]:
+        """See `Resumable`. 'environment' is None if it cannot be saved."""
+        environment = None
+        try:
+            environment = None if self._refused else pickle.dumps(self._environment.content())  # type: ignore[attr-defined]
+        except Exception as error:  # it may be anybody's
+            self._refused = True
+            logging.warning('got an environment that no checkpoint can hold (%s): %s', error, _NEW_EPISODES)
+        return {**super().content(), 'parts': [part.content() for part in self._parts], 'environment': environment}
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        """See `Resumable`; begins new episodes if the environment cannot be restored."""
+        super().set_content(content)
+        self.continues_episodes = content['environment'] is not None
+        try:
+            if self.continues_episodes:
+                self._environment.set_content(pickle.loads(content['environment']))  # type: ignore[attr-defined]
+        except Exception as error:
+            self.continues_episodes = False
+            logging.warning('could not restore the environment (%s): %s', error, _NEW_EPISODES)
+        if self._num_random_steps and not self.random:
+            self._actor.set_policy(self._policy)
+        if not self.continues_episodes:
+            content['parts'][-1]['_time_step'] = None
+        for part, own in zip(self._parts, content['parts'], strict=True):
+            part.set_content(own)
 
     def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0, train_step: int = 0) -> None:
         """Takes `num_steps` batched steps; fewer if the random actions end before.

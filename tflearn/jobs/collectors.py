@@ -1,10 +1,13 @@
 """Collectors: who takes a session's environment steps. In other processes, in this one, or nobody: steps in files."""
 
-from collections.abc import Callable, Mapping
+import pickle
+from collections.abc import Mapping
 from typing import Any
 
+import tensorflow as tf
 from absl import logging
 
+from tflearn.core.resumable import Resumable
 from tflearn.files.manifests import Manifests
 from tflearn.jobs.collection import Collection
 from tflearn.jobs.run_outputs import Progress
@@ -92,18 +95,54 @@ class Collectors:
         """Sends what is still to be sent; `finished` is whether training has ended."""
 
 
+class ProcessState(tf.train.experimental.PythonState):
+    """The content of a process's environments and of its replay, with which a run that is resumed goes on.
+
+    Attributes:
+      is_restored: whether a checkpoint had it.
+    """
+
+    def __init__(self, parts: Mapping[str, Resumable], fits: str):
+        """
+        Args:
+          parts: what is saved and restored, in this order.
+          fits: a text of the settings with which the content can be taken over.
+        """
+        self._parts, self._fits, self.is_restored = dict(parts), fits, False
+
+    def serialize(self) -> bytes:
+        """Returns the content, pickled."""
+        return pickle.dumps((self._fits, {name: part.content() for name, part in self._parts.items()}))
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Restores the content of a checkpoint, if it is one of the same settings and parts."""
+        fits, contents = pickle.loads(string_value)
+        if fits == self._fits and contents.keys() == self._parts.keys():
+            for name, part in self._parts.items():
+                part.set_content(contents[name])
+            self.is_restored = True
+
+
 class OwnCollectors(Collectors):
     """Environments in this process: a batched step in each cycle."""
 
-    def __init__(self, collection: Collection, write: Callable[[Any, int], None]):
+    def __init__(self, collection: Collection, write: Any, kept: Mapping[str, Resumable], fits: str = ''):
         """
         Args:
           collection: takes the steps.
-          write: stores a step of every environment, with the version of the policy that took it.
+          write: a `ReplayWriter` or `LocalReplay`: stores a step of every environment, with the version of the policy
+            that took it.
+          kept: what belongs in the checkpoint besides, since `write` fills it.
+          fits: see `ProcessState`.
         """
         super().__init__()
         self._collection, self._write = collection, write
         self._earlier = {'env_steps': 0, 'episodes': 0}
+        self._state = ProcessState({'collection': collection, **kept}, fits)
+
+    def state(self) -> Mapping[str, Any]:
+        """See `Collectors`."""
+        return {**super().state(), 'in_process': self._state}
 
     @property
     def mean_return(self) -> float | None:
@@ -112,9 +151,12 @@ class OwnCollectors(Collectors):
 
     def begin(self, step: int) -> None:
         """See `Collectors`."""
-        self._earlier = {'env_steps': self.progress.env_steps, 'episodes': self.progress.episodes}
-        if step:
-            logging.info('the replay is in no checkpoint: it is filled again before training continues')
+        metrics = self._collection.metrics  # with the steps before, if they are in the checkpoint
+        self._earlier = {name: getattr(self.progress, name) - getattr(metrics, name) for name in self._earlier}
+        if step and not self._state.is_restored:
+            logging.info('the checkpoint has no replay for these settings: it is filled before training continues')
+        elif step and not self._collection.continues_episodes:
+            self._write.begin_with_next()
 
     def collect(self, step: int) -> None:
         """See `Collectors`."""

@@ -13,6 +13,7 @@ from absl import logging
 from tflearn.core import strategies, waiting
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue
+from tflearn.core.resumable import Resumable
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory
 from tflearn.data.reader import EpisodeReader
@@ -56,8 +57,10 @@ def synchronous(
     items of a batch, or of an iteration: all of it, and then it collects again with these weights.
 
     On the same machine the same seed gives bit-equal weights, losses and returns in every process, if the environment
-    is deterministic too. This excludes everything that depends on the clock (`max_secs`, rates), and resumed runs: they
-    begin new episodes and fill the replay again, since neither is in the checkpoint.
+    is deterministic too. This excludes everything that depends on the clock (`max_secs`, rates). It includes a run that
+    was stopped or killed, and is resumed: its checkpoints hold the episodes that were under way, the environments,
+    which are pickled, and the replay. Environments that cannot be pickled, or are in processes of their own, begin new
+    episodes; a replay of more than `max_saved_gb` is filled again.
 
     Other settings of the train and the collect job have no meaning here: no weights are published, and no job waits for
     another one. `collect_options.episode_limit` is refused, since there are no publications.
@@ -119,7 +122,11 @@ def synchronous(
                 collect_options,
                 stores_policy_state=experience.slicing.store_policy_state,
             )
-            session = Session(run, agent, source, OwnCollectors(acting, write), strategy, settings)
+            kept: dict[str, Resumable] = {} if _is_too_large(storage) else {'source': source}
+            if isinstance(write, ReplayWriter):
+                kept['writer'] = write
+            collectors = OwnCollectors(acting, write, kept, repr((num_environments, experience)))
+            session = Session(run, agent, source, collectors, strategy, settings)
             session.begin()
         session.run()
 
@@ -153,6 +160,19 @@ def _make_replay(
         size = replay.metrics()['replay_size']
         logging.info('filled the replay with %d sequences of %d recorded episodes', size, reader.num_read)
     return sources.with_demonstrations(replay, demonstrations, storage, agent, seed), replay
+
+
+def _is_too_large(storage: Storage) -> bool:
+    """Returns whether checkpoints are to be without the replay."""
+    replay = storage.experience.replay
+    if isinstance(replay, Queue) or storage.mirror_bytes <= 1e9 * replay.max_saved_gb:
+        return False
+    logging.info(
+        'the replay takes up to %.3g GB, more than max_saved_gb=%g: a resumed run fills it again',
+        storage.mirror_bytes / 1e9,
+        replay.max_saved_gb,
+    )
+    return True
 
 
 def with_limit(stop_conditions: StopConditions, options: CollectOptions) -> StopConditions:

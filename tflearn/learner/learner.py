@@ -126,13 +126,14 @@ class Learner:
         kind = tf.train.experimental.PythonState
         phases = {f'trigger_{i}': each for i, each in enumerate(self._triggers) if isinstance(each, kind)}
         self._numbers = OptimizerNumbers(self._agent)
-        more = {'random': RandomState(), 'optimizer_numbers': self._numbers, **phases, **state}
+        more = {'random': RandomState(), 'optimizer_numbers': self._numbers, **self._loop.state(), **phases, **state}
+        elsewhere = ('data', 'in_process', 'loop')  # what only another job of the run has
         checkpoints = Checkpoints(
             run_dir.checkpoints,
             {'agent': self._agent, 'train_step': self.train_step, **more},
             self._options.max_checkpoints_to_keep,
             keep_every_steps=self._options.keep_checkpoint_every_steps,
-            optional={*more, 'data'},  # a mirror of a run that was begun before is there twice
+            optional={*more, *elsewhere},
             finite=('agent',),
             asynchronous=True,
             manifests=manifests,

@@ -191,6 +191,10 @@ class TrainLoop:
         if self._has_summary_program and not (self._xla and self._xla.has_compiled):
             self._plain(0)  # TensorFlow optimizes the program, and takes no step
 
+    def state(self) -> dict[str, Any]:
+        """Returns what belongs in the checkpoint, by name."""
+        return {'loop': self._xla} if self._xla else {}
+
     @property
     def jit_compiles(self) -> bool:
         """Whether XLA has compiled the steps that are not summarized, many in one program."""

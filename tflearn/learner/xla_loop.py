@@ -20,12 +20,14 @@ _MAX_MULTIPLICATIONS = 8e6  # in the matrix products of a train step, for 'auto'
 _PRODUCTS = ('MatMul', 'BatchMatMul', 'BatchMatMulV2')
 
 
-class XlaLoop:
+class XlaLoop(tf.train.experimental.PythonState):
     """The plain program, and after a number of train steps the one in XLA, on the same batches.
 
     The train step of a small network is mostly the overhead of a few hundred operations, which XLA removes if it
     compiles the loop around them, not only the step. What XLA cannot do (reading memory that other threads write, and
     queues) stays outside: a program of TensorFlow draws, gathers the batches of some train steps, and calls XLA's.
+
+    Its state in a checkpoint is the number of train steps that are still without XLA, which rounds other numbers.
 
     Attributes:
       has_compiled: whether XLA has compiled it.
@@ -54,6 +56,14 @@ class XlaLoop:
         self._compile_loop, self._steps_left, self._size = compile_loop, after_steps, batches.num_together
         self._many: Program | None = None
         self._tried = self.has_compiled = False
+
+    def serialize(self) -> str:
+        """Returns the number of train steps before XLA."""
+        return str(self._steps_left)
+
+    def deserialize(self, string_value: str) -> None:
+        """Restores it."""
+        self._steps_left = int(string_value)
 
     def prepare(self) -> None:
         """Compiles if it is time, unless it was tried before, by a call without any train step."""

@@ -139,6 +139,14 @@ class Client(abc.ABC):
         """Returns the next items of a queue that has as many; only of a server of this process."""
         raise NotImplementedError(f'got {self.address}; need a server of this process')
 
+    def content(self) -> dict[str, Any]:
+        """Returns the content of the tables by name; only of a server of this process."""
+        raise NotImplementedError(f'got {self.address}; need a server of this process')
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        """Fills the tables with what `content` returned; only of a server of this process."""
+        raise NotImplementedError(f'got {self.address}; need a server of this process')
+
     @abc.abstractmethod
     def update(self, table: str, priorities: Mapping[int, float]) -> None:
         """Sets priorities of items by key, and ignores items that are gone; raises RuntimeError if that fails."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tflearn.core.experience import Experience
+from tflearn.core.resumable import Resumable
 from tflearn.replay.sequence_rule import FIRST, LAST, SequenceRule, UnusedSteps, ends_episode, terminates
 
 ID_BYTES = 8
@@ -30,7 +31,7 @@ def chunk_rows(chunks: np.ndarray, row_bytes: int) -> np.ndarray:
     return rows.reshape(*rows.shape[:-1], -1, row_bytes)
 
 
-class ChunkBuilder:
+class ChunkBuilder(Resumable):
     """Gathers rows [B, num_bytes] until chunks of C + L - 1 rows are full.
 
     L is the rows of the experience's items, C the number of rows of a chunk that may begin a sequence. Byte 0 of a row
@@ -41,6 +42,8 @@ class ChunkBuilder:
     Attributes:
       unused: the steps on which nothing trains.
     """
+
+    _KEPT = ('_rows', '_begin', '_end', '_num_flags', '_num_new', '_age', '_terminated', '_ids', '_next_id', 'unused')
 
     def __init__(
         self,

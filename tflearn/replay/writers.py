@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from absl import logging
 
 from tflearn.core import background
 from tflearn.core.experience import Prioritized, Queue
+from tflearn.core.resumable import Resumable
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
 from tflearn.replay import backend, connection
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows
@@ -26,7 +27,7 @@ _MAX_SILENT_SECS = 4.0
 _RETURN_POLL_SECS = 5.0
 
 
-class ReplayWriter:
+class ReplayWriter(Resumable):
     """Observer that writes trajectories [B, ...] to the replay server; blocks while the rate limiter requires it.
 
     The replay table gets only complete chunks, so that it holds as many sequences as it is meant to, however slowly
@@ -45,6 +46,8 @@ class ReplayWriter:
       lost_steps: steps that will never be in the tables: not confirmed when the writer was stopped or gave up.
         (Without those dropped because of `keep_waiting`, since training is over then.)
     """
+
+    _KEPT = ('num_sequences', 'lost_steps')
 
     def __init__(
         self,
@@ -119,6 +122,17 @@ class ReplayWriter:
             self._wait_until_taken(self._max_pending)
         if self._pending and time.monotonic() - self._confirmed_at > _MAX_PENDING_SECS:
             self._wait_until_taken()
+
+    def content(self) -> dict[str, Any]:
+        """See `Resumable`; for a server of this process, which has all chunks that were sent."""
+        items = backend.connect(self._address).content()
+        return {**super().content(), 'chunks': self._chunks.content(), 'items': items}
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        """See `Resumable`."""
+        super().set_content(content)
+        self._chunks.set_content(content['chunks'])
+        backend.connect(self._address).set_content(content['items'])
 
     def begin_with_next(self) -> None:
         """Makes sequences begin with the next rows, see `ChunkBuilder.begin_with_next`."""

@@ -2,12 +2,14 @@
 
 import dataclasses
 import fractions
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Prioritized, Uniform
+from tflearn.core.resumable import Resumable
 from tflearn.replay.chunks import ChunkBuilder
 from tflearn.replay.storage import Storage
 from tflearn.sampling.ring_source import RingSource
@@ -33,8 +35,11 @@ class LocalReplay(RingSource):
     Holds the same sequences as a `ReplayMirror`, drawn in the same way. Nothing depends on the clock, so the same steps
     and the same seed give the same batches. A sequence can be drawn as soon as its last step was added.
 
-    Its content is in no checkpoint: a resumed run fills it again, with `min_size` sequences before the first draw.
+    A job puts its content into its checkpoints (`Resumable`), or a resumed run fills it again, with `min_size`
+    sequences before the first draw.
     """
+
+    _KEPT = ('_samples', '_inserts', '_rounds', '_granted', '_num_filled')
 
     def __init__(self, storage: Storage, num_environments: int, batch_size: int, seed: int = 0):
         """Allocates the memory.
@@ -75,6 +80,24 @@ class LocalReplay(RingSource):
         if chunks:
             self._inserts += self._ring.add(np.stack(chunks))
         self._rounds += self._ring.size >= self._min_size
+
+    def content(self) -> dict[str, Any]:
+        """See `Resumable`."""
+        return {**super().content(), 'parts': [part.content() for part in self._parts]}
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        """See `Resumable`."""
+        super().set_content(content)
+        for part, own in zip(self._parts, content['parts'], strict=True):
+            part.set_content(own)
+
+    @property
+    def _parts(self) -> list[Resumable]:
+        return [self._ring, self._chunks, *([self._by_priority] if self._by_priority else [])]
+
+    def begin_with_next(self) -> None:
+        """See `ChunkBuilder.begin_with_next`."""
+        self._chunks.begin_with_next()
 
     def begin_collection(self) -> None:
         """Lets what was added so far count for `min_size`, but not for the samples per insert.

@@ -1,6 +1,6 @@
 """MinibatchSource: shuffled minibatches of new sequences, several epochs of each set of them (PPO)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -70,6 +70,7 @@ class MinibatchSource(OfSamples):
     """
 
     prepared = True
+    _KEPT = ('num_iterations', '_left')
 
     def __init__(
         self,
@@ -128,6 +129,22 @@ class MinibatchSource(OfSamples):
     def metrics(self) -> dict[str, Any]:
         """Returns `num_iterations` and the source's own metrics."""
         return {**self.source.metrics(), 'num_iterations': self.num_iterations}
+
+    def content(self) -> dict[str, Any]:
+        """See `Resumable`; with the samples of an iteration that is not over."""
+        samples = [variable.numpy() for variable in self._variables] if self._left else []
+        return {**super().content(), 'source': self.source.content(), 'samples': samples}
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        """See `Resumable`."""
+        super().set_content(content)
+        self.source.set_content(content['source'])
+        for variable, value in zip(self._variables, content['samples'], strict=False):
+            variable.assign(value)
+
+    @property
+    def _variables(self) -> list[tf.Variable]:
+        return [*self._columns, self._order, self._next]
 
     def start(self) -> None:
         """See `Source`."""

@@ -81,6 +81,8 @@ class Mix(Source):
       most_owed: train steps that can be taken at once, at most. A job may choose less.
     """
 
+    _KEPT = ('_surplus',)
+
     def __init__(
         self,
         sources: Sequence[Source],
@@ -141,6 +143,16 @@ class Mix(Source):
         for i, source in enumerate(self.sources):
             found |= {f'{name}_{i}' if name in found else name: state for name, state in source.state().items()}
         return found
+
+    def content(self) -> dict[str, Any]:
+        """See `Resumable`."""
+        return {**super().content(), 'sources': [source.content() for source in self.sources]}
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        """See `Resumable`."""
+        super().set_content(content)
+        for source, own in zip(self.sources, content['sources'], strict=True):
+            source.set_content(own)
 
     def close(self) -> None:
         """See `Source`."""

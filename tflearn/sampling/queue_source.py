@@ -5,7 +5,7 @@ too old by then are dropped.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,11 @@ class ReusePlan:
     def is_ready(self) -> bool:
         """Whether the next train step has its batch."""
         return bool(self._uses_left[self._turn] or (self._owed >= 1 and self._num_replayable))
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether any slot has a batch that may still be used."""
+        return bool(any(self._uses_left) or self._num_replayable)
 
     def next_slot(self) -> int | None:
         """Takes the next train step's slot and returns it; None if a new batch is needed first."""
@@ -96,6 +101,18 @@ class QueueSource(Planned):
       num_stale: items dropped as too old so far.
       has_rounds: whether a call of the learner ends where there is no batch, since nothing waits for one.
     """
+
+    _KEPT = (
+        '_plan',
+        '_next_reader',
+        '_pool',
+        '_oldest',
+        '_newest_version',
+        'num_used',
+        'num_stale',
+        '_greatest_lag',
+        '_num_others',
+    )
 
     def __init__(
         self,
@@ -170,6 +187,16 @@ class QueueSource(Planned):
     def used_and_dropped(self) -> tuple[int, int]:
         """See `Source`."""
         return self.num_used, self.num_stale + self._num_others
+
+    def content(self) -> dict[str, Any]:
+        """See `Resumable`."""
+        return {**super().content(), 'slots': self._slots.numpy() if self._plan.has_batches else None}
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        """See `Resumable`."""
+        super().set_content(content)
+        if content['slots'] is not None:
+            self._slots.assign(content['slots'])
 
     def close(self) -> None:
         """See `Source`."""

@@ -2,13 +2,15 @@
 
 import collections
 import dataclasses
+import operator
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tflearn.core.resumable import Resumable
 from tflearn.replay.chunks import NEW, chunk_id, chunk_rows
 from tflearn.replay.storage import MIRROR_SPARE_CHUNKS, Storage
 from tflearn.sampling.ring_columns import RingColumns
@@ -42,7 +44,10 @@ class _Chunk:
     next_start: int = 0
 
 
-class RingBuffer:
+_fields = operator.attrgetter(*(field.name for field in dataclasses.fields(_Chunk)))
+
+
+class RingBuffer(Resumable):
     """Rows in a ring of memory, and the offsets at which their sequences begin, oldest first.
 
     One thread may `write` while another draws: rows are written to memory without drawable sequences, and are drawn
@@ -55,6 +60,18 @@ class RingBuffer:
       num_written: new sequences in all chunks ever written, including those that were in the ring already.
       num_published: the number of these sequences that are visible to draws.
     """
+
+    _KEPT = (
+        '_oldest',
+        '_newest',
+        'num_written',
+        'num_published',
+        '_next_row',
+        '_num_used',
+        '_num_ever_used',
+        '_next_start',
+        '_new_starts',
+    )
 
     def __init__(self, storage: Storage):
         """Allocates the memory, on the host."""
@@ -89,6 +106,24 @@ class RingBuffer:
     def has_dropped(self) -> bool:
         """Whether the oldest sequences were dropped already, since the ring was full."""
         return self._oldest > 0
+
+    def content(self) -> dict[str, Any]:
+        """See `Resumable`; for the thread that writes and draws."""
+        return {
+            **super().content(),
+            'columns': self.columns.content(min(self._max_rows, self._num_ever_used)),
+            'starts': self.starts[: min(self._newest, self._max_size)].numpy(),
+            'chunks': np.array(list(map(_fields, self._chunks)), np.int64),  # many: each by itself would take long
+        }
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        """See `Resumable`."""
+        super().set_content(content)
+        self.columns.set_content(content['columns'])
+        self.starts[: len(content['starts'])].assign(content['starts'])
+        self.window.assign([self._oldest % self._max_size, self.size])
+        self._chunks = collections.deque(_Chunk(*fields) for fields in content['chunks'].tolist())
+        self._known = {chunk.id: chunk for chunk in self._chunks}
 
     def max_draw_steps(self, batch_size: int) -> int:
         """Returns the maximum number of batches that `draw` draws at once."""

@@ -93,6 +93,15 @@ class RingColumns:
         for where, column in self._copies:
             column[row : row + len(rows)] = rows[:, where]
 
+    def content(self, num_rows: int) -> list[np.ndarray]:
+        """Returns the first rows, by array."""
+        return [array.rows[:num_rows] for array in (self._rows, *self._wide)]
+
+    def set_content(self, content: Sequence[np.ndarray]) -> None:
+        """Writes what `content` returned."""
+        for array, rows in zip((self._rows, *self._wide), content, strict=True):
+            array.rows[: len(rows)] = rows
+
     def max_draw_steps(self, batch_rows: int) -> int:
         """Returns the maximum number of batches, of so many rows each, that should be drawn at once."""
         return max(1, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_BYTES // self.drawn_bytes) // batch_rows)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core.experience import Prioritized
+from tflearn.core.resumable import Resumable
 from tflearn.core.types import WEIGHTS
 from tflearn.replay.priorities import importance_weights, priorities
 from tflearn.replay.storage import Storage
@@ -74,15 +75,18 @@ class SumTree:
         return indices
 
 
-class ByPriority:
+class ByPriority(Resumable):
     """The plan of a ring buffer's source that draws by priority, with importance weights.
 
-    The priorities are in a sum tree beside the ring, and in no checkpoint: after a restart all items have the initial
-    priority, like new ones. A draw knows the errors of all train steps before it.
+    The priorities are in a sum tree beside the ring. They are in the checkpoints of the synchronous job alone: after a
+    restart of another one all items have the initial priority, like new ones. A draw knows the errors of all train
+    steps before it.
 
     Attributes:
       counts: the priorities that were updated, and those that were not finite.
     """
+
+    _KEPT = ('_tree', '_known', '_drawn', 'counts')
 
     def __init__(self, ring: RingBuffer, replay: Prioritized, batch_size: int, seed: int):
         """Makes the tree."""

@@ -10,11 +10,12 @@ import tensorflow as tf
 from tf_agents.typing import types
 
 from tflearn.core.experience import Prioritization
+from tflearn.core.resumable import Resumable
 
 Batch = tuple[Any, dict[str, tf.Tensor]]
 
 
-class Source(abc.ABC):
+class Source(Resumable, abc.ABC):
     """Batches that are drawn inside a learner's compiled program: faster than a dataset's iterator.
 
     A source has a *pool* of rows, a *plan* by which they are drawn (uniformly, by priority, in epochs, once), and a

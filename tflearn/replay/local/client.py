@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -65,6 +66,13 @@ class Client(backend.Client):
     def take(self, table: str, count: int) -> list[np.ndarray]:
         found = [self._tables()[table].sample(0.0) for _ in range(count)]
         return [drawn.item.columns['chunk'] for drawn in found if drawn is not None]
+
+    def content(self) -> dict[str, Any]:
+        return {name: table.state() for name, table in self._tables().items()}
+
+    def set_content(self, content: Mapping[str, Any]) -> None:
+        for name, table in self._tables().items():
+            table.restore(content[name])
 
     def _tables(self) -> dict[str, Table]:
         tables = SERVERS.tables(self.address)

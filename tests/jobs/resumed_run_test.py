@@ -1,0 +1,152 @@
+"""A synchronous run that is stopped or killed, and resumed, equals one that was not: bit for bit."""
+
+import dataclasses
+import functools
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.testing import forks, jobs
+from tflearn.agents import dqn, ppo, sac
+from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
+from tflearn.core.waiting import wait_until
+from tflearn.environments import gymnasium_env
+from tflearn.files.numbered import CheckpointFiles
+from tflearn.files.run_dir import RunDir, read_json
+from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.jobs.synchronous import synchronous
+from tflearn.learner.learner import LearnerOptions
+from tflearn.learner.train_loop import LoopOptions
+from tflearn.networks.networks import NetworkOptions
+
+SMALL = NetworkOptions((8,))
+REPLAY = Experience(replay=Uniform(min_size=50, samples_per_insert=8.0, max_size=120), batch=BatchItems(8))
+NAMES = ('env_steps', 'episodes', 'mean_return', 'mean_length', 'replay_size', 'num_iterations')
+CASES = {
+    'dqn': (dqn, 'CartPole-v1', REPLAY, {}),
+    'dqn by priority': (
+        dqn,
+        'CartPole-v1',
+        Experience(replay=Prioritized(min_size=50, samples_per_insert=8.0, max_size=120), batch=BatchItems(8)),
+        {},
+    ),
+    'sac': (sac, 'Pendulum-v1', REPLAY, {'collect_options': CollectOptions(initial_random_steps=20)}),
+    'sac in XLA': (sac, 'Pendulum-v1', REPLAY, {'learner_options': LearnerOptions(loop=LoopOptions(jit_compile=True))}),
+    'ppo': (
+        ppo,
+        'CartPole-v1',
+        Experience(
+            Slicing(9, 8, cross_episodes=True),
+            Queue(training=Iteration(num_epochs=2, minibatch_steps=8)),
+            BatchItems(3),
+        ),
+        {},
+    ),
+}
+
+
+FAST, SLOW = 'ppo', tuple(case for case in CASES if case != 'ppo')
+
+
+def arguments(case, root):
+    """Returns the arguments of a run of 2 environments, which ends after 96 train steps."""
+    algorithm, environment, experience, more = CASES[case]
+    return {
+        'run_dir': RunDir(root),
+        'stop': threading.Event(),
+        'make_environment': functools.partial(gymnasium_env.make, environment),
+        'make_agent': functools.partial(algorithm.make_agent, network=SMALL),
+        'experience': experience,
+        'num_environments': 2,
+        'seed': 7,
+        'num_train_steps': 96,
+        'checkpoint_interval_steps': 20,
+        **more,
+    }
+
+
+def weights(root):
+    """Returns the agent's variables, its optimizers' too, in the newest checkpoint."""
+    reader = tf.train.load_checkpoint(str(RunDir(root).checkpoints))
+    names = [name for name in reader.get_variable_to_shape_map() if name.startswith(('agent', 'train_step'))]
+    return {name: reader.get_tensor(name) for name in names}
+
+
+def assert_same(one, other):
+    mine, theirs = weights(one), weights(other)
+    assert len(mine) > 10
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        np.testing.assert_array_equal(value, theirs[name], name)
+    statuses = [read_json(RunDir(root).status('train')) for root in (one, other)]
+    mine, theirs = ({name: status.get(name) for name in NAMES} for status in statuses)
+    assert mine == theirs
+
+
+def run_in_parts(case, root, *ends, **changes):
+    """Runs the job, and stops it in the first call that reaches each of these train steps; then to its end."""
+    given = arguments(case, root) | changes
+    for end in (*ends, None):
+        stop, taken = threading.Event(), []
+
+        def stop_at_end(result, stop=stop, end=end, taken=taken):
+            taken.append(result.num_steps)
+            if end is not None and sum(taken) >= end:
+                stop.set()
+
+        options = dataclasses.replace(given.get('learner_options', LearnerOptions()), after_run=stop_at_end)
+        synchronous(**jobs.job_arguments(synchronous, {**given, 'learner_options': options, 'stop': stop}))
+        state = read_json(RunDir(root).status('train'))['state']
+        assert state == ('finished' if end is None else 'stopped')
+
+
+@pytest.mark.parametrize(
+    'case', [FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != FAST)]
+)
+def test_a_stopped_and_resumed_run_equals_an_undisturbed_one(tmp_path, case):
+    run_in_parts(case, tmp_path / 'whole')
+    run_in_parts(case, tmp_path / 'parts', 33)
+    assert_same(tmp_path / 'whole', tmp_path / 'parts')
+
+
+@pytest.mark.slow
+def test_says_that_it_begins_new_episodes_where_environments_cannot_be_saved(tmp_path, caplog):
+    environments = functools.partial(gymnasium_env.make, 'CartPole-v1', vectorization='worker_processes')
+    run_in_parts('ppo', tmp_path, 20, make_environment=environments)
+    assert 'got an environment that no checkpoint can hold (got environments in processes' in caplog.text
+    assert 'begins new episodes' in caplog.text
+
+
+@pytest.mark.slow
+def test_a_replay_that_is_too_large_is_filled_again(tmp_path, caplog):
+    replay = dataclasses.replace(REPLAY.replay, max_saved_gb=1e-6)
+    run_in_parts('dqn', tmp_path, 20, experience=dataclasses.replace(REPLAY, replay=replay))
+    assert 'more than max_saved_gb=1e-06: a resumed run fills it again' in caplog.text
+
+
+@pytest.mark.slow
+def test_a_killed_and_resumed_program_equals_an_undisturbed_one(tmp_path):
+    def start(root):
+        settings = (
+            'Initial.seed=7',
+            'StopConditions.num_train_steps=1500',
+            'LearnerOptions.checkpoint_interval_steps=100',
+        )
+        flags = [
+            f'--root_dir={root}',
+            '--gin_file=dqn_cartpole',
+            *(f'--gin_bindings=train.{each}' for each in settings),
+        ]
+        return forks.start('scripts.synchronous', *flags, log=tmp_path / 'log')
+
+    assert start(tmp_path / 'whole').wait(240) == 0
+    killed = start(tmp_path / 'killed')
+    checkpoints = CheckpointFiles(RunDir(tmp_path / 'killed').checkpoints)
+    wait_until(lambda: max(checkpoints.numbers(), default=0) >= 300, 'a checkpoint', 120, poll_secs=0.01)
+    killed.kill()
+    killed.wait(60)
+    assert not RunDir(tmp_path / 'killed').train_result.exists()
+    assert start(tmp_path / 'killed').wait(240) == 0
+    assert_same(tmp_path / 'whole', tmp_path / 'killed')
