@@ -50,6 +50,8 @@ EXTRAS = {
     'rlds': ['tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'],
     # gs:// needs gcsfs of the same version instead of s3fs; other stores their own package.
     'remote': ['fsspec>=2025.2', 's3fs>=2025.2'],
+    # From 25 on it needs NumPy 2, and does not say so.
+    'tables': ['pyarrow>=16,<25'],
     'gpu': [
         f'tensorflow[and-cuda]>=2.15,<2.16; {CLASSIC}',
         f'tensorflow[and-cuda]>=2.21,<2.22; {CURRENT}',

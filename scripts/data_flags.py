@@ -11,8 +11,9 @@ from tflearn.files.run_dir import local_path
 
 from . import job_flags, preflight
 
-COMMANDS = ('describe', 'merge', 'filter', 'copy', 'convert')
+COMMANDS = ('describe', 'merge', 'filter', 'copy', 'convert', 'import')
 FORMATS = ('tflearn', 'minari', 'rlds')
+REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
 _FILTERS = ('min_return', 'max_return', 'max_episodes')
 
 
@@ -114,14 +115,29 @@ def define_read() -> None:
     """Defines the flags of all commands but `record`."""
     define_episodes()
     flags.DEFINE_string('picture', None, 'describe: a PNG file for histograms of returns and lengths.')
-    flags.DEFINE_string('output', None, 'merge, filter, copy, convert: a new directory.')
+    flags.DEFINE_string('output', None, 'merge, filter, copy, convert, import: a new directory.')
     flags.DEFINE_enum('format', 'tflearn', FORMATS, 'convert: the format of --output; that of --data is recognized.')
-    flags.DEFINE_bool('compress', False, 'merge, filter, copy: compresses the files with gzip.')
+    flags.DEFINE_bool('compress', False, 'merge, filter, copy, import: compresses the files with gzip.')
+    define_import()
     flags.DEFINE_bool('help', False, 'Lists these flags.')
+
+
+def define_import() -> None:
+    """Defines the flags of `import`."""
+    flags.DEFINE_multi_string('from', [], 'import: a log in CSV, Parquet or JSON lines; may be repeated.')
+    flags.DEFINE_string('columns', None, 'import: a file in TOML that says what each column means.')
+    flags.DEFINE_string('vocabularies', None, 'import: an earlier data set, whose numbers of categories are kept.')
+    flags.DEFINE_integer('max_bad_rows', 0, 'import: bad rows that are left out, with their episodes.', 0)
+    flags.DEFINE_multi_enum(
+        'refuse', [], REFUSALS, 'import: makes rows bad that are only counted otherwise; may be repeated.'
+    )
 
 
 def read(command: str) -> None:
     """Runs a command of `COMMANDS`."""
+    if command == 'import':
+        import_logs()
+        return
     for name in ('data',) if command == 'describe' else ('data', 'output'):
         if not flags.FLAGS[name].value:
             raise UserValueError(f'got no --{name}; need a directory, such as --{name}=data/expert')
@@ -143,3 +159,27 @@ def read(command: str) -> None:
     else:
         picture = flags.FLAGS.picture and local_path(flags.FLAGS.picture, '--picture')
         print(record.describe(flags.FLAGS.data, picture, **filters))
+
+
+def import_logs() -> None:
+    """Runs `import`."""
+    given = {name: flags.FLAGS[name].value for name in ('from', 'columns', 'output')}
+    for name, value in given.items():
+        if not value:
+            raise UserValueError(
+                f'got no --{name}; need one, such as --from=log.csv --columns=map.toml --output=data/log'
+            )
+    preflight.import_quietly('tensorflow', 'gym')
+    from tflearn.jobs import record
+
+    earlier = flags.FLAGS.vocabularies
+    report = record.import_logs(
+        [local_path(path, '--from') for path in given['from']],
+        local_path(given['columns'], '--columns'),
+        local_path(given['output'], '--output'),
+        earlier and local_path(earlier, '--vocabularies'),
+        flags.FLAGS.compress,
+        refused=flags.FLAGS.refuse,
+        max_bad_rows=flags.FLAGS.max_bad_rows,
+    )
+    print(report)

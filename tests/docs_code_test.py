@@ -27,7 +27,7 @@ from tflearn.launch.local import free_port
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
-LANGUAGES = {'bash', 'gin', 'python', 'text'}
+LANGUAGES = {'bash', 'gin', 'python', 'text', 'toml'}
 
 # One policy takes less time to trace than three. In Python it is the variable `few`.
 GREEDY = 'train.ExportOptions.policies = ("greedy_policy",)'
@@ -217,7 +217,7 @@ def test_python_of_a_client(user, server, monkeypatch):
 
 
 def test_no_page_is_left_out():
-    elsewhere = {'from-tf-agents-on-python-3.13.md'}  # tests/tf_agents_script_test.py
+    elsewhere = {'from-tf-agents-on-python-3.13.md', 'your-logs.md'}  # tf_agents_script_test.py, docs_programs_test.py
     assert {block.page.name for block in docs_blocks.of('python')} == elsewhere | set(AFTER)
 
 

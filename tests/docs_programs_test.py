@@ -79,7 +79,7 @@ import external_simulator
 external_simulator.main(sys.argv[1], 1_000_000)
 """
 # Run by tests of their own.
-TOGETHER = r'runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
+TOGETHER = r'data/shop|runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
 FAST = r'quickstart$|tflearn-synchronous|--tflite=float32|data/(expert|random) --ep|data/good'  # all others are slow
 
 
@@ -213,6 +213,47 @@ def test_a_server_serves_until_it_is_stopped(user):
         wait_until(lambda: is_listening(f'localhost:{port}', 1.0), 'the server', DEADLINE_SECS)
         server.send_signal(signal.SIGINT)
         assert server.wait(DEADLINE_SECS) == 128 + signal.SIGINT
+
+
+def test_a_log_becomes_a_served_policy(user):
+    pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+    own_log = subprocess.run(
+        [sys.executable, 'own_log.py'],
+        cwd=user.folder,
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        timeout=DEADLINE_SECS,
+    )
+    assert own_log.returncode == 0 and (user.folder / 'data' / 'arrays').exists()
+    lines = ['age,country,item,p,clicked']
+    for i in range(2_000):  # in Germany cups are clicked, in France pots
+        country, item = ('de', 'fr')[i % 2], ('cup', 'pot', 'lid')[i % 3]
+        lines.append(f'{i % 60 or ""},{country},{item},0.3333,{int((country, item) in [("de", "cup"), ("fr", "pot")])}')
+    (user.folder / 'log.csv').write_text('\n'.join(lines) + '\n')
+    *commands, server = [
+        command for command in OURS if command[0].startswith('your-logs.md') and 'shop' in str(command)
+    ]
+    assert [program for _, program, _ in commands] == ['data', 'train_offline', 'evaluate']
+    steps = [
+        '--gin_bindings=train.StopConditions.num_train_steps=300',
+        '--gin_bindings=train.Intervals.export_interval_steps=300',
+    ]
+    for place, program, words in commands:
+        printed = user.run(place, program, words, *(steps if program == 'train_offline' else []))
+    assert 'weighted' in printed
+    port = free_port()
+    with user.running(*server[1:], f'--port={port}'):
+        wait_until(lambda: is_listening(f'localhost:{port}', 1.0), 'the server', DEADLINE_SECS)
+        ask = [sys.executable, 'ask_shop.py', f'localhost:{port}']
+        answer = subprocess.run(
+            ask,
+            cwd=user.folder,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECS,
+            check=True,
+            env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        )
+    assert answer.stdout.splitlines()[-1] == 'cup 300'
 
 
 @pytest.mark.slow  # tests/end_to_end_test.py starts the same jobs

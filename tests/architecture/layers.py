@@ -84,6 +84,7 @@ DOORS = {
     'prometheus_client': ('tflearn/net/', 'tflearn/serving/'),
     'tensorflow_serving': ('tflearn/serving/',),
     'fsspec': ('tflearn/files/',),
+    'pyarrow': ('tflearn/data/tables.py',),
     'subprocess': (
         *('tflearn/launch/', 'tflearn/replay/valkey/server.py', 'tflearn/experiments/seeds.py'),
         'tflearn/launch/ray_driver.py',  # a program that imports nothing of ours

@@ -33,7 +33,7 @@ def test_help_of_a_command_lists_its_flags():
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        (('show',), "got 'show'; need one of record, extract, describe, merge, filter, copy, convert"),
+        (('show',), "got 'show'; need one of record, extract, describe, merge, filter, copy, convert, import"),
         (('describe',), 'got no --data; need a directory'),
         (('copy', '--data=x'), 'got no --output; need a directory'),
         (('filter', '--data=x', '--output=y'), 'got no filter; need at least one of --min_return'),

@@ -35,7 +35,7 @@ class Block:
     @property
     def file_name(self) -> str | None:
         """The name of the file that the block is, by its first line."""
-        match = re.match(r'# (\w+\.(?:py|gin))\n', self.text)
+        match = re.match(r'# (\w+\.(?:py|gin|toml))\n', self.text)
         return match and match[1]
 
     def __str__(self) -> str:

@@ -26,6 +26,7 @@ _EXTRAS = {
     'tensorflow_datasets': 'rlds',
     'fsspec': 'remote',
     's3fs': 'remote',
+    'pyarrow': 'tables',
 }
 
 # Extra -> its requirements, as in setup.py.
@@ -47,6 +48,7 @@ REQUIREMENTS = {
     'minari': ('minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'),
     'rlds': ('tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'),
     'remote': ('fsspec>=2025.2', 's3fs>=2025.2'),
+    'tables': ('pyarrow>=16,<25',),
 }
 
 

@@ -40,18 +40,25 @@ def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Spaces,
     """
     if target not in FORMATS:
         raise UserValueError(f'got the format {target!r}; need one of {", ".join(FORMATS)}')
+    with new_directory(output) as begun:
+        num_episodes = _write(begun, target, _open(dataset, spaces), spaces, compress)
+        if not num_episodes:
+            raise UserValueError(f'got no episodes in {", ".join(dataset.paths)}; need at least one')
+    return num_episodes
+
+
+@contextlib.contextmanager
+def new_directory(output: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a directory that becomes `output` when it is complete; raises ValueError if that exists."""
     if os.path.lexists(output):  # pathlib raises an error for a name that is too long
         raise UserValueError(f'got the output {output}, which exists; need a new directory')
     begun = output.with_name(f'.{output.name}')
     shutil.rmtree(begun, ignore_errors=True)  # of a call that was killed
     try:
-        num_episodes = _write(begun, target, _open(dataset, spaces), spaces, compress)
-        if not num_episodes:
-            raise UserValueError(f'got no episodes in {", ".join(dataset.paths)}; need at least one')
+        yield begun
         begun.rename(output)
     finally:
         shutil.rmtree(begun, ignore_errors=True)
-    return num_episodes
 
 
 @dataclasses.dataclass

@@ -230,6 +230,32 @@ def copy(paths: Sequence[str], output: pathlib.Path, compress: bool = False, **f
     return f'{num_episodes} episodes, {num_steps} environment steps in {output}'
 
 
+def import_logs(
+    paths: Sequence[pathlib.Path],
+    column_map: pathlib.Path,
+    output: pathlib.Path,
+    vocabularies: pathlib.Path | None = None,
+    compress: bool = False,
+    **options: Any,
+) -> str:
+    """Writes the episodes of logs to a new data set, see `log_import.run`; returns what was found, in lines.
+
+    Args:
+      paths: files in CSV, Parquet or JSON lines.
+      column_map: the file that says what each column means.
+      output: the new directory.
+      vocabularies: an earlier data set, whose vocabularies are taken.
+      compress: compress the files with gzip.
+      **options: see `Report`.
+    """
+    from tflearn.data import column_map as column_maps
+    from tflearn.data import log_import  # It loads pyarrow, of an extra.
+
+    report = log_import.Report(**options)
+    log_import.run(paths, column_maps.read(column_map), output, report, vocabularies, compress)
+    return str(report)
+
+
 def convert(paths: Sequence[str], output: pathlib.Path, target: str, compress: bool = False, **filters: Any) -> str:
     """Writes a data set in another format, see `conversion.convert`; returns a line that says what was written."""
     space_conversions = Spaces(spaces.to_space, spaces.to_spec, spaces.reader)

@@ -1,0 +1,116 @@
+"""How long does `tflearn-data import` take beside pyarrow's own read of the same file, and how much memory?
+
+    python benchmarks/importing.py --rows=1000000
+
+A table of 14 columns: sessions of five rows, eight numbers, two categories, a probability, a reward. Each side runs in
+a process of its own, in turns; a ratio is the median of the ratios of the rounds. The import is timed by its call,
+without the second or two in which TensorFlow is loaded; its memory is the greatest of the process, all included.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MAP = """
+episode = 'session'
+time = 'time'
+reward = 'reward'
+propensity = 'p'
+action = {column = 'item', kind = 'category'}
+[observation]
+x = {columns = ['x0', 'x1', 'x2', 'x3', 'x4', 'x5', 'x6', 'x7']}
+country = {kind = 'category'}
+"""
+TIMED = """
+import json, pathlib, resource, sys, time
+path = pathlib.Path(sys.argv[1])
+{before}
+begin, begin_cpu = time.perf_counter(), time.process_time()
+{call}
+secs, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
+print(json.dumps([secs, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6]))
+"""
+READ = {
+    'csv': 'table = pyarrow.csv.read_csv(path)',
+    'parquet': 'table = pyarrow.parquet.read_table(path)',
+    'jsonl': 'table = pyarrow.json.read_json(path)',
+}
+IMPORT = """
+from tflearn.data import column_map, log_import, log_rows
+mapped = column_map.read(path.with_name('map.toml'))
+"""
+CALL = 'log_import.run([path], mapped, pathlib.Path(sys.argv[2]), log_rows.Report())'
+
+
+def write(folder: pathlib.Path, num_rows: int) -> None:
+    """Writes the table in all formats."""
+    random = np.random.default_rng(0)
+    columns = {
+        'session': pa.array(np.arange(num_rows) // 5).cast(pa.string()),
+        'time': np.arange(num_rows) * 1.0,
+        **{f'x{i}': random.normal(size=num_rows).astype(np.float32) for i in range(8)},
+        'country': random.choice(['de', 'fr', 'us', 'jp'], num_rows),
+        'item': pa.array(random.integers(0, 50, num_rows)).cast(pa.string()),
+        'p': random.uniform(0.1, 1, num_rows),
+        'reward': random.integers(0, 2, num_rows),
+    }
+    table = pa.table(columns)
+    pyarrow.csv.write_csv(table, folder / 'log.csv')
+    pyarrow.parquet.write_table(table, folder / 'log.parquet')
+    with (folder / 'log.jsonl').open('w') as file:
+        for batch in table.to_batches(10_000):
+            file.writelines(json.dumps(row) + '\n' for row in batch.to_pylist())
+    (folder / 'map.toml').write_text(MAP)
+
+
+def timed(before: str, call: str, *arguments: object) -> list[float]:
+    """Returns wall time, CPU time [s] and memory [GB] of a call in a new process."""
+    program = [sys.executable, '-c', TIMED.format(before=before, call=call), *map(str, arguments)]
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Measures, prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rows', type=int, default=1_000_000)
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--quick', action='store_true', help='20,000 rows, once')
+    parser.add_argument('--json', type=pathlib.Path, help='file for the results')
+    given = parser.parse_args()
+    rows, rounds = (20_000, 1) if given.quick else (given.rows, given.rounds)
+    results = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write(folder, rows)
+        print(f'{rows:,} rows: pyarrow [s], import [s], ratio, ratio of CPU time, memory of the import [GB]')
+        for kind, read in READ.items():
+            path, found = folder / f'log.{kind}', []
+            for i in range(rounds):
+                peer = timed('import pyarrow.csv, pyarrow.json, pyarrow.parquet', read, path)
+                found.append((peer, timed(IMPORT, CALL, path, folder / f'{kind}-{i}')))
+            median = lambda of, found=found: statistics.median(map(of, found))  # noqa: E731
+            results[kind] = {
+                'pyarrow_secs': median(lambda pair: pair[0][0]),
+                'import_secs': median(lambda pair: pair[1][0]),
+                'ratio': median(lambda pair: pair[1][0] / pair[0][0]),
+                'cpu_ratio': median(lambda pair: pair[1][1] / pair[0][1]),
+                'memory_gb': median(lambda pair: pair[1][2]),
+            }
+            print(f'{kind:8}', *(f'{value:8.2f}' for value in results[kind].values()), flush=True)
+    if given.json:
+        given.json.write_text(json.dumps({'rows': rows, **results}))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,195 @@
+"""Logs of other programs -> a data set: vocabularies first, then rows, put together to episodes in bounded memory.
+
+Rows of an episode may stand anywhere in the files. They are divided by a hash of the episode among files on disk, each
+of which fits into memory. The same rows give the same data set, whatever the format and wherever the blocks end.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+
+from tflearn.core.errors import UserValueError
+from tflearn.data import arrays, columns, metadata, tables
+from tflearn.data.column_map import ACTION, ColumnMap
+from tflearn.data.conversion import new_directory
+from tflearn.data.log_rows import ROWS_OF_A_FILE, Report, RowEncoder
+from tflearn.data.writer import EpisodeWriter
+from tflearn.files.run_dir import read_json, write_json
+
+VOCABULARIES = 'vocabularies.json'
+MAX_CATEGORIES = 100_000
+_NUM_PARTS = 64
+_KEPT = {'episode': 'key', 'id': 'id'}
+
+
+def run(
+    paths: Sequence[pathlib.Path],
+    mapped: ColumnMap,
+    output: pathlib.Path,
+    report: Report,
+    vocabularies: pathlib.Path | None = None,
+    compress: bool = False,
+) -> None:
+    """Writes the episodes of logs to a new data set, which appears whole.
+
+    Args:
+      paths: files, of any of the formats, in their order.
+      mapped: what each column means.
+      output: the new directory.
+      report: counts what is found.
+      vocabularies: an earlier data set, whose vocabularies are taken; None collects them from the data.
+      compress: compress the files with gzip.
+
+    Raises:
+      ValueError: if there are more bad rows than the report allows, or no episode at all, or more categories than
+        MAX_CATEGORIES, or the directory exists.
+    """
+    words = _vocabularies(paths, mapped, vocabularies)
+    encoder, keys = RowEncoder(mapped, words, report), mapped.keys
+    info = arrays.spec(_policy_info(np.zeros(1, encoder.dtype), keys))
+    stored = columns.columns_of(columns.data_spec(encoder.specs, info))
+    by = 'key' if 'episode' in keys else 'id' if 'id' in keys else None
+    with new_directory(output) as begun:
+        writer = EpisodeWriter(begun, encoder.specs, stored, compress=compress)
+        with contextlib.closing(writer):
+            for rows in _ordered(_encoded(paths, mapped, encoder), encoder.dtype, by, _Order(paths, keys, report)):
+                _write(writer, rows, keys)
+        if not writer.num_episodes:
+            raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}; need at least one')
+        report.counts.update(episodes=writer.num_episodes, steps=writer.num_steps)
+        write_json(begun / VOCABULARIES, words)
+        facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
+        columns.write_metadata(begun, {**facts, **metadata.versions()})
+
+
+def _vocabularies(
+    paths: Sequence[pathlib.Path], mapped: ColumnMap, earlier: pathlib.Path | None
+) -> dict[str, list[str]]:
+    """Returns the values of each category: those of the map, else of an earlier data set, else all, sorted."""
+    words = {each.name: list(each.values) for each in mapped.features if each.kind == 'category'}
+    if earlier is not None:
+        known = read_json(earlier / VOCABULARIES, *(name for name, values in words.items() if not values))
+        if known is None:
+            raise UserValueError(
+                f'got {earlier} without a {VOCABULARIES} of {", ".join(words)}; need a data set of such'
+            )
+        words = {name: values or known[name] for name, values in words.items()}
+    missing = {each.name: each.columns[0] for each in mapped.features if each.name in words and not words[each.name]}
+    found: dict[str, set[str]] = {name: set() for name in missing}
+    for path in paths if missing else ():
+        for block in tables.read(path, list(dict.fromkeys(missing.values())), ()):
+            for name, column in missing.items():
+                array = block.columns[column]
+                feature = mapped.feature(name)
+                found[name].update(tables.distinct(tables.lists(array)[0] if feature and feature.length else array))
+                if len(found[name]) > MAX_CATEGORIES:
+                    raise UserValueError(
+                        f'got {name} with more than {MAX_CATEGORIES} values; need at most that; hash them'
+                    )
+    for name, values in found.items():
+        words[name] = sorted(values, key=lambda text: (len(text), text) if text.isdigit() else (1 << 30, text))
+        if not values:
+            raise UserValueError(f'got no value of {name} in {missing[name]!r}; need at least one')
+    return words
+
+
+def _encoded(paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder) -> Iterator[np.ndarray]:
+    """Yields the rows of all files."""
+    for i, path in enumerate(paths):
+        for block in tables.read(path, mapped.names, mapped.numeric):
+            yield encoder(path, i, block)
+
+
+def _ordered(blocks: Iterator[np.ndarray], dtype: np.dtype, by: str | None, order: '_Order') -> Iterator[np.ndarray]:
+    """Yields the rows of complete episodes, several at a time; all of an episode stand together, in their order."""
+    if by is None:
+        yield from (rows[~rows['bad']] for rows in blocks)
+        return
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='tflearn-import-')))
+        files = [stack.enter_context((folder / str(i)).open('w+b')) for i in range(_NUM_PARTS)]
+        for rows in blocks:
+            part = (rows[by] % np.uint64(_NUM_PARTS)).astype(np.int64)
+            places = np.argsort(part, kind='stable')
+            bounds = np.searchsorted(part[places], np.arange(_NUM_PARTS + 1)).tolist()
+            rows = rows[places]
+            for i, file in enumerate(files):
+                file.write(rows[bounds[i] : bounds[i + 1]].tobytes())
+        for file in files:
+            file.seek(0)
+            if (rows := np.fromfile(file, dtype)).size:
+                yield order(rows)
+
+
+@dataclasses.dataclass
+class _Order:
+    """Puts the rows of whole episodes in order: without doubles, and without the episodes that have a bad row."""
+
+    paths: Sequence[pathlib.Path]
+    keys: Collection[str]
+    report: Report
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        rows = rows[np.lexsort((rows['row'], rows['key']))]
+        if 'time' in self.keys:
+            back = _same(rows, 'key') & (rows['time'][1:] < rows['time'][:-1])
+            self._found(rows, 'disorder', 1 + np.flatnonzero(back), 'the time after the row before it')
+            if back.any():
+                rows = rows[np.lexsort((rows['row'], rows['time'], rows['key']))]
+        if 'id' in self.keys:
+            by = ('row', 'id', 'key') if 'episode' in self.keys else ('row', 'id')
+            order = np.lexsort([rows[name] for name in by])
+            double = order[1:][np.logical_and.reduce([_same(rows[order], name) for name in by[1:]])]
+        else:
+            parts = [name for name in rows.dtype.names if name != 'row'] if 'time' in self.keys else []
+            equal = [_same(rows, name) for name in parts]
+            double = 1 + np.flatnonzero(np.logical_and.reduce(equal)) if parts else np.arange(0)
+        if not self._found(rows, 'duplicate', double, 'each row once') and len(double):
+            rows = np.delete(rows, double)
+        if rows['bad'].any():
+            left_out = np.unique(rows['key'][rows['bad']])
+            self.report.counts['episodes left out'] += len(left_out)
+            rows = rows[~np.isin(rows['key'], left_out)]
+        begins = np.flatnonzero(np.r_[np.ones(min(1, len(rows)), bool), ~_same(rows, 'key')])
+        first = np.minimum.reduceat(rows['row'], begins) if len(rows) else rows['row']
+        return rows[np.argsort(np.repeat(first, np.diff(np.r_[begins, len(rows)])), kind='stable')]
+
+    def _found(self, rows: np.ndarray, kind: str, which: np.ndarray, need: str) -> bool:
+        """Counts rows; returns whether they are refused, and marks them then."""
+        refused = self.report.found(kind, 'rows', len(which))
+        for i in which.tolist() if refused else ():
+            rows['bad'][i] = True
+            file, row = divmod(int(rows['row'][i]), ROWS_OF_A_FILE)
+            self.report.bad(f'{self.paths[file].name}, row {row}', f'a {kind}', f'{need}, by --refuse')
+        return refused
+
+
+def _same(rows: np.ndarray, name: str) -> np.ndarray:
+    """Returns whether each row but the first one has the value of the row before."""
+    same = rows[name][1:] == rows[name][:-1]
+    return np.asarray(same.all(axis=tuple(range(1, same.ndim))))
+
+
+def _policy_info(rows: np.ndarray, keys: Collection[str]) -> dict[str, np.ndarray]:
+    """Returns what a data set keeps of the decisions: probabilities, times, and the hashes of names."""
+    info = {name: rows[_KEPT[name]].view(np.int64) for name in ('episode', 'id') if name in keys}
+    if 'time' in keys:
+        info['time'] = rows['time']
+    if 'propensity' in rows.dtype.names:
+        info['log_probability'] = np.log(np.maximum(rows['propensity'], 1e-30))
+    return info
+
+
+def _write(writer: EpisodeWriter, rows: np.ndarray, keys: Collection[str]) -> None:
+    if len(rows):
+        observation = {
+            name.partition('.')[2]: rows[name] for name in rows.dtype.names if name.startswith('observation.')
+        }
+        begins = np.flatnonzero(np.r_[True, ~_same(rows, 'key')])
+        truncated = rows['truncated'] if 'truncated' in rows.dtype.names else None
+        info = _policy_info(rows, keys)
+        arrays.write(writer, observation, rows[ACTION], rows['reward'], info, begins, truncated)
