@@ -61,7 +61,7 @@ RULES = {
         ({'tflearn/jobs/train.py': 'from absl import flags'}, 'got absl.flags'),
         (
             {'scripts/launch.py': 'import subprocess'},
-            'only tflearn/launch/, tflearn/replay/valkey/server.py, tflearn/experiments/seeds.py, tflearn/launch/ray_driver.py may use it',
+            'tflearn/replay/valkey/server.py, tflearn/experiments/seeds.py, tflearn/launch/ray_driver.py may use it',
         ),
         ({'tflearn/jobs/train.py': 'import tf_agents\nx = tf_agents.agents.dqn'}, 'train.py:2: got tf_agents.agents'),
         (

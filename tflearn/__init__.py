@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tflearn.core.strategies import make as make_strategy
     from tflearn.core.train_step import create_train_step
     from tflearn.core.types import EnvironmentSpecs
+    from tflearn.environments.check import check_environment
     from tflearn.experiments.comparison import Comparison, compare
     from tflearn.files.run_dir import RunDir
     from tflearn.learner.learner import Learner, LearnerOptions
@@ -72,6 +73,7 @@ __all__ = [
     'TrainResult',
     'TrainedRun',
     'Uniform',
+    'check_environment',
     'compare',
     'create_train_step',
     'load_policy',
@@ -103,6 +105,7 @@ _NAMES = {
     'learner.rounds': ('RoundSource', 'train_rounds'),
     'learner.triggers': ('EndTrigger', 'IntervalTrigger', 'StepsTrigger', 'TimeTrigger', 'TotalTrigger'),
     'policies.policy_function': ('PolicyFunction', 'load_policy'),
+    'environments.check': ('check_environment',),
     'experiments.comparison': ('Comparison', 'compare'),
     'files.run_dir': ('RunDir',),
     'core.train_step': ('create_train_step',),
