@@ -7,7 +7,7 @@ from tflearn.core.layout import ColumnLayout
 SPEC = {
     'a': tf.TensorSpec((3,), tf.float32),
     'b': (tf.TensorSpec((1,), tf.float32), tf.TensorSpec((), tf.int64)),
-    'c': tf.TensorSpec((), tf.int64),
+    'c': (tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.int64)),
     'image': tf.TensorSpec((2, 2, 1), tf.float32),
     'large': tf.TensorSpec((300,), tf.float32),
     'z': tf.TensorSpec((2,), tf.float32),
@@ -30,7 +30,7 @@ def test_divides_what_it_joined():
             assert [tuple(tensor.shape) for tensor in tensors] == [(*outer, *spec.shape) for spec in joined.specs]
             assert [tensor.dtype for tensor in tensors] == [spec.dtype for spec in joined.specs]
             tf.nest.map_structure(np.testing.assert_array_equal, joined.divide(tensors), nest)
-    assert [tuple(spec.shape) for spec in joined.specs] == [(4,), (2,), (2, 2, 1), (300,), (2,)]
+    assert [tuple(spec.shape) for spec in joined.specs] == [(4,), (3,), (2, 2, 1), (300,), (2,)]
 
 
 def test_unknown_batch_sizes():
@@ -46,7 +46,8 @@ def test_unknown_batch_sizes():
 
 
 def test_nothing_to_join():
-    for spec in (tf.TensorSpec((3,), tf.float32), (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((), tf.float32))):
+    vector, number = tf.TensorSpec((3,), tf.float32), tf.TensorSpec((), tf.float32)
+    for spec in (vector, (vector, number), (number, number)):
         joined = ColumnLayout(spec)
         assert not joined.joins and joined.specs == tf.nest.flatten(spec)
 
@@ -59,9 +60,9 @@ def operations(function, *shapes):
 
 def test_what_was_divided_is_joined_without_an_operation():
     joined = ColumnLayout((tf.TensorSpec((1,), tf.float32), tf.TensorSpec((2,), tf.float32)))
-    numbers = ColumnLayout((tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)))
+    numbers = ColumnLayout([tf.TensorSpec((), tf.float32)] * 3)
     assert 'ConcatV2' not in operations(lambda x: joined.join(joined.divide([x])), (None, 3))
-    assert 'Pack' not in operations(lambda x: numbers.join(numbers.divide([x])), (None, 2))
+    assert 'Pack' not in operations(lambda x: numbers.join(numbers.divide([x])), (None, 3))
     cases = {
         'reversed': lambda x: layout.concat(tf.split(x, [1, 3], axis=-1)[::-1]),
         'a part': lambda x: layout.concat(tf.split(x, [1, 1, 2], axis=-1)[:2]),

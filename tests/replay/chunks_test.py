@@ -31,7 +31,8 @@ class Rows:
         for step, step_type, next_step_type, discount in self.rows:
             rows = np.zeros((len(step_type), 4), np.uint8)
             rows[:, 1], rows[:, 2] = np.arange(len(step_type)), step
-            chunks += builder.append(rows, step_type, next_step_type, discount)
+            builder.next_rows[:] = rows
+            chunks += builder.append(step_type, next_step_type, discount)
         return [chunk_rows(chunk, 4) for chunk in chunks + builder.take_all()]
 
     def sequences(self, slicing):
@@ -97,8 +98,8 @@ def _steps(builder, *steps):
     """Writes steps (step type, next step type) of one environment; returns the second bytes of the chunks' rows."""
     chunks = []
     for step, (step_type, next_step_type) in enumerate(steps):
-        row = np.array([[0, step]], np.uint8)
-        chunks += builder.append(row, np.array([step_type]), np.array([next_step_type]), np.ones(1))
+        builder.next_rows[:] = [[0, step]]
+        chunks += builder.append(np.array([step_type]), np.array([next_step_type]), np.ones(1))
     return [chunk_rows(chunk, 2)[:, 1].tolist() for chunk in chunks + builder.take_all()]
 
 
@@ -136,8 +137,8 @@ def test_sequences_that_cross_episodes_can_begin_with_the_next_row():
     for step in range(20):
         if step in (7, 12):  # after the second complete sequence, and within one
             builder.begin_with_next()
-        row = np.array([[0, step]], np.uint8)
-        found += builder.append(row, np.array([MID]), np.array([MID]), np.ones(1))
+        builder.next_rows[:] = [[0, step]]
+        found += builder.append(np.array([MID]), np.array([MID]), np.ones(1))
     found += builder.take_all()
     assert [chunk_rows(chunk, 2)[:, 1].tolist() for chunk in found] == [
         [0, 1, 2, 3],
@@ -151,12 +152,16 @@ def test_sequences_that_cross_episodes_can_begin_with_the_next_row():
 def test_parts_of_an_unfinished_chunk_flag_new_sequences():
     now = [0.0]
     builder = ChunkBuilder(Experience(slicing=Slicing(sequence_length=2)), 3, 1, 2, clock=lambda: now[0])
-    row, first, mid, discount = np.full((1, 2), 9, np.uint8), np.array([FIRST]), np.array([MID]), np.ones(1)
-    row[:, 0] = 0
-    builder.append(row, first, mid, discount)
+    first, mid, discount = np.array([FIRST]), np.array([MID]), np.ones(1)
+
+    def append(step_type):
+        builder.next_rows[:] = [[0, 9]]
+        builder.append(step_type, mid, discount)
+
+    append(first)
     now[0] = 10.0
     assert builder.parts_older_than(1.0) == []  # no sequence yet
-    builder.append(row, mid, mid, discount)
+    append(mid)
     assert builder.parts_older_than(1.0) == []  # not waiting for that long
     now[0] = 12.0
     (part,) = builder.parts_older_than(1.0)
@@ -164,9 +169,9 @@ def test_parts_of_an_unfinished_chunk_flag_new_sequences():
     now[0] = 14.0
     assert builder.parts_older_than(1.0) == []  # nothing new
     assert builder.num_waiting == 1
-    builder.append(row, mid, mid, discount)
+    append(mid)
     assert builder.take_full() == []
-    builder.append(row, mid, mid, discount)
+    append(mid)
     (complete,) = builder.take_full()
     assert chunk_rows(complete, 2).tolist() == [[REPEATED, 9], [NEW, 9], [NEW, 9], [0, 9]]
     assert chunk_id(complete) == chunk_id(part)
@@ -178,7 +183,5 @@ def test_chunks_have_unique_ids():
     for _ in range(2):
         builder = ChunkBuilder(Experience(slicing=Slicing(sequence_length=2)), 2, 2, 2)
         for step in range(18):
-            chunks += builder.append(
-                np.zeros((2, 2), np.uint8), np.full(2, MID if step else FIRST), np.full(2, MID), np.ones(2)
-            )
+            chunks += builder.append(np.full(2, MID if step else FIRST), np.full(2, MID), np.ones(2))
     assert len({chunk_id(chunk) for chunk in chunks}) == len(chunks) > 16

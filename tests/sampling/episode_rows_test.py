@@ -9,7 +9,7 @@ from tf_agents.trajectories import trajectory
 
 from tests.testing.replay import DATA_SPEC
 from tflearn.core.experience import Experience, Slicing
-from tflearn.replay.chunks import ChunkBuilder, chunk_rows
+from tflearn.replay.chunks import ChunkBuilder, chunk_rows, pack
 from tflearn.replay.storage import Storage
 from tflearn.sampling.episode_rows import EpisodeRows, blocks
 
@@ -56,8 +56,8 @@ def expected(storage, episodes):
     for leaves in episodes:
         for t in range(len(leaves.step_type)):
             row = tf.nest.map_structure(lambda leaf, t=t: leaf[t : t + 1], leaves)
-            columns = {'begins': np.zeros(1, np.uint8), 'policy_version': np.zeros(1, np.int64), 'trajectory': row}
-            chunks += builder.append(storage.layout.pack(columns), row.step_type, row.next_step_type, row.discount)
+            pack(storage.layout, row, 0, builder.next_rows)
+            chunks += builder.append(row.step_type, row.next_step_type, row.discount)
     found = []
     for chunk in [*chunks, *builder.take_all()]:
         rows = chunk_rows(chunk, num_bytes).copy()

@@ -56,7 +56,7 @@ class ColumnLayout:
     """The columns of a step, in the order in which tf.nest flattens them.
 
     As bytes they are at fixed offsets of a row; layouts with equal `text` can read each other's rows. As tensors,
-    neighbours that have the same dtype and are vectors, or numbers, are joined.
+    neighbours that have the same dtype and are vectors, or three or more numbers, are joined.
 
     Attributes:
       spec: nest of the columns' specs, without outer dimensions.
@@ -69,7 +69,12 @@ class ColumnLayout:
         kinds = [
             (leaf.dtype, leaf.shape.rank) if _is_small(leaf.shape) else (i,) for i, leaf in enumerate(self._leaves)
         ]
-        self._runs = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(kinds), lambda item: item[1])]
+        runs = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(kinds), lambda item: item[1])]
+        # To join two numbers saves no operation, since they must be divided. (Networks use joined vectors as they are.)
+        pairs = [len(run) == 2 and not self._leaves[run[0]].shape.rank for run in runs]
+        self._runs = [
+            part for run, pair in zip(runs, pairs, strict=True) for part in ([[i] for i in run] if pair else [run])
+        ]
         self.joins = len(self._runs) < len(self._leaves)
         self._checked_structure = False
 
@@ -167,11 +172,12 @@ class ColumnLayout:
         """The columns' offsets in a row: a nest of slices of its bytes."""
         return tf.nest.pack_sequence_as(self.spec, [where for _, _, where in self._columns])
 
-    def pack(self, value: Any) -> np.ndarray:
+    def pack(self, value: Any, rows: np.ndarray | None = None) -> np.ndarray:
         """Packs a batch of steps.
 
         Args:
           value: nest of arrays [B, ...] with the spec's structure, dtypes and shapes.
+          rows: where to, uint8 [B, num_bytes] in one piece of memory; None makes an array.
 
         Returns:
           Rows uint8 [B, num_bytes].
@@ -183,8 +189,9 @@ class ColumnLayout:
             tf.nest.assert_same_structure(value, self.spec)
             self._checked_structure = True
         columns = [np.asarray(column) for column in tf.nest.flatten(value)]
-        batch_size = len(columns[0])
-        records = np.empty(batch_size, self._record)
+        if rows is None:
+            rows = np.empty((len(columns[0]), self.num_bytes), np.uint8)
+        batch_size, records = len(rows), rows.reshape(-1).view(self._record)
         for i, (column, (shape, dtype, _)) in enumerate(zip(columns, self._columns, strict=True)):
             if column.shape != (batch_size, *shape) or column.dtype != dtype:
                 raise UserValueError(
@@ -192,7 +199,7 @@ class ColumnLayout:
                     f'need {(batch_size, *shape)}, {dtype.name}'
                 )
             records[self._record.names[i]] = column  # type: ignore[index]
-        return records.view(np.uint8).reshape(batch_size, self.num_bytes)
+        return rows
 
     def column(self, rows: np.ndarray, name: str) -> np.ndarray:
         """Returns one column of packed rows [B, num_bytes]: the first whose spec has this name, [B, *its shape]."""

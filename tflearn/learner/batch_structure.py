@@ -1,4 +1,4 @@
-"""The structure of batches and metrics: an element's data, info and weights; metrics by name; checks of a dataset."""
+"""The structure of batches and metrics: importance weights; metrics by name; checks of a dataset."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,15 +9,6 @@ from tflearn.core import strategies
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import WEIGHTS
 from tflearn.learner import tpu_rules
-
-
-def split(element: Any) -> tuple[Any, Any]:
-    """Splits an element into data and info; a Trajectory is a tuple too, but not of two."""
-    if type(element) is tuple and len(element) == 2:
-        return element
-    if hasattr(element, 'data') and hasattr(element, 'info'):  # a ReplaySample
-        return element.data, element.info
-    return element, ()
 
 
 def weights(info: Any, normalize: bool) -> tf.Tensor | None:

@@ -27,6 +27,15 @@ _patched = threading.Lock()
 _MAX_TOGETHER_BYTES = 16 << 20
 
 
+def split(element: Any) -> tuple[Any, Any]:
+    """Splits an element into data and info; a Trajectory is a tuple too, but not of two."""
+    if type(element) is tuple and len(element) == 2:
+        return element
+    if hasattr(element, 'data') and hasattr(element, 'info'):  # a ReplaySample
+        return element.data, element.info
+    return element, ()
+
+
 class NonfiniteColumns:
     """The columns with numbers that are not finite, of the batch whose loss is not finite; for the error's message."""
 
@@ -37,7 +46,7 @@ class NonfiniteColumns:
 
     def record(self, element: Any) -> None:
         """Looks at a batch. For a graph."""
-        data, _ = batch_structure.split(element)
+        data, _ = split(element)
         columns = [(name, leaf) for name, leaf in batch_structure.flatten_with_names(data) if leaf.dtype.is_floating]
         if not columns:
             return

@@ -22,8 +22,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.learner import batch_structure, xla_loop
-from tflearn.learner.batch_structure import split
-from tflearn.learner.batches import Batches, SourceBatches
+from tflearn.learner.batches import Batches, SourceBatches, split
 from tflearn.learner.metrics import IntervalMetrics, Metrics, Reduction, StepMetrics, rss_mb
 from tflearn.learner.summaries import Profile, StepSummaries, Summaries, SummaryOptions
 from tflearn.learner.xla_loop import Program, XlaLoop

@@ -8,11 +8,13 @@ chunk has it, so a reader recognizes chunks that it has read even if environment
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from tflearn.core.experience import Experience
+from tflearn.core.layout import ColumnLayout
 from tflearn.core.resumable import Resumable
 from tflearn.replay.sequence_rule import FIRST, LAST, SequenceRule, UnusedSteps, ends_episode, terminates
 
@@ -31,6 +33,18 @@ def chunk_rows(chunks: np.ndarray, row_bytes: int) -> np.ndarray:
     return rows.reshape(*rows.shape[:-1], -1, row_bytes)
 
 
+def pack(layout: ColumnLayout, trajectory: Any, policy_version: int, rows: np.ndarray | None = None) -> np.ndarray:
+    """Packs a Trajectory of arrays [B, ...] by `Storage.layout`, as rows that begin no sequence."""
+    size = len(trajectory.step_type)
+    versions = np.full(size, policy_version, np.int64)
+    return layout.pack({'begins': np.zeros(size, np.uint8), 'policy_version': versions, 'trajectory': trajectory}, rows)
+
+
+def with_version(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns data and info of the columns of rows: the trajectory, and its `policy_version`."""
+    return columns['trajectory'], {'policy_version': columns['policy_version']}
+
+
 class ChunkBuilder(Resumable):
     """Gathers rows [B, num_bytes] until chunks of C + L - 1 rows are full.
 
@@ -39,11 +53,17 @@ class ChunkBuilder(Resumable):
     sequence never crosses the end of an episode, unless the experience lets it (see `SequenceRule`). A row of a rebuilt
     environment ends its episode like the boundary row of a truncated one, and begins no sequence.
 
+    The steps are kept as they were packed, those of all environments together; a row is the index of its step, so that
+    its bytes are copied once, into the chunk.
+
     Attributes:
       unused: the steps on which nothing trains.
     """
 
-    _KEPT = ('_rows', '_begin', '_end', '_num_flags', '_num_new', '_age', '_terminated', '_ids', '_next_id', 'unused')
+    _KEPT = (
+        *('_steps', '_step', '_sources', '_flags', '_begin', '_end', '_num_flags', '_num_new', '_age', '_terminated'),
+        *('_ids', '_next_id', 'unused'),
+    )
 
     def __init__(
         self,
@@ -65,9 +85,12 @@ class ChunkBuilder(Resumable):
         self._rule, self._cross = SequenceRule(slicing), slicing.cross_episodes
         self._length, self._history = self._rule.length, self._rule.history
         self._chunk_rows = num_starts + self._length - 1
-        self._row_bytes = num_bytes
-        # Twice a chunk's size, so that rows are moved to the front once per chunk, not once per row.
-        self._rows = np.zeros((num_environments, 2 * self._chunk_rows, num_bytes), np.uint8)
+        # An unfinished chunk has rows of so many steps at most, since each step adds a row to each chunk; and the next.
+        self._steps = np.zeros((self._chunk_rows + 1, num_environments, num_bytes), np.uint8)
+        self._step = 0  # where the next one is
+        # The steps and flags of rows. Twice a chunk's size, so that they are moved to the front once per chunk.
+        self._sources = np.zeros((num_environments, 2 * self._chunk_rows), np.int64)
+        self._flags = np.zeros((num_environments, 2 * self._chunk_rows), np.uint8)
         self._begin = np.zeros(num_environments, np.int64)  # where the current chunk begins
         self._end = np.zeros(num_environments, np.int64)  # after its newest row
         self._num_flags = np.zeros(num_environments, np.int64)  # flags in the current chunk
@@ -88,13 +111,15 @@ class ChunkBuilder(Resumable):
         """The number of complete sequences that are in no chunk yet."""
         return int(self._num_flags.sum())
 
-    def append(
-        self, rows: np.ndarray, step_type: np.ndarray, next_step_type: np.ndarray, discount: np.ndarray
-    ) -> list[np.ndarray]:
-        """Adds one row of every environment.
+    @property
+    def next_rows(self) -> np.ndarray:
+        """Where the rows that `append` adds are to be written, uint8 [B, num_bytes]; their flags are ignored."""
+        return self._steps[self._step]
+
+    def append(self, step_type: np.ndarray, next_step_type: np.ndarray, discount: np.ndarray) -> list[np.ndarray]:
+        """Adds one row of every environment, which was written to `next_rows`.
 
         Args:
-          rows: uint8 [B, num_bytes]; their flags are 0.
           step_type: int [B], the rows' step types.
           next_step_type: int [B], the rows' next step types.
           discount: float [B], the rows' discounts; 0 if the episode was terminated.
@@ -104,15 +129,16 @@ class ChunkBuilder(Resumable):
         """
         if self._cross:
             self._age += 1
-            return self._append(self._environments, rows)
-        chunks = self._begin_episodes(np.flatnonzero(step_type == FIRST), rows) if self._history else []
-        self._age = np.where(step_type == FIRST, 1 + self._history, self._age + (self._age > 0))
-        chunks += self._append(self._environments, rows)
-        last = step_type == LAST
-        ended = np.flatnonzero(ends_episode(step_type, next_step_type))
-        if ended.size:
-            chunks += self._end_episodes(ended, rows, last)
-        self._terminated = terminates(step_type, discount)
+            chunks = self._append(self._environments)
+        else:
+            chunks = self._begin_episodes(np.flatnonzero(step_type == FIRST)) if self._history else []
+            self._age = np.where(step_type == FIRST, 1 + self._history, self._age + (self._age > 0))
+            chunks += self._append(self._environments)
+            ended = np.flatnonzero(ends_episode(step_type, next_step_type))
+            if ended.size:
+                chunks += self._end_episodes(ended, step_type == LAST)
+            self._terminated = terminates(step_type, discount)
+        self._step = (self._step + 1) % len(self._steps)
         return chunks
 
     def begin_with_next(self) -> None:
@@ -143,21 +169,20 @@ class ChunkBuilder(Resumable):
         if not late.size:
             return []
         parts = self._chunks(late)
-        flags = self._rows[late, :, 0]
-        self._rows[late, :, 0] = np.where(flags > 0, REPEATED, 0)
+        self._flags[late] = np.where(self._flags[late] > 0, REPEATED, 0)
         self._num_new[late], self._since[late] = 0, now
         return list(parts)
 
-    def _begin_episodes(self, environments: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
-        """Repeats the first rows `rows` of these environments' episodes as their history."""
+    def _begin_episodes(self, environments: np.ndarray) -> list[np.ndarray]:
+        """Repeats the first rows of these environments' episodes as their history."""
         chunks: list[np.ndarray] = []
         for age in range(1, self._history + 1):
             self._age[environments] = age
-            chunks += self._append(environments, rows[environments])
+            chunks += self._append(environments)
         return chunks
 
-    def _end_episodes(self, environments: np.ndarray, rows: np.ndarray, last: np.ndarray) -> list[np.ndarray]:
-        """Repeats the boundary rows `rows` of these environments as needed, so that each step is in a sequence."""
+    def _end_episodes(self, environments: np.ndarray, last: np.ndarray) -> list[np.ndarray]:
+        """Repeats the boundary rows of these environments as needed, so that each step is in a sequence."""
         age = self._age[environments]
         begun = age > 0
         missing = self._rule.repeats(age, begun & last[environments], self._terminated[environments])
@@ -165,14 +190,14 @@ class ChunkBuilder(Resumable):
         for i in range(missing.max()):
             repeated = environments[missing > i]
             self._age[repeated] += 1
-            chunks += self._append(repeated, rows[repeated])
+            chunks += self._append(repeated)
         age_at_end = self._age[environments]
         self.unused.add((age - 1 - self._history)[begun], (age_at_end < self._length)[begun])
         self._flag(environments[self._rule.ends_one_more(age_at_end)])
         self._age[environments] = 0
         return chunks
 
-    def _append(self, environments: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
+    def _append(self, environments: np.ndarray) -> list[np.ndarray]:
         # Only now, since the end of an episode may have set a flag in a chunk that was full.
         end = self._end[environments]
         full = end - self._begin[environments] == self._chunk_rows
@@ -180,14 +205,14 @@ class ChunkBuilder(Resumable):
         if full.any():
             chunks = self._take(environments[full])
             end = self._end[environments]
-        self._rows[environments, end] = rows
+        self._sources[environments, end], self._flags[environments, end] = self._step, 0
         self._end[environments] = end + 1
         self._flag(environments[self._rule.ends_sequence(self._age[environments])])
         return chunks
 
     def _flag(self, environments: np.ndarray) -> None:
         """Marks the sequences that end with the newest rows."""
-        self._rows[environments, self._end[environments] - self._length, 0] = NEW
+        self._flags[environments, self._end[environments] - self._length] = NEW
         self._num_flags[environments] += 1
         self._num_new[environments] += 1
 
@@ -202,22 +227,27 @@ class ChunkBuilder(Resumable):
         self._since[environments] = self._clock()
         self._ids[environments] = self._next_id + np.arange(len(environments))
         self._next_id += len(environments)
-        self._make_room(environments[self._begin[environments] + self._chunk_rows > self._rows.shape[1]])
+        self._make_room(environments[self._begin[environments] + self._chunk_rows > self._flags.shape[1]])
         return chunks
 
     def _chunks(self, environments: np.ndarray) -> np.ndarray:
         """Returns copies of the chunks, uint8 [n, ID_BYTES + bytes of their rows]."""
-        chunks = np.empty((len(environments), ID_BYTES + self._chunk_rows * self._row_bytes), np.uint8)
+        num_environments, num_bytes = self._steps.shape[1:]
+        chunks = np.empty((len(environments), ID_BYTES + self._chunk_rows * num_bytes), np.uint8)
         chunks[:, :ID_BYTES] = self._ids[environments].astype('<i8')[:, None].view(np.uint8)
-        for i, rows in zip(environments, chunk_rows(chunks, self._row_bytes), strict=True):
-            begin, num_rows = self._begin[i], self._end[i] - self._begin[i]
-            rows[:num_rows] = self._rows[i, begin : begin + num_rows]
-            rows[num_rows:] = 0
+        rows, steps, i = chunk_rows(chunks, num_bytes), self._steps.reshape(-1, num_bytes), environments[:, None]
+        places = self._begin[i] + np.arange(self._chunk_rows)
+        for chunk, sources in zip(rows, self._sources[i, places] * num_environments + i, strict=True):
+            steps.take(sources, axis=0, out=chunk, mode='clip')  # in the mode 'raise' it would copy twice
+        rows[..., 0] = self._flags[i, places]
+        if (missing := places >= self._end[i]).any():
+            rows[missing] = 0
         return chunks
 
     def _make_room(self, environments: np.ndarray) -> None:
         """Moves the first rows of the next chunks to the front."""
         overlap = np.arange(self._length - 1)
-        moved = self._rows[environments[:, None], self._begin[environments][:, None] + overlap]
-        self._rows[environments[:, None], overlap] = moved
+        i = environments[:, None]
+        for rows in (self._sources, self._flags):
+            rows[i, overlap] = rows[i, self._begin[i] + overlap]
         self._begin[environments], self._end[environments] = 0, self._length - 1

@@ -69,7 +69,11 @@ class _Blocks:
 
 
 class TableReader:
-    """Reads a table until it is closed or no data have arrived for too long."""
+    """Reads a table until it is closed or no data have arrived for too long.
+
+    Attributes:
+      takes_in_graphs: whether `take` is also for a graph.
+    """
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class TableReader:
         self._waits_since: float | None = None
         self.error: Exception | None = None
         self._ahead = _Blocks(capacity) if backend.connect(address).has_stream else None
+        self.takes_in_graphs = self._ahead is None
         with tf.device('CPU:0'):
             self._queue = tf.queue.FIFOQueue(capacity, [spec.dtype for spec in specs], [spec.shape for spec in specs])
 
@@ -125,7 +130,7 @@ class TableReader:
     def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
         """Returns the next `count` elements, stacked; there must be as many. One is not copied.
 
-        Also for a graph, unless the backend has streams; then they are arrays.
+        Arrays, if the backend has streams.
         """
         if self._ahead:
             return [self._ahead.take(int(count))]

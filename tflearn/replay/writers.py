@@ -15,7 +15,7 @@ from tflearn.core.experience import Prioritized, Queue
 from tflearn.core.resumable import Resumable
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
 from tflearn.replay import backend, connection
-from tflearn.replay.chunks import ChunkBuilder, chunk_rows
+from tflearn.replay.chunks import ChunkBuilder, chunk_rows, pack
 from tflearn.replay.storage import REPLAY, STREAM, Storage
 
 _MAX_PENDING_STEPS = 256
@@ -90,7 +90,6 @@ class ReplayWriter(Resumable):
         self.num_sequences = 0
         self.lost_steps = 0
         self._chunks = ChunkBuilder(storage.experience, storage.num_starts, num_environments, storage.layout.num_bytes)
-        self._no_flags = np.zeros(num_environments, np.uint8)
         # A mirrored table is read once, in any order.
         self._priority = 1.0
         if isinstance(replay, Prioritized) and not storage.mirrored:
@@ -110,11 +109,8 @@ class ReplayWriter(Resumable):
         """
         if self._first_is_back.is_set():
             self._return_to_first()
-        versions = np.full(len(self._no_flags), policy_version, np.int64)
-        packed = self._storage.layout.pack(
-            {'begins': self._no_flags, 'policy_version': versions, 'trajectory': trajectory}
-        )
-        chunks = self._chunks.append(packed, trajectory.step_type, trajectory.next_step_type, trajectory.discount)
+        pack(self._storage.layout, trajectory, policy_version, self._chunks.next_rows)
+        chunks = self._chunks.append(trajectory.step_type, trajectory.next_step_type, trajectory.discount)
         self._insert(chunks + self._chunks.take_full())
         if STREAM in self._tables:
             self._insert(self._chunks.parts_older_than(_PART_SECS), are_parts=True)

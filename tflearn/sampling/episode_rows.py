@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tflearn.replay.chunks import pack
 from tflearn.replay.sequence_rule import FIRST, LAST, SequenceRule, UnusedSteps, ends_episode, ranges, terminates
 from tflearn.replay.storage import Storage
 
@@ -43,10 +44,7 @@ class EpisodeRows:
         columns = [column[0] if len(column) == 1 else np.concatenate(column) for column in leaves]
         joined = tf.nest.pack_sequence_as(episodes[0], columns)
         num_rows = len(joined.step_type)
-        rows = self._layout.pack(
-            {'begins': np.zeros(num_rows, np.uint8), 'policy_version': np.zeros(num_rows, np.int64)}
-            | {'trajectory': joined}
-        )
+        rows = pack(self._layout, joined, policy_version=0)
         if self._slicing.cross_episodes:
             return rows, np.arange(0, num_rows - self._rule.length + 1, self._slicing.stride, np.int64)
         begins = np.flatnonzero(joined.step_type == FIRST)

@@ -20,12 +20,13 @@ from absl import logging
 
 from tflearn.core import background
 from tflearn.core.errors import UserValueError
+from tflearn.replay.chunks import with_version
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
 from tflearn.sampling.episode_rows import EpisodeRows
 from tflearn.sampling.loaded_episodes import block_rows
 from tflearn.sampling.ring_columns import RingColumns
-from tflearn.sampling.source import Batch, Source, advance, with_version
+from tflearn.sampling.source import Batch, Source, advance
 
 # (seed, epoch, (files, records of the next file) that are passed over) -> (the same after some episodes, these).
 ReadEpisodes = Callable[[int, int, tuple[int, int]], Iterator[tuple[tuple[int, int], Any]]]

@@ -11,8 +11,9 @@ import tensorflow as tf
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Prioritized, Queue
 from tflearn.core.layout import ColumnLayout
+from tflearn.replay.chunks import with_version
 from tflearn.replay.storage import Storage
-from tflearn.sampling.source import Batch, with_version
+from tflearn.sampling.source import Batch
 
 PROTOCOL = 1
 _MAX_STEPS = 128

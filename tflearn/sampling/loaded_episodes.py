@@ -11,11 +11,12 @@ from absl import logging
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import LOG_EVERY_SECS
+from tflearn.replay.chunks import with_version
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
 from tflearn.sampling.episode_rows import EpisodeRows
 from tflearn.sampling.ring_columns import RingColumns
-from tflearn.sampling.source import Batch, Source, advance, with_version
+from tflearn.sampling.source import Batch, Source, advance
 
 Order = Literal['uniform', 'epochs']
 

@@ -5,12 +5,10 @@ import fractions
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Prioritized, Uniform
 from tflearn.core.resumable import Resumable
-from tflearn.replay.chunks import ChunkBuilder
+from tflearn.replay.chunks import ChunkBuilder, pack
 from tflearn.replay.storage import Storage
 from tflearn.sampling.ring_source import RingSource
 
@@ -58,7 +56,6 @@ class LocalReplay(RingSource):
         self._chunks = ChunkBuilder(
             self._storage.experience, self._storage.num_starts, num_environments, layout.num_bytes
         )
-        self._no_flags = np.zeros(num_environments, np.uint8)
         self._inserts = self._rounds = self._granted = 0
         self._num_filled = 0  # sequences beyond `min_size` that were there before collection
         self._closed = False
@@ -72,13 +69,9 @@ class LocalReplay(RingSource):
         Raises:
           ValueError: if the trajectory does not match the storage's spec.
         """
-        versions = np.full(len(self._no_flags), policy_version, np.int64)
-        packed = self._storage.layout.pack(
-            {'begins': self._no_flags, 'policy_version': versions, 'trajectory': trajectory}
-        )
-        chunks = self._chunks.append(packed, trajectory.step_type, trajectory.next_step_type, trajectory.discount)
-        if chunks:
-            self._inserts += self._ring.add(np.stack(chunks))
+        pack(self._storage.layout, trajectory, policy_version, self._chunks.next_rows)
+        chunks = self._chunks.append(trajectory.step_type, trajectory.next_step_type, trajectory.discount)
+        self._inserts += self._ring.add(chunks)
         self._rounds += self._ring.size >= self._min_size
 
     def content(self) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
         )
         self._inserts_before = 0  # inserts before this mirror, minus those it was filled with
         self._started = False
+        self._programs = functools.cache(self._program)
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._error_buffer = error_buffer(storage.experience, storage.sequences_per_chunk)
@@ -184,11 +185,26 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
         """Writes chunks of one server. Returns their number."""
         count = min(reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
         if count:
-            self._write(np.asarray(reader.take(count)[0]))  # no copy
+            chunks = self._take(reader, count)
+            self._write(chunks)
             self._readers.resume()  # data arrive, even if not enough yet
-        return count
+            return len(chunks)
+        return 0
 
-    def _write(self, chunks: np.ndarray) -> None:
+    def _take(self, reader: TableReader, count: int) -> Sequence[np.ndarray]:
+        """Returns some of the next `count` chunks, of which there are as many; each as it came, not copied."""
+        if not reader.takes_in_graphs:
+            return np.asarray(reader.take(count)[0])
+        program = self._programs(reader, 1 << count.bit_length() - 1)
+        # The operation behind a call, which takes much longer. One for all, since other threads run before each.
+        arguments = {'args': program.captured_inputs, 'Tout': [output.dtype for output in program.outputs]}
+        return [np.asarray(chunk)[0] for chunk in tf.raw_ops.StatefulPartitionedCall(f=program.name, **arguments)]
+
+    def _program(self, reader: TableReader, count: int) -> Any:
+        take = tf.function(lambda: [reader.take(1)[0] for _ in range(count)], autograph=False)
+        return take.get_concrete_function()
+
+    def _write(self, chunks: Sequence[np.ndarray]) -> None:
         while len(chunks := chunks[self._ring.write(chunks) :]) and not self._readers.closed:
             self._readers.each[0].sleep(_POLL_SECS)  # until the next call of the compiled loop makes room
 

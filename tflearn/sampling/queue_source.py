@@ -14,9 +14,10 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Queue, Reuse
+from tflearn.replay.chunks import with_version
 from tflearn.replay.reader import DirectReader, Readers, TableReader, one_by_one
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling.source import Batch, Planned, with_version
+from tflearn.sampling.source import Batch, Planned
 
 
 class ReusePlan:

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.core.resumable import Resumable
-from tflearn.replay.chunks import NEW, chunk_id, chunk_rows
+from tflearn.replay.chunks import NEW, chunk_id, chunk_rows, with_version
 from tflearn.replay.storage import MIRROR_SPARE_CHUNKS, Storage
 from tflearn.sampling.ring_columns import RingColumns
-from tflearn.sampling.source import Batch, with_version
+from tflearn.sampling.source import Batch
 
 _MAX_SPAN = 0.125  # of all sequences, between the first and the last sequence of a chunk that arrives in parts
 _MAX_ROWS_SPAN = 0.5  # the same for rows, so that the oldest chunk never holds the newest sequence

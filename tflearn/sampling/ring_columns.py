@@ -3,6 +3,7 @@
 import contextlib
 import math
 import mmap
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,8 +112,10 @@ class RingColumns:
         return self._narrow.unpack_joined(self._rows.gather(rows)), rows
 
     def batch(self, drawn: tuple[list[tf.Tensor], tf.Tensor], i: tf.Tensor) -> Any:
-        """Returns the columns of rows [i, ...] of a draw: a nest of the layout. For a graph."""
-        narrow = iter(self._narrow.divide([tf.gather(column, i) for column in drawn[0]]))
-        rows = tf.gather(drawn[1], i)
+        """Returns the columns of rows [i, ...] of a draw, of one or several i: a nest of the layout. For a graph."""
+        # A part of a tensor that begins where its memory is aligned is not copied, unlike what is gathered.
+        take = tf.gather if tf.convert_to_tensor(i).shape.rank else operator.getitem
+        narrow = iter(self._narrow.divide([take(column, i) for column in drawn[0]]))
+        rows = take(drawn[1], i)
         wide = (column.gather(rows) for column in self._wide)
         return tf.nest.pack_sequence_as(self._spec, [next(wide if is_wide else narrow) for is_wide in self._is_wide])

@@ -11,10 +11,11 @@ from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Prioritization, Prioritized
 from tflearn.core.types import WEIGHTS
 from tflearn.replay.backend import Sample
+from tflearn.replay.chunks import with_version
 from tflearn.replay.priorities import PriorityUpdater, importance_weights
 from tflearn.replay.reader import ShardedReader, TableReader, unconverted
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling.source import Batch, Source, with_version
+from tflearn.sampling.source import Batch, Source
 
 _MAX_AHEAD_BYTES = 1 << 20
 _MAX_AHEAD_STEPS = 32

@@ -147,11 +147,6 @@ class Planned(Source):
             return self._order[begin : begin + tf.cast(num_steps, tf.int64)]
 
 
-def with_version(columns: Mapping[str, Any]) -> Batch:
-    """Returns data and info of the columns of a `Storage`: the trajectory, and its `policy_version`."""
-    return columns['trajectory'], {'policy_version': columns['policy_version']}
-
-
 def advance(counter: tf.Variable, count: tf.Tensor) -> tf.Tensor:
     """Adds to a counter int64 on the host; returns what it was before. For a graph."""
     with tf.device('CPU:0'):
