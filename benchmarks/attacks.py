@@ -202,7 +202,7 @@ def serve(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str,
 
     from tflearn.files.run_dir import RunDir
     from tflearn.serving import tensor_protos
-    from tflearn.serving.protos import predict_pb2
+    from tflearn.serving.tensor_protos import predict_pb2
 
     save_sequence_policy(RunDir(root).greedy_policy / '1')
     port, metrics = free_port(), free_port()

@@ -41,7 +41,7 @@ from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.policies import loader  # noqa: E402
 from tflearn.policies.exporter import PolicyExporter  # noqa: E402
 from tflearn.serving import tensor_protos  # noqa: E402
-from tflearn.serving.protos import predict_pb2  # noqa: E402
+from tflearn.serving.tensor_protos import predict_pb2  # noqa: E402
 
 SIDES = {'batching': '--batching', 'single': '--nobatching'}
 # Observation's size, and layers.

@@ -113,7 +113,7 @@ MAX_BACKEND_MODULES = 5
 
 # Names in the run directory that another library uses as well: where, and which.
 # What describes the layout of a run by patterns, for stores that know no directories.
-PATTERNS = ('tflearn/files/store_layout.py', 'tflearn/files/store_roles.py')
+PATTERNS = ('tflearn/files/store_layout.py',)
 OTHERS_PATHS = {('tflearn/replay/checkpoints.py', 'DONE')}  # Reverb marks a complete checkpoint so.
 
 

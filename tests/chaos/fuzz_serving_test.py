@@ -56,7 +56,7 @@ def predict(port):
     import grpc
 
     from tests.serving import server_load_test
-    from tflearn.serving.protos import prediction_service_pb2_grpc
+    from tflearn.serving.tensor_protos import prediction_service_pb2_grpc
 
     with grpc.insecure_channel(f'localhost:{port}') as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)

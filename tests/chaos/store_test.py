@@ -20,7 +20,7 @@ from tests.testing import s3_server
 from tflearn.files import store_layout
 from tflearn.files.objects import Objects
 from tflearn.launch.local import free_port
-from tflearn.serving import remote_policy
+from tflearn.serving import client
 
 pytestmark = pytest.mark.chaos
 
@@ -158,7 +158,7 @@ def _use(run, done):
     port = free_port()
     command = [sys.executable, '-m', 'scripts.serve', f'--root_dir={run.url}', f'--port={port}']
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as server:
-        model = remote_policy.RemoteModel(f'localhost:{port}', 'greedy_policy')
+        model = client.PolicyClient(f'localhost:{port}', 'greedy_policy')
         try:
             _wait(lambda: _version(model) == done['train_step'], 120)
         finally:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.environments import conformance, example_environments
-from tflearn.environments import gymnasium_env, native_vector_env, sync_vector_env
+from tflearn.environments import gymnasium_env, sync_vector_env, vector_env
 
 BOTH = pytest.mark.parametrize('vectorization', ['in_process', 'worker_processes'])
 
@@ -64,7 +64,7 @@ def test_native_and_single_environments_are_the_same_task():
 @pytest.mark.parametrize(
     ('name', 'arguments', 'kind'),
     [
-        ('CartPole-v1', {}, native_vector_env.NativeVectorEnv),
+        ('CartPole-v1', {}, vector_env.NativeVectorEnv),
         ('CartPole-v1', {'max_episode_steps': 9}, sync_vector_env.SyncVectorEnv),
         ('CartPole-v1', {'kwargs': {'sutton_barto_reward': True}}, sync_vector_env.SyncVectorEnv),
         ('Acrobot-v1', {}, sync_vector_env.SyncVectorEnv),

@@ -16,7 +16,7 @@ from tflearn.files.manifests import Manifests
 from tflearn.files.objects import Objects
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.files.store_copy import StoreCopy
-from tflearn.files.store_roles import role
+from tflearn.files.store_layout import role
 from tflearn.policies import versions
 
 

@@ -20,7 +20,7 @@ from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies.policy_function import load_policy
 from tflearn.transforms import rewards, transformed
-from tflearn.transforms.reward_weights import RewardWeights
+from tflearn.transforms.rewards import RewardWeights
 
 
 def make_agent(*given, weights=(1.0, 0.25)):

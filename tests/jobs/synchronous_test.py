@@ -20,7 +20,7 @@ from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import versions
-from tflearn.policies.model_files import ModelFiles
+from tflearn.policies.updates import ModelFiles
 
 # Batches of 8, 2 environments, 8 draws of each sequence: two train steps for a batched step.
 FEW = {'num_environments': 2, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50}

@@ -13,14 +13,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.testing import certificates
 from tflearn.core.waiting import wait_until
-from tflearn.net.grpc_server import Overloaded, Server, connect, server_credentials
+from tflearn.net.grpc_server import Refused, Server, connect, server_credentials
 from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import TlsFiles
 
 DEADLINE_SECS = 60.0
 ERRORS = {
     b'key': (KeyError('no such key'), 'NOT_FOUND', 'no such key'),
-    b'much': (Overloaded('too much'), 'RESOURCE_EXHAUSTED', 'too much'),
+    b'much': (Refused('RESOURCE_EXHAUSTED', 'too much'), 'RESOURCE_EXHAUSTED', 'too much'),
     b'bug': (ZeroDivisionError('a bug'), 'INTERNAL', 'ZeroDivisionError: the server has the details in its log'),
 }
 

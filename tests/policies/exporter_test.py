@@ -18,7 +18,7 @@ from tf_agents.utils import common
 
 import tflearn
 from tests.testing import example_policies
-from tflearn.policies import loader, plain_nests, tflite
+from tflearn.policies import loader, signatures, tflite
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.served_version import ServedVersion
 
@@ -78,7 +78,7 @@ def observations(policy, steps, batch_size):
     """Returns flat observations by name, [T, B, ...], and the time steps made of them."""
     time_steps = [example_policies.time_step(policy, batch_size, seed) for seed in range(steps)]
     time_steps[0] = time_steps[0]._replace(step_type=np.zeros(batch_size, np.int32))
-    flat = [plain_nests.flat_dict({'observation': time_step.observation}) for time_step in time_steps]
+    flat = [signatures.flat_dict({'observation': time_step.observation}) for time_step in time_steps]
     return {name: np.stack([leaves[name] for leaves in flat]) for name in flat[0]}, time_steps
 
 

@@ -13,8 +13,7 @@ from tests.testing import example_policies
 from tflearn.core.errors import UserValueError
 from tflearn.policies import loaded_model, loader
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.batching import BatchOptions
-from tflearn.serving.served_version import ServedVersion
+from tflearn.serving.served_version import BatchOptions, ServedVersion
 
 OBSERVATION = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
 

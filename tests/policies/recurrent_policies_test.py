@@ -114,7 +114,7 @@ def test_the_signature_takes_and_returns_the_state_by_names(exported):
 def test_a_server_takes_and_returns_the_state(exported):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     from tests.testing import served_policies
-    from tflearn.serving.remote_policy import RemotePolicy
+    from tflearn.serving.client import RemotePolicy
 
     policy, exporter, model = exported
     with served_policies.serving(exporter._directory.parent) as (server, _):

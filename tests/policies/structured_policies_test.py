@@ -121,9 +121,8 @@ def test_served(policy, folder, named):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     import grpc
 
-    from tflearn.serving.batching import BatchOptions
-    from tflearn.serving.client import PolicyClient
-    from tflearn.serving.remote_policy import RemotePolicy
+    from tflearn.serving.client import PolicyClient, RemotePolicy
+    from tflearn.serving.served_version import BatchOptions
 
     expected = live(policy, named)
     with served_policies.serving(folder, BatchOptions()) as (server, _):

@@ -5,9 +5,10 @@ import pathlib
 import pytest
 
 from tests.testing import example_policies
+from tflearn.net.grpc_server import Refused
 from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.models import ModelHolder, Models, NotReady, NotServed
+from tflearn.serving.models import ModelHolder, Models
 from tflearn.serving.served_version import ServedVersion
 
 
@@ -36,7 +37,7 @@ def test_the_newest_version_is_served(exporter, directory):
     assert holder.get(3) is holder.get()
     assert versions.add_metadata(directory / '3', evaluation={})
     assert not holder.refresh()
-    with pytest.raises(NotServed, match=r"version 1 of 'greedy_policy', which serves \[3\]"):
+    with pytest.raises(Refused, match=r"version 1 of 'greedy_policy', which serves \[3\]"):
         holder.get(1)
 
 
@@ -70,7 +71,7 @@ def test_only_pinned_versions_are_served(exporter, directory):
     assert holder.refresh() and holder.get().version == 1
     exporter.export(3, {})
     assert holder.refresh() and holder.get().version == 3 and holder.get(1).version == 1
-    with pytest.raises(NotServed, match='version 2'):
+    with pytest.raises(Refused, match='version 2'):
         holder.get(2)
     assert not holder.refresh()
 
@@ -93,10 +94,10 @@ def test_each_directory_is_a_model(exporter, directory):
     assert models.missing == ['any policy']
     exporter.export(1, {})
     assert models.refresh() and models.get('greedy_policy').get().version == 1
-    with pytest.raises(NotServed, match=r"got the model name 'greedy'; need one of \['greedy_policy'\]"):
+    with pytest.raises(Refused, match=r"got the model name 'greedy'; need one of \['greedy_policy'\]"):
         models.get('greedy')
     named = Models(directory.parent, ServedVersion, names=['other'])
     assert not named.refresh() and named.missing == ['other']
     assert not models.missing
-    with pytest.raises(NotReady, match="the model 'other' waits for a version in"):
+    with pytest.raises(Refused, match="the model 'other' waits for a version in"):
         named.get('other').get()

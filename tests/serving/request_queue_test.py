@@ -12,11 +12,10 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies
-from tflearn.net.grpc_server import Overloaded
+from tflearn.net.grpc_server import Refused
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.batching import BatchOptions
 from tflearn.serving.request_queue import RequestQueue
-from tflearn.serving.served_version import ServedVersion
+from tflearn.serving.served_version import BatchOptions, ServedVersion
 
 BATCHING = BatchOptions(max_batch_size=8, max_enqueued_batches=3)
 
@@ -80,7 +79,7 @@ def test_invalid_values_fail_only_their_own_request(path):
 def test_rejects_requests_when_overloaded(path):
     answers, _ = ask(path, [[1] * 8, [2] * 8, [3] * 8, [4], [5]])
     assert answers[:3] == [[1] * 8, [0] * 8, [1] * 8]
-    assert [str(answer) for answer in answers[3:] if isinstance(answer, Overloaded)] == [
+    assert [str(answer) for answer in answers[3:] if isinstance(answer, Refused)] == [
         'got 1 rows, and 24 wait already; send less at a time, or try again later'
     ] * 2
 
@@ -118,7 +117,7 @@ def test_cancelled_requests_do_not_count_as_waiting(path):
         requests.close()
         return answers
 
-    refused = {2: asyncio.CancelledError, 4: Overloaded}
+    refused = {2: asyncio.CancelledError, 4: Refused}
     for number, answer in enumerate(asyncio.run(answers())):
         if number in refused:
             assert isinstance(answer, refused[number])

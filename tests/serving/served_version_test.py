@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import example_policies
-from tflearn.policies import plain_nests
+from tflearn.policies import signatures
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving import batching, tensor_protos
+from tflearn.serving import served_version, tensor_protos
 from tflearn.serving.served_version import InvalidRequest, ServedVersion
 
 
@@ -18,7 +18,7 @@ def export(kind, directory):
     return policy, PolicyExporter(policy, directory).export(1, {})
 
 
-@pytest.mark.parametrize('options', [None, batching.BatchOptions(max_batch_size=4)], ids=['single', 'batched'])
+@pytest.mark.parametrize('options', [None, served_version.BatchOptions(max_batch_size=4)], ids=['single', 'batched'])
 @pytest.mark.parametrize(
     'kind',
     ['greedy', 'recurrent', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('nested', 'greedy_actor'))],
@@ -27,7 +27,7 @@ def test_outputs_equal_those_of_the_saved_model(kind, options, tmp_path):
     policy, path = export(kind, tmp_path)
     served, model = ServedVersion(path, options), tf.saved_model.load(str(path))
     for batch_size in (1, 3, 9):  # the last is more than one batch
-        inputs = plain_nests.flat_dict(plain_nests.to_plain(example_policies.time_step(policy, batch_size)))
+        inputs = signatures.flat_dict(signatures.to_plain(example_policies.time_step(policy, batch_size)))
         if 'get_initial_state' in served.signatures:
             inputs |= served.signature('get_initial_state').run({'batch_size': np.int32(batch_size)})
         for signature in ('serving_default', 'action'):
@@ -42,9 +42,9 @@ def test_outputs_equal_those_of_the_saved_model(kind, options, tmp_path):
 
 def test_two_loads_of_a_version_share_no_batches(tmp_path):
     policy, path = export('greedy', tmp_path)
-    first = ServedVersion(path, batching.BatchOptions())
+    first = ServedVersion(path, served_version.BatchOptions())
     example_policies.reweigh(policy, seed=1)
-    second = ServedVersion(PolicyExporter(policy, tmp_path).export(2, {}), batching.BatchOptions())
+    second = ServedVersion(PolicyExporter(policy, tmp_path).export(2, {}), served_version.BatchOptions())
     inputs = {'observation': example_policies.time_step(policy, 50).observation}
     answers = [version.signature('serving_default').run(inputs)['action'] for version in (first, second, first)]
     np.testing.assert_array_equal(answers[0], answers[2])
@@ -56,9 +56,9 @@ def test_a_version_that_is_loaded_again_starts_no_threads(tmp_path):
 
     made = []  # the number of the next new queue; the threads of a queue never end
     for _ in range(4):
-        ServedVersion(path, batching.BatchOptions(max_batch_size=3))
+        ServedVersion(path, served_version.BatchOptions(max_batch_size=3))
         gc.collect()
-        made.append(repr(batching._queue_numbers))
+        made.append(repr(served_version._queue_numbers))
     assert made == made[:1] * 4, 'each load takes the queues of the one before'
 
 
@@ -143,7 +143,7 @@ def test_rejects_malformed_protos(tensor, dtype, message):
 
 
 def test_batch_settings_are_checked_and_written_for_tensorflow_serving():
-    assert batching.BatchOptions(batch_timeout_micros=7).serving_config().splitlines()[:2] == [
+    assert served_version.BatchOptions(batch_timeout_micros=7).serving_config().splitlines()[:2] == [
         'max_batch_size { value: 64 }',
         'batch_timeout_micros { value: 7 }',
     ]

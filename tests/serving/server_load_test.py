@@ -14,9 +14,9 @@ import grpc
 
 from tests.testing import served_policies
 from tflearn.core.waiting import wait_until
-from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
-from tflearn.serving.protos import predict_pb2, prediction_service_pb2_grpc
+from tflearn.serving.served_version import BatchOptions
+from tflearn.serving.tensor_protos import predict_pb2, prediction_service_pb2_grpc
 
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)

@@ -28,19 +28,17 @@ from tflearn.net.grpc_server import connect
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies import loader
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
-from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models
-from tflearn.serving.protos import (
+from tflearn.serving.served_version import BatchOptions, ServedVersion
+from tflearn.serving.server import PolicyServer, ServingMetrics
+from tflearn.serving.tensor_protos import (
     get_model_metadata_pb2,
     get_model_status_pb2,
     model_service_pb2_grpc,
     predict_pb2,
     prediction_service_pb2_grpc,
 )
-from tflearn.serving.served_version import ServedVersion
-from tflearn.serving.server import PolicyServer
 
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)

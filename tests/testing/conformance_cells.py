@@ -36,7 +36,7 @@ from tflearn.jobs.train_settings import Initial
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.networks import sets
 from tflearn.networks.networks import NetworkOptions
-from tflearn.policies import plain_nests, versions
+from tflearn.policies import signatures, versions
 from tflearn.replay import reader
 from tflearn.transforms import normalize, transformed
 
@@ -303,9 +303,9 @@ class Run:
         ended, rewards = False, 0.0
         while not ended:
             action = policy(observation)
-            inputs = plain_nests.flat(plain_nests.to_plain(observation), 'observation')
+            inputs = signatures.flat(signatures.to_plain(observation), 'observation')
             found = plain.act({name: np.asarray(value)[np.newaxis] for name, value in inputs})
-            for name, value in plain_nests.flat(plain_nests.to_plain(action), 'action'):
+            for name, value in signatures.flat(signatures.to_plain(action), 'action'):
                 np.testing.assert_allclose(found[name][0], value, rtol=1e-5, atol=1e-6)
             observation, reward, ended, _, _ = environment.step(action)
             rewards += reward

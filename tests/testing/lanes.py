@@ -24,7 +24,7 @@ CLASSIC_ONLY = (
     *('chaos', 'config', 'files', 'launch', 'net', 'tools'),
     *(f'coordinator/{name}_test.py' for name in ('client', 'control', 'credits', 'reports', 'server')),
     *(f'core/{name}_test.py' for name in ('background', 'tokens', 'waiting', 'watchdog')),
-    *(f'environments/{name}_test.py' for name in ('cpp_client', 'external_descriptions', 'external_server', 'pacing')),
+    *(f'environments/{name}_test.py' for name in ('cpp_client', 'external_server', 'pacing')),
     *(
         f'learner/{name}_test.py'
         for name in ('checkpoints_process', 'preemption', 'tf_config', 'triggers', 'worker_files')

@@ -41,7 +41,7 @@ from tflearn.coordinator.state import MAX_WAIT_SECS, RELAY, Conflict, Newest, St
 from tflearn.coordinator.weights_reader import DELTA, PATH, STATUS_PATH, Lost, Refused, WeightsReader
 from tflearn.core import background
 from tflearn.core.errors import UserValueError
-from tflearn.net import http_request, interfaces
+from tflearn.net import http_request, server_options
 from tflearn.net.http_request import Request, Response, json_response
 from tflearn.net.http_server import HttpServer, Route
 from tflearn.net.server_options import ServerOptions
@@ -226,7 +226,7 @@ def _index(text: str) -> int:
 def options(address: str, token: str | None, max_connections: int = MAX_CONNECTIONS) -> ServerOptions:
     """Returns where a server listens that others reach at `address`: on all networks, unless that is this machine."""
     host, _, port = address.rpartition(':')
-    listen = host.strip('[]') if host in interfaces.LOCAL_HOSTS else '0.0.0.0'
+    listen = host.strip('[]') if host in server_options.LOCAL_HOSTS else '0.0.0.0'
     return ServerOptions(listen, int(port), max_connections, MAX_BYTES, None, token)
 
 

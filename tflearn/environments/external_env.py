@@ -10,7 +10,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import IDLE, EnvironmentSpecs, check_batch
-from tflearn.environments import external_descriptions
+from tflearn.environments import external_server
 from tflearn.environments.external_server import ExternalOptions, Server
 from tflearn.environments.external_slots import Slots
 
@@ -31,7 +31,7 @@ def make(
     Args:
       num_environments: the number of slots, B: as many simulators take part at the same time.
       seed: has no effect; simulators draw their own random numbers.
-      observation: describes an observation, see `descriptions`.
+      observation: describes an observation, see `external_server`.
       action: describes an action.
       options: where simulators connect to, and how long they may take.
 
@@ -40,7 +40,7 @@ def make(
     """
     del seed
     specs = EnvironmentSpecs(
-        external_descriptions.to_spec(observation, 'observation'), external_descriptions.to_spec(action, 'action')
+        external_server.to_spec(observation, 'observation'), external_server.to_spec(action, 'action')
     )
     return ExternalEnvironment(specs, num_environments, options)
 

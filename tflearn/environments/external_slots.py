@@ -18,22 +18,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from tflearn.net.http_request import Refused
+
 _FREE, _OBSERVED, _ASKED, _TOLD = 'free', 'observed', 'asked', 'told'
+_BUSY = HTTPStatus.SERVICE_UNAVAILABLE
 _MAX_GONE = 10_000  # episodes that have ended, whose names are remembered
-
-
-class Busy(RuntimeError):
-    """The server cannot take a request now; the client may try again."""
-
-
-class Gone(LookupError):
-    """The episode has ended or was dropped, or never existed."""
-
-
-class OutOfTurn(RuntimeError):
-    """The episode is waiting for something else."""
 
 
 class Result(NamedTuple):
@@ -50,20 +42,6 @@ class Result(NamedTuple):
     observation: Any
     terminated: bool
     truncated: bool
-
-
-class Answer(NamedTuple):
-    """What a client gets for a step.
-
-    Attributes:
-      action: the next action, a nest of arrays; None if the episode has ended.
-      num_steps: the steps of the episode so far.
-      total: the sum of its rewards so far.
-    """
-
-    action: Any
-    num_steps: int
-    total: float
 
 
 class Slot:
@@ -131,14 +109,15 @@ class Slots:
           (episode, action): the episode's name, and its first action.
 
         Raises:
-          Busy: if there is no slot in time, or the collector has ended.
-          Gone: if the environment was reset meanwhile.
+          Refused: if there is no slot in time, the collector has ended, or the environment was reset meanwhile.
         """
         waiting = _Begin(observation)
         with self._changed:
             self._check_open()
             if len(self._begins) >= 4 * len(self.slots):
-                raise Busy(f'{len(self._begins)} clients wait for one of {len(self.slots)} slots; try again later')
+                raise Refused(
+                    _BUSY, f'{len(self._begins)} clients wait for one of {len(self.slots)} slots; try again later'
+                )
             self._begins.append(waiting)
             self._changed.notify_all()
             self._changed.wait_for(lambda: waiting.slot or self._closed, timeout_secs)
@@ -146,13 +125,14 @@ class Slots:
                 if waiting in self._begins:
                     self._begins.remove(waiting)
                 self._check_open()
-                raise Busy(
-                    f'all {len(self.slots)} slots are in use, or the collector waits for the learner; try again later'
+                raise Refused(
+                    _BUSY,
+                    f'all {len(self.slots)} slots are in use, or the collector waits for the learner; try again later',
                 )
             episode = str(waiting.slot.episode)
             return episode, self._next_action(waiting.slot, episode)
 
-    def step(self, episode: str, number: int | None, result: Result) -> Answer:
+    def step(self, episode: str, number: int | None, result: Result) -> tuple[Any, int, float]:
         """Returns a client's result to the environment, and waits for the next action unless the episode has ended.
 
         Args:
@@ -162,23 +142,24 @@ class Slots:
           result: what the simulator returned.
 
         Returns:
-          The next action; without one at the end of the episode.
+          (action, num_steps, total): the next action, None if the episode has ended; the steps of the episode so far,
+          and the sum of its rewards.
 
         Raises:
-          Gone: if there is no such episode any more.
-          OutOfTurn: if another request of the episode waits, or the step has another number.
-          Busy: if the collector has ended.
+          Refused: if there is no such episode any more, another request of it waits, the step has another number, or
+            the collector has ended.
         """
         with self._changed:
             self._check_open()
             slot = self._slot(episode)
             if number is not None and number == slot.num_steps - 1:
-                return Answer(self._next_action(slot, episode), slot.num_steps, slot.total)
+                return self._next_action(slot, episode), slot.num_steps, slot.total
             if slot.state != _ASKED or number not in (None, slot.num_steps):
-                raise OutOfTurn(
+                raise Refused(
+                    HTTPStatus.CONFLICT,
                     f'got step {"" if number is None else number} of the episode, which has '
                     f'{slot.num_steps} steps and {"needs" if slot.state == _ASKED else "computes"} the next one; send '
-                    'one request at a time, in order'
+                    'one request at a time, in order',
                 )
             slot.result, slot.state = result, _TOLD
             slot.num_steps += 1
@@ -186,11 +167,11 @@ class Slots:
             self._changed.notify_all()
             if result.terminated or result.truncated:
                 self._forget(slot, f'it has ended after {slot.num_steps} steps')
-                return Answer(None, slot.num_steps, slot.total)
-            return Answer(self._next_action(slot, episode), slot.num_steps, slot.total)
+                return None, slot.num_steps, slot.total
+            return self._next_action(slot, episode), slot.num_steps, slot.total
 
     def drop(self, episode: str) -> None:
-        """Ends an episode that its client gives up; its last step is dropped. Raises Gone if there is none."""
+        """Ends an episode that its client gives up; its last step is dropped. Raises Refused if there is none."""
         with self._changed:
             slot = self._slot(episode)
             self._drop(slot, 'its client has given it up')
@@ -277,12 +258,15 @@ class Slots:
         self._changed.wait_for(lambda: self._closed or slot.episode != episode or slot.state == _ASKED)
         self._check_open()
         if slot.episode != episode:
-            self._slot(episode)  # raises Gone
+            self._slot(episode)  # raises Refused
         return slot.action
 
     def _slot(self, episode: str) -> Slot:
         if episode not in self._by_episode:
-            raise Gone(f'got the episode {episode!r}: {self._gone.get(episode, "there is none")}; begin another one')
+            raise Refused(
+                HTTPStatus.GONE,
+                f'got the episode {episode!r}: {self._gone.get(episode, "there is none")}; begin another one',
+            )
         return self._by_episode[episode]
 
     def _drop(self, slot: Slot, reason: str) -> None:
@@ -299,4 +283,4 @@ class Slots:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Busy('the collector has ended; try again later')
+            raise Refused(_BUSY, 'the collector has ended; try again later')

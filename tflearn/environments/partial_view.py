@@ -40,15 +40,7 @@ class PartialView(Wrapper):
         self._visible = list(visible)
         self.specs = EnvironmentSpecs(self._part(spec), environment.specs.action, environment.specs.reward)
 
-    def reset(self) -> ts.TimeStep:
-        """Starts new episodes everywhere. Returns time steps [B]."""
-        return self._show(self._environment.reset())
-
-    def step(self, action: Any) -> ts.TimeStep:
-        """Applies `action`. Returns time steps [B]."""
-        return self._show(self._environment.step(action))
-
-    def _show(self, time_step: ts.TimeStep) -> ts.TimeStep:
+    def _changed(self, time_step: ts.TimeStep) -> ts.TimeStep:
         return time_step._replace(observation=time_step.observation[:, self._visible])
 
     def _part(self, spec: Any) -> Any:

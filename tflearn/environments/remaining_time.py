@@ -65,19 +65,8 @@ class RemainingTime(Wrapper):
         time = tensor_spec.BoundedTensorSpec((1,), tf.float32, 0.0, 1.0, f'observation/{REMAINING_TIME}')
         self.specs = EnvironmentSpecs(_with_time(spec, time), environment.specs.action, environment.specs.reward)
 
-    def reset(self) -> ts.TimeStep:
-        """Starts new episodes everywhere. Returns time steps [B]."""
-        return self._show(self._environment.reset())
-
-    def step(self, action: Any) -> ts.TimeStep:
-        """Applies `action`. Returns time steps [B].
-
-        Raises:
-          ValueError: as the environment does, and if an episode takes longer than the limit.
-        """
-        return self._show(self._environment.step(action))
-
-    def _show(self, time_step: ts.TimeStep) -> ts.TimeStep:
+    def _changed(self, time_step: ts.TimeStep) -> ts.TimeStep:
+        """See `Wrapper`. Raises ValueError if an episode takes longer than the limit."""
         self._num_steps = np.where(time_step.step_type == ts.StepType.FIRST, 0, self._num_steps + 1)
         if (self._num_steps > self._time_limit).any():
             raise UserValueError(

@@ -6,8 +6,8 @@ The workers import this file, so it must stay importable without TensorFlow.
 
 import contextlib
 import traceback
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -230,6 +230,11 @@ def progress_setter(environment: Any) -> Callable[[int, int], None] | None:
         return getattr(environment, 'set_progress', None)
 
 
+def spaces_of(environment: gymnasium.Env) -> tuple[spaces.Space, spaces.Space, tuple[int, ...]]:
+    """Returns an environment's observation space, action space and shape of rewards."""
+    return environment.observation_space, environment.action_space, reward_shape(environment)
+
+
 def reward_shape(environment: gymnasium.Env) -> tuple[int, ...]:
     """Returns the shape of an environment's rewards: (), or that of its `reward_space`, as in MO-Gymnasium."""
     space = getattr(environment.unwrapped, 'reward_space', None)
@@ -256,18 +261,20 @@ class Step(NamedTuple):
     rebuilt: np.ndarray | None = None
 
 
-class RebuildingVectorEnv(Protocol):
+class RebuildingVectorEnv:
     """N environments with next-step autoreset that are rebuilt when they fail."""
 
-    num_envs: int
-    name: str
-    single_observation_space: spaces.Space
-    single_action_space: spaces.Space
-    reward_shape: tuple[int, ...]
-    failures: Failures
+    def __init__(self, num_environments: int, name: str, of_one: tuple[Any, Any, tuple[int, ...]]):
+        """Takes what errors call an environment; and its observation space, action space and shape of rewards."""
+        self.num_envs, self.name = num_environments, name
+        self.single_observation_space, self.single_action_space, self.reward_shape = of_one
+        self.failures, self._columns = Failures(num_environments), InfoColumns(num_environments)
+        self._seed: int | None = None
+        self._progress: tuple[int, int] | None = None
 
     def reset(self, seed: int | None) -> Any:
         """Resets all environments, with seed, seed + 1, ...; returns their observations."""
+        raise NotImplementedError
 
     def step(self, action: Any) -> Step:
         """Steps all environments; those whose episode has ended are reset instead.
@@ -276,6 +283,7 @@ class RebuildingVectorEnv(Protocol):
           RuntimeError: if one fails too often in a row.
           UserError: if one returns what its spaces or gymnasium's interface do not allow, or raises a UserError.
         """
+        raise NotImplementedError
 
     def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, np.ndarray]:
         """Rebuilds environments whose observations or rewards cannot be used.
@@ -286,23 +294,58 @@ class RebuildingVectorEnv(Protocol):
         Returns:
           All environments' observations, and which of them begin a new episode, bool [B].
         """
+        raise NotImplementedError
 
     def set_progress(self, train_step: int, env_steps: int) -> None:
         """Passes the run's progress to the environments that have a method `set_progress`, before their next step."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Closes all environments."""
+        raise NotImplementedError
+
+    def _rows(self, environments: Iterable[int]) -> np.ndarray:
+        return np.isin(np.arange(self.num_envs), list(environments))
+
+    def _step_of(self, batch: Any, results: Sequence[Any], action: Any, failed: Collection[int]) -> Step:
+        """Returns the step of all environments' (reward, terminated, truncated, info)."""
+        rewards, terminated, truncated, infos = zip(*results, strict=True)
+        ends = np.array(terminated, bool), np.array(truncated, bool)
+        columns = self._columns.gather(infos, action)
+        return Step(batch, np.array(rewards, np.float32), *ends, columns, self._rows(failed) if failed else None)
+
+    def _remade(
+        self,
+        environments: Sequence[int],
+        cause: str,
+        origin: str,
+        close: Callable[[], object],
+        make: Callable[[], Any],
+    ) -> Any:
+        """Closes environments and makes them again until they can be reset. Returns their first observation."""
+        while True:
+            self.failures.add(environments, cause)
+            with contextlib.suppress(Exception):  # it is broken
+                close()
+            try:
+                made = make()
+                if self._progress and (setter := progress_setter(made)):
+                    setter(*self._progress)
+                result = made.reset(seed=seed_of(self._seed, environments[0], self.failures.num_rebuilt))
+                return gathering.reset_result(result, origin)[0]
+            except UserError:
+                raise
+            except Exception as error:
+                cause = cause_of(error)
 
 
-class SyncVectorEnv(Resumable):
-    """A `RebuildingVectorEnv` that steps its environments one after the other."""
+class SyncVectorEnv(RebuildingVectorEnv, Resumable):
+    """Steps its environments one after the other."""
 
     _KEPT = ('_environments', '_ended', '_seed', '_progress', '_columns', 'failures')
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int):
         """Makes the environments; errors of `make_one` propagate."""
-        self.num_envs = num_environments
-        self.failures = Failures(num_environments)
         self._make_one = make_one
         self._environments: list[gymnasium.Env] = []
         try:
@@ -311,20 +354,14 @@ class SyncVectorEnv(Resumable):
         except BaseException:
             self.close()
             raise
-        self.single_observation_space = self._environments[0].observation_space
-        self.single_action_space = self._environments[0].action_space
-        self.reward_shape = reward_shape(self._environments[0])
-        self.name = name_of(self._environments[0])
+        super().__init__(num_environments, name_of(self._environments[0]), spaces_of(self._environments[0]))
         self._origins = [origin_of(i, self.name) for i in range(num_environments)]
         self._no_reward: Any = np.zeros(self.reward_shape, np.float32) if self.reward_shape else 0.0
         self._action_space = batch_space(self.single_action_space, num_environments)
         gathering.check_space(self.single_observation_space, 'observation')
         self._batch = create_empty_array(self.single_observation_space, num_environments)
         self._gather = gathering.gatherer(self.single_observation_space, self._batch, self._origins)
-        self._columns = InfoColumns(num_environments)
         self._ended = [False] * num_environments
-        self._seed: int | None = None
-        self._progress: tuple[int, int] | None = None
 
     def reset(self, seed: int | None) -> Any:
         """See `RebuildingVectorEnv`."""
@@ -339,35 +376,31 @@ class SyncVectorEnv(Resumable):
                 raise
             except Exception as error:
                 observations.append(self._rebuild(i, cause_of(error)))
-        return self._concatenate(observations)
+        self._gather(observations)
+        return self._batch
 
     def step(self, action: Any) -> Step:
         """See `RebuildingVectorEnv`."""
-        results, failed = [], []
+        observations, results, failed = [], [], []
         for i, own_action in enumerate(iterate(self._action_space, action)):
             environment = self._environments[i]
             try:
                 if self._ended[i]:
                     observation, info = gathering.reset_result(environment.reset(), self._origins[i])
-                    results.append((observation, self._no_reward, False, False, info))
+                    result: Any = (self._no_reward, False, False, info)
                 else:
-                    result = environment.step(own_action)
-                    results.append(gathering.step_result(result, self.reward_shape, self._origins[i]))
+                    stepped = environment.step(own_action)
+                    observation, *result = gathering.step_result(stepped, self.reward_shape, self._origins[i])
             except UserError:
                 raise
             except Exception as error:
-                results.append((self._rebuild(i, cause_of(error)), self._no_reward, False, False, {}))
+                observation, result = self._rebuild(i, cause_of(error)), (self._no_reward, False, False, {})
                 failed.append(i)
-        observations, rewards, all_terminated, all_truncated, all_infos = zip(*results, strict=True)
-        self._ended = [a or b for a, b in zip(all_terminated, all_truncated, strict=True)]
-        return Step(
-            self._concatenate(observations),
-            np.array(rewards, np.float32),
-            np.array(all_terminated, bool),
-            np.array(all_truncated, bool),
-            self._columns.gather(all_infos, action),
-            np.isin(np.arange(self.num_envs), failed) if failed else None,
-        )
+            observations.append(observation)
+            results.append(result)
+        self._ended = [terminated or truncated for _, terminated, truncated, _ in results]
+        self._gather(observations)
+        return self._step_of(self._batch, results, action, failed)
 
     def close(self) -> None:
         """See `RebuildingVectorEnv`."""
@@ -379,7 +412,7 @@ class SyncVectorEnv(Resumable):
         for i, cause in causes.items():
             assign(self.single_observation_space, self._batch, i, self._rebuild(i, cause), self._origins[i])
             self._ended[i] = False
-        return self._batch, np.isin(np.arange(self.num_envs), list(causes))
+        return self._batch, self._rows(causes)
 
     def set_progress(self, train_step: int, env_steps: int) -> None:
         """See `RebuildingVectorEnv`."""
@@ -388,26 +421,14 @@ class SyncVectorEnv(Resumable):
             if setter := progress_setter(environment):
                 setter(train_step, env_steps)
 
-    def _concatenate(self, observations: Any) -> Any:
-        self._gather(observations)
-        return self._batch
-
     def _rebuild(self, i: int, cause: str) -> Any:
         """Makes a new environment `i` until one can be reset. Returns its first observation."""
-        while True:
-            self.failures.add([i], cause)
-            with contextlib.suppress(Exception):  # it is broken
-                self._environments[i].close()
-            try:
-                self._environments[i] = self._make_one()
-                if self._progress and (setter := progress_setter(self._environments[i])):
-                    setter(*self._progress)
-                result = self._environments[i].reset(seed=seed_of(self._seed, i, self.failures.num_rebuilt))
-                return gathering.reset_result(result, self._origins[i])[0]
-            except UserError:
-                raise
-            except Exception as error:
-                cause = cause_of(error)
+
+        def make() -> gymnasium.Env:
+            self._environments[i] = self._make_one()
+            return self._environments[i]
+
+        return self._remade([i], cause, self._origins[i], lambda: self._environments[i].close(), make)
 
 
 def assign(space: spaces.Space, batch: Any, i: int, observation: Any, origin: str) -> None:

@@ -20,7 +20,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_empty
 
 from tflearn.core.errors import UserError
 from tflearn.environments import gathering, sync_vector_env
-from tflearn.environments.sync_vector_env import Failures, cause_of, seed_of
+from tflearn.environments.sync_vector_env import cause_of, seed_of
 
 _START_TIMEOUT_SECS = 600.0  # some environments load for minutes
 _CLOSE_SECS = 5.0
@@ -159,8 +159,8 @@ class _Worker:
         return False, f'its process (pid {self.process.pid}) did not answer in time and counts as hanging'
 
 
-class WorkerVectorEnv:
-    """A `sync_vector_env.RebuildingVectorEnv` with one process per environment. An error closes it."""
+class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
+    """Has one process per environment. An error closes it."""
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int, step_timeout_secs: float):
         """Starts one process per environment and waits until each has made its own.
@@ -172,18 +172,12 @@ class WorkerVectorEnv:
           RuntimeError: if a worker died or could not make its environment.
         """
         with contextlib.closing(make_one()) as example:
-            self.single_observation_space = example.observation_space
-            self.single_action_space = example.action_space
-            self.reward_shape = sync_vector_env.reward_shape(example)
-            self.name = sync_vector_env.name_of(example)
+            of_one = sync_vector_env.spaces_of(example)
+            super().__init__(num_environments, sync_vector_env.name_of(example), of_one)
         gathering.check_space(self.single_observation_space, 'observation')
         gathering.check_space(self.single_action_space, 'action')
-        self.num_envs = num_environments
-        self.failures = Failures(num_environments)
         self._make_one = CloudpickleWrapper(make_one)
         self._timeout_secs = step_timeout_secs
-        self._columns = sync_vector_env.InfoColumns(num_environments)
-        self._seed: int | None = None
         # 'fork' would copy TensorFlow's locks while its threads hold them. 'spawn' would work, but the fork server
         # imports gymnasium only once for all workers.
         self._context = multiprocessing.get_context('forkserver')
@@ -191,7 +185,6 @@ class WorkerVectorEnv:
         self._action_space = batch_space(self.single_action_space, num_environments)
         self._memory = _memory(self.single_observation_space, num_environments, self._context)
         self._batch = _arrays(self.single_observation_space, self._memory)
-        self._progress: tuple[int, int] | None = None
         self._workers: list[_Worker] = []
         # It also runs at exit, before multiprocessing joins the remaining processes.
         self._end = util.Finalize(self, _end_workers, args=(self._workers,), exitpriority=100)
@@ -220,21 +213,13 @@ class WorkerVectorEnv:
             self._rebuild(failed)
         of_failed: tuple[Any, bool, bool, dict[str, Any]] = (np.zeros(self.reward_shape, np.float32), False, False, {})
         all_results = [results.get(i, of_failed) for i in range(self.num_envs)]
-        rewards, terminated, truncated, all_infos = zip(*all_results, strict=True)
-        return sync_vector_env.Step(
-            self._batch,
-            np.array(rewards, np.float32),
-            np.array(terminated),
-            np.array(truncated),
-            self._columns.gather(all_infos, action),
-            np.isin(np.arange(self.num_envs), list(failed)) if failed else None,
-        )
+        return self._step_of(self._batch, all_results, action, failed)
 
     def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, np.ndarray]:
         """See `sync_vector_env.RebuildingVectorEnv`."""
         with self._closed_after_errors():
             self._rebuild(dict(causes))
-        return self._batch, np.isin(np.arange(self.num_envs), list(causes))
+        return self._batch, self._rows(causes)
 
     def set_progress(self, train_step: int, env_steps: int) -> None:
         """See `sync_vector_env.RebuildingVectorEnv`."""

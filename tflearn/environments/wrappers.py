@@ -30,11 +30,15 @@ class Wrapper:
 
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns time steps [B]."""
-        return self._environment.reset()
+        return self._changed(self._environment.reset())
 
     def step(self, action: Any) -> ts.TimeStep:
         """Applies `action`. Returns time steps [B]."""
-        return self._environment.step(action)
+        return self._changed(self._environment.step(action))
+
+    def _changed(self, time_step: ts.TimeStep) -> ts.TimeStep:
+        """Returns the time steps [B] of both as this environment has them."""
+        return time_step
 
     def set_progress(self, train_step: int, env_steps: int) -> None:
         """Passes the run's progress to the environment, if it takes it."""

@@ -16,7 +16,7 @@ from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.files.objects import Objects
 from tflearn.files.run_dir import RunDir, call_by_url
 from tflearn.files.store_copy import StoreCopy
-from tflearn.files.store_roles import role
+from tflearn.files.store_layout import role
 
 _LOCK = 'lock'
 

@@ -22,7 +22,7 @@ from tflearn.core.errors import UserRuntimeError
 from tflearn.files import digests, store_layout
 from tflearn.files.lock import Store
 from tflearn.files.objects import Objects, Version
-from tflearn.files.store_roles import Role
+from tflearn.files.store_layout import Role
 
 _POLL_SECS = 2.0
 _VERSIONS = 'policies'  # the folder that only artifacts are in

@@ -131,7 +131,7 @@ def _served(agent: Agent, options: CollectOptions, run: Run, ending: contextlib.
     """Returns the served collect policy; None if the options name no server."""
     if options.served_at is None:
         return None
-    from tflearn.serving.remote_policy import RemotePolicy  # it needs an extra
+    from tflearn.serving.client import RemotePolicy  # it needs an extra
 
     given = agent.collect_policy, None, run.connect_timeout_secs, run.stop
     policy = RemotePolicy(options.served_at, 'collect_policy', *given)

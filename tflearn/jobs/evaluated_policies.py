@@ -164,13 +164,13 @@ class ServedPolicies(ExportedPolicies):
           ImportError: without the extra `serving`.
         """
         # Imported here, since it needs an extra.
-        from tflearn.serving import remote_policy
+        from tflearn.serving import client
 
         super().__init__(run, options.policy, specs)
         self.what = f'the policy {options.policy!r} served at {options.served_at}'
         self._address, self._name = str(options.served_at), options.policy
-        self._served_policy = remote_policy
-        self._model = remote_policy.RemoteModel(self._address, self._name)
+        self._served_policy = client
+        self._model = client.PolicyClient(self._address, self._name)
         self._policy: Any = None
 
     def result(self) -> dict[str, Any] | None:

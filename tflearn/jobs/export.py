@@ -14,7 +14,7 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files import digests
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
-from tflearn.policies import fixed_batch, products, updates, versions
+from tflearn.policies import products, updates, versions
 from tflearn.policies import tflite as lite
 from tflearn.policies.exporter import OBSERVATION_NAMES
 from tflearn.policies.products import ProductOptions
@@ -90,7 +90,7 @@ def export(
             return _product(run_dir, version, copy, path, product)
         if tflite is None:
             path = pathlib.Path(str(output))
-            fixed_batch.save(copy, int(batch_size or 1), path)
+            products.save_fixed_batch(copy, int(batch_size or 1), path)
             return path
         path = path or run_dir.tflite(policy, step, tflite)
         _write_tflite(run_dir, copy, path, tflite, observations, num_observations)

@@ -17,7 +17,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import initial_agent
 from tflearn.jobs.run import Run
-from tflearn.net import interfaces
+from tflearn.net import server_options
 from tflearn.replay.reader import TableReader
 from tflearn.replay.shards import Shards
 from tflearn.replay.shards import check as check_shards
@@ -67,7 +67,9 @@ def feed(
       ValueError: if such experience cannot be fed, or the servers, or other workers, have other data.
     """
     feed_blocks.check(experience.replay)
-    own = host or ('localhost' if feed_address.rpartition(':')[0] in interfaces.LOCAL_HOSTS else socket.gethostname())
+    own = host or (
+        'localhost' if feed_address.rpartition(':')[0] in server_options.LOCAL_HOSTS else socket.gethostname()
+    )
     if index is None:
         _dispatch(run, feed_address, own, port, shield)
         return
@@ -85,7 +87,7 @@ def feed(
         client = FeedClient(feed_address)
         state = wait_until(client.state, f'the feed at {feed_address}', run.connect_timeout_secs, run.stop)
         _SERVERS.append(feed_worker.start_server(state['dispatcher'], own, port))
-        interfaces.log_shield((port or 'of the worker',), shield, _WHY_SHIELD, 'feed.shield')
+        server_options.log_shield((port or 'of the worker',), shield, _WHY_SHIELD, 'feed.shield')
         dataset.register(state['dispatcher'])
         logging.info('feeds elements of %.2f MB, %d at most in each', layout.num_bytes / 1e6, layout.num_steps)
         owner = f'{name} {socket.gethostname()}:{os.getpid()}'
@@ -108,7 +110,7 @@ def _dispatch(run: Run, feed_address: str, own: str, port: int, shield: str | No
     if not listen[2].isdecimal():
         raise UserValueError(f'got feed_address={feed_address!r}; need HOST:PORT')
     with run.dir.own('feed', run.stop), feed_server.dispatching(run.dir.feed, port) as port:
-        interfaces.log_shield((int(listen[2]), port), shield, _WHY_SHIELD, 'feed.shield')
+        server_options.log_shield((int(listen[2]), port), shield, _WHY_SHIELD, 'feed.shield')
         found = {'address': feed_address, 'dispatcher': f'{own}:{port}'}
         write_json(published, found)
         status = run.status('feed')

@@ -27,7 +27,7 @@ from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
-from tflearn.policies import plain_nests, versions
+from tflearn.policies import signatures, versions
 from tflearn.replay.storage import Storage
 from tflearn.sampling import sources
 
@@ -51,7 +51,7 @@ def make(
         under one name, or no part of the agent computes in `precision`.
     """
     nests = {'observation': specs.observation, 'action': specs.action}
-    plain_nests.flat_dict(plain_nests.to_plain(nests))  # the names of an export's tensors, checked before there is one
+    signatures.flat_dict(signatures.to_plain(nests))  # the names of an export's tensors, checked before there is one
     logging.info(strategies.describe_devices(strategy))
     with strategy.scope(), precisions.use(precision):
         train_step = create_train_step()

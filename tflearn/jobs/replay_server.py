@@ -31,7 +31,7 @@ from tflearn.files.run_dir import RunDir, Status
 from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.jobs.run import Run
 from tflearn.learner import machine
-from tflearn.net import interfaces
+from tflearn.net import server_options
 from tflearn.replay import backend, shards
 from tflearn.replay.backend import Server
 from tflearn.replay.checkpoints import CheckpointDirectory, DamagedCheckpoint, SaveTime
@@ -140,7 +140,7 @@ def _starting(
 
 def _shielded(replay: Server, address: str, shield: str | None) -> str:
     """Says what shields a server of Reverb's, and returns the address at which others reach it."""
-    interfaces.log_shield((replay.port,), shield, 'Reverb has no authentication', 'replay_server.shield')
+    server_options.log_shield((replay.port,), shield, 'Reverb has no authentication', 'replay_server.shield')
     return f'{address.rpartition(":")[0]}:{replay.port}'
 
 

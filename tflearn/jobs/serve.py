@@ -12,15 +12,13 @@ from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.files.run_dir import RunDir, Status, write_atomically
 from tflearn.jobs.run import Run
-from tflearn.net import interfaces, metrics_server
-from tflearn.net.server_options import ServerOptions
+from tflearn.net import metrics_server
+from tflearn.net.server_options import LOCAL_HOSTS, ServerOptions
 from tflearn.net.tls import TlsFiles
-from tflearn.serving.batching import BatchOptions
 from tflearn.serving.clients import Clients
-from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models
-from tflearn.serving.served_version import ServedVersion
-from tflearn.serving.server import PolicyServer
+from tflearn.serving.served_version import BatchOptions, ServedVersion
+from tflearn.serving.server import PolicyServer, ServingMetrics
 
 # Includes the types of the job's arguments.
 __all__ = ['BatchOptions', 'ServeOptions', 'ServerOptions', 'TlsFiles', 'serve']
@@ -87,12 +85,7 @@ def serve(
         if options.metrics_port is not None:
             given = metrics.registry, server_options.host, options.metrics_port, '--metrics_port'
             ending.enter_context(contextlib.closing(metrics_server.serve(*given)))
-        if (
-            clients
-            and clients.have_tokens
-            and not server_options.tls
-            and server_options.host not in interfaces.LOCAL_HOSTS
-        ):
+        if clients and clients.have_tokens and not server_options.tls and server_options.host not in LOCAL_HOSTS:
             logging.warning("the clients' tokens travel unencrypted; need --tls_certificate and --tls_key on a network")
         logging.info('listens at %s:%d; policies in %s', server_options.host, server.port, run.dir.policies)
         _follow(models, server, status, run, options)

@@ -29,7 +29,7 @@ from tflearn.learner.summaries import SummarySources
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.sampling.source import Source
 from tflearn.tools.watch import Watch
-from tflearn.transforms.reward_weights import RewardWeights
+from tflearn.transforms.rewards import RewardWeights
 
 _REPORT_SECS = 1.0
 _USED_UP_SECS = 5.0  # data may be on their way so long after the last environment step

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from absl import logging
 
 from tflearn.core import background
-from tflearn.net import handles
+from tflearn.net import server_options
 
 _ACCEPT_SECS = 0.02  # in which gRPC accepts who has connected
 _YOUNG_SECS = 0.05
@@ -37,7 +37,7 @@ class ConnectionLimit:
           port: where this process listens.
           connections: how many connections stay; fewer, if the process has not so many handles.
         """
-        self._port, self._most = port, handles.places(connections)
+        self._port, self._most = port, server_options.places(connections)
         self._used: dict[str, float] = {}
         self._known: dict[str, float] = {}
         self._null = os.open(os.devnull, os.O_RDONLY)
@@ -83,7 +83,7 @@ class ConnectionLimit:
             self._used.pop(gone, None)
         by_use = sorted(peers.items(), key=lambda each: (self._used.get(each[1], 0.0), self._known[each[1]]))
         # A new one has the time to send a request, while there are handles for it.
-        urgent = len(numbers) > handles.limit() * 7 // 8
+        urgent = len(numbers) > server_options.num_handles() * 7 // 8
         for number, peer in by_use[: max(0, len(peers) - self._most)]:
             if not urgent and now - self._known[peer] < _YOUNG_SECS:
                 young = True
@@ -124,7 +124,7 @@ def _open_handles() -> list[int]:
     try:
         return [int(name) for name in os.listdir('/proc/self/fd')]
     except OSError:  # there is none left for the directory
-        return list(range(handles.limit()))
+        return list(range(server_options.num_handles()))
 
 
 def _name(connection: socket.socket) -> str:

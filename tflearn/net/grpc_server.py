@@ -1,7 +1,9 @@
 """A gRPC server, of a mapping of methods: its address, TLS, limits and health; and channels to servers."""
 
 import asyncio
+import collections
 import contextlib
+import ctypes
 import dataclasses
 import pathlib
 import time
@@ -15,10 +17,8 @@ from tflearn.core import background, extras, tokens
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.net.connection_limit import ConnectionLimit
-from tflearn.net.partial_requests import NoMessage, Overloaded, PartialRequests
-from tflearn.net.renewed import Renewed
 from tflearn.net.server_options import ServerOptions
-from tflearn.net.tls import TlsFiles
+from tflearn.net.tls import Renewed, TlsFiles
 
 try:
     import grpc
@@ -35,15 +35,23 @@ StatusOf = Callable[[Exception], tuple[Any, str] | None]
 _HEALTH = '/grpc.health.v1.Health'
 # gRPC sends the details in a header, whose size is limited; names in them come from the client.
 _MAX_DETAILS = 1000
+_AT_ONCE_SECS = 0.02  # a request of a few kB is there with its head
+_WHOLE_SECS = 30.0
+_MAX_BYTES = 16 << 20  # of requests that are received slowly
+_BEGINNING = 4  # requests that begin to be received at the same time
+_FULL = 'RESOURCE_EXHAUSTED'
 # The work on the event loop takes milliseconds.
 _LOOP_SECS = 10.0
+# gRPC has many threads, in whose own arenas glibc would keep the memory of connections that have ended.
+_M_ARENA_MAX, _ARENAS = -8, 2
 
-# Limits for unknown clients: heads and streams of a connection, the bytes of a request before it is read, and the age
-# of a connection without requests. What is compressed could be unpacked to any size.
+# Limits for unknown clients: heads and streams of a connection, the bytes that it reads at once and those of a request
+# before it is read, and the age of a connection without requests. What is compressed could be unpacked to any size.
 _LIMITS = (
     ('grpc.so_reuseport', 0),
     ('grpc.server_handshake_timeout_ms', 10_000),
     ('grpc.max_concurrent_streams', 128),
+    ('grpc.experimental.tcp_max_read_chunk_size', 1 << 16),
     ('grpc.http2.bdp_probe', 0),
     ('grpc.keepalive_time_ms', 60_000),
     ('grpc.keepalive_timeout_ms', 20_000),
@@ -86,20 +94,94 @@ def _configuration(files: TlsFiles) -> Any:
     return grpc.ssl_server_certificate_configuration([pair], ca)
 
 
-class Unauthenticated(RuntimeError):
-    """The client is not known; it gets UNAUTHENTICATED and this message."""
+class Refused(RuntimeError):
+    """A request is answered with this status of gRPC and this message."""
+
+    def __init__(self, code: str, message: str):
+        """`code` is the status' name, such as 'RESOURCE_EXHAUSTED'."""
+        super().__init__(message)
+        self.code = grpc.StatusCode[code]
 
 
-class PermissionDenied(RuntimeError):
-    """The client may not ask this; it gets PERMISSION_DENIED and this message."""
+class PartialRequests:
+    """Reads requests of gRPC; used on one event loop, with a task for each request.
 
+    gRPC receives at most 64 kB of a request before it is read here, and all of it once reading has begun. So only a few
+    begin at the same time, those of all connections in turn, and at most a few may take longer than a moment: of more,
+    the connection with most of them loses its oldest one.
+    """
 
-_CODES: dict[type[Exception], Any] = {
-    NoMessage: grpc.StatusCode.INVALID_ARGUMENT,
-    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
-}
+    def __init__(self, max_request_bytes: int):
+        self._most = max(2, _MAX_BYTES // max_request_bytes)
+        self._slow: dict[asyncio.Task[Any], tuple[Any, asyncio.TimerHandle]] = {}
+        self._ended: set[asyncio.Task[Any]] = set()
+        self._num_free = _BEGINNING
+        self._waiting: dict[str, collections.deque[asyncio.Future[None]]] = {}  # by connection
+
+    async def read(self, context: Any) -> bytes:
+        """Returns the bytes of a request. Raises Refused if it takes too long, or there is none."""
+        task: Any = asyncio.current_task()
+        await self._begin(context)
+        timer = asyncio.get_running_loop().call_later(_AT_ONCE_SECS, self._is_slow, task, context)
+        try:
+            data = await context.read()
+            if not isinstance(data, bytes):  # the client ended the request, or its connection
+                raise Refused('INVALID_ARGUMENT', 'got no message; need one')
+            return data
+        except asyncio.CancelledError:
+            if task not in self._ended:
+                raise
+            task.uncancel()
+            raise Refused(_FULL, 'got a part of a request; send all of it at once, or try again later') from None
+        finally:
+            timer.cancel()
+            if late := self._slow.pop(task, None):
+                late[1].cancel()
+            elif task not in self._ended:
+                self._next()
+            self._ended.discard(task)
+
+    async def _begin(self, context: Any) -> None:
+        """Waits until the request is one of those that begin."""
+        if self._num_free:
+            self._num_free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(context.peer(), collections.deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it came just then
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        """Lets the next request begin: the oldest one of the connection that has waited the longest."""
+        while self._waiting:
+            peer, turns = next(iter(self._waiting.items()))
+            del self._waiting[peer]
+            turn = turns.popleft()
+            if turns:
+                self._waiting[peer] = turns
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._num_free += 1
+
+    def _is_slow(self, task: asyncio.Task[Any], context: Any) -> None:
+        self._next()
+        self._slow[task] = context, asyncio.get_running_loop().call_later(_WHOLE_SECS, self._end, task)
+        if len(self._slow) > self._most:
+            peers = [each.peer() for each, _ in self._slow.values()]
+            most = max(peers, key=peers.count)
+            oldest = next(each for each, peer in zip(self._slow, peers, strict=True) if peer == most)
+            self._slow.pop(oldest)[1].cancel()
+            self._end(oldest)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        """Ends a request that has not arrived as a whole."""
+        self._ended.add(task)
+        task.cancel()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +197,7 @@ class Caller:
     certificate_names: tuple[str, ...] = ()
 
 
-# Admits a request for the time of a block, or raises one of the errors above.
+# Admits a request for the time of a block, or raises Refused.
 Admit = Callable[[Caller], contextlib.AbstractContextManager[None]]
 
 
@@ -145,6 +227,8 @@ class Server:
         Raises:
           ValueError: if it cannot listen at the address, a file of `options.tls` is invalid, or there is no token.
         """
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
         # gRPC's own limit, maximum_concurrent_rpcs, accepts one more for each request that it rejected.
         self._slots, self._token = asyncio.Semaphore(max_concurrent_requests), options.read_token('token')
         self._partial = PartialRequests(options.max_request_bytes)
@@ -194,7 +278,7 @@ class Server:
             try:
                 with self._admit(self._authenticated(_caller(context))):
                     if self._slots.locked():
-                        raise Overloaded('too many requests at the same time; send less, or try again later')
+                        raise Refused(_FULL, 'too many requests at the same time; send less, or try again later')
                     async with self._slots:
                         data = await self._partial.read(context)
                         if self._limit:
@@ -212,9 +296,9 @@ class Server:
         return answer
 
     def _authenticated(self, caller: Caller) -> Caller:
-        """Returns the caller. Raises Unauthenticated if it does not show the token."""
+        """Returns the caller. Raises Refused if it does not show the token."""
         if self._token and not tokens.equal(tokens.received(caller.metadata.get('authorization')), self._token):
-            raise Unauthenticated('got no token, or another; need the metadata authorization: Bearer TOKEN')
+            raise Refused('UNAUTHENTICATED', 'got no token, or another; need the metadata authorization: Bearer TOKEN')
         return caller
 
     async def _check_health(self, unread: Any, context: Any) -> bytes:
@@ -235,14 +319,14 @@ class Server:
     async def _health_request(self, context: Any) -> Any:
         try:
             return health_pb2.HealthCheckRequest.FromString(await self._partial.read(context))
-        except Overloaded as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        except (DecodeError, NoMessage):
+        except (DecodeError, Refused) as error:
+            if isinstance(error, Refused) and error.code == grpc.StatusCode[_FULL]:
+                await context.abort(error.code, str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, 'got no HealthCheckRequest')
 
     def _status(self, error: Exception) -> tuple[Any, str]:
-        if code := _CODES.get(type(error)):
-            return code, str(error)
+        if isinstance(error, Refused):
+            return error.code, str(error)
         if status := self._status_of(error):
             return status
         logging.error('a request failed', exc_info=error)
@@ -270,16 +354,6 @@ class Server:
             self._loop.close()
 
 
-class _Handler(grpc.GenericRpcHandler):
-    """Finds the handler of a request by its method's name; gRPC answers UNIMPLEMENTED where there is none."""
-
-    def __init__(self, handlers: Mapping[str, Any]):
-        self._handlers = handlers
-
-    def service(self, handler_call_details: Any) -> Any:
-        return self._handlers.get(handler_call_details.method)
-
-
 def _caller(context: Any) -> Caller:
     auth_context = context.auth_context()
     names = [
@@ -291,8 +365,12 @@ def _caller(context: Any) -> Caller:
 
 async def _start(options: ServerOptions, handlers: Mapping[str, Any]) -> tuple[Any, int]:
     """Starts gRPC's server; returns it and its port."""
+    services: dict[str, dict[str, Any]] = {}
+    for name, handler in handlers.items():
+        _, service, method = name.split('/')
+        services.setdefault(service, {})[method] = handler
     server = grpc.aio.server(
-        handlers=[_Handler(handlers)],
+        handlers=[grpc.method_handlers_generic_handler(*each) for each in services.items()],
         options=[('grpc.max_receive_message_length', options.max_request_bytes), *_LIMITS],
     )
     credentials = server_credentials(options.tls) if options.tls else None

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any
 
 from absl import logging
@@ -23,10 +22,10 @@ from absl import logging
 from tflearn.core import background
 from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import is_listening
-from tflearn.net import handles
+from tflearn.net import server_options
 from tflearn.net.http_request import HEAD_SECS, MAX_HEAD, Refused, Request, Response, shut
-from tflearn.net.renewed import Renewed
 from tflearn.net.server_options import ServerOptions
+from tflearn.net.tls import Renewed
 
 # Answers a request; it also gets the words of its path that stand at 'ID' in the route.
 Route = Callable[..., Response]
@@ -87,7 +86,6 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         name: str,
         settings: tuple[str, str],
         shared: bool = False,
-        statuses: Mapping[type[Exception], HTTPStatus] = MappingProxyType({}),
     ):
         """Takes the port.
 
@@ -96,14 +94,13 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
           name: the server's name, for its thread.
           settings: where a user gives port and token, for errors.
           shared: whether the port may be held for it by a socket of this user that does not listen.
-          statuses: those of the errors that requests cause, beside `Refused` and the errors of users (400).
 
         Raises:
           ValueError: if no port is free, the machine has no such name, a file of TLS is invalid, or there is no token.
         """
         self.options, self.token = options, options.read_token(settings[1])
-        self._routes, self._statuses = routes, statuses
-        self._places = handles.places(max(options.max_connections, _NEW))
+        self._routes = routes
+        self._places = server_options.places(max(options.max_connections, _NEW))
         self._most_open = min(options.max_connections, self._places)
         self._running = threading.BoundedSemaphore(self._most_open + _ENDING)
         self._resume_at: float | None = None  # to accept connections
@@ -164,9 +161,7 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Returns the status of an error that a request has caused; None for one of the server itself."""
         if isinstance(error, Refused):
             return error.status
-        if isinstance(error, UserValueError):
-            return HTTPStatus.BAD_REQUEST
-        return next((status for kind, status in self._statuses.items() if isinstance(error, kind)), None)
+        return HTTPStatus.BAD_REQUEST if isinstance(error, UserValueError) else None
 
     def wait(self, timeout_secs: float) -> bool:
         """Waits so long for its end; returns whether it has ended."""

@@ -31,9 +31,9 @@ from tflearn.core.finite import FiniteCheck
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.files import numbered
 from tflearn.files.run_dir import write_json
-from tflearn.policies import plain_nests, signatures, updates, versions
-from tflearn.policies.export_check import ExportCheck, LiveSnapshot
-from tflearn.policies.model_files import ModelFiles
+from tflearn.policies import signatures, updates, versions
+from tflearn.policies.export_check import ExportCheck, Snapshot
+from tflearn.policies.updates import ModelFiles
 
 # A key of the metadata: the names of the observation's leaves, in the order of the replay's columns.
 OBSERVATION_NAMES = 'observation_names'
@@ -168,7 +168,7 @@ class PolicyExporter:
         return versions.drop_newer_than(self._directory, train_step)
 
     def _write_version(
-        self, train_step: int, weights: Sequence[tf.Tensor], live: LiveSnapshot, facts: Mapping[str, Any]
+        self, train_step: int, weights: Sequence[tf.Tensor], live: Snapshot, facts: Mapping[str, Any]
     ) -> None:
         version = self._directory / str(train_step)
         with self._writing:
@@ -180,10 +180,10 @@ class PolicyExporter:
         return dict(zip(names, weights, strict=True))
 
     def _write_update(
-        self, train_step: int, weights: Sequence[tf.Tensor], live: LiveSnapshot, facts: Mapping[str, Any]
+        self, train_step: int, weights: Sequence[tf.Tensor], live: Snapshot, facts: Mapping[str, Any]
     ) -> None:
         update = updates.folder(self._directory) / str(train_step)
-        if live.actions is None:
+        if live[0]:
             logging.warning('skipped the update %s: no full export was compared with the live policy yet', update)
             return
         with self._writing:
@@ -195,14 +195,14 @@ class PolicyExporter:
         self,
         path: pathlib.Path,
         weights: Sequence[tf.Tensor],
-        live: LiveSnapshot,
+        live: Snapshot,
         facts: Mapping[str, Any],
         write_graph: Callable[[pathlib.Path], None] | None = None,
     ) -> None:
         exists = path.exists()
         if exists:
             logging.info('the policy of step %s is exported already: did not overwrite %s', path.name, path)
-            if live.values is None:
+            if not live[0]:
                 return
         self._check_finite(self._named(weights), f'weights for the export {path}')
         with numbered.writing(path) as written:
@@ -210,10 +210,7 @@ class PolicyExporter:
                 write_graph(written)
             self._files.write_weights(written, weights)
             write_json(written / versions.METADATA, facts)
-            if live.values is not None:
-                self._check.compare_first(written, live.values)
-            else:
-                self._check.compare_later(written, self._files, weights, live.actions or [])
+            self._check.compare(written, self._files, weights, live)
             if not exists:  # otherwise it was written only to be compared
                 versions.publish(written, path)
 
@@ -225,8 +222,8 @@ def _constant_facts(policy: Any) -> dict[str, Any]:
     specs |= {name: getattr(policy, f'{name}_spec') for name in ('action', 'policy_state', 'info')}
     mask = mask_of(policy)
     return {
-        'specs': {name: plain_nests.describe(spec) for name, spec in specs.items()},
-        OBSERVATION_NAMES: plain_nests.names_in_order(time_step_spec.observation, 'observation'),
+        'specs': {name: signatures.describe(spec) for name, spec in specs.items()},
+        OBSERVATION_NAMES: signatures.names_in_order(time_step_spec.observation, 'observation'),
         **({} if mask is None else {ACTION_MASK: mask.path}),
         'tflearn_version': tflearn.__version__,
         'tensorflow_version': tf.__version__,
@@ -236,7 +233,7 @@ def _constant_facts(policy: Any) -> dict[str, Any]:
 def _specs(policy: Any) -> bytes:
     """Returns the content of the file `_SPECS`."""
     # The policy state as `get_initial_state` of the export returns it.
-    policy_state_spec = plain_nests.to_plain(policy.policy_state_spec)
+    policy_state_spec = signatures.to_plain(policy.policy_state_spec)
     specs = {'collect_data_spec': policy.collect_data_spec, 'policy_state_spec': policy_state_spec}
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, _SPECS)

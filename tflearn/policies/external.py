@@ -15,7 +15,7 @@ from tflearn.core.errors import UserFileNotFoundError, UserImportError, UserType
 from tflearn.core.types import EnvironmentSpecs, check_batch
 from tflearn.files import digests
 from tflearn.files.run_dir import RunDir
-from tflearn.policies import loaded_model, loader, plain_nests, versions
+from tflearn.policies import loaded_model, loader, signatures, versions
 
 # A batch of observations [B, ...] -> actions [B, ...]; both are nests of numpy arrays.
 ActFunction = Callable[[Any], Any]
@@ -48,8 +48,8 @@ class SavedPolicy:
         """Raises ValueError if observations or actions have another structure, shape or dtype than in `specs`."""
         for name in ('observation', 'action'):
             got, need = (
-                {path: (leaf.dtype.name, leaf.shape.as_list()) for path, leaf in plain_nests.flat(nest, name)}
-                for nest in map(plain_nests.to_plain, (getattr(self._data_spec, name), getattr(specs, name)))
+                {path: (leaf.dtype.name, leaf.shape.as_list()) for path, leaf in signatures.flat(nest, name)}
+                for nest in map(signatures.to_plain, (getattr(self._data_spec, name), getattr(specs, name)))
             )
             if got != need:
                 raise UserValueError(

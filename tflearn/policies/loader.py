@@ -13,7 +13,7 @@ from tflearn.core.errors import UserFileNotFoundError, UserOSError, UserValueErr
 from tflearn.core.types import EnvironmentSpecs, differ_in_start
 from tflearn.files import digests
 from tflearn.files.run_dir import read_json
-from tflearn.policies import loaded_model, plain_nests, versions
+from tflearn.policies import loaded_model, signatures, versions
 from tflearn.policies.export_check import is_stochastic
 from tflearn.policies.loaded_model import LoadedModel
 
@@ -55,13 +55,13 @@ class LoadedPolicy:
             ('observation', self.time_step_spec.observation, specs.observation),
             ('action', self._action.definition.structured_outputs['action'], specs.action),
         ):
-            got, need = (dict(plain_nests.flat(nest, name)) for nest in (own, plain_nests.batched(other, name)))
+            got, need = (dict(signatures.flat(nest, name)) for nest in (own, signatures.batched(other, name)))
             if got.keys() != need.keys() or not all(_fits(got[leaf], need[leaf]) for leaf in need):
                 raise UserValueError(
                     f'got the policy {self.path} of {_texts(got)}; the environment has {_texts(need)}; use the '
                     'configuration that it was trained with'
                 )
-            self._check_start(name, self.metadata.get('specs', {}).get(name), plain_nests.to_plain(other))
+            self._check_start(name, self.metadata.get('specs', {}).get(name), signatures.to_plain(other))
 
     def _check_start(self, name: str, described: Any, spec: Any) -> None:
         """Checks that choices are counted from the same number."""
@@ -113,9 +113,9 @@ class LoadedPolicy:
     def _inputs(self, time_step: Any, policy_state: Any) -> list[tf.Tensor]:
         inputs = (
             time_step.step_type,
-            plain_nests.to_plain(time_step.reward),
+            signatures.to_plain(time_step.reward),
             time_step.discount,
-            plain_nests.to_plain(time_step.observation),
+            signatures.to_plain(time_step.observation),
             policy_state,
         )
         leaves = zip(tf.nest.flatten(inputs), self._input_dtypes, strict=True)

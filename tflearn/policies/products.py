@@ -6,6 +6,8 @@
             /policy_specs.pbtxt metadata.json     those of the version from which the model is made
 
 A greedy policy acts by the mode; any other draws its actions by operations that TFLite and XLA have.
+
+`save_fixed_batch` makes a model for compilers that need static shapes, such as `saved_model_cli aot_compile_cpu`.
 """
 
 import json
@@ -28,7 +30,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.files import numbered
 from tflearn.files.run_dir import read_json
-from tflearn.policies import loaded_model, plain_nests, rounding, tflite, versions
+from tflearn.policies import export_check, loaded_model, signatures, tflite, versions
 from tflearn.policies.export_check import check_results, draw, is_stochastic
 from tflearn.policies.exporter import ACTION_MASK
 
@@ -97,7 +99,7 @@ def save(version: pathlib.Path, output: pathlib.Path, options: ProductOptions, r
         product.compare(tf.saved_model.load(str(written)).signatures[options.signature])
         outputs = _output_spec(written, options.signature, product.outputs)
         (written / OUTPUT_SPEC).write_text(json.dumps(outputs, indent=2) + '\n')
-        if options.tflite and rounding.has_low_precision(product.function.get_concrete_function()):
+        if options.tflite and export_check.has_low_precision(product.function.get_concrete_function()):
             logging.warning(
                 '%s gets no %s: the policy computes in bfloat16 or float16, TFLite in float32', output, TFLITE
             )
@@ -134,10 +136,10 @@ class _Product:
         self._parameters = self._parameters_function(raw)
         self.module = tf.Module(name='policy')
         self.module.policies = [self._policy if self._parameters is None else self._parameters]
-        self._action_specs = plain_nests.flat_dict({'action': plain_nests.to_plain(data.action)})
+        self._action_specs = signatures.flat_dict({'action': signatures.to_plain(data.action)})
         self._specs = {
-            'observation': plain_nests.to_plain(data.observation),
-            'policy_state': plain_nests.to_plain(state),
+            'observation': signatures.to_plain(data.observation),
+            'policy_state': signatures.to_plain(state),
             **{name: getattr(data, name) for name in ('step_type', 'reward', 'discount') if options.time_step},
         }
         self._reward = data.reward
@@ -173,8 +175,8 @@ class _Product:
         )
         variables = self._policy.model_variables
         values = [variable.read_value() for variable in variables]
-        version = rounding.Program(self._policy.action_of_fields.get_concrete_function(), leaves, variables, values)
-        expected = plain_nests.flat_dict({'action': version.structured_results()['action']})
+        version = export_check.Program(self._policy.action_of_fields.get_concrete_function(), leaves, variables, values)
+        expected = signatures.flat_dict({'action': version.structured_results()['action']})
         where = f'the model of {self._version}'
         check_results(where, version, dict(zip(self._action_specs, got, strict=True)), expected, self.exact)
 
@@ -247,12 +249,12 @@ class _Product:
         if self._parameters is None:
             step = self._policy.action(*fields)
             made = {'action': step['action'], 'policy_state': step['policy_state']}
-            outputs = plain_nests.flat_dict(made)
+            outputs = signatures.flat_dict(made)
         else:
             step = self._parameters.distribution(*fields)
             choose = _mode if self.exact else _sample
             kinds = zip(self._action_specs.items(), _leaves(step['distribution']), strict=True)
-            outputs = plain_nests.flat_dict({'policy_state': step['policy_state']})
+            outputs = signatures.flat_dict({'policy_state': step['policy_state']})
             for (name, spec), kind in kinds:
                 outputs[name] = choose(kind, spec)
                 suffix = name.removeprefix('action')
@@ -267,7 +269,7 @@ def _flat_inputs(specs: Mapping[str, Any]) -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for name in sorted(specs):
         prefix = '' if name == 'observation' else name
-        for path, leaf in plain_nests.flat(specs[name], prefix):
+        for path, leaf in signatures.flat(specs[name], prefix):
             key = path or 'observation'
             if key in leaves:
                 raise UserValueError(f'got two inputs named {key}; need names of their own; rename a key of the spec')
@@ -323,3 +325,32 @@ def _check_names(model: bytes, outputs: list[dict[str, Any]]) -> None:
     wanted = {f'{each["tensor_spec"]["name"]}:{each["tensor_spec"]["port"]}' for each in outputs}
     if found != wanted:
         raise RuntimeError(f'got the outputs {sorted(found)} of the TFLite model; need {sorted(wanted)}')
+
+
+def save_fixed_batch(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
+    """Saves only the signature 'serving_default' of an exported version, for one batch size.
+
+    Args:
+      output: the SavedModel's path; it is written atomically.
+
+    Raises:
+      ValueError: if `output` exists.
+    """
+    if output.exists():
+        raise UserValueError(f'got output={output}, which exists; need a new path; choose another')
+    module = tf.Module(name='policy')
+    with loaded_model.naming_damage(version):
+        module.policy = tf.saved_model.load(str(version))
+        serving = module.policy.signatures[signatures.DEFAULT]
+        specs = {
+            name: tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype, name)
+            for name, spec in serving.structured_input_signature[1].items()
+        }
+
+    @tf.function(input_signature=[*specs.values()], autograph=False)
+    def fixed(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {name: tf.identity(value) for name, value in serving(**dict(zip(specs, tensors, strict=True))).items()}
+
+    with numbered.writing(output) as written:
+        tf.saved_model.save(module, str(written), signatures={signatures.DEFAULT: fixed})
+        os.rename(written, output)

@@ -1,6 +1,11 @@
-"""The functions of an exported policy: for Python with nests, for TensorFlow Serving with named tensors."""
+"""The functions of an exported policy: for Python with plain nests, for TensorFlow Serving with named tensors.
 
-from collections.abc import Callable, Mapping
+Plain nests are made of dicts, lists and tuples, and their leaves have flat names. A policy takes and returns only
+these, so a program that loads it needs no class of tflearn or TF-Agents.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +17,103 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.action_mask import mask_of
+from tflearn.core.errors import UserValueError
 from tflearn.core.types import integer_bounds
-from tflearn.policies import plain_nests
+
+
+def to_plain(nest: Any) -> Any:
+    """Turns named tuples and mappings into dicts; lists, tuples and leaves stay."""
+    if hasattr(nest, '_fields'):
+        return {name: to_plain(getattr(nest, name)) for name in nest._fields}
+    if isinstance(nest, Mapping):
+        return {name: to_plain(value) for name, value in nest.items()}
+    if isinstance(nest, list | tuple):
+        plain = [to_plain(value) for value in nest]
+        return plain if isinstance(nest, list) else tuple(plain)
+    return nest
+
+
+def from_plain(plain: Any, like: Any) -> Any:
+    """Returns the leaves of the plain nest `plain` in the structure of `like`: the inverse of `to_plain`."""
+    if hasattr(like, '_fields'):
+        return like._make(from_plain(plain[name], getattr(like, name)) for name in like._fields)
+    if isinstance(like, Mapping):
+        return {name: from_plain(plain[name], value) for name, value in like.items()}
+    if isinstance(like, list | tuple):
+        values = [from_plain(value, like_value) for value, like_value in zip(plain, like, strict=True)]
+        return values if isinstance(like, list) else tuple(values)
+    return plain
+
+
+def batched(spec: Any, name: str) -> Any:
+    """Returns `spec` as a plain nest of `tf.TensorSpec` with a leading unknown batch size, each named by its path."""
+    plain = to_plain(spec)
+    specs = [tf.TensorSpec([None, *leaf.shape], leaf.dtype, path) for path, leaf in flat(plain, name)]
+    return tf.nest.pack_sequence_as(plain, specs)
+
+
+def flat(plain: Any, name: str = '') -> Iterator[tuple[str, Any]]:
+    """Yields (name, leaf) in the order of `tf.nest.flatten`.
+
+    Names are the keys of the path joined with '_': 'observation' for a single leaf, 'observation_position' and
+    'observation_velocity' for those of a dict, 'policy_state_0' for the first of a list. All are valid keywords
+    of ASCII, as TensorFlow's signatures need them.
+    """
+    if isinstance(plain, Mapping):
+        children = [(str(key), plain[key]) for key in sorted(plain)]
+    elif isinstance(plain, list | tuple):
+        children = [(str(index), value) for index, value in enumerate(plain)]
+    else:
+        yield name, plain
+        return
+    for key, value in children:
+        key = re.sub(r'\W', '_', key, flags=re.ASCII)
+        yield from flat(value, f'{name}_{key}' if name else key)
+
+
+def flat_dict(plain: Any) -> dict[str, Any]:
+    """Returns the leaves by their names. Raises ValueError if two leaves have the same name."""
+    leaves = list(flat(plain))
+    names = [name for name, _ in leaves]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserValueError(
+            f'got several tensors named {", ".join(sorted(twice))}, after joining the keys of their nests with "_"; '
+            'need names of their own; rename a key of the spec'
+        )
+    return dict(leaves)
+
+
+def describe(spec: Any) -> Any:
+    """Returns a spec as JSON: the plain nest, with shape, dtype and (if bounded) minimum and maximum at each leaf."""
+    return tf.nest.map_structure(_describe_leaf, to_plain(spec))
+
+
+def names_in_order(nest: Any, name: str) -> list[str]:
+    """Returns the names of the leaves of a nest in the order in which `tf.nest.flatten` returns the leaves.
+
+    It differs from the order in the plain nest for a named tuple whose fields are not in alphabetical order.
+    """
+    numbered = tf.nest.pack_sequence_as(nest, range(len(tf.nest.flatten(nest))))
+    leaves = sorted((index, path) for path, index in flat(to_plain(numbered), name))
+    return [path for _, path in leaves]
+
+
+def _describe_leaf(spec: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {'shape': list(spec.shape), 'dtype': spec.dtype.name}
+    for bound in ('minimum', 'maximum'):
+        if hasattr(spec, bound):
+            described[bound] = _bound(np.asarray(getattr(spec, bound)))
+    return described
+
+
+def _bound(bound: np.ndarray) -> Any:
+    """Returns one number where all are the same; None for infinity, which JSON does not have."""
+    if bound.size and np.all(bound == bound.flat[0]):
+        bound = np.asarray(bound.flat[0])
+    numbers = bound.astype(object)
+    numbers[~np.isfinite(bound)] = None
+    return numbers.tolist()
+
 
 DEFAULT = 'serving_default'
 INITIAL_STATE = 'get_initial_state'
@@ -29,7 +129,7 @@ def traced(policy: Any) -> tf.Module:
     module.action_of_fields = _on_time_steps(policy, lambda time_step, state: _action(policy, time_step, state))
     module.action = _action_of_either(policy, module.action_of_fields)
     module.get_initial_state = tf.function(
-        lambda batch_size: plain_nests.to_plain(policy.get_initial_state(batch_size)),
+        lambda batch_size: to_plain(policy.get_initial_state(batch_size)),
         input_signature=[tf.TensorSpec((), tf.int32, 'batch_size')],
         autograph=False,
     )
@@ -49,8 +149,8 @@ def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
     'serving_default' takes only observations (and the policy state, if there is one), the others the complete step.
     """
     like = policy.time_step_spec
-    time_step = {name: plain_nests.batched(getattr(like, name), name) for name in like._fields}
-    state = {'policy_state': plain_nests.batched(policy.policy_state_spec, 'policy_state')}
+    time_step = {name: batched(getattr(like, name), name) for name in like._fields}
+    state = {'policy_state': batched(policy.policy_state_spec, 'policy_state')}
 
     def serving_default(observation: Any, policy_state: Any) -> Any:
         batch_size = tf.shape(tf.nest.flatten(observation)[0])[0]
@@ -79,18 +179,18 @@ def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:
     """Returns `function` of a `TimeStep` and a policy state as a `tf.function` of plain nests."""
     like = policy.time_step_spec
     state_spec, mask = policy.policy_state_spec, mask_of(policy)
-    specs = [plain_nests.batched(getattr(like, name), name) for name in like._fields]
+    specs = [batched(getattr(like, name), name) for name in like._fields]
 
-    @tf.function(input_signature=[*specs, plain_nests.batched(state_spec, 'policy_state')], autograph=False)
+    @tf.function(input_signature=[*specs, batched(state_spec, 'policy_state')], autograph=False)
     def compiled(step_type: Any, reward: Any, discount: Any, observation: Any, policy_state: Any = ()) -> Any:
         # With a seed that was set for training, every process that loads the policy would draw the same numbers.
         tf.random.set_seed(None)
         _check_categories(observation, like.observation)
         plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}
-        time_step = ts.TimeStep(**{name: plain_nests.from_plain(plain[name], getattr(like, name)) for name in plain})
+        time_step = ts.TimeStep(**{name: from_plain(plain[name], getattr(like, name)) for name in plain})
         if mask is not None:
             mask.assert_possible(time_step)
-        return plain_nests.to_plain(function(time_step, plain_nests.from_plain(policy_state, state_spec)))
+        return to_plain(function(time_step, from_plain(policy_state, state_spec)))
 
     return compiled
 
@@ -100,8 +200,8 @@ def _check_categories(observation: Any, spec: Any) -> None:
 
     0 is always accepted, since loaders such as TF-Agents' run a policy once on zeros.
     """
-    leaves = tf.nest.flatten(plain_nests.to_plain(spec))
-    for (name, values), leaf in zip(plain_nests.flat(observation, 'observation'), leaves, strict=True):
+    leaves = tf.nest.flatten(to_plain(spec))
+    for (name, values), leaf in zip(flat(observation, 'observation'), leaves, strict=True):
         bounds = integer_bounds(leaf)
         if bounds is None:
             continue
@@ -122,16 +222,16 @@ def _action_of_either(policy: Any, of_fields: Callable[..., Any]) -> Any:
         if not isinstance(step_type, ts.TimeStep):
             return of_fields(step_type, reward, discount, observation, policy_state)
         time_step, state = step_type, reward
-        step = of_fields(*(plain_nests.to_plain(field) for field in time_step), state)
+        step = of_fields(*(to_plain(field) for field in time_step), state)
         specs = {'action': policy.action_spec, 'info': policy.info_spec}
-        nests = {name: plain_nests.from_plain(step[name], spec) for name, spec in specs.items()}
+        nests = {name: from_plain(step[name], spec) for name, spec in specs.items()}
         return policy_step.PolicyStep(nests['action'], step['policy_state'], nests['info'])
 
     like = policy.time_step_spec
-    state = plain_nests.batched(policy.policy_state_spec, 'policy_state')
-    action.get_concrete_function(*(plain_nests.batched(getattr(like, name), name) for name in like._fields), state)
-    batched = tensor_spec.add_outer_dim(tensor_spec.from_spec(like))
-    time_step = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype, spec.name), batched)
+    state = batched(policy.policy_state_spec, 'policy_state')
+    action.get_concrete_function(*(batched(getattr(like, name), name) for name in like._fields), state)
+    rows = tensor_spec.add_outer_dim(tensor_spec.from_spec(like))
+    time_step = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype, spec.name), rows)
     action.get_concrete_function(time_step, state)
     return action
 
@@ -148,7 +248,7 @@ def _distribution(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, 
         lambda leaf: distributions.parameters_to_dict(distributions.get_parameters(leaf), tensors_only=True),
         step.action,
     )
-    return {'distribution': _rows(plain_nests.to_plain(parameters)) or {}, 'policy_state': step.state}
+    return {'distribution': _rows(to_plain(parameters)) or {}, 'policy_state': step.state}
 
 
 def _rows(nest: Any) -> Any:
@@ -174,8 +274,8 @@ def _distribution_function(policy: Any) -> Callable[..., Any] | None:
 def _flat_function(function: Callable[..., Any], specs: dict[str, Any]) -> Callable[..., Any]:
     """Returns `function`, which takes nests of `specs` and returns a dict of nests, as a function of named tensors."""
 
-    @tf.function(input_signature=list(plain_nests.flat_dict(specs).values()), autograph=False)
+    @tf.function(input_signature=list(flat_dict(specs).values()), autograph=False)
     def flat_function(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        return plain_nests.flat_dict(function(**tf.nest.pack_sequence_as(specs, tensors)))
+        return flat_dict(function(**tf.nest.pack_sequence_as(specs, tensors)))
 
     return flat_function

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
-from tflearn.policies import loaded_model, rounding, signatures
+from tflearn.policies import export_check, loaded_model, signatures
 
 # The tolerances of a model: the least share of equal discrete actions, and the greatest difference of continuous ones,
 # as a share of their range.
@@ -39,7 +39,7 @@ def convert(version: pathlib.Path, calibration: Arrays | None = None, signature:
     Raises:
       ValueError: if TFLite lacks an operation of the policy.
     """
-    if rounding.has_low_precision(_load(version).signatures[signature]):
+    if export_check.has_low_precision(_load(version).signatures[signature]):
         raise UserValueError(
             f'got the policy {version}, which computes in bfloat16 or float16; TFLite needs float32; train with '
             "precision='float32'"

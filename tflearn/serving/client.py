@@ -1,17 +1,42 @@
-"""A client of a policy server, or of TensorFlow Serving with an exported policy."""
+"""Clients of a policy server, or of TensorFlow Serving with an exported policy: PolicyClient and RemotePolicy."""
 
+import threading
 import types
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+import grpc
 import numpy as np
 import tensorflow as tf
+from tf_agents.trajectories import policy_step
+from tf_agents.trajectories import time_step as ts
 
 from tflearn.core import tokens
+from tflearn.core.types import check_batch
+from tflearn.core.waiting import wait_until
 from tflearn.net.grpc_server import connect
-from tflearn.policies import plain_nests, signatures
+from tflearn.policies import signatures
+from tflearn.policies.loader import VersionGone
 from tflearn.serving import tensor_protos
-from tflearn.serving.protos import predict_pb2, prediction_service_pb2_grpc
+from tflearn.serving.tensor_protos import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
+
+_Answer = TypeVar('_Answer')
+
+_CALL_SECS = 10.0
+# The codes of a server that starts, restarts or is overloaded for a while. NOT_FOUND, of a policy that is not there
+# yet, is final where a request names a version.
+_TEMPORARY = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 
 
 class PolicyClient:
@@ -22,7 +47,7 @@ class PolicyClient:
         address: str,
         model: str = 'greedy_policy',
         version: int | None = None,
-        timeout_secs: float = 10.0,
+        timeout_secs: float = _CALL_SECS,
         credentials: Any = None,
         token: str = '',
     ):
@@ -84,10 +109,143 @@ class PolicyClient:
         Raises:
           grpc.RpcError: with the server's status.
         """
-        leaves = plain_nests.flat_dict(plain_nests.to_plain(time_step))
+        leaves = signatures.flat_dict(signatures.to_plain(time_step))
         outputs, _ = self.predict({**leaves, **policy_state}, 'action')
         state = {name: value for name, value in outputs.items() if name.startswith('policy_state')}
         return {name: value for name, value in outputs.items() if name.startswith('action')}, state
 
+    def newest_version(self) -> int | None:
+        """Returns the newest version that is served; None if there is none, or the server does not respond."""
+        request = get_model_status_pb2.GetModelStatusRequest()
+        request.model_spec.name = self._model
+        stub = model_service_pb2_grpc.ModelServiceStub(self._channel)
+        try:
+            response = stub.GetModelStatus(request, self._timeout_secs, self._metadata)
+        except grpc.RpcError as error:
+            if error.code() in _TEMPORARY:
+                return None
+            raise
+        available = get_model_status_pb2.ModelVersionStatus.AVAILABLE
+        served = [status.version for status in response.model_version_status if status.state == available]
+        return max(served, default=None)
+
+    def state_spec(self, version: int) -> Any:
+        """Returns the spec of a version's policy state: () for a policy without one, a spec, or a dict of specs.
+
+        Raises:
+          VersionGone: if the version is not served any more.
+        """
+        request = get_model_metadata_pb2.GetModelMetadataRequest()
+        request.model_spec.name, request.model_spec.version.value = self._model, version
+        request.metadata_field.append('signature_def')
+        try:
+            response = self._stub.GetModelMetadata(request, self._timeout_secs, self._metadata)
+        except grpc.RpcError as error:  # also of a server that restarts: the version is looked for again
+            raise VersionGone(f'got no version {version} of {self._model!r} any more') from error
+        definitions = get_model_metadata_pb2.SignatureDefMap()
+        response.metadata['signature_def'].Unpack(definitions)
+        leaves = {
+            name.removeprefix('policy_state').removeprefix('_'): tf.TensorSpec(
+                [None if dimension.size < 0 else dimension.size for dimension in info.tensor_shape.dim[1:]],
+                tf.dtypes.as_dtype(info.dtype),
+                name,
+            )
+            for name, info in definitions.signature_def[signatures.DEFAULT].inputs.items()
+            if name.startswith('policy_state')
+        }
+        return leaves.get('', leaves or ())
+
     def close(self) -> None:
+        """Closes the connection."""
         self._channel.close()
+
+
+class RemotePolicy:
+    """A policy whose actions TensorFlow Serving, or `tflearn-serve`, computes.
+
+    It waits for a server that is unavailable or overloaded for a while. Each step sends the policy state to the server
+    and receives the next one.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        specs: Any,
+        version: int | None = None,
+        timeout_secs: float = 60.0,
+        stop: threading.Event | None = None,
+    ):
+        """Does not connect yet.
+
+        Args:
+          address: the server's 'host:port'.
+          specs: an object with the specs of the exported TF-Agents policy: `time_step_spec`, `action_spec`,
+            `policy_state_spec`, `info_spec`.
+          version: the version that acts; None is the newest one at each step.
+        """
+        self.time_step_spec = specs.time_step_spec
+        self._what = f'the policy {model!r} served at {address}'
+        self._model, self._version = model, version
+        self._specs = specs
+        self._timeout_secs, self._stop = timeout_secs, stop
+        self._client = PolicyClient(address, model, version, _CALL_SECS)
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the initial policy state of `batch_size` episodes; () for a policy without one."""
+        if not tf.nest.flatten(self._specs.policy_state_spec):
+            return ()
+        return self._nest('policy_state', self._ask(lambda: self._client.initial_state(batch_size)))
+
+    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
+        """Returns (action, policy state) for time steps [B] of numpy arrays."""
+        step = self.step(time_step, policy_state)
+        return step.action, step.state
+
+    def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        """Acts on time steps [B] of numpy arrays; returns numpy arrays.
+
+        Raises:
+          VersionGone: if the version is not served any more.
+          TimeoutError: if the server was unavailable or overloaded for too long.
+          grpc.RpcError: for any other status of the server.
+        """
+        inputs = signatures.flat_dict(signatures.to_plain(time_step))
+        inputs |= signatures.flat_dict({'policy_state': signatures.to_plain(policy_state)})
+        outputs, _ = self._ask(lambda: self._client.predict(inputs, 'action'))
+        return policy_step.PolicyStep(*(self._nest(name, outputs) for name in ('action', 'policy_state', 'info')))
+
+    def check(self, time_step: ts.TimeStep) -> None:
+        """Checks that time steps [B] have the policy's spec.
+
+        Raises:
+          ValueError: naming the leaf that differs.
+        """
+        check_batch(time_step, self.time_step_spec, len(time_step.step_type), 'time step')
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._client.close()
+
+    def _nest(self, name: str, outputs: Mapping[str, np.ndarray]) -> Any:
+        spec = getattr(self._specs, f'{name}_spec')
+        plain = signatures.to_plain(spec)
+        leaves = [outputs[leaf] for leaf, _ in signatures.flat(plain, name)]
+        return signatures.from_plain(tf.nest.pack_sequence_as(plain, leaves), spec)
+
+    def _ask(self, call: Callable[[], _Answer]) -> _Answer:
+        last_error = ''
+
+        def answer() -> tuple[_Answer] | None:
+            nonlocal last_error
+            try:
+                return (call(),)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND and self._version is not None:
+                    raise VersionGone(f'got no version {self._version} of {self._what} any more') from error
+                if error.code() in _TEMPORARY:
+                    last_error = f' ({error.code().name}: {error.details()})'
+                    return None
+                raise
+
+        return wait_until(answer, lambda: self._what + last_error, self._timeout_secs, self._stop)[0]

@@ -7,18 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 from absl import logging
 
+from tflearn.net.grpc_server import Refused
 from tflearn.policies import versions
 from tflearn.serving.served_version import ServedVersion
 
 _LOG_SECS = 30.0
-
-
-class NotServed(LookupError):
-    """The requested model or version is not served; the client gets NOT_FOUND and this message."""
-
-
-class NotReady(LookupError):
-    """No version is loaded yet; the client gets UNAVAILABLE and this message, and may try again."""
 
 
 class ModelHolder:
@@ -68,17 +61,20 @@ class ModelHolder:
         """Returns the version; without a number, the highest one.
 
         Raises:
-          NotReady: while no version is loaded.
-          NotServed: if there is no such version.
+          Refused: if there is no such version, or none is loaded yet: the client may try again.
         """
         served = self._served  # read once: `refresh` may replace it at any time
         if not served:
-            raise NotReady(f'the model {self.name!r} waits for a version in {self._directory}; try again later')
+            raise Refused(
+                'UNAVAILABLE', f'the model {self.name!r} waits for a version in {self._directory}; try again later'
+            )
         if version is None:
             return served[max(served)]
         if version in served:
             return served[version]
-        raise NotServed(f'got a request for version {version} of {self.name!r}, which serves {sorted(served)}')
+        raise Refused(
+            'NOT_FOUND', f'got a request for version {version} of {self.name!r}, which serves {sorted(served)}'
+        )
 
     @property
     def ready(self) -> bool:
@@ -151,14 +147,15 @@ class Models:
         """Returns the policy.
 
         Raises:
-          NotReady: if there is none of that name, while no policy has a version.
-          NotServed: if there is none of that name.
+          Refused: if there is none of that name, or no policy has a version yet: the client may try again.
         """
         holder = self._holders.get(name)
         if holder is None and not any(each.ready for each in self.holders):
-            raise NotReady(f'the server waits for a version of any policy in {self._root}; try again later')
+            raise Refused(
+                'UNAVAILABLE', f'the server waits for a version of any policy in {self._root}; try again later'
+            )
         if holder is None:
-            raise NotServed(f'got the model name {name!r}; need one of {sorted(self._holders)}')
+            raise Refused('NOT_FOUND', f'got the model name {name!r}; need one of {sorted(self._holders)}')
         return holder
 
     @property

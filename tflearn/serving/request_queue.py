@@ -12,7 +12,7 @@ from concurrent import futures
 import numpy as np
 import tensorflow as tf
 
-from tflearn.net.grpc_server import Overloaded
+from tflearn.net.grpc_server import Refused
 from tflearn.serving.served_version import Signature
 
 Arrays = Mapping[str, np.ndarray]
@@ -76,7 +76,7 @@ class RequestQueue:
           inputs: the arguments of `signature.run`.
 
         Raises:
-          Overloaded: if too many requests wait.
+          Refused: if too many requests wait.
           InvalidRequest: as `signature.run`.
           tf.errors.InvalidArgumentError: if the policy cannot compute these values.
         """
@@ -95,10 +95,11 @@ class RequestQueue:
             queue.remove(request)
 
     def check_room(self, signature: Signature, rows: int) -> None:
-        """Checks that this number of further rows may wait. Raises Overloaded if not."""
+        """Checks that this number of further rows may wait. Raises Refused if not."""
         waiting = self._waiting[signature].rows if signature in self._waiting else 0
         if waiting + rows > signature.max_waiting_rows:
-            raise Overloaded(f'got {rows} rows, and {waiting} wait already; send less at a time, or try again later')
+            error = f'got {rows} rows, and {waiting} wait already; send less at a time, or try again later'
+            raise Refused('RESOURCE_EXHAUSTED', error)
 
     def close(self) -> None:
         """Starts no more calls."""

@@ -1,24 +1,86 @@
-"""PolicyServer: a gRPC server of policies that TensorFlow Serving's clients can talk to."""
+"""PolicyServer: a gRPC server of policies that TensorFlow Serving's clients can talk to, and its metrics.
 
+Messages are parsed here, since gRPC does not answer malformed ones with INVALID_ARGUMENT.
+"""
+
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from tflearn.net import grpc_server
 from tflearn.net.server_options import ServerOptions
-from tflearn.serving.clients import Clients
-from tflearn.serving.metrics import ServingMetrics
-from tflearn.serving.models import Models, NotReady, NotServed
-from tflearn.serving.prediction_service import PredictionService
-from tflearn.serving.request_queue import RequestQueue
-from tflearn.serving.served_version import InvalidRequest
+from tflearn.policies import signatures
+from tflearn.serving import tensor_protos
+from tflearn.serving.clients import Clients, check_policy
+from tflearn.serving.models import ModelHolder, Models
+from tflearn.serving.request_queue import Arrays, RequestQueue
+from tflearn.serving.served_version import InvalidRequest, ServedVersion, Signature
+from tflearn.serving.tensor_protos import get_model_metadata_pb2, get_model_status_pb2, predict_pb2, prometheus_client
 
-_PREDICTION = 'tensorflow.serving.PredictionService'
+_SIGNATURES, _PREDICTION = 'signature_def', 'tensorflow.serving.PredictionService'
+_LATENCY_SECS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class ServingMetrics:
+    """Counts requests, and reports which versions are served."""
+
+    def __init__(self, models: Models):
+        self.registry = prometheus_client.CollectorRegistry()
+        self._models = models
+        self._requests = prometheus_client.Counter(
+            'tflearn_requests', 'Answered requests by their gRPC status', ['method', 'code'], registry=self.registry
+        )
+        self._latency = prometheus_client.Histogram(
+            'tflearn_request_seconds',
+            'Time within the server',
+            ['method'],
+            registry=self.registry,
+            buckets=_LATENCY_SECS,
+        )
+        self._rows = prometheus_client.Histogram(
+            'tflearn_request_rows', 'Rows of a Predict request', ['model'], registry=self.registry, buckets=_ROWS
+        )
+        self._refused = prometheus_client.Counter(
+            'tflearn_refused_requests',
+            'Requests of unknown clients and beyond quotas',
+            ['client', 'reason'],
+            registry=self.registry,
+        )
+        self._version = prometheus_client.Gauge(
+            'tflearn_served_version', 'Train step of the newest version served', ['model'], registry=self.registry
+        )
+        self._reloads = prometheus_client.Counter(
+            'tflearn_reloads', 'Times that a change of versions was taken over', registry=self.registry
+        )
+
+    def record_refused(self, client: str, reason: str) -> None:
+        """Counts a request that was refused before it was read: of an unknown client (''), or beyond a quota."""
+        self._refused.labels(client, reason).inc()
+
+    def record_request(self, method: str, code: str, secs: float) -> None:
+        """Counts one request."""
+        self._requests.labels(method, code).inc()
+        self._latency.labels(method).observe(secs)
+
+    def record_rows(self, model: str, rows: int) -> None:
+        """Counts the rows of one request for a model."""
+        self._rows.labels(model).observe(rows)
+
+    def record_reload(self) -> None:
+        """Counts a change of versions, and updates the gauges to the versions that are served now."""
+        self._reloads.inc()
+        for holder in self._models.holders:
+            if holder.ready:
+                self._version.labels(holder.name).set(holder.get().version)
 
 
 class PolicyServer:
-    """Answers requests at `port` from its construction until `close`."""
+    """Answers requests at `port` from its construction until `close`, as TensorFlow Serving's two services do."""
 
     def __init__(
         self,
@@ -33,7 +95,7 @@ class PolicyServer:
 
         Args:
           models: the models to serve. Call `reloaded` after they have changed.
-          metrics: counts the requests; None counts none.
+          metrics: counts the requests; None makes its own.
           clients: those that may send requests; None is everybody.
           num_threads: TensorFlow calls at the same time, each with one request or more.
           max_concurrent_requests: requests accepted at the same time, waiting ones included.
@@ -41,17 +103,20 @@ class PolicyServer:
         Raises:
           ValueError: if it cannot listen at the address, or a file of `options.tls` is invalid.
         """
-        self._models, self._metrics = models, metrics
-        self._requests = RequestQueue(num_threads)
-        service = PredictionService(
-            models, self._requests, options.max_request_bytes, *([metrics.record_rows] if metrics else [])
+        self._models, self._metrics = models, metrics or ServingMetrics(models)
+        self._requests, self._max_bytes = RequestQueue(num_threads), options.max_request_bytes
+        self._server = grpc_server.Server(
+            {
+                f'/{_PREDICTION}/Predict': self._predict,
+                f'/{_PREDICTION}/GetModelMetadata': self._get_model_metadata,
+                '/tensorflow.serving.ModelService/GetModelStatus': self._get_model_status,
+            },
+            options,
+            _status_of,
+            self._metrics.record_request,
+            max_concurrent_requests=max_concurrent_requests,
+            **({'admit': clients.admit} if clients else {}),
         )
-        given: dict[str, Any] = {'max_concurrent_requests': max_concurrent_requests}
-        if metrics is not None:
-            given['record'] = metrics.record_request
-        if clients is not None:
-            given['admit'] = clients.admit
-        self._server = grpc_server.Server(service.methods, options, _status_of, **given)
         self.port = self._server.port
         self.reloaded()
 
@@ -60,13 +125,120 @@ class PolicyServer:
         ready = {holder.name: holder.ready for holder in self._models.holders}
         complete = not self._models.missing
         self._server.set_health({**ready, '': complete, _PREDICTION: complete})
-        if self._metrics:
-            self._metrics.record_reload()
+        self._metrics.record_reload()
 
     def close(self, grace_secs: float = 5.0) -> None:
         """Accepts no more requests, and waits at most `grace_secs` for those that are being answered."""
         self._server.close(grace_secs)
         self._requests.close()
+
+    async def _predict(self, data: bytes) -> Any:
+        """Answers a PredictRequest by exactly one version, which the response names.
+
+        Raises:
+          InvalidRequest: if it is malformed or does not fit the signature.
+          Refused: if the model or the version is not served, or not yet; if too many requests wait; or if the client
+            may not ask this policy.
+        """
+        request = _parse(predict_pb2.PredictRequest, data)
+        model = self._version(request.model_spec)
+        signature = model.signature(request.model_spec.signature_name or signatures.DEFAULT)
+        unknown = set(request.output_filter).difference(signature.outputs)
+        if unknown:
+            raise InvalidRequest(f'got output_filter {sorted(unknown)}; need some of {list(signature.outputs)}')
+        outputs, rows = await self._compute(signature, request.inputs)
+        response = predict_pb2.PredictResponse()
+        response.model_spec.name = request.model_spec.name
+        response.model_spec.version.value = model.version
+        response.model_spec.signature_name = signature.name
+        for name in request.output_filter or outputs:
+            if name not in response.outputs:  # the filter may name it twice
+                tensor_protos.fill(response.outputs[name], outputs[name])
+        if signature.batched:
+            self._metrics.record_rows(request.model_spec.name, rows)
+        return response
+
+    async def _compute(self, signature: Signature, tensors: Mapping[str, Any]) -> tuple[Arrays, int]:
+        """Returns the outputs, by name, and the number of rows of the request."""
+        # A few bytes can announce a very large tensor, so all limits are checked before the values are read.
+        specs = {name: signature.spec_of(name) for name in tensors}
+        shapes = {name: tensor_protos.shape_of(name, tensors[name], len(spec.shape)) for name, spec in specs.items()}
+        signature.check(shapes)
+        rows = next(iter(shapes.values()))[0] if signature.batched else 1
+        self._requests.check_room(signature, rows)
+        size = sum(math.prod(shapes[name]) * spec.dtype.size for name, spec in specs.items())
+        if size > self._max_bytes:
+            raise InvalidRequest(f'got inputs of {size} bytes, {_texts(shapes)}; need at most {self._max_bytes}')
+        arrays = {name: tensor_protos.to_array(name, tensors[name], spec.dtype) for name, spec in specs.items()}
+        signature.check_values(arrays)
+        return await self._requests.run(signature, arrays), rows
+
+    async def _get_model_metadata(self, data: bytes) -> Any:
+        """Answers a GetModelMetadataRequest for the field 'signature_def', the only one that is supported.
+
+        Raises:
+          InvalidRequest: if it is malformed or names another field.
+          Refused: if the model or the version is not served, or not yet.
+        """
+        request = _parse(get_model_metadata_pb2.GetModelMetadataRequest, data)
+        if not request.metadata_field or set(request.metadata_field) != {_SIGNATURES}:
+            raise InvalidRequest(f'got metadata_field {list(request.metadata_field)}; need [{_SIGNATURES!r}]')
+        model = self._version(request.model_spec)
+        response = get_model_metadata_pb2.GetModelMetadataResponse()
+        response.model_spec.name = request.model_spec.name
+        response.model_spec.version.value = model.version
+        message = get_model_metadata_pb2.SignatureDefMap()
+        for name, definition in model.signature_defs.items():
+            message.signature_def[name].CopyFrom(definition)
+        response.metadata[_SIGNATURES].Pack(message)
+        return response
+
+    async def _get_model_status(self, data: bytes) -> Any:
+        """Answers a GetModelStatusRequest.
+
+        Raises:
+          InvalidRequest: if it is malformed.
+          Refused: if the model is not served, or the version is unknown.
+        """
+        request = _parse(get_model_status_pb2.GetModelStatusRequest, data)
+        holder, wanted = self._holder(request.model_spec)
+        states = get_model_status_pb2.ModelVersionStatus
+        response = get_model_status_pb2.GetModelStatusResponse()
+        for version, error in holder.statuses().items():
+            if wanted not in (None, version):
+                continue
+            status = response.model_version_status.add(version=version)
+            status.state = states.AVAILABLE if error is None else states.END
+            if error is not None:
+                status.status.error_code, status.status.error_message = 3, error  # INVALID_ARGUMENT
+        if not response.model_version_status:
+            holder.get(wanted)
+        return response
+
+    def _holder(self, spec: Any) -> tuple[ModelHolder, int | None]:
+        if not spec.name:
+            raise InvalidRequest('got no model_spec.name; need the name of a model')
+        check_policy(spec.name)
+        if spec.version_label:
+            raise InvalidRequest(
+                'got a version_label; need a version number, or none for the newest; labels are not supported'
+            )
+        return self._models.get(spec.name), spec.version.value if spec.HasField('version') else None
+
+    def _version(self, spec: Any) -> ServedVersion:
+        holder, version = self._holder(spec)
+        return holder.get(version)
+
+
+def _texts(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())
+
+
+def _parse(message: Any, data: bytes) -> Any:
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f'got {len(data)} bytes; need a {message.DESCRIPTOR.name} ({error})') from error
 
 
 def _status_of(error: Exception) -> tuple[Any, str] | None:
@@ -74,14 +246,8 @@ def _status_of(error: Exception) -> tuple[Any, str] | None:
     if isinstance(error, InvalidRequest):
         return grpc.StatusCode.INVALID_ARGUMENT, str(error)
     if isinstance(error, tf.errors.InvalidArgumentError):
-        return (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            f'the policy cannot compute these values: {" ".join(error.message.split())}',
-        )
-    if isinstance(error, NotServed):
-        return grpc.StatusCode.NOT_FOUND, str(error)
-    if isinstance(error, NotReady):
-        return grpc.StatusCode.UNAVAILABLE, str(error)
+        text = f'the policy cannot compute these values: {" ".join(error.message.split())}'
+        return grpc.StatusCode.INVALID_ARGUMENT, text
     if isinstance(error, tf.errors.UnavailableError):
         return grpc.StatusCode.RESOURCE_EXHAUSTED, 'too many batches wait; send less at a time, or try again later'
     return None

@@ -1,4 +1,7 @@
-"""Conversion of arrays to TensorFlow's TensorProto and back. Input is checked before memory is allocated for it."""
+"""TensorFlow Serving's messages, which the extra `serving` installs, and arrays as TensorFlow's TensorProto and back.
+
+Input is checked before memory is allocated for it.
+"""
 
 import math
 from typing import Any
@@ -6,7 +9,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tflearn.core import extras
 from tflearn.serving.served_version import InvalidRequest
+
+try:
+    import prometheus_client as prometheus_client
+    from tensorflow_serving.apis import get_model_metadata_pb2 as get_model_metadata_pb2
+    from tensorflow_serving.apis import get_model_status_pb2 as get_model_status_pb2
+    from tensorflow_serving.apis import model_service_pb2_grpc as model_service_pb2_grpc
+    from tensorflow_serving.apis import predict_pb2 as predict_pb2
+    from tensorflow_serving.apis import prediction_service_pb2_grpc as prediction_service_pb2_grpc
+except ImportError as error:
+    raise extras.import_error(error, 'serving') from error
+
 
 # The field of each dtype, and the dtype as which numpy reads it: it would convert mixed integers to floats.
 _FIELDS = {

@@ -12,10 +12,9 @@ from tflearn.core.waiting import Stopped
 from tflearn.policies import loader
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.loader import VersionGone
-from tflearn.serving import remote_policy
-from tflearn.serving.batching import BatchOptions
-from tflearn.serving.client import PolicyClient
-from tflearn.serving.remote_policy import RemoteModel, RemotePolicy
+from tflearn.serving import client as client_lib
+from tflearn.serving.client import PolicyClient, RemotePolicy
+from tflearn.serving.served_version import BatchOptions
 
 
 def test_recurrent_policy_and_a_version_that_is_removed(tmp_path):
@@ -24,7 +23,7 @@ def test_recurrent_policy_and_a_version_that_is_removed(tmp_path):
     loaded = loader.load(exporter.export(4, {}))
     with served_policies.serving(tmp_path) as (server, models):
         address = f'localhost:{server.port}'
-        model = RemoteModel(address, 'greedy_policy')
+        model = PolicyClient(address, 'greedy_policy')
         assert model.newest_version() == 4
         spec = model.state_spec(4)
         assert {name: tuple(leaf.shape) for name, leaf in spec.items()} == {'0': (8,), '1': (8,)}
@@ -65,11 +64,10 @@ def test_waits_for_an_overloaded_server(tmp_path, monkeypatch):
         held = threading.Thread(target=client.predict, args=({'observation': two.observation},))
         held.start()
         assert started.wait(60)
-        monkeypatch.setattr(remote_policy, '_CALL_SECS', 0.1)
+        monkeypatch.setattr(client_lib, '_CALL_SECS', 0.1)
         with pytest.raises(TimeoutError, match='DEADLINE_EXCEEDED|got 2 rows, and 2 wait'):
             RemotePolicy(address, 'greedy_policy', like, timeout_secs=0.3).action(two, ())
-        monkeypatch.setattr(remote_policy, '_CALL_SECS', -1.0)
-        assert RemoteModel(address, 'greedy_policy').newest_version() is None
+        assert PolicyClient(address, 'greedy_policy', timeout_secs=-1.0).newest_version() is None
         resume.set()
         held.join(60)
         served.action(two, ())
@@ -86,4 +84,4 @@ def test_waits_for_its_server_and_can_be_stopped():
     stop.set()
     with pytest.raises(Stopped):
         RemotePolicy('localhost:1', 'greedy_policy', policy, stop=stop).action(time_step, ())
-    assert RemoteModel('localhost:1', 'greedy_policy').newest_version() is None
+    assert PolicyClient('localhost:1', 'greedy_policy').newest_version() is None

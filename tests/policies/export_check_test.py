@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tflearn.policies.rounding import Program
+from tflearn.policies.export_check import Program
 
 ROWS = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
 
