@@ -180,10 +180,13 @@ def test_actions_that_the_mask_forbids_are_not_imitated():
             'got Slicing.store_policy_state=True',
         ),
         ({'loss': {'kind': 'mse'}}, "got kind='mse' for the action .*; need actions of floats"),
-        ({'loss': {'kind': 'huber'}}, "got kind='huber'; need one of log_likelihood, mse"),
+        ({'loss': {'kind': 'huber'}}, "got BCLoss.kind='huber'; need one of log_likelihood, mse"),
         ({'loss': {'weight': 'quality'}}, "got weight='quality'; need one of episode_return, return_to_go, .*reward"),
         ({'loss': {'weight_temperature': 2.0}}, 'got weight_temperature=2.0 without a weight'),
-        ({'loss': {'weight': 'reward', 'weight_temperature': 0.0}}, 'got weight_temperature=0.0; need a number above'),
+        (
+            {'loss': {'weight': 'reward', 'weight_temperature': 0.0}},
+            'got BCLoss.weight_temperature=0.0; need a number above',
+        ),
         (
             {'specs': EnvironmentSpecs(OTHER_FLOATS, UNBOUNDED_CHOICE)},
             'needs bounded discrete actions',

@@ -71,7 +71,7 @@ def test_each_loss_trains_its_own_part():
         'alpha': [agent._log_alpha],
     }
     agent._draws.restart()
-    made = agent._losses(data, None, training=True).parts
+    _, made = agent._losses(data, None, training=True)
     for loss, own in zip(made.values(), parts, strict=True):
         with tf.GradientTape(persistent=True) as tape:
             losses, _ = loss()

@@ -64,11 +64,11 @@ def test_loss_equals_the_papers():
     )[..., 0]
     behaviour = tf.nn.log_softmax(data.policy_info['dist_params']['logits']).numpy()
     log_ratios = (log_probs - np.take_along_axis(behaviour, data.action.numpy()[..., None], -1)[..., 0])[:, :-1]
-    targets = vtrace.targets(
+    targets, advantages = vtrace.targets(
         tf.constant(log_ratios), data.reward[:, :-1], 0.9 * data.discount[:, :-1], values, rho_bar=1.1, lambda_=0.95
     )
-    policy_loss = -np.mean(targets.advantages * log_probs[:, :-1])
-    value_loss = 0.5 * np.mean(np.square(targets.values - values[:, :-1]))
+    policy_loss = -np.mean(advantages * log_probs[:, :-1])
+    value_loss = 0.5 * np.mean(np.square(targets - values[:, :-1]))
     entropy = np.mean(distribution.entropy()[:, :-1])
     loss, metrics = agent.loss(data)
     assert float(loss) == pytest.approx(0.7 * policy_loss + 0.3 * value_loss - 0.01 * entropy, rel=1e-4)
@@ -79,7 +79,7 @@ def test_loss_equals_the_papers():
         'mean_rho': np.minimum(np.exp(log_ratios), 1.1).mean(),
         'clipped_share': (np.exp(log_ratios) > 1.1).mean(),
         'mean_abs_log_rho': np.abs(log_ratios).mean(),
-        'explained_variance': 1 - np.var(targets.values - values[:, :-1]) / np.var(targets.values),
+        'explained_variance': 1 - np.var(targets - values[:, :-1]) / np.var(targets),
         'valid_share': 1.0,
     }
     assert {name: float(metrics[name]) for name in expected} == pytest.approx(expected, rel=1e-3)
@@ -300,7 +300,7 @@ def test_rejects_what_it_cannot_learn(make, changes, message):
 )
 def test_rejects_invalid_options(changes):
     name, value = next(iter(changes.items()))
-    with pytest.raises(ValueError, match=f'got {name}={value!r}; need'):
+    with pytest.raises(ValueError, match=f'got ImpalaLoss.{name}={value!r}; need'):
         ImpalaLoss(**changes)
 
 

@@ -210,9 +210,9 @@ def test_a_checkpoint_holds_the_posterior(tmp_path):
 def test_refusals():
     with pytest.raises(ValueError, match='needs a Queue without training, or Uniform'):
         _make(experience=Experience(replay=Prioritized()))
-    with pytest.raises(ValueError, match='got alpha=-1'):
+    with pytest.raises(ValueError, match='got LinearOptions.alpha=-1'):
         linear_bandit.LinearOptions(alpha=-1)
-    with pytest.raises(ValueError, match="got exploration='greedy'; need one of ucb, thompson"):
+    with pytest.raises(ValueError, match="got LinearOptions.exploration='greedy'; need one of ucb, thompson"):
         linear_bandit.LinearOptions(exploration='greedy')
     with pytest.raises(ValueError, match="got arm_features='state' of .*; need floats .4, D."):
         linear_bandit.make_agent(SHARED, create_train_step(), linear_bandit.EXPERIENCE, arm_features='state')

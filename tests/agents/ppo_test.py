@@ -297,9 +297,9 @@ def test_rejects_what_it_cannot_learn(changes, message):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'gamma': 1.1}, r'got gamma=1.1; need a number in \[0, 1\]'),
-        ({'clip_epsilon': 0.0}, 'got clip_epsilon=0.0; need a number above 0, or None'),
-        ({'entropy_coefficient': -0.1}, 'got entropy_coefficient=-0.1; need'),
+        ({'gamma': 1.1}, 'got PPOLoss.gamma=1.1; need a number of at least 0 and at most 1'),
+        ({'clip_epsilon': 0.0}, 'got PPOLoss.clip_epsilon=0.0; need a number above 0, or a function, or None'),
+        ({'entropy_coefficient': -0.1}, 'got PPOLoss.entropy_coefficient=-0.1; need'),
     ],
 )
 def test_rejects_invalid_loss_options(changes, message):

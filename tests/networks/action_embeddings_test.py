@@ -93,5 +93,5 @@ def test_refusals():
     for change in ({'dueling': True}, {'noisy_sigma': 0.5}, {'distribution': Quantiles(5)}):
         with pytest.raises(ValueError, match='got action_embeddings with dueling, distribution or noisy_sigma'):
             _make(TABLE, ['mask', 'state'], **change)
-    with pytest.raises(ValueError, match='got units=0; need at least 1'):
+    with pytest.raises(ValueError, match='got ActionEmbeddings.units=0; need an integer of at least 1'):
         ActionEmbeddings(TABLE, units=0)

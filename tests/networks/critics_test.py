@@ -8,9 +8,8 @@ from tflearn.core.train_step import Draws, create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.learner import precision
 from tflearn.networks import critics as critics_lib
-from tflearn.networks.critics import BatchNorm, CriticOptions
+from tflearn.networks.critics import BatchNorm, CriticOptions, Targets
 from tflearn.networks.networks import NetworkOptions
-from tflearn.networks.targets import Targets
 
 NETWORK = NetworkOptions((8, 4))
 OBSERVATIONS = tf.random.stateless_uniform((6, 3), (1, 2), -1.0, 1.0)

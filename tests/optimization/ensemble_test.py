@@ -51,9 +51,9 @@ def test_squared_errors_are_summed_over_the_critics():
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
-        (lambda: ensemble.Truncated(5, 5), 'got num_dropped=5 of num_quantiles=5; need .* below'),
-        (lambda: ensemble.Truncated(5, -1), 'got num_dropped=-1'),
-        (lambda: ensemble.Least(0), 'got num_critics=0 to draw the least of; need at least 1'),
+        (lambda: ensemble.Truncated(5, 5), 'got num_dropped=5 of num_quantiles=5; need fewer than the quantiles'),
+        (lambda: ensemble.Truncated(5, -1), 'got Truncated.num_dropped=-1'),
+        (lambda: ensemble.Least(0), 'got Least.num_critics=0; need an integer of at least 1'),
     ],
 )
 def test_numbers_have_bounds(make, message):

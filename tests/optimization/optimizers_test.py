@@ -282,10 +282,10 @@ def test_the_noise_scale_is_the_papers():
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        ({'kind': 'sgd'}, "got kind='sgd'; need one of adam, rmsprop"),
-        ({'clip_by': 'norm'}, "got clip_by='norm'; need one of global_norm, variable_norm, value"),
+        ({'kind': 'sgd'}, "got OptimizerOptions.kind='sgd'; need one of adam, rmsprop, or a function"),
+        ({'clip_by': 'norm'}, "got OptimizerOptions.clip_by='norm'; need one of global_norm, variable_norm, value"),
         ({'clip_by': 'value'}, "got clip_by='value' without a bound"),
-        ({'gradient_clipping': 0.0}, r'got gradient_clipping=0.0; need a number above 0'),
+        ({'gradient_clipping': 0.0}, r'got OptimizerOptions.gradient_clipping=0.0; need a number above 0'),
         ({'arguments': {'clipvalue': 1.0}}, 'got clipvalue in arguments; use'),
         ({'learning_rate': {'actor': 0.1}}, "got learning_rate={'actor': 0.1}; need parts of it"),
     ],

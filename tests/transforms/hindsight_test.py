@@ -16,7 +16,7 @@ from tflearn.networks.networks import NetworkOptions
 from tflearn.replay.storage import Storage
 from tflearn.sampling.local import LocalReplay
 from tflearn.transforms import hindsight, rewards, transformed
-from tflearn.transforms.pipeline import Pipeline
+from tflearn.transforms.transformed import Pipeline
 
 BITS = 5
 MAKE_DQN = functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(4,)))

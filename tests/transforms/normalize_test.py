@@ -12,7 +12,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
 from tflearn.transforms import normalize, stack, statistics, transformed
-from tflearn.transforms.pipeline import Pipeline
+from tflearn.transforms.transformed import Pipeline
 
 SPECS = [tf.TensorSpec((2,), tf.float32), tf.TensorSpec((), tf.float32)]
 

@@ -14,7 +14,7 @@ from tflearn.networks.networks import NetworkOptions
 from tflearn.replay.storage import Storage
 from tflearn.sampling.local import LocalReplay
 from tflearn.transforms import stack, transformed
-from tflearn.transforms.pipeline import Pipeline
+from tflearn.transforms.transformed import Pipeline
 
 FRAMES = 3
 SLICING = Slicing(history_steps=FRAMES - 1)

@@ -23,7 +23,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.core.waiting import Stopped
 from tflearn.environments import vector_env
 from tflearn.networks.networks import NetworkOptions
-from tflearn.policies import exporter, loader, plain_nests
+from tflearn.policies import exporter, loader, signatures
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.local import LocalReplay
@@ -107,7 +107,7 @@ def check_export(agent, environments, folder):
     path = exporter.PolicyExporter(agent.policy, folder).export(1, {})
     time_step = environments.reset()
     tensors = tf.nest.map_structure(tf.constant, time_step)
-    live = plain_nests.to_plain(
+    live = signatures.to_plain(
         tf.nest.map_structure(
             lambda leaf: leaf.numpy(), agent.policy.action(tensors, agent.policy.get_initial_state(2)).action
         )
@@ -118,10 +118,10 @@ def check_export(agent, environments, folder):
     assert Evaluator(environments, 4).run(loaded).mean_return == 4
     tf.nest.map_structure(assert_close, live, loaded.action(time_step, loaded.initial_state(2))[0])
     plain = tf.saved_model.load(str(path))
-    named = dict(plain_nests.flat(plain_nests.to_plain(time_step.observation), 'observation'))
+    named = dict(signatures.flat(signatures.to_plain(time_step.observation), 'observation'))
     state = plain.signatures['get_initial_state'](tf.constant(2)) if agent.policy.policy_state_spec else {}
     served = plain.signatures['serving_default'](**{k: tf.constant(v) for k, v in named.items()}, **state)
-    for name, action in plain_nests.flat(live, 'action'):
+    for name, action in signatures.flat(live, 'action'):
         assert_close(served[name], action)
 
 

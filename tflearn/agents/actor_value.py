@@ -16,8 +16,8 @@ from tflearn.agents.normalizer import Normalizer, Normalizers
 from tflearn.core.action_mask import make_mask
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import heads, spec_checks
+from tflearn.networks.critics import Targets
 from tflearn.networks.networks import NetworkOptions
-from tflearn.networks.targets import Targets
 from tflearn.optimization.optimizers import Optimizer
 
 DIST_PARAMS = 'dist_params'  # a key of the policy info: the parameters of the distribution of the action
@@ -181,7 +181,7 @@ class ActorValueAgent(parts.PartsAgent):
         network: ActorValueNetwork,
         optimizers: Mapping[str, Optimizer],
         loss: Any,
-        normalizers: Normalizers = Normalizers(),
+        normalizers: Normalizers = (None, None),
         records_distribution: bool = False,
         targets: Targets | None = None,
     ):
@@ -200,7 +200,7 @@ class ActorValueAgent(parts.PartsAgent):
         self._network, self._options = network, loss
         self._observation_normalizer, self._reward_normalizer = normalizers
         policy, collect_policy = (
-            ActorValuePolicy(problem.specs, network, normalizers.observation, records, name)
+            ActorValuePolicy(problem.specs, network, self._observation_normalizer, records, name)
             for records, name in ((False, 'policy'), (records_distribution, 'collect_policy'))
         )
         super().__init__(problem, collect_policy, optimizers, targets, policy)

@@ -11,9 +11,8 @@ from pi at an interval of train steps, and V-trace's advantages A of pi':
 Differs from the paper: the advantages are V-trace's, whose ratios are pi' / mu, as in RLlib's APPO.
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
@@ -24,9 +23,10 @@ from tflearn.agents import impala
 from tflearn.agents.actor_value import ActorValueNetwork, complete
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.parts import Problem
-from tflearn.core.errors import UserValueError
+from tflearn.core import moments
+from tflearn.core.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked_dataclass
 from tflearn.core.types import Agent
-from tflearn.networks.targets import Targets
+from tflearn.networks.critics import Targets
 from tflearn.optimization import vtrace
 from tflearn.optimization.impala_loss import ImpalaLoss
 from tflearn.optimization.optimizers import Optimizer
@@ -34,7 +34,7 @@ from tflearn.optimization.optimizers import Optimizer
 EXPERIENCE = impala.EXPERIENCE
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class SurrogateOptions:
     """How the policy is kept close to the target policy.
 
@@ -48,29 +48,12 @@ class SurrogateOptions:
         1.5 if the divergence is more than twice the target, by 0.5 if it is less than half; None keeps it constant.
     """
 
-    clip_epsilon: float = 0.4
-    ratio_bar: float = 2.0
-    target_update_interval: int = 1
-    target_update_tau: float = 1.0
-    kl_coefficient: float = 0.0
-    kl_target: float | None = 0.01
-
-    def __post_init__(self) -> None:
-        if not self.clip_epsilon > 0 or not self.ratio_bar >= 1:
-            raise UserValueError(
-                f'got clip_epsilon={self.clip_epsilon!r}, ratio_bar={self.ratio_bar!r}; need a number above 0, and one '
-                'of at least 1'
-            )
-        if self.target_update_interval < 1 or not 0 < self.target_update_tau <= 1:
-            raise UserValueError(
-                f'got target_update_interval={self.target_update_interval!r}, target_update_tau='
-                f'{self.target_update_tau!r}; need at least 1 train step, and a number above 0, at most 1'
-            )
-        if not self.kl_coefficient >= 0 or (self.kl_target is not None and not self.kl_target > 0):
-            raise UserValueError(
-                f'got kl_coefficient={self.kl_coefficient!r}, kl_target={self.kl_target!r}; need at least 0, and a '
-                'number above 0, or None'
-            )
+    clip_epsilon: PositiveFloat = 0.4
+    ratio_bar: Annotated[float, Range(least=1)] = 2.0
+    target_update_interval: PositiveInt = 1
+    target_update_tau: Annotated[float, Range(above=0, most=1)] = 1.0
+    kl_coefficient: NonNegativeFloat = 0.0
+    kl_target: PositiveFloat | None = 0.01
 
 
 EXAMPLE = Example(ANY_ACTION, data=('uniform', 'queue'), sequence_length=5)
@@ -122,12 +105,7 @@ class AppoAgent(impala.ImpalaAgent):
         targets = Targets([networks], surrogate.target_update_tau, surrogate.target_update_interval)
         super().__init__(problem, networks[0], optimizers, loss, targets=targets)
         self._target, self._surrogate = networks[1], surrogate
-        self._kl_coefficient = tf.Variable(
-            surrogate.kl_coefficient,
-            trainable=False,
-            name='kl_coefficient',
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+        self._kl_coefficient = moments.variable(float(surrogate.kl_coefficient), 'kl_coefficient')
 
     def _objective(self, unroll: impala.Unroll, training: bool) -> impala.PolicyObjective:
         options, experience = self._surrogate, unroll.experience

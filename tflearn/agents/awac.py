@@ -25,7 +25,7 @@ from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_
 from tflearn.core.types import Agent
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import heads, spec_checks
-from tflearn.optimization import offline_loss, transitions
+from tflearn.optimization import offline_loss
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=1_000, samples_per_insert=1024.0), batch=BatchItems(1024)
@@ -88,7 +88,7 @@ class AWACAgent(actor_critic.ActorCriticAgent):
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the losses of critics and actor."""
         options = self._options
-        batch = transitions.of_steps(experience, options.gamma, options.reward_scale)
+        batch = actor_critic.of_steps(experience, options.gamma, options.reward_scale)
         (taken,), counts = tf.nest.flatten(batch.action), batch.counts
         seen, _ = self._seen(batch.observation)
 
@@ -108,7 +108,7 @@ class AWACAgent(actor_critic.ActorCriticAgent):
             metrics = {'value': value, 'advantage': advantages, 'log_likelihood': log_probs}
             return losses, metrics | {'actor_loss': losses}
 
-        return parts.Losses(counts, {'critic': critic_loss, 'actor': actor_loss})
+        return counts, {'critic': critic_loss, 'actor': actor_loss}
 
     def _value(self, observation: Any, critics: critics_lib.Critics, num_samples: int) -> tf.Tensor:
         """Returns the mean value of the policy's actions, float32 [R], without a gradient."""

@@ -13,8 +13,7 @@ The networks are those of PPO (`actor_value.py`), with equal names: a PPO run ca
 has learned (`train.Initial`). Only the policy's part is trained; the value's stays as it was made.
 """
 
-import dataclasses
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
@@ -27,6 +26,7 @@ from tflearn.agents.normalizer import make_normalizers
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs, leaf_paths
 from tflearn.optimization import offline_loss
 
@@ -38,7 +38,7 @@ EPISODE_WEIGHTS = ('episode_return', 'return_to_go')
 Kind = Literal['log_likelihood', 'mse']
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class BCLoss:
     """The loss; see the module.
 
@@ -55,20 +55,11 @@ class BCLoss:
     """
 
     kind: Kind = 'log_likelihood'
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: NonNegativeFloat = 0.0
     weight: str | None = None
-    weight_temperature: float | None = None
+    weight_temperature: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise UserValueError(f'got kind={self.kind!r}; need one of {", ".join(get_args(Kind))}')
-        if not self.entropy_coefficient >= 0:
-            raise UserValueError(f'got entropy_coefficient={self.entropy_coefficient!r}; need a number of at least 0')
-        if self.weight_temperature is not None and not self.weight_temperature > 0:
-            raise UserValueError(
-                f'got weight_temperature={self.weight_temperature!r}; need a number above 0, or None for the number '
-                'itself as the weight'
-            )
         if self.weight is None and self.weight_temperature is not None:
             raise UserValueError(
                 f'got weight_temperature={self.weight_temperature!r} without a weight; need one; set weight, such as '
@@ -211,7 +202,7 @@ class BCAgent(ActorValueAgent):
                 metrics['illegal_share'] = 1.0 - legal
             return tf.where(factors > 0, losses, 0.0) * offline_loss.with_mean_one(factors, counts), metrics
 
-        return parts.Losses(counts, {'bc': loss})
+        return counts, {'bc': loss}
 
     def _weights(self, experience: Any, counts: tf.Tensor) -> tf.Tensor:
         """Returns the weight of each row but the last, [B, T]; 0 where `counts` is."""

@@ -96,7 +96,7 @@ class CrossQAgent(sac.SACAgent):
             losses, metrics = zip(made['actor'](), made['alpha'](), strict=True)
             return tf.add_n(losses), metrics[0] | metrics[1]
 
-        return parts.Losses(counts, {'critic': made['critic'], 'actor': policy_loss})
+        return counts, {'critic': made['critic'], 'actor': policy_loss}
 
     def _both_values(self, batch: Any, action: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         join = lambda *each: tf.concat(each, axis=0)  # noqa: E731

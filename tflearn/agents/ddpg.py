@@ -18,9 +18,6 @@ from tflearn.agents.parts import Problem
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.settings import Fraction, checked
 from tflearn.core.types import Agent
-from tflearn.networks import deterministic
-from tflearn.networks.critics import CriticOptions
-from tflearn.networks.targets import Targets
 from tflearn.optimization import schedules
 from tflearn.optimization.td3_loss import TD3Loss
 
@@ -53,6 +50,5 @@ def make_agent(
     loss = TD3Loss(gamma, reward_scale, policy_delay=1, target_policy_noise=0.0)
     network = td3.checked(problem, 'DDPG', (400, 300))
     optimizers = problem.optimizers({'critic': 1e-3, 'actor': 1e-4})
-    networks = deterministic.make_networks(problem.specs, network, CriticOptions(1))
-    targets = Targets(list(networks.pairs), target_update_tau)
-    return td3.DeterministicAgent(problem, networks, optimizers, targets, loss, exploration_noise)
+    networks = td3.make_networks(problem.specs, network, num_critics=1)
+    return td3.DeterministicAgent(problem, *networks, optimizers, loss, target_update_tau, exploration_noise)

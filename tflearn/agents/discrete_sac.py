@@ -25,7 +25,6 @@ from tflearn.core.settings import Fraction, Range, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import spec_checks
-from tflearn.optimization import transitions
 
 EXPERIENCE = Experience(replay=Uniform(max_size=100_000, min_size=1_000, samples_per_insert=64.0), batch=BatchItems(64))
 
@@ -93,7 +92,7 @@ class DiscreteSACAgent(actor_critic.ActorCriticAgent):
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the losses of critics, actor and temperature."""
-        batch = transitions.of_steps(experience, self._options.gamma, self._options.reward_scale)
+        batch = actor_critic.of_steps(experience, self._options.gamma, self._options.reward_scale)
 
         def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             bootstraps, _ = self._value_and_entropy(batch.next_observation, self._target_critics)
@@ -110,7 +109,7 @@ class DiscreteSACAgent(actor_critic.ActorCriticAgent):
             losses = tf.exp(self._log_alpha) * tf.stop_gradient(entropy - wanted)
             return losses, {'alpha_loss': losses, 'alpha': tf.exp(self._log_alpha)}
 
-        return parts.Losses(batch.counts, {'critic': critic_loss, 'actor': actor_loss, 'alpha': alpha_loss})
+        return batch.counts, {'critic': critic_loss, 'actor': actor_loss, 'alpha': alpha_loss}
 
     def _greatest_entropy(self, observation: Any) -> tf.Tensor | float:
         """Returns the uniform policy's entropy [nats], float32 [R] with a mask."""

@@ -27,8 +27,7 @@ from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent
 from tflearn.networks import noisy, spec_checks
 from tflearn.networks.action_embeddings import ActionEmbeddings, EmbeddedQNetwork
-from tflearn.networks.distributional import DistributionalQNetwork
-from tflearn.networks.networks import LastLayers, NetworkOptions, QNetwork
+from tflearn.networks.networks import DistributionalQNetwork, LastLayers, NetworkOptions, QNetwork
 from tflearn.optimization import conservative, distributional, schedules
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))

@@ -25,8 +25,8 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
 from tflearn.core.types import Agent
 from tflearn.networks import recurrent
+from tflearn.networks.critics import Targets
 from tflearn.networks.networks import NetworkOptions
-from tflearn.networks.targets import Targets
 from tflearn.optimization import vtrace
 from tflearn.optimization.impala_loss import ImpalaLoss
 from tflearn.optimization.optimizers import Optimizer
@@ -158,9 +158,9 @@ class ImpalaAgent(ActorValueAgent):
         def loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             options, unroll = self._options, self._unroll(experience, training)
             objective = self._objective(unroll, training)
-            targets = self._vtrace_targets(unroll, objective.log_ratios)
-            policy_loss = objective.loss(targets.advantages)
-            value_loss = 0.5 * tf.square(targets.values - unroll.values[:, :-1])
+            targets, advantages = self._vtrace_targets(unroll, objective.log_ratios)
+            policy_loss = objective.loss(advantages)
+            value_loss = 0.5 * tf.square(targets - unroll.values[:, :-1])
             entropy = common.entropy(unroll.distribution, self.action_spec, outer_rank=2)[:, :-1]
             losses = (
                 options.policy_coefficient * policy_loss
@@ -168,15 +168,15 @@ class ImpalaAgent(ActorValueAgent):
                 - options.entropy_weight(self.train_step_counter) * entropy
             )
             metrics = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **objective.metrics}
-            metrics |= self._off_policy(unroll, objective) | parts.moments(unroll.values[:, :-1], targets.values)
+            metrics |= self._off_policy(unroll, objective) | parts.moments(unroll.values[:, :-1], targets)
             if options.reduction == 'sum':
                 of_items = 1.0 if weights is None else weights[:, tf.newaxis]
                 return tf.reduce_sum(tf.where(unroll.valid, of_items * losses, 0.0)), metrics
             return losses, metrics
 
-        return parts.Losses(tf.cast(_valid(experience), tf.float32), {'policy': loss})
+        return tf.cast(_valid(experience), tf.float32), {'policy': loss}
 
-    def _vtrace_targets(self, unroll: Unroll, log_ratios: tf.Tensor) -> vtrace.Targets:
+    def _vtrace_targets(self, unroll: Unroll, log_ratios: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the values' targets and the advantages; without the correction each ratio is 1."""
         options, experience = self._options, unroll.experience
         bounds = {'rho_bar': options.rho_bar, 'c_bar': options.c_bar, 'pg_rho_bar': options.pg_rho_bar}

@@ -32,8 +32,8 @@ from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, Ran
 from tflearn.core.types import Agent
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import spec_checks
-from tflearn.networks.targets import Targets
-from tflearn.optimization import offline_loss, transitions
+from tflearn.networks.critics import Targets
+from tflearn.optimization import offline_loss
 from tflearn.optimization.optimizers import Optimizer
 
 EXPERIENCE = Experience(
@@ -125,7 +125,7 @@ class IQLAgent(ActorValueAgent):
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the losses of value, actor and critics."""
         options, mask = self._options, self._network.action_mask
-        batch = transitions.of_steps(experience, options.gamma, options.reward_scale)
+        batch = actor_critic.of_steps(experience, options.gamma, options.reward_scale)
         seen = batch.observation if mask is None else mask(batch.observation)[0]
         (taken,) = tf.nest.flatten(batch.action)
         recorded = tf.stop_gradient(tf.reduce_min(self._target_critics.of_actions(seen, taken), axis=1))
@@ -149,4 +149,4 @@ class IQLAgent(ActorValueAgent):
             (_, values), _ = self._network(batch.next_observation)
             return actor_critic.critic_loss(batch, values, self._critics.of_actions(seen, taken, training))
 
-        return parts.Losses(batch.counts, {'value': value_loss, 'actor': actor_loss, 'critic': critic_loss})
+        return batch.counts, {'value': value_loss, 'actor': actor_loss, 'critic': critic_loss}

@@ -21,9 +21,8 @@ by merge_call, which a compiled loop of train steps cannot contain, take sequenc
 steps, have variables and operations for each arm, and no mask together with features of the arms.
 """
 
-import dataclasses
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -36,9 +35,11 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.agents import parts
 from tflearn.agents.algorithm import Example
 from tflearn.agents.rescaled_actions import rescaled
+from tflearn.core import moments
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue
+from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs, leaf_paths
 from tflearn.networks import encoder, spec_checks
 
@@ -47,7 +48,7 @@ EXPERIENCE = Experience(replay=Queue(max_size=1_000), batch=BatchItems(16))
 Exploration = Literal['ucb', 'thompson']
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class LinearOptions:
     """The posterior and what it is used for; see the module.
 
@@ -59,20 +60,9 @@ class LinearOptions:
     """
 
     exploration: Exploration = 'ucb'
-    alpha: float = 1.0
-    prior_precision: float = 1.0
+    alpha: NonNegativeFloat = 1.0
+    prior_precision: PositiveFloat = 1.0
     bias: bool = True
-
-    def __post_init__(self) -> None:
-        if self.exploration not in get_args(Exploration):
-            raise UserValueError(
-                f'got exploration={self.exploration!r}; need one of {", ".join(get_args(Exploration))}'
-            )
-        if not self.alpha >= 0 or not self.prior_precision > 0:
-            raise UserValueError(
-                f'got alpha={self.alpha!r}, prior_precision={self.prior_precision!r}; need alpha of at least 0 and '
-                'prior_precision above 0'
-            )
 
 
 EXAMPLE = Example(
@@ -180,10 +170,10 @@ class _Posterior(tf.Module):
         """Makes the prior's variables."""
         super().__init__(name='posterior')
         identity = np.broadcast_to(np.eye(size), (num_models, size, size))
-        self.precision = _variable(identity * prior_precision, 'precision')
-        self.moment = _variable(np.zeros((num_models, size)), 'moment')
-        self.theta = _variable(np.zeros((num_models, size)), 'theta')
-        self.root = _variable(identity / math.sqrt(prior_precision), 'root')
+        self.precision = moments.variable(identity * prior_precision, 'precision', tf.float64)
+        self.moment = moments.variable(np.zeros((num_models, size)), 'moment', tf.float64)
+        self.theta = moments.variable(np.zeros((num_models, size)), 'theta', tf.float64)
+        self.root = moments.variable(identity / math.sqrt(prior_precision), 'root', tf.float64)
 
     def update(self, precision: tf.Tensor, moment: tf.Tensor) -> None:
         """Adds the sums of this replica and of all others, in replica context."""
@@ -256,7 +246,7 @@ class LinearBanditAgent(parts.PartsAgent):
         shaped = lambda values: tf.reshape(tf.cast(values, tf.float32), tf.shape(counts))  # noqa: E731
         errors = shaped(tf.square(reward[:, 0] - predicted))
         metrics = {'reward': shaped(reward), 'deviation': shaped(deviation)}
-        return parts.Losses(counts, {'bandit': lambda: (errors, metrics)})
+        return counts, {'bandit': lambda: (errors, metrics)}
 
     def _trained(self, part: str) -> list[Any]:
         return []
@@ -316,9 +306,3 @@ class LinearBanditPolicy(tf_policy.TFPolicy):
 def _joined(leaf: tf.Tensor) -> tf.Tensor:
     """Returns rows [B * T, ...] of [B, T, ...]."""
     return tf.reshape(leaf, [-1, *leaf.shape[2:]])
-
-
-def _variable(value: np.ndarray, name: str) -> tf.Variable:
-    # All replicas assign the same value.
-    aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
-    return tf.Variable(value, dtype=tf.float64, trainable=False, name=name, aggregation=aggregation)

@@ -4,11 +4,12 @@ The result does not depend on the number of replicas.
 """
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tf_agents.typing import types
 
+from tflearn.core import moments
 from tflearn.core.errors import UserValueError
 from tflearn.core.layout import ColumnLayout
 from tflearn.core.train_step import max_over_replicas
@@ -25,8 +26,6 @@ class Normalizer(tf.Module):
 
     Neighbouring vectors of the nest, and neighbouring numbers, have one variable for all their means, and one for all
     their variances (see `ColumnLayout`). Tensors of integers, which are categories, do not change.
-
-    Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
 
     def __init__(
@@ -54,10 +53,10 @@ class Normalizer(tf.Module):
         self._floating = frozenset(i for i, (path, leaf) in named if leaf.dtype.is_floating and path not in skipped)
         self._joined = ColumnLayout(self._floats(spec))
         leaves = self._joined.specs
-        self.count = _variable(tf.zeros(()), 'count')
-        self.means = [_variable(tf.zeros(leaf.shape), 'mean') for leaf in leaves]
-        self.variances = [_variable(tf.ones(leaf.shape), 'variance') for leaf in leaves]
-        self.largest = [] if center else [_variable(tf.zeros(leaf.shape), 'largest') for leaf in leaves]
+        self.count = moments.variable(tf.zeros(()), 'count')
+        self.means = [moments.variable(tf.zeros(leaf.shape), 'mean') for leaf in leaves]
+        self.variances = [moments.variable(tf.ones(leaf.shape), 'variance') for leaf in leaves]
+        self.largest = [] if center else [moments.variable(tf.zeros(leaf.shape), 'largest') for leaf in leaves]
 
     @property
     def statistics(self) -> list[tf.Variable]:
@@ -92,21 +91,8 @@ class Normalizer(tf.Module):
           values: this replica's part, a nest of [B, T, *spec].
           counts: float32 [B, T], 1 for valid steps, 0 for others. Steps with values that are not finite are ignored.
         """
-        reduce = lambda parts: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)  # noqa: E731
         leaves = self._joined.join(self._floats(values))
-        for leaf in leaves:
-            inner = list(range(2, leaf.shape.rank))
-            counts = tf.where(tf.reduce_all(tf.math.is_finite(leaf), axis=inner), counts, 0.0)
-        masks = [tf.reshape(counts, [*tf.unstack(tf.shape(counts)), *[1] * (leaf.shape.rank - 2)]) for leaf in leaves]
-        counted = [tf.where(mask > 0, leaf, 0.0) for mask, leaf in zip(masks, leaves, strict=True)]
-        number, *sums = reduce([tf.reduce_sum(counts), *(tf.reduce_sum(leaf, axis=[0, 1]) for leaf in counted)])
-        means = [tf.math.divide_no_nan(total, number) for total in sums]
-        squares = reduce(
-            [
-                tf.reduce_sum(mask * tf.math.squared_difference(leaf, mean), axis=[0, 1])
-                for mask, leaf, mean in zip(masks, counted, means, strict=True)
-            ]
-        )
+        number, means, squares, counted = moments.of_batch(leaves, counts)
         before, total = self.count.read_value(), self.count + number
         for largest, leaf in zip(self.largest, counted, strict=False):
             largest.assign(tf.maximum(largest, max_over_replicas(tf.reduce_max(tf.abs(leaf), axis=[0, 1]))))
@@ -118,11 +104,7 @@ class Normalizer(tf.Module):
         self.count.assign(total)
 
 
-class Normalizers(NamedTuple):
-    """The normalizers of observations and rewards; None does not normalize."""
-
-    observation: Normalizer | None = None
-    reward: Normalizer | None = None
+Normalizers = tuple[Normalizer | None, Normalizer | None]  # of observations and rewards; None does not normalize
 
 
 def make_normalizers(
@@ -148,9 +130,4 @@ def make_normalizers(
         made = Normalizer(spec, _OBSERVATION_CLIPPING, name='observations', skipped=skipped)
         observation = made if made.means else None
     reward = Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if of_rewards else None
-    return Normalizers(observation, reward)
-
-
-def _variable(value: tf.Tensor, name: str) -> tf.Variable:
-    # All replicas assign the same value.
-    return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    return observation, reward

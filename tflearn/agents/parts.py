@@ -16,8 +16,8 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import Draws
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks.critics import Targets
 from tflearn.networks.networks import NetworkOptions
-from tflearn.networks.targets import Targets
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import Optimizer, OptimizerOptions, Rate
 
@@ -27,6 +27,10 @@ _MOMENTS = ('target', 'target_square', 'error', 'error_square')
 
 # Returns the losses of the batch's rows, or this replica's share of their mean, a scalar; and metrics, alike.
 Loss = Callable[[], tuple[tf.Tensor, dict[str, tf.Tensor]]]
+# What an agent minimizes on a batch of B items: counts, float32 [B], [B, T] or [B * T], 0 for rows that are left out,
+# such as those between two episodes, else 1; and losses of that shape, by the names of the parts, in the order in which
+# they are trained. Among the metrics `td_error` is the error of a row, of which `errors` makes that of its item.
+Losses = tuple[tf.Tensor, Mapping[str, Loss]]
 
 
 class Problem(NamedTuple):
@@ -55,19 +59,6 @@ class Problem(NamedTuple):
     def scheduled(self, value: float | schedules.Schedule) -> Any:
         """Returns a number, or of a schedule a function that returns its present number."""
         return (lambda: value(self.train_step)) if callable(value) else value
-
-
-class Losses(NamedTuple):
-    """What an agent minimizes on a batch of B items.
-
-    Attributes:
-      counts: float32 [B], [B, T] or [B * T]: 0 for rows that are left out, such as those between two episodes; else 1.
-      parts: losses of the shape of `counts`, by the names of the parts, in the order in which they are trained. Among
-        the metrics `td_error` is the error of a row, of which `errors` makes that of its item.
-    """
-
-    counts: tf.Tensor
-    parts: Mapping[str, Loss]
 
 
 class PartsAgent(tf_agent.TFAgent):
@@ -155,12 +146,12 @@ class PartsAgent(tf_agent.TFAgent):
     ) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
         """Computes the losses in turn, and takes a step on each if it `trains`."""
         self._draws.restart()
-        losses = self._losses(experience, weights, training)
-        reduce = self._reduce(losses, experience, weights)
+        counts, losses = self._losses(experience, weights, training)
+        reduce = self._reduce(counts, experience, weights)
         shares: list[tf.Tensor] = []
         metrics: dict[str, tf.Tensor] = {}
         taken = None
-        for part, loss in losses.parts.items():
+        for part, loss in losses.items():
             names, due = self._optimized(part) if trains else (), self._due(part) if trains else None
             groups = [_variables(self._trained(name)) for name in names]
             evaluate = functools.partial(self._evaluated, part, loss, reduce, groups)
@@ -177,11 +168,12 @@ class PartsAgent(tf_agent.TFAgent):
                 pairs = zip(computed, variables, strict=True)
                 taken = self._optimizers[name].apply_gradients(pairs, tf.add_n(shares), due)
                 due = taken if len(names) > 1 else due
-        return tf_agent.LossInfo(tf.add_n(shares), self._means(metrics, losses.counts, experience)), taken
+        return tf_agent.LossInfo(tf.add_n(shares), self._means(metrics, counts, experience)), taken
 
-    def _reduce(self, losses: Losses, experience: Any, weights: tf.Tensor | None) -> Callable[[tf.Tensor], tf.Tensor]:
+    def _reduce(
+        self, counts: tf.Tensor, experience: Any, weights: tf.Tensor | None
+    ) -> Callable[[tf.Tensor], tf.Tensor]:
         """Returns the function from the losses of rows to this replica's share of their mean."""
-        counts = losses.counts
         total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(counts))
         if weights is None:
             of_rows = counts

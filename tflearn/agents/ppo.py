@@ -24,6 +24,7 @@ from tflearn.agents.normalizer import Normalizers, make_normalizers
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
+from tflearn.core.moments import variable
 from tflearn.core.types import Agent
 from tflearn.networks import recurrent
 from tflearn.optimization import ppo_loss
@@ -172,8 +173,8 @@ class PPOAgent(ActorValueAgent):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
         super().__init__(problem, network, optimizers, loss, normalizers, records_distribution=True)
         self.trains_on_sequences = bool(network.state_spec)
-        self._kl_coefficient = _variable(loss.kl_coefficient, 'kl_coefficient')
-        self._divergence = _variable(loss.kl_target or 0.0, 'divergence')
+        self._kl_coefficient = variable(float(loss.kl_coefficient), 'kl_coefficient')
+        self._divergence = variable(loss.kl_target or 0.0, 'divergence')
 
     def prepare(self, experience: Any) -> tuple[Samples, tf.Tensor]:
         """Computes samples of new sequences, and adds them to the normalizers, in replica context.
@@ -254,7 +255,7 @@ class PPOAgent(ActorValueAgent):
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Takes samples and the weight of each."""
         samples, counts = experience
-        return parts.Losses(counts, {'ppo': lambda: self._losses_of(samples, counts, training)})
+        return counts, {'ppo': lambda: self._losses_of(samples, counts, training)}
 
     def _as_samples(self, experience: Any, weights: tf.Tensor | None) -> tuple[Samples, tf.Tensor]:
         """Returns samples and the weight of each; `weights` are those of steps, or of sequences [B]."""
@@ -301,10 +302,3 @@ class PPOAgent(ActorValueAgent):
             losses += warmed_up(self._kl_coefficient * divergence)
         metrics['kl_coefficient'] = tf.identity(self._kl_coefficient)
         return losses, metrics | parts.moments(values, samples.target)
-
-
-def _variable(value: float, name: str) -> tf.Variable:
-    # All replicas assign the same value.
-    return tf.Variable(
-        value, trainable=False, name=name, dtype=tf.float32, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
-    )

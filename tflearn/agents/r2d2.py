@@ -36,8 +36,8 @@ from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
 from tflearn.core.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.networks import recurrent, spec_checks
+from tflearn.networks.critics import Targets
 from tflearn.networks.networks import NetworkOptions
-from tflearn.networks.targets import Targets
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import Optimizer
 
@@ -189,7 +189,7 @@ class R2D2Agent(parts.PartsAgent):
             metrics = {'td_loss': losses, 'mean_abs_td_error': tf.abs(errors), 'mean_value': taken}
             return losses, metrics | {parts.ERRORS: errors}
 
-        return parts.Losses(tf.cast(valid, tf.float32), {'r2d2': loss})
+        return tf.cast(valid, tf.float32), {'r2d2': loss}
 
     def _values(self, experience: Any, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the actions' values [B, M + 1, A] after the burn-in, and V [B, M + 1] of the targets."""

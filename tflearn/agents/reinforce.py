@@ -124,7 +124,7 @@ class ReinforceAgent(ActorValueAgent):
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         loss = functools.partial(self._loss_of, experience, weights, training)
-        return parts.Losses(_counts(experience), {'reinforce': loss})
+        return _counts(experience), {'reinforce': loss}
 
     def _loss_of(
         self, experience: Any, weights: tf.Tensor | None, training: bool

@@ -35,7 +35,7 @@ import tensorflow as tf
 from tf_agents.networks import network as network_lib
 from tf_agents.utils import common
 
-from tflearn.agents import parts
+from tflearn.agents import actor_critic, parts
 from tflearn.agents.actor_critic import ActorCriticAgent, Networks
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
@@ -48,7 +48,7 @@ from tflearn.networks import critics as critics_lib
 from tflearn.networks import heads, networks, recurrent, spec_checks
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import conservative as conservative_lib
-from tflearn.optimization import ensemble, transitions
+from tflearn.optimization import ensemble
 from tflearn.optimization.conservative import Conservative
 
 _MAX_CONSERVATIVE_WEIGHT = 1e6
@@ -235,11 +235,11 @@ class SACAgent(ActorCriticAgent):
         made = {'critic': critic_loss, 'actor': actor_loss, 'alpha': alpha_loss}
         if self._conservative.target_gap is not None:
             made['conservative'] = lambda: (-self._conservative_weight() * tf.stop_gradient(gaps[0]) / 2, {})
-        return parts.Losses(batch.counts, made)
+        return batch.counts, made
 
     def _transitions(self, experience: Any) -> Any:
-        """Returns `transitions.Transitions`, or an extension, of sequences."""
-        return transitions.of_n_steps(experience, self._options.gamma, self._options.reward_scale)
+        """Returns `actor_critic.Transitions`, or an extension, of sequences."""
+        return actor_critic.of_n_steps(experience, self._options.gamma, self._options.reward_scale)
 
     def _both_values(self, batch: Any, action: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the critics' values of the actions that were taken, and the targets' of the ones that follow."""
@@ -319,7 +319,7 @@ class RecurrentSACAgent(SACAgent):
 
     def _transitions(self, experience: Any) -> _Rows:
         trained = tf.nest.map_structure(lambda leaf: leaf[:, self._options.burn_in_steps :], experience)
-        rows = transitions.of_steps(trained, self._options.gamma, self._options.reward_scale)
+        rows = actor_critic.of_steps(trained, self._options.gamma, self._options.reward_scale)
         return _Rows(rows.action, rows.reward, rows.discount, rows.counts, experience)
 
     def _draw(self, batch: _Rows, training: bool = False, following: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
@@ -338,4 +338,4 @@ class RecurrentSACAgent(SACAgent):
 
 def _rows(leaf: tf.Tensor, following: bool) -> tf.Tensor:
     """Returns all rows but the last of [B, T + 1, ...], or but the first, as [B * T, ...]."""
-    return transitions.joined_rows(leaf[:, 1:] if following else leaf[:, :-1])
+    return actor_critic.joined_rows(leaf[:, 1:] if following else leaf[:, :-1])

@@ -22,22 +22,25 @@ TF-Agents' Td3Agent is not used: it neither scales the target's noise to the bou
 takes means over a replica's own batch, and applies gradients in a branch, which several replicas cannot do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
+import tensorflow_probability as tfp
+from tf_agents.policies import actor_policy
+from tf_agents.typing import types
 
 from tflearn.agents import actor_critic, parts
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.types import Agent
-from tflearn.networks import deterministic, spec_checks
-from tflearn.networks.critics import CriticOptions
-from tflearn.networks.networks import NetworkOptions
-from tflearn.networks.targets import Targets
-from tflearn.optimization import schedules, td3_loss, transitions
+from tflearn.core.types import Agent, EnvironmentSpecs
+from tflearn.networks import critics as critics_lib
+from tflearn.networks import spec_checks
+from tflearn.networks.critics import CriticOptions, Targets
+from tflearn.networks.networks import DeterministicActor, NetworkOptions
+from tflearn.optimization import schedules, td3_loss
 from tflearn.optimization.optimizers import Optimizer
 from tflearn.optimization.td3_loss import TD3Loss
 
@@ -67,9 +70,8 @@ def make_agent(
     """
     network = checked(problem, 'TD3', (256, 256))
     optimizers = problem.optimizers({'critic': 3e-4, 'actor': 3e-4})
-    networks = deterministic.make_networks(problem.specs, network, CriticOptions(2))
-    targets = Targets(list(networks.pairs), target_update_tau, loss.policy_delay)
-    return DeterministicAgent(problem, networks, optimizers, targets, loss, exploration_noise)
+    networks, target_actor = make_networks(problem.specs, network, num_critics=2)
+    return DeterministicAgent(problem, networks, target_actor, optimizers, loss, target_update_tau, exploration_noise)
 
 
 def checked(problem: Problem, algorithm: str, units: tuple[int, ...]) -> NetworkOptions:
@@ -90,6 +92,44 @@ def checked(problem: Problem, algorithm: str, units: tuple[int, ...]) -> Network
     return problem.network.completed(specs, algorithm, fc_layer_params=units)
 
 
+def make_networks(
+    specs: EnvironmentSpecs, network: NetworkOptions, num_critics: int
+) -> tuple[actor_critic.Networks, DeterministicActor]:
+    """Makes the agent's networks and their variables, and the actor of the targets, within the strategy's scope."""
+    actors = [DeterministicActor(specs.observation, specs.action, network, name) for name in ('Actor', 'TargetActor')]
+    for actor in actors:
+        actor.create_variables()
+    numbers = sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(specs.action))
+    joined = tf.TensorSpec((numbers,), tf.float32, 'action')
+    critics = critics_lib.make(specs.observation, joined, network, CriticOptions(num_critics))
+    return actor_critic.Networks(actors[0], *critics), actors[1]
+
+
+class NoisyPolicy(actor_policy.ActorPolicy):
+    """Adds normal noise to an actor's action, and clips the sum to the bounds."""
+
+    def __init__(self, specs: EnvironmentSpecs, actor: DeterministicActor, noise: float | Callable[[], tf.Tensor]):
+        """
+        Args:
+          specs: the environment's specs.
+          actor: observation -> action.
+          noise: the deviation, or a function that returns the present one, as a share of half the range of each action.
+        """
+        super().__init__(specs.time_step, specs.action, actor, training=False)
+        self._noise = noise
+
+    def _apply_actor_network(self, *args: Any, **kwargs: Any) -> Any:
+        actions, state = super()._apply_actor_network(*args, **kwargs)
+        noise = self._noise() if callable(self._noise) else self._noise
+
+        def distribution(mean: tf.Tensor, spec: types.BoundedTensorSpec) -> tfp.distributions.Distribution:
+            half = tf.constant((spec.maximum - spec.minimum) / 2, spec.dtype)
+            deviation = tf.cast(noise, spec.dtype) * half * tf.ones_like(mean)
+            return tfp.distributions.Independent(tfp.distributions.Normal(mean, deviation), spec.shape.rank)
+
+        return tf.nest.map_structure(distribution, actions, self.action_spec), state
+
+
 class DeterministicAgent(actor_critic.ActorCriticAgent):
     """See the module. With one critic and without delay and noise it is DDPG.
 
@@ -100,24 +140,26 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
     def __init__(
         self,
         problem: Problem,
-        networks: deterministic.Networks,
+        networks: actor_critic.Networks,
+        target_actor: DeterministicActor,
         optimizers: Mapping[str, Optimizer],
-        targets: Targets,
         loss: TD3Loss,
+        target_update_tau: float,
         exploration_noise: float | schedules.Schedule,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
         if not callable(exploration_noise) and not exploration_noise >= 0:
             raise UserValueError(f'got exploration_noise={exploration_noise!r}; need a number of at least 0')
-        noisy = deterministic.NoisyPolicy(problem.specs, networks.actor, problem.scheduled(exploration_noise))
-        shared = actor_critic.Networks(networks.actor, networks.critics, networks.target_critics)
-        super().__init__(problem, shared, optimizers, targets, loss, noisy)
-        self._target_actor = networks.target_actor
+        pairs = [(networks.actor, target_actor), (networks.critics, networks.targets)]
+        targets = Targets(pairs, target_update_tau, loss.policy_delay)
+        noisy = NoisyPolicy(problem.specs, networks.actor, problem.scheduled(exploration_noise))
+        super().__init__(problem, networks, optimizers, targets, loss, noisy)
+        self._target_actor = target_actor
         self._policy_delay = loss.policy_delay
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the losses of critics and actor on sequences [B, n + 1, ...]."""
-        batch = transitions.of_n_steps(experience, self._options.gamma, self._options.reward_scale)
+        batch = actor_critic.of_n_steps(experience, self._options.gamma, self._options.reward_scale)
         taken, found = self._join(batch.action), []
 
         def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -135,7 +177,7 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
                 losses = found[0] * losses + td3_loss.distances(action, taken, self._bounds())
             return losses, {'actor_loss': losses}
 
-        return parts.Losses(batch.counts, {'critic': critic_loss, 'actor': actor_loss})
+        return batch.counts, {'critic': critic_loss, 'actor': actor_loss}
 
     def _join(self, action: Any) -> tf.Tensor:
         """Returns a nest of actions [B, ...] as float32 [B, numbers of the action]."""
@@ -147,14 +189,14 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
         """Returns standard normal noise for the targets' actions."""
         return self._draws.normal(tf.shape(actions))
 
-    def _bootstraps(self, batch: transitions.Transitions) -> tf.Tensor:
+    def _bootstraps(self, batch: actor_critic.Transitions) -> tf.Tensor:
         """Returns the values of the next observations, float32 [B]."""
         action = self._join(self._target_actor(batch.next_observation)[0])
         if self._options.target_policy_noise:
             action = td3_loss.smoothed_actions(action, self._noise(action), self._bounds(), self._options)
         return tf.reduce_min(self._target_critics(batch.next_observation, action), axis=[1, 2])
 
-    def _value_scale(self, batch: transitions.Transitions, values: tf.Tensor) -> tf.Tensor | None:
+    def _value_scale(self, batch: actor_critic.Transitions, values: tf.Tensor) -> tf.Tensor | None:
         """Returns TD3+BC's lambda; None without it."""
         alpha = self._options.behavior_cloning_alpha
         return None if alpha is None else td3_loss.value_scale(alpha, values, batch.counts)

@@ -1,6 +1,5 @@
 """Values of thousands of actions from their vectors, with layers for the observation and for an action."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +9,12 @@ import tensorflow as tf
 from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.core.types import leaf_paths
 from tflearn.networks.networks import NetworkOptions, QNetwork
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@checked_dataclass(frozen=True, eq=False)
 class ActionEmbeddings:
     """Values of thousands of actions from their vectors: what is learned of one action holds for those like it.
 
@@ -36,12 +36,8 @@ class ActionEmbeddings:
     """
 
     table: np.ndarray | str
-    units: int = 64
+    units: PositiveInt = 64
     fc_layer_params: Sequence[int] = ()
-
-    def __post_init__(self) -> None:
-        if self.units < 1:
-            raise UserValueError(f'got units={self.units}; need at least 1')
 
 
 class EmbeddedQNetwork(QNetwork):

@@ -76,18 +76,6 @@ def _sum_by_node(values: tf.Tensor, nodes: tf.Tensor, num_nodes: int) -> tf.Tens
     return tf.reshape(flat, [batch_size, num_nodes, size])
 
 
-class _GraphNetwork(PartsNetwork):
-    def __init__(self, passing: MessagePassing, *args: Any):
-        super().__init__()
-        self._passing = passing
-        self.make_rest(*args)
-
-    def of_parts(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        features = self._passing(parts)
-        present = tf.cast(tf.cast(parts[1], tf.bool), features.dtype)[..., tf.newaxis]
-        return tf.reduce_sum(features * present, axis=1) / tf.maximum(tf.reduce_sum(present, axis=1), 1)
-
-
 def make_network(
     spec: types.NestedTensorSpec,
     name: str,
@@ -121,7 +109,8 @@ def make_network(
             f'{described(spec)}; need nodes [N, F], edges [E, 2] of integers, and masks [N] and [E] of integers or '
             'booleans'
         )
-    return _GraphNetwork(MessagePassing(units, num_rounds), spec, chosen, fc_layer_params, name)
+    passing = MessagePassing(units, num_rounds)
+    return PartsNetwork(('_passing', passing), spec, chosen, fc_layer_params, name)
 
 
 def _fits(leaves: Sequence[tf.TensorSpec | None]) -> bool:

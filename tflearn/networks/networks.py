@@ -14,13 +14,14 @@ from tf_agents.networks import actor_distribution_network, encoding_network, lst
 from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import encoder, heads, noisy, spec_checks
 
 _ACTIVATIONS = {'relu': tf.keras.activations.relu, 'tanh': tf.keras.activations.tanh}
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class NetworkOptions:
     """The layers between the observation and the last ones of an agent's networks.
 
@@ -53,10 +54,6 @@ class NetworkOptions:
     conv_layer_params: encoder.ConvLayerParams | None = None
     preprocessing_layers: encoder.Layers | None = None
     make_network: encoder.MakeNetwork | None = None
-
-    def __post_init__(self) -> None:
-        if self.activation not in (None, *_ACTIVATIONS):
-            raise UserValueError(f'got activation={self.activation!r}; need one of {", ".join(_ACTIVATIONS)}')
 
     def completed(
         self,
@@ -251,3 +248,119 @@ def actor(
     if options.make_network is not None:
         made._encoder = options.make_encoder(observation_spec, 'encoder')
     return made
+
+
+class DistributionalQNetwork(QNetwork):
+    """Observation -> values of the actions, float32 [B, num_actions]: the means of their distributions."""
+
+    def __init__(
+        self,
+        input_tensor_spec: types.TensorSpec,
+        action_spec: types.BoundedTensorSpec,
+        options: NetworkOptions,
+        *,
+        num_outputs: int,
+        means: Callable[[tf.Tensor], tf.Tensor],
+        last: LastLayers = LastLayers(),
+        name: str = 'DistributionalQNetwork',
+    ):
+        """Makes no variables yet.
+
+        Args:
+          input_tensor_spec: the observation's spec.
+          action_spec: the spec of one discrete action.
+          options: the layers before the last ones.
+          num_outputs: N, the numbers that are an action's distribution.
+          means: returns float32 [..., num_actions] of float32 [..., num_actions, N].
+          last: what the last layers are; dueling ones compute the observation's distribution and the actions'
+            differences from it.
+          name: the network's name.
+        """
+        self._num_outputs = num_outputs
+        super().__init__(input_tensor_spec, action_spec, options, last, name)
+        self._means = means
+
+    def _last_layer(self, plain: tf.keras.layers.Dense, last: LastLayers) -> tf.keras.layers.Layer:
+        return _Outputs(plain.units, self._num_outputs, last)
+
+    def outputs(self, observation: Any, step_type: tf.Tensor | None = None, training: bool = False) -> tf.Tensor:
+        """Returns the actions' distributions, float32 [B, num_actions, N]."""
+        features, _ = self._encoder(observation, step_type=step_type, training=training)
+        return self._q_value_layer(features)
+
+    def call(self, observation: Any, step_type: Any = None, network_state: Any = (), training: bool = False) -> Any:
+        """See `network.Network.call`."""
+        return self._means(self.outputs(observation, step_type, training)), network_state
+
+
+class _Outputs(tf.keras.layers.Layer):
+    """Features [..., F] -> float32 [..., num_actions, N], with the dueling layer's equation for each of the N."""
+
+    def __init__(self, num_actions: int, num_outputs: int, last: LastLayers):
+        super().__init__(dtype='float32', name='outputs')
+        small = tf.keras.initializers.RandomUniform(-0.03, 0.03)
+
+        def make(units: int, name: str, **settings: Any) -> tf.keras.layers.Layer:
+            if last.noise:
+                return noisy.NoisyDense(units, last.noise, name=name)
+            return tf.keras.layers.Dense(units, name=name, **settings)
+
+        self._shape = (num_actions, num_outputs)
+        self._actions = make(num_actions * num_outputs, 'actions', kernel_initializer=small)
+        self._state = make(num_outputs, 'state') if last.dueling else None
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """See the class."""
+        flat = self._actions(inputs)
+        outputs = tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], self._shape], axis=0))
+        if self._state is None:
+            return outputs
+        return self._state(inputs)[..., tf.newaxis, :] + outputs - tf.reduce_mean(outputs, axis=-2, keepdims=True)
+
+
+class DeterministicActor(network.Network):
+    """Observation -> action, a nest of floats within their bounds, of the specs' dtypes, [B, ...].
+
+    The last layer's weights are uniform in +-0.003 before training, as in Lillicrap et al. 2016, "Continuous control
+    with deep reinforcement learning" (arXiv 1509.02971, section 7), so that tanh does not start where it is flat.
+    """
+
+    def __init__(
+        self,
+        observation_spec: types.NestedTensorSpec,
+        action_spec: types.NestedTensorSpec,
+        options: NetworkOptions,
+        name: str = 'DeterministicActor',
+    ):
+        """Makes no variables yet.
+
+        Args:
+          observation_spec: the observation's spec; `encoder` encodes observations.
+          action_spec: a nest of specs of floats with finite bounds.
+          options: the layers before the last ones.
+          name: the network's name.
+        """
+        super().__init__(observation_spec, state_spec=(), name=name)
+        self._encoder = options.make_encoder(observation_spec, 'encoder', kernel_initializer='glorot_uniform')
+        self._action_spec = action_spec
+        self._last_layers = [
+            tf.keras.layers.Dense(
+                leaf.shape.num_elements(),
+                kernel_initializer=tf.keras.initializers.RandomUniform(-0.003, 0.003),
+                name='action',
+                dtype='float32',
+            )
+            for leaf in tf.nest.flatten(action_spec)
+        ]
+
+    def call(self, observation: Any, step_type: Any = None, network_state: Any = (), training: bool = False) -> Any:
+        """See `network.Network.call`."""
+        features, _ = self._encoder(observation, step_type=step_type, training=training)
+        actions = []
+        for layer, spec in zip(self._last_layers, tf.nest.flatten(self._action_spec), strict=True):
+            # tanh is 1 at 20. oneDNN would fuse it with the layer, but not in all programs, and round differently.
+            sums = tf.clip_by_value(layer(features), -20.0, 20.0)
+            shares = tf.tanh(tf.reshape(sums, tf.concat([tf.shape(sums)[:-1], spec.shape], axis=0)))
+            middle, half = (spec.maximum + spec.minimum) / 2, (spec.maximum - spec.minimum) / 2
+            actions.append(middle + half * tf.cast(shares, spec.dtype))
+        return tf.nest.pack_sequence_as(self._action_spec, actions), network_state

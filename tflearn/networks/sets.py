@@ -51,39 +51,51 @@ class SetAttention(tf.keras.layers.Layer):
             normal = self._norms[2 * i](features)
             features += attention(normal, normal, attention_mask=mask[:, tf.newaxis, :])
             features += dense(self._norms[2 * i + 1](features))
-        weights = tf.cast(mask, features.dtype)[..., tf.newaxis]
-        total = tf.reduce_sum(weights * self._norms[-1](features), axis=1)
-        return total / tf.maximum(tf.reduce_sum(weights, axis=1), 1)
+        return masked_mean(self._norms[-1](features), mask)
+
+
+def masked_mean(features: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Returns the mean [B, F] of features [B, N, F] where the mask [B, N] is not 0."""
+    weights = tf.cast(tf.cast(mask, tf.bool), features.dtype)[..., tf.newaxis]
+    return tf.reduce_sum(weights * features, axis=1) / tf.maximum(tf.reduce_sum(weights, axis=1), 1)
 
 
 class PartsNetwork(tf.keras.Model):
     """Features of some parts of an observation, joined with the rest, before fully connected layers."""
 
-    def make_rest(
-        self, spec: types.NestedTensorSpec, chosen: Sequence[str], fc_layer_params: Sequence[int], name: str
-    ) -> None:
-        """Makes what encodes the rest, and the last layers; after those of the parts, whose variables come first.
-
+    def __init__(
+        self,
+        name_and_layer: tuple[str, tf.keras.layers.Layer],
+        spec: types.NestedTensorSpec,
+        chosen: Sequence[str],
+        fc_layer_params: Sequence[int],
+        name: str,
+    ):
+        """
         Args:
+          name_and_layer: the name in checkpoints, and the parts [B, ...] -> features [B, F], or [B, N, F] of nodes,
+            whose mean is taken, of those in the mask, the second part.
           spec: the observation's spec.
           chosen: the paths of the parts.
           fc_layer_params: units of the last layers.
           name: the name of the last layers.
         """
+        super().__init__()
+        setattr(self, *name_and_layer)  # before what follows, as in the order of the variables
+        self._of_parts = lambda: name_and_layer[1]
         paths, leaves = leaf_paths(spec), tf.nest.flatten(spec)
         self._places = tuple(map(paths.index, chosen))
         rest = [leaf for path, leaf in zip(paths, leaves, strict=True) if path not in chosen]
         self._rest = NestEncoder(rest) if rest else None
         self._last = tf.keras.Sequential([tf.keras.layers.Dense(units, 'relu') for units in fc_layer_params], name=name)
 
-    def of_parts(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the features [B, F] of the parts."""
-        raise NotImplementedError
-
     def call(self, inputs: Any) -> tf.Tensor:
         """Takes an observation."""
         leaves = tf.nest.flatten(inputs)
-        features = self.of_parts([leaves[place] for place in self._places])
+        parts = [leaves[place] for place in self._places]
+        features = self._of_parts()(parts)
+        if features.shape.rank == 3:
+            features = masked_mean(features, parts[1])
         if self._rest is not None:
             rest = self._rest([leaf for i, leaf in enumerate(leaves) if i not in self._places])
             features = tf.concat([features, tf.cast(rest, features.dtype)], axis=-1)
@@ -94,16 +106,6 @@ def described(spec: types.NestedTensorSpec) -> str:
     """Returns the parts of an observation for a message."""
     parts = zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True)
     return ', '.join(f'{path}: {leaf.dtype.name} {leaf.shape}' for path, leaf in parts)
-
-
-class _SetNetwork(PartsNetwork):
-    def __init__(self, attention: SetAttention, *args: Any):
-        super().__init__()
-        self._attention = attention
-        self.make_rest(*args)
-
-    def of_parts(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        return self._attention(parts)
 
 
 def make_network(
@@ -138,4 +140,5 @@ def make_network(
             f"got nodes='{nodes}', mask='{mask}' and an observation with {described(spec)}; need nodes [N, F], "
             'and their mask [N] of integers or booleans'
         )
-    return _SetNetwork(SetAttention(units, num_heads, num_blocks), spec, (nodes, mask), fc_layer_params, name)
+    attention = SetAttention(units, num_heads, num_blocks)
+    return PartsNetwork(('_attention', attention), spec, (nodes, mask), fc_layer_params, name)

@@ -5,15 +5,16 @@ Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile Regress
 `Quantiles`. A network's N numbers for each action are the distribution of its return; the action's value is their mean.
 """
 
-import dataclasses
 import math
+from typing import Annotated
 
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveFloat, PositiveInt, Range, checked_dataclass
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Quantiles:
     """N quantiles of equal probability (QR-DQN).
 
@@ -22,15 +23,8 @@ class Quantiles:
       kappa: the bound of the Huber loss (equation 10), in the unit of returns.
     """
 
-    num: int = 200
-    kappa: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.num < 1 or not self.kappa > 0:
-            raise UserValueError(
-                f'got Quantiles with num={self.num!r}, kappa={self.kappa!r}; need at least 1 quantile, and a number '
-                'above 0'
-            )
+    num: PositiveInt = 200
+    kappa: PositiveFloat = 1.0
 
     def means(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the values, float32 [...], of a network's outputs [..., N]."""
@@ -56,7 +50,7 @@ class Quantiles:
         return tf.reduce_sum(tf.reduce_mean(weights * huber / self.kappa, axis=2), axis=1)
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Categorical:
     """Probabilities of N returns, the atoms, at equal distances (C51).
 
@@ -66,15 +60,15 @@ class Categorical:
       max_return: the last atom; returns above it count as it.
     """
 
-    num: int = 51
+    num: Annotated[int, Range(least=2)] = 51
     min_return: float = -10.0
     max_return: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.num < 2 or not -math.inf < self.min_return < self.max_return < math.inf:
+        if not -math.inf < self.min_return < self.max_return < math.inf:
             raise UserValueError(
-                f'got Categorical with num={self.num!r}, min_return={self.min_return!r}, '
-                f'max_return={self.max_return!r}; need at least 2 atoms, and two numbers of which the second is greater'
+                f'got Categorical with min_return={self.min_return!r}, max_return={self.max_return!r}; need two '
+                'numbers of which the second is greater'
             )
 
     @property

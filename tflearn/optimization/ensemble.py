@@ -6,16 +6,15 @@ Critics" (arXiv 2005.04269); Chen et al. 2021, "Randomized Ensembled Double Q-Le
 Letters in shapes: B items of a batch, N critics, M numbers of each for an action.
 """
 
-import dataclasses
-
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import NonNegativeInt, PositiveInt, checked_dataclass
 from tflearn.core.train_step import Draws
 from tflearn.optimization.distributional import Quantiles
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Truncated:
     """Quantiles of the returns of all critics together, without the greatest ones (TQC, equations 10 to 13).
 
@@ -24,14 +23,14 @@ class Truncated:
       num_dropped: the paper's d, how many are left out for each critic; the more, the lower are the values.
     """
 
-    num_quantiles: int = 25
-    num_dropped: int = 2
+    num_quantiles: PositiveInt = 25
+    num_dropped: NonNegativeInt = 2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.num_dropped < self.num_quantiles:
+        if self.num_dropped >= self.num_quantiles:
             raise UserValueError(
-                f'got num_dropped={self.num_dropped!r} of num_quantiles={self.num_quantiles!r}; need a number of at '
-                'least 0 and below that of the quantiles'
+                f'got num_dropped={self.num_dropped!r} of num_quantiles={self.num_quantiles!r}; need '
+                'fewer than the quantiles'
             )
 
     def bootstraps(self, values: tf.Tensor, draws: Draws) -> tf.Tensor:
@@ -58,7 +57,7 @@ class Truncated:
         return tf.add_n(each) / self.num_quantiles
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Least:
     """The least value of some critics, drawn again for each batch (REDQ, algorithm 1).
 
@@ -67,12 +66,8 @@ class Least:
       for_actor: whether an actor maximizes the least value of all critics, as SAC's, instead of their mean.
     """
 
-    num_critics: int = 2
+    num_critics: PositiveInt = 2
     for_actor: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_critics < 1:
-            raise UserValueError(f'got num_critics={self.num_critics!r} to draw the least of; need at least 1')
 
     def bootstraps(self, values: tf.Tensor, draws: Draws) -> tf.Tensor:
         """Returns float32 [B, 1], of the targets' values [B, N, 1]."""

@@ -1,17 +1,16 @@
 """The loss of an actor-critic with V-trace: coefficients, bounds, reward clipping."""
 
-import dataclasses
-from typing import Literal, get_args
+from typing import Literal
 
 import tensorflow as tf
 
-from tflearn.core.errors import UserValueError
-from tflearn.optimization import schedules, vtrace
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, checked_dataclass
+from tflearn.optimization.schedules import Schedule
 
 Reduction = Literal['mean', 'sum']
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class ImpalaLoss:
     """The loss: policy_coefficient * policy + value_coefficient * value - entropy_coefficient * entropy.
 
@@ -30,31 +29,16 @@ class ImpalaLoss:
         of learning rate and gradient clipping.
     """
 
-    gamma: float = 0.99
-    rho_bar: float | None = 1.0
-    c_bar: float | None = 1.0
-    pg_rho_bar: float | None = 1.0
-    lambda_: float = 1.0
-    policy_coefficient: float = 1.0
-    value_coefficient: float = 0.5
-    entropy_coefficient: float | schedules.Schedule = 0.01
-    reward_clipping: float | Literal['soft_asymmetric'] | None = None
+    gamma: Fraction = 0.99
+    rho_bar: PositiveFloat | None = 1.0
+    c_bar: PositiveFloat | None = 1.0
+    pg_rho_bar: PositiveFloat | None = 1.0
+    lambda_: Fraction = 1.0
+    policy_coefficient: NonNegativeFloat = 1.0
+    value_coefficient: NonNegativeFloat = 0.5
+    entropy_coefficient: NonNegativeFloat | Schedule = 0.01
+    reward_clipping: PositiveFloat | Literal['soft_asymmetric'] | None = None
     reduction: Reduction = 'mean'
-
-    def __post_init__(self) -> None:
-        vtrace.check_bounds(rho_bar=self.rho_bar, c_bar=self.c_bar, pg_rho_bar=self.pg_rho_bar, lambda_=self.lambda_)
-        if not 0 <= self.gamma <= 1:
-            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
-        for name in ('policy_coefficient', 'value_coefficient', 'entropy_coefficient'):
-            value = getattr(self, name)
-            if not callable(value) and not value >= 0:
-                raise UserValueError(f'got {name}={value!r}; need a number of at least 0, or a schedule')
-        clipping = self.reward_clipping
-        ok = clipping in (None, 'soft_asymmetric') or (isinstance(clipping, float | int) and clipping > 0)
-        if not ok:
-            raise UserValueError(f"got reward_clipping={clipping!r}; need a number above 0, 'soft_asymmetric' or None")
-        if self.reduction not in get_args(Reduction):
-            raise UserValueError(f'got reduction={self.reduction!r}; need one of {", ".join(get_args(Reduction))}')
 
     def clip(self, rewards: tf.Tensor) -> tf.Tensor:
         """Returns rewards clipped or squashed according to `reward_clipping`."""

@@ -5,15 +5,15 @@ the number of replicas. Here they are summed first, and the agents do not clip.
 """
 
 import concurrent.futures
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import tensorflow as tf
 from absl import logging
 
 from tflearn.core import histograms
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveFloat, checked_dataclass
 from tflearn.optimization import schedules
 
 Rate = float | schedules.Schedule
@@ -177,7 +177,7 @@ class Optimizer(tf.Module):
                 tf.summary.scalar('noise_scale', scale, step=step)
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class OptimizerOptions:
     """The optimizers of an agent, one for each of its parts.
 
@@ -195,20 +195,13 @@ class OptimizerOptions:
     """
 
     learning_rate: Rate | Mapping[str, Rate] | None = None
-    gradient_clipping: float | Literal['default'] | None = 'default'
+    gradient_clipping: PositiveFloat | Literal['default'] | None = 'default'
     kind: Kind | Callable[..., tf.keras.optimizers.Optimizer] = 'adam'
     clip_by: ClipBy = 'global_norm'
     skip_nonfinite: bool = False
     arguments: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.kind) and self.kind not in _KINDS:
-            raise UserValueError(f'got kind={self.kind!r}; need one of {", ".join(_KINDS)}, or a Keras optimizer')
-        if self.clip_by not in get_args(ClipBy):
-            raise UserValueError(f'got clip_by={self.clip_by!r}; need one of {", ".join(get_args(ClipBy))}')
-        bound = self.gradient_clipping
-        if bound is not None and bound != 'default' and (isinstance(bound, str) or not bound > 0):
-            raise UserValueError(f"got gradient_clipping={bound!r}; need a number above 0, None or 'default'")
         owned = {'learning_rate', 'clipnorm', 'clipvalue', 'global_clipnorm'}.intersection(self.arguments or {})
         if owned:
             raise UserValueError(

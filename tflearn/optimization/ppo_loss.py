@@ -5,15 +5,14 @@ and the adaptive KL penalty (section 4); Schulman et al. 2016 (arXiv 1506.02438)
 terms are those of TF-Agents' PPOAgent.
 """
 
-import dataclasses
-
 import tensorflow as tf
 
-from tflearn.core.errors import UserValueError
-from tflearn.optimization import schedules, vtrace
+from tflearn.core.settings import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, checked_dataclass
+from tflearn.optimization import vtrace
+from tflearn.optimization.schedules import Schedule
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class PPOLoss:
     """The loss: policy + value_coefficient * value - entropy_coefficient * entropy + kl_coefficient * KL.
 
@@ -35,31 +34,16 @@ class PPOLoss:
         advantages that the policy learns from are better than chance. What policy and value share is trained too.
     """
 
-    gamma: float = 0.99
-    lambda_: float = 0.95
+    gamma: Fraction = 0.99
+    lambda_: Fraction = 0.95
     normalize_advantages: bool = True
-    clip_epsilon: float | schedules.Schedule | None = 0.2
-    value_coefficient: float = 0.5
-    value_clipping: float | None = None
-    entropy_coefficient: float | schedules.Schedule = 0.0
-    kl_coefficient: float = 0.0
-    kl_target: float | None = 0.01
-    value_warmup_steps: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ('gamma', 'lambda_'):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserValueError(f'got {name}={getattr(self, name)!r}; need a number in [0, 1]')
-        for name in ('value_coefficient', 'entropy_coefficient', 'kl_coefficient'):
-            value = getattr(self, name)
-            if not callable(value) and not value >= 0:
-                raise UserValueError(f'got {name}={value!r}; need a number of at least 0')
-        if not isinstance(self.value_warmup_steps, int) or self.value_warmup_steps < 0:
-            raise UserValueError(f'got value_warmup_steps={self.value_warmup_steps!r}; need an integer of at least 0')
-        for name in ('clip_epsilon', 'value_clipping', 'kl_target'):
-            value = getattr(self, name)
-            if value is not None and not callable(value) and not value > 0:
-                raise UserValueError(f'got {name}={value!r}; need a number above 0, or None')
+    clip_epsilon: PositiveFloat | Schedule | None = 0.2
+    value_coefficient: NonNegativeFloat = 0.5
+    value_clipping: PositiveFloat | None = None
+    entropy_coefficient: NonNegativeFloat | Schedule = 0.0
+    kl_coefficient: NonNegativeFloat = 0.0
+    kl_target: PositiveFloat | None = 0.01
+    value_warmup_steps: NonNegativeInt = 0
 
     def warmed_up(self, term: tf.Tensor, train_step: tf.Tensor) -> tf.Tensor:
         """Returns a term of the loss, which is not the value's; 0 in the warm-up's train steps."""

@@ -17,25 +17,14 @@ padding, v_t = V(x_t) and the advantage is 0. With the last observation of an ep
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, PositiveFloat, checked
 
 
-class Targets(NamedTuple):
-    """V-trace's results; float32 [B, T], without gradients.
-
-    Attributes:
-      values: v_t, the targets of the values.
-      advantages: the weights of log pi(a_t | x_t).
-    """
-
-    values: tf.Tensor
-    advantages: tf.Tensor
-
-
+@checked
 def targets(
     log_ratios: tf.Tensor,
     rewards: tf.Tensor,
@@ -43,12 +32,14 @@ def targets(
     values: tf.Tensor,
     valid: tf.Tensor | None = None,
     *,
-    rho_bar: float | None = 1.0,
-    c_bar: float | None = 1.0,
-    pg_rho_bar: float | None = 1.0,
-    lambda_: float = 1.0,
-) -> Targets:
-    """Returns v_t and the advantages.
+    rho_bar: PositiveFloat | None = 1.0,
+    c_bar: PositiveFloat | None = 1.0,
+    pg_rho_bar: PositiveFloat | None = 1.0,
+    lambda_: Fraction = 1.0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the targets v_t of the values, and the advantages, the weights of log pi(a_t | x_t): float32 [B, T].
+
+    Neither has a gradient.
 
     It takes log2(T) rounds: unrolled if T is static, otherwise in a loop. XLA compiles both.
 
@@ -67,7 +58,6 @@ def targets(
     Raises:
       ValueError: for inconsistent shapes or invalid bounds.
     """
-    check_bounds(rho_bar=rho_bar, c_bar=c_bar, pg_rho_bar=pg_rho_bar, lambda_=lambda_)
     _check_shapes(log_ratios, rewards, discounts, values)
     values = tf.stop_gradient(values)
     if valid is not None:
@@ -82,7 +72,7 @@ def targets(
     excess = backward_sums(deltas, discounts * lambda_ * clipped_ratios(log_ratios, c_bar))
     next_targets = following + tf.concat([excess[:, 1:], tf.zeros_like(excess[:, :1])], axis=1)
     advantages = counts * clipped_ratios(log_ratios, pg_rho_bar) * (rewards + discounts * next_targets - now)
-    return Targets(tf.stop_gradient(now + excess), tf.stop_gradient(advantages))
+    return tf.stop_gradient(now + excess), tf.stop_gradient(advantages)
 
 
 def clipped_ratios(log_ratios: tf.Tensor, bound: float | None) -> tf.Tensor:
@@ -112,19 +102,6 @@ def backward_sums(terms: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
 
     start = (tf.constant(1), terms, factors)
     return tf.while_loop(lambda offset, *_: offset < tf.size(indices), body, start)[1]
-
-
-def check_bounds(*, lambda_: float, **bounds: float | None) -> None:
-    """Checks the bounds of ratios, by name, and lambda.
-
-    Raises:
-      ValueError: naming the invalid one.
-    """
-    for name, bound in bounds.items():
-        if bound is not None and not bound > 0:
-            raise UserValueError(f'got {name}={bound!r}; need a number above 0, or None')
-    if not 0 <= lambda_ <= 1:
-        raise UserValueError(f'got lambda_={lambda_!r}; need a number in [0, 1]')
 
 
 def _check_shapes(log_ratios: tf.Tensor, rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
+from tflearn.core.moments import variable
 from tflearn.core.settings import PositiveFloat, checked
 from tflearn.core.train_step import max_over_replicas
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.transforms.statistics import Moments, Running, Statistics, variable
+from tflearn.transforms.statistics import Moments, Running, Statistics
 from tflearn.transforms.transform import ObservationTransform, RewardTransform
 
 _EPSILON = 1e-8

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import tensorflow as tf
 
+from tflearn.core import moments
 from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 
 
@@ -27,8 +28,8 @@ class _Moments(tf.Module):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str):
         """Makes the variables, in the strategy's scope."""
         super().__init__(name)
-        self.means = [variable(tf.zeros(spec.shape), 'mean') for spec in specs]
-        self.variances = [variable(tf.ones(spec.shape), 'variance') for spec in specs]
+        self.means = [moments.variable(tf.zeros(spec.shape), 'mean') for spec in specs]
+        self.variances = [moments.variable(tf.ones(spec.shape), 'variance') for spec in specs]
 
     def _assign(self, valid: tf.Tensor, means: Sequence[tf.Tensor], variances: Sequence[tf.Tensor]) -> None:
         """Assigns means and variances if `valid`."""
@@ -39,23 +40,23 @@ class _Moments(tf.Module):
 class _RunningMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str):
         super().__init__(specs, name)
-        self._count = variable(tf.zeros(()), 'count')
+        self._count = moments.variable(tf.zeros(()), 'count')
 
     def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
-        """Adds the values of the global batch, in replica context; see `_batch_moments`."""
-        number, means, squares = _batch_moments(values, counts)
+        """Adds the values of the global batch, in replica context; see `moments.of_batch`."""
+        number, means, squares, _ = moments.of_batch(values, counts)
         before, total = self._count.read_value(), self._count + number
         share = tf.math.divide_no_nan(number, total)
         deltas = [new - mean for new, mean in zip(means, self.means, strict=True)]
         # `before * variance` is 0 at first, whatever the variance.
-        moments = [
+        sums = [
             before * variance + square + tf.square(delta) * before * share
             for variance, square, delta in zip(self.variances, squares, deltas, strict=True)
         ]
         self._assign(
             number > 0,
             [mean + delta * share for mean, delta in zip(self.means, deltas, strict=True)],
-            [tf.math.divide_no_nan(moment, total) for moment in moments],
+            [tf.math.divide_no_nan(each, total) for each in sums],
         )
         self._count.assign(total)
 
@@ -64,11 +65,11 @@ class _EmaMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str, rate: float):
         super().__init__(specs, name)
         self._rate = rate
-        self._started = variable(tf.zeros(()), 'started')
+        self._started = moments.variable(tf.zeros(()), 'started')
 
     def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
-        """Adds the values of the global batch, in replica context; see `_batch_moments`."""
-        number, means, squares = _batch_moments(values, counts)
+        """Adds the values of the global batch, in replica context; see `moments.of_batch`."""
+        number, means, squares, _ = moments.of_batch(values, counts)
         rate = tf.where(self._started > 0, self._rate, 1.0)
         deltas = [new - mean for new, mean in zip(means, self.means, strict=True)]
         variances = [
@@ -84,14 +85,14 @@ class _WindowMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str, num_batches: int):
         super().__init__(specs, name)
         rings = [tf.zeros((num_batches, *spec.shape)) for spec in specs]
-        self._counts = variable(tf.zeros((num_batches,)), 'counts')
-        self._batch_means = [variable(ring, 'batch_means') for ring in rings]
-        self._batch_squares = [variable(ring, 'batch_squares') for ring in rings]
-        self._next = variable(tf.constant(0, tf.int64), 'next')
+        self._counts = moments.variable(tf.zeros((num_batches,)), 'counts')
+        self._batch_means = [moments.variable(ring, 'batch_means') for ring in rings]
+        self._batch_squares = [moments.variable(ring, 'batch_squares') for ring in rings]
+        self._next = moments.variable(tf.constant(0, tf.int64), 'next')
 
     def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
-        """Adds the values of the global batch, in replica context; see `_batch_moments`."""
-        number, means, squares = _batch_moments(values, counts)
+        """Adds the values of the global batch, in replica context; see `moments.of_batch`."""
+        number, means, squares, _ = moments.of_batch(values, counts)
         size = self._counts.shape[0]
         is_slot = (tf.range(size, dtype=tf.int64) == self._next % size) & (number > 0)
         self._next.assign_add(tf.cast(number > 0, tf.int64))
@@ -153,44 +154,3 @@ class Window:
 
 
 Statistics = Running | Ema | Window
-
-
-def _batch_moments(
-    values: Sequence[tf.Tensor], counts: tf.Tensor
-) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-    """Returns the moments of the values of the global batch, in replica context.
-
-    Args:
-      values: this replica's part of each tensor, [B, T, *spec].
-      counts: float32 [B, T], 1 for values that count, else 0. Steps with a value that is not finite do not count.
-
-    Returns:
-      The number of steps that count; of each tensor the mean and the sum of squared deviations, float32 [*spec].
-    """
-    values = [tf.cast(value, tf.float32) for value in values]
-    for value in values:
-        finite = tf.reduce_all(tf.math.is_finite(value), axis=list(range(2, value.shape.rank)))
-        counts = tf.where(finite, counts, 0.0)
-    masks = [tf.reshape(counts, [*tf.unstack(tf.shape(counts)), *[1] * (value.shape.rank - 2)]) for value in values]
-    values = [tf.where(mask > 0, value, 0.0) for mask, value in zip(masks, values, strict=True)]
-    number, *sums = _sum_over_replicas(
-        [tf.reduce_sum(counts), *(tf.reduce_sum(value, axis=[0, 1]) for value in values)]
-    )
-    means = [tf.math.divide_no_nan(total, number) for total in sums]
-    squares = _sum_over_replicas(
-        [
-            tf.reduce_sum(mask * tf.math.squared_difference(value, mean), axis=[0, 1])
-            for mask, value, mean in zip(masks, values, means, strict=True)
-        ]
-    )
-    return number, means, squares
-
-
-def _sum_over_replicas(parts: list[tf.Tensor]) -> list[tf.Tensor]:
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)
-
-
-def variable(value: tf.Tensor, name: str) -> tf.Variable:
-    """Returns a variable of statistics, in the strategy's scope."""
-    # All replicas assign the same value.
-    return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)

@@ -3,10 +3,9 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
+from tflearn.agents import td3
 from tflearn.core.types import EnvironmentSpecs, zeros
-from tflearn.networks import deterministic
-from tflearn.networks.critics import CriticOptions
-from tflearn.networks.networks import NetworkOptions
+from tflearn.networks.networks import DeterministicActor, NetworkOptions
 
 ACTION = {
     'a': tensor_spec.BoundedTensorSpec((2, 2), tf.float64, 0.1, 0.7),
@@ -16,7 +15,7 @@ SPECS = EnvironmentSpecs(example_data.CONTINUOUS.observation, ACTION)
 
 
 def test_actions_are_within_their_bounds_and_start_in_the_middle():
-    actor = deterministic.DeterministicActor(SPECS.observation, ACTION, NetworkOptions((8,)))
+    actor = DeterministicActor(SPECS.observation, ACTION, NetworkOptions((8,)))
     for observation in (tf.zeros((5, 3)), tf.zeros((5, 4, 3))):
         actions, state = actor(observation)
         assert state == ()
@@ -34,16 +33,17 @@ def test_actions_are_within_their_bounds_and_start_in_the_middle():
 
 
 def test_no_two_networks_share_weights():
-    made = deterministic.make_networks(SPECS, NetworkOptions((8,), (9,)), CriticOptions(2))
-    variables = [variable.ref() for network in made for variable in network.variables]
+    made, target_actor = td3.make_networks(SPECS, NetworkOptions((8,), (9,)), num_critics=2)
+    networks = made.actor, made.critics, target_actor, made.targets
+    variables = [variable.ref() for network in networks for variable in network.variables]
     assert len(set(variables)) == len(variables) == 2 * (6 + 4)
     assert made.critics(tf.zeros((4, 3)), tf.zeros((4, 5))).shape == (4, 2, 1)
 
 
 def test_noise_may_change():
     deviation = tf.Variable(0.0)
-    actor = deterministic.DeterministicActor(SPECS.observation, ACTION, NetworkOptions((8,)))
-    policy = deterministic.NoisyPolicy(SPECS, actor, lambda: deviation.read_value())
+    actor = DeterministicActor(SPECS.observation, ACTION, NetworkOptions((8,)))
+    policy = td3.NoisyPolicy(SPECS, actor, lambda: deviation.read_value())
     steps = zeros(SPECS.time_step, (300,))
     assert np.ptp(policy.action(steps).action['b']) == 0.0
     deviation.assign(0.1)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn.optimization import transitions
+from tflearn.agents import actor_critic
 
 FIRST, MID, LAST = (int(kind) for kind in (ts.StepType.FIRST, ts.StepType.MID, ts.StepType.LAST))
 GAMMA = 0.9
@@ -44,7 +44,7 @@ def sequences(terminated):
 @pytest.mark.parametrize('terminated', [True, False])
 def test_n_step_returns_end_with_the_episode(terminated):
     data, rewards, discounts, observation, counted = sequences(terminated)
-    found = transitions.of_n_steps(data, GAMMA, reward_scale=2.0)
+    found = actor_critic.of_n_steps(data, GAMMA, reward_scale=2.0)
     for i, num_steps in enumerate(EPISODES.values()):
         reward, factor = 0.0, 1.0
         for t in range(num_steps):
@@ -62,7 +62,7 @@ def test_n_step_returns_end_with_the_episode(terminated):
 
 def test_one_step_returns_take_the_second_row():
     data, rewards, discounts, observation, _ = sequences(True)
-    found = transitions.of_n_steps(tf.nest.map_structure(lambda leaf: leaf[:, :2], data), GAMMA, 1.0)
+    found = actor_critic.of_n_steps(tf.nest.map_structure(lambda leaf: leaf[:, :2], data), GAMMA, 1.0)
     has_action = np.array([kinds[0] != FIRST for kinds in EPISODES])
     np.testing.assert_allclose(found.reward, np.where(has_action, rewards[:, 0], 0), rtol=1e-6)
     np.testing.assert_allclose(found.discount, np.where(has_action, GAMMA * discounts[:, 0], 0), rtol=1e-6)
@@ -71,7 +71,7 @@ def test_one_step_returns_take_the_second_row():
 
 def test_all_rows_but_the_last_are_transitions_of_one_step():
     data, rewards, discounts, observation, _ = sequences(True)
-    found = transitions.of_steps(data, GAMMA, reward_scale=2.0)
+    found = actor_critic.of_steps(data, GAMMA, reward_scale=2.0)
     has_action = np.array([[kind != FIRST for kind in kinds] for kinds in EPISODES])
     np.testing.assert_array_equal(found.counts, has_action.ravel())
     np.testing.assert_allclose(found.reward, np.where(has_action, 2 * rewards[:, :-1], 0).ravel(), rtol=1e-6)
