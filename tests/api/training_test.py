@@ -181,6 +181,32 @@ def test_a_factory_within_another_is_refused_in_one_line(tmp_path, inner, messag
     assert '\n' not in str(raised.value)
 
 
+def test_training_waits_for_evaluations_in_the_loop_and_a_function_gets_their_episodes(tmp_path):
+    """Training ends with the evaluation that reaches the target, however slow evaluations are."""
+    taken, found = [], []
+
+    def on_episode(episode):
+        before = sum(taken)
+        threading.Event().wait(0.2)
+        found.append((sum(taken) - before, len(episode.observation) - len(episode.reward)))
+        return {'number': len(found)}
+
+    settings = {
+        **SMALL,
+        'num_episodes': 2,
+        'target_return': 3.0,
+        'evaluate_options': EvaluateOptions('in_loop', target_metric='custom/number', on_episode=on_episode),
+        'learner_options': tflearn.LearnerOptions(after_run=lambda result: taken.append(result.num_steps)),
+    }
+    run = tflearn.train(**settings, root_dir=tmp_path, seed=1)
+    steps = [evaluation['train_step'] for evaluation in run.evaluations]
+    assert steps == [0, run.train_step, run.train_step]
+    assert 30 <= run.train_step < 40
+    assert run.reason == f'target custom/number 3 reached at train step {run.train_step}'
+    assert found == [(0, 1)] * 6, 'no train step is taken meanwhile; an episode has its last observation'
+    assert [evaluation['metrics']['custom/number'] for evaluation in run.evaluations] == [1.5, 3.5, 5.5]
+
+
 def test_an_error_in_an_evaluation_ends_the_run(tmp_path):
     environments = []
 

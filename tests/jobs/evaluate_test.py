@@ -15,7 +15,7 @@ from tflearn.environments import gymnasium_env, vector_env
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import run as job_run
 from tflearn.jobs.evaluate import evaluate
-from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.evaluate_settings import EvaluateOptions, Videos
 from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
 
@@ -255,7 +255,7 @@ def test_video_on_request(run):
     run.export(9, FALLS)
     write_json(run.dir.train_result, RESULT)
     record = functools.partial(gymnasium_env.record, 'CartPole-v1')
-    run.start(record_video=record, options=EvaluateOptions(video_episodes=2))
+    run.start(record_video=record, options=EvaluateOptions(videos=Videos(episodes=2)))
     assert run.join() == []
     (evaluation,) = run.evaluations()
     assert evaluation['num_episodes'] == 4
@@ -328,6 +328,8 @@ def test_rejects_invalid_arguments(run, tmp_path):
         EvaluateOptions(follow='served')
     with pytest.raises(ValueError, match="target_metric='sucess'; need return, length, reward, return_<i>, info/<key>"):
         EvaluateOptions(target_metric='sucess')
+    with pytest.raises(ValueError, match="got EvaluateOptions.follow='in_loop' in a process of its own"):
+        evaluate(**arguments, options=EvaluateOptions(follow='in_loop'))
     with pytest.raises(TimeoutError, match=str(run.dir.greedy_policy)):
         evaluate(**arguments)
     write_json(run.dir.train_result, RESULT)

@@ -1,17 +1,19 @@
 """Evaluator: measures a policy over complete episodes: returns, lengths, and numbers of the info."""
 
-import collections
 import dataclasses
 import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from absl import logging
 from tf_agents.trajectories import time_step as ts
+from tf_agents.trajectories import trajectory
 
 from tflearn.actors.episode_metrics import Episode, EpisodeMetrics
+from tflearn.actors.episode_recorder import EpisodeRecorder, OnEpisode
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment, EvaluationPolicy
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped
@@ -26,8 +28,12 @@ _WARN_SECS, WARN_STEPS = 30.0, 10_000
 
 _DISCOUNTED = ('start_return', 'discounted_return')
 
-# The columns that `EpisodeMetrics` reads.
-_Row = collections.namedtuple('_Row', 'step_type next_step_type reward')
+
+def _row(before: ts.TimeStep, action: Any, after: ts.TimeStep) -> trajectory.Trajectory:
+    """Returns the row of a step, as an actor writes it."""
+    return trajectory.Trajectory(
+        before.step_type, before.observation, action, (), after.step_type, after.reward, after.discount
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +145,7 @@ class Evaluator:
         max_steps_per_episode: PositiveInt = MAX_STEPS_PER_EPISODE,
         max_secs: PositiveFloat = MAX_SECS,
         report: Callable[[Progress], None] = lambda progress: None,
+        on_episode: OnEpisode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Plays nothing yet.
@@ -148,6 +155,7 @@ class Evaluator:
           max_steps_per_episode: the longest episode.
           max_secs: the longest evaluation [s].
           report: called with the progress at the beginning, and twice a second unless a step takes longer.
+          on_episode: called with each episode that ends.
           clock: returns the time [s].
 
         Raises:
@@ -155,7 +163,7 @@ class Evaluator:
         """
         self._environment = environment
         self._max_steps, self._max_secs = max_steps_per_episode, max_secs
-        self._report, self._clock = report, clock
+        self._report, self._on_episode, self._clock = report, on_episode, clock
         share, rest = divmod(num_episodes, environment.num_environments)
         self._quotas = np.full(environment.num_environments, share)
         self._quotas[:rest] += 1
@@ -175,13 +183,18 @@ class Evaluator:
         next_report, next_log = begun, begun + LOG_EVERY_SECS
         self._report(played.progress(0.0, self._max_secs))  # a reset may take long
         time_step = environment.reset()
+        recorder = self._on_episode and EpisodeRecorder(metrics, size, 'evaluate', self._on_episode, lambda: time_step)
         policy_state = policy.initial_state(size)
         while played.missing.any():
             if stop is not None and stop.is_set():
                 raise Stopped(f'stopped with {played.missing.sum()} of {self._quotas.sum()} episodes still to play')
             action, policy_state = policy.action(time_step, policy_state)
-            before, time_step = time_step.step_type, environment.step(action)
-            metrics(_Row(before, time_step.step_type, time_step.reward))
+            before, time_step = time_step, environment.step(action)
+            row = _row(before, action, time_step)
+            metrics(row)
+            metrics.ended = {i: episode for i, episode in metrics.ended.items() if played.missing[i]}  # these count
+            if recorder:
+                recorder(row)
             played.add(time_step.step_type)
             played.cut(played.running >= self._max_steps)
             now = self._clock()
@@ -261,8 +274,7 @@ class _Played:
         self.num_steps += 1
         for i, episode in self._metrics.ended.items():
             self._dropped_in_a_row[i] = 0
-            if self.missing[i]:
-                self._take(i, episode)
+            self._take(i, episode)
         if self._metrics.interrupted.any():
             interrupted = self._metrics.interrupted & (self.missing > 0)
             self.dropped += int(np.count_nonzero(interrupted))

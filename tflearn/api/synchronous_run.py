@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import inspect
 import logging as standard_logging
+import math
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from tflearn.launch.code_revision import code_revision
 
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _NO_TIMEOUT_SECS = float('inf')
+_POLL_SECS = 0.2  # after which a stop is noticed
 # Evaluations do not play episodes that were trained on.
 EVALUATION_SEED = 1_000_000
 
@@ -49,9 +51,11 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
     seed = arguments.get('initial', Initial()).seed
     _run(
         run_dir,
-        lambda stop, on_restored: synchronous(run=Run(run_dir, stop, hooks=Hooks(on_restored, _code)), **arguments),
-        lambda stop: evaluate(
-            run=Run(run_dir, stop, connect_timeout_secs=_NO_TIMEOUT_SECS),
+        lambda stop, hooks: synchronous(
+            run=Run(run_dir, stop, hooks=dataclasses.replace(hooks, describe=_code)), **arguments
+        ),
+        lambda stop, hooks: evaluate(
+            run=Run(run_dir, stop, connect_timeout_secs=_NO_TIMEOUT_SECS, hooks=hooks),
             idle_timeout_secs=_NO_TIMEOUT_SECS,
             make_environment=arguments['make_environment'],
             seed=None if seed is None else seed + EVALUATION_SEED,
@@ -78,16 +82,17 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
     training = job_config.configure(synchronous, {'run': None}, path, gin_bindings, shared_arguments())
     evaluation = dataclasses.replace(training, job=names.Configurable(evaluate, evaluate.__module__, 'evaluate'))
 
-    def train_job(stop: threading.Event, on_restored: Callable[[], None]) -> None:
+    def train_job(stop: threading.Event, hooks: Hooks) -> None:
         def restored() -> None:
             job_config.save(run_dir, training.text)
-            on_restored()
+            hooks.on_restored()
 
-        hooks = Hooks(restored, lambda: {**training.texts(), **_code()})
-        dataclasses.replace(training, arguments={'run': Run(run_dir, stop, hooks=hooks)}).run()
+        texts = lambda: {**training.texts(), **_code()}  # noqa: E731
+        own = dataclasses.replace(hooks, on_restored=restored, describe=texts)
+        dataclasses.replace(training, arguments={'run': Run(run_dir, stop, hooks=own)}).run()
 
-    def evaluate_job(stop: threading.Event) -> None:
-        run = Run(run_dir, stop, connect_timeout_secs=_NO_TIMEOUT_SECS)
+    def evaluate_job(stop: threading.Event, hooks: Hooks) -> None:
+        run = Run(run_dir, stop, connect_timeout_secs=_NO_TIMEOUT_SECS, hooks=hooks)
         dataclasses.replace(evaluation, arguments={'run': run}).run()
 
     _run(run_dir, train_job, evaluate_job)
@@ -110,8 +115,8 @@ def _code() -> dict[str, str]:
 
 def _run(
     run_dir: RunDir,
-    training: Callable[[threading.Event, Callable[[], None]], None],
-    evaluation: Callable[[threading.Event], None],
+    training: Callable[[threading.Event, Hooks], None],
+    evaluation: Callable[[threading.Event, Hooks], None],
 ) -> None:
     """Runs both in threads and waits until they have ended. An error of one stops the other, and is raised.
 
@@ -119,29 +124,52 @@ def _run(
 
     Args:
       run_dir: the run's directory; it is created.
-      training: gets an event that stops it when set, and a function to call once evaluation can begin.
-      evaluation: gets the same event.
+      training: gets an event that stops it when set, and its hooks: evaluation begins with `on_restored`.
+      evaluation: gets the same event, and its own hooks.
     """
     run_dir.make()
     stop = threading.Event()
+    turns = _Turns(stop)
     evaluations: list[concurrent.futures.Future[None]] = []
 
     def guarded_evaluation() -> None:
         try:
-            evaluation(stop)
+            evaluation(stop, Hooks(on_evaluated=turns.evaluated))
         except BaseException:
             stop.set()
             raise
+        finally:
+            turns.evaluated(math.inf)
 
     threads = background.ending_with_threads(stop)
     with _progress_shown(), threads, concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as pool:
         try:
-            pool.submit(training, stop, lambda: evaluations.append(pool.submit(guarded_evaluation))).result()
+            hooks = Hooks(lambda: evaluations.append(pool.submit(guarded_evaluation)), on_exported=turns.wait)
+            pool.submit(training, stop, hooks).result()
             for future in evaluations:
                 future.result()
         except BaseException:
             stop.set()
             raise
+
+
+class _Turns:
+    """Lets training wait for evaluation."""
+
+    def __init__(self, stop: threading.Event):
+        self._stop, self._changed, self._step = stop, threading.Condition(), -math.inf
+
+    def evaluated(self, step: float) -> None:
+        """Ends waits for the evaluations up to a train step."""
+        with self._changed:
+            self._step = max(self._step, step)
+            self._changed.notify_all()
+
+    def wait(self, step: int) -> None:
+        """Waits for the evaluations up to a train step, or for the stop."""
+        with self._changed:
+            while self._step < step and not self._stop.is_set():
+                self._changed.wait(_POLL_SECS)
 
 
 @contextlib.contextmanager

@@ -89,6 +89,14 @@ def evaluate(
     """
     if run.is_done('; --policy=best evaluates a policy of it again'):
         return
+    if run.hooks.on_evaluated is None:
+        if options.follow == 'in_loop':
+            raise UserValueError(
+                "got EvaluateOptions.follow='in_loop' in a process of its own; need "
+                "tflearn.train(mode='synchronous'), or 'each'"
+            )
+    elif options.follow != 'in_loop':
+        run.hooks.on_evaluated(math.inf)
     if options.follow == 'weights' and (make_agent is None or experience is None):
         raise UserValueError(
             "got EvaluateOptions.follow='weights' without make_agent and experience; need both; "
@@ -120,7 +128,7 @@ def _source(
         return evaluated_policies.PublishedWeights(run, make_agent, experience, specs)
     if options.follow == 'served':
         return evaluated_policies.ServedPolicies(run, options, specs)
-    return evaluated_policies.ExportedPolicies(run, options.policy, specs, options.follow == 'each')
+    return evaluated_policies.ExportedPolicies(run, options.policy, specs, options.follow in ('each', 'in_loop'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,17 +188,22 @@ class _EpisodeRunner:
         """Returns the statistics of a policy's episodes."""
         policy = self._acting(candidate.policy, candidate.metadata.get(ACTION_MASK))
         statistics = self._evaluator.run(policy, self._stop)
-        if self._record_video and self._num_runs % self._options.video_interval == 0:
+        if self._record_video and self._num_runs % self._options.videos.interval == 0:
             folder = str(videos / f'train_step_{candidate.train_step}')
             with contextlib.closing(self._record_video(folder=folder)) as recorded:
-                self._evaluator_of(recorded, self._options.video_episodes).run(policy, self._stop)
+                self._evaluator_of(recorded, self._options.videos.episodes).run(policy, self._stop)
         self._num_runs += 1
         return statistics
 
     def _evaluator_of(self, environment: BatchedEnvironment, num_episodes: int) -> Evaluator:
         options = self._options
         return Evaluator(
-            environment, num_episodes, options.max_steps_per_episode, options.max_secs, self._report.progress
+            environment,
+            num_episodes,
+            options.max_steps_per_episode,
+            options.max_secs,
+            self._report.progress,
+            options.on_episode,
         )
 
     def _acting(self, policy: Any, mask: str | None = None) -> EvaluationPolicy:
@@ -216,7 +229,7 @@ class _Evaluation:
         idle_timeout_secs: float,
     ):
         self._run_dir, self._report, self._source, self._runner = run.dir, report, source, runner
-        self._target, self._stop = target, run.stop
+        self._target, self._stop, self._on_evaluated = target, run.stop, run.hooks.on_evaluated
         self._connect_timeout_secs, self._idle_timeout_secs = run.connect_timeout_secs, idle_timeout_secs
         self._last: Evaluation | None = None
         for step in versions.versions(source.directory):  # marked by an earlier process of this job
@@ -236,8 +249,10 @@ class _Evaluation:
 
         def poll() -> tuple[Candidate | None] | None:
             # Before the search for policies, because the train job exports its last one before it writes its result.
-            ended = self._source.result() is not None
+            ended, newest = self._source.result() is not None, self._source.newest()
             candidate = self._source.find(self._report.record)
+            if candidate is None and self._on_evaluated:
+                self._on_evaluated(-1 if newest is None else newest)
             return (candidate,) if candidate or ended else None
 
         if (found := poll()) is None:
@@ -316,6 +331,8 @@ class _Evaluation:
     def _finish(self, request: dict[str, Any] | None) -> None:
         """Waits for the train job's result and writes DONE."""
         self._report.set_state('waiting for the end of training')
+        if self._on_evaluated:
+            self._on_evaluated(math.inf)
         result = wait_until(self._source.result, 'the end of training', self._idle_timeout_secs, self._stop)
         evaluation = request['evaluation'] if request else self._last or self._known()
         if evaluation is None:

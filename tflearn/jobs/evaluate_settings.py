@@ -3,14 +3,28 @@
 import re
 from typing import Literal
 
+from tflearn.actors.episode_recorder import OnEpisode
 from tflearn.actors.evaluator import MAX_SECS, MAX_STEPS_PER_EPISODE
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
 
 # The names of `EpisodeMetrics` but for discounted returns.
-_METRIC = re.compile(r'return(_\d+)?|length|reward|info(_end)?/.+')
+_METRIC = re.compile(r'return(_\d+)?|length|reward|(info|info_end|custom)/.+')
 
-Follow = Literal['newest', 'each', 'weights', 'served']
+Follow = Literal['newest', 'each', 'in_loop', 'weights', 'served']
+
+
+@checked_dataclass(frozen=True)
+class Videos:
+    """How often the evaluate job records videos, if it is given `record_video`.
+
+    Attributes:
+      interval: the number of evaluations per video.
+      episodes: the number of episodes of a video; they do not count for the mean return.
+    """
+
+    interval: PositiveInt = 10
+    episodes: PositiveInt = 1
 
 
 @checked_dataclass(frozen=True)
@@ -19,9 +33,11 @@ class EvaluateOptions:
 
     Attributes:
       follow: 'newest' evaluates the newest exported version, 'each' every version once and in order (except those that
-        the train job removes before: see `ExportOptions.keep_last`). 'weights' evaluates the weights that the train job
-        publishes to the replay server, so it needs no file of that job; an evaluated version is exported to the policy
-        'evaluated_policy' of this job's run directory. 'served' acts with a served policy, see `served_at`.
+        the train job removes before: see `ExportOptions.keep_last`). 'in_loop' does so too, while training waits for
+        it, for which both are in one process: `tflearn.train(mode='synchronous')`. 'weights' evaluates the weights that
+        the train job publishes to the replay server, so it needs no file of that job; an evaluated version is exported
+        to the policy 'evaluated_policy' of this job's run directory. 'served' acts with a served policy, see
+        `served_at`.
       policy: the name of the exported or served policy.
       served_at: the server's address, 'host:port', for 'served'.
       epsilon: the share of random actions; 0 leaves the policy unchanged.
@@ -30,10 +46,11 @@ class EvaluateOptions:
       max_secs: an evaluation that takes longer ends with the episodes that are complete, as an incomplete one [s].
       target_metric: the metric of an episode whose mean makes a policy the best, and that the job's `target_return` is
         a value of: 'return', 'length', 'return_<i>' of several rewards, or 'info/<key>' (mean over the steps) or
-        'info_end/<key>' (last value) of a number in the environment's info.
+        'info_end/<key>' (last value) of a number in the environment's info, or 'custom/<name>' of `on_episode`.
       lower_is_better: whether less of that metric is better, as of a cost.
-      video_interval: the number of evaluations per video, if the job is given `record_video`.
-      video_episodes: the number of episodes of a video; they do not count for the mean return.
+      videos: how often videos are recorded.
+      on_episode: called with each episode that ends, an `episode_recorder.CollectedEpisode` of the collector
+        'evaluate'. It returns numbers by name, which become metrics 'custom/<name>' of the evaluation, or None.
     """
 
     follow: Follow = 'newest'
@@ -44,8 +61,8 @@ class EvaluateOptions:
     max_secs: PositiveFloat = MAX_SECS
     target_metric: str = 'return'
     lower_is_better: bool = False
-    video_interval: PositiveInt = 10
-    video_episodes: PositiveInt = 1
+    videos: Videos = Videos()
+    on_episode: OnEpisode | None = None
 
     def __post_init__(self) -> None:
         if (self.follow == 'served') != (self.served_at is not None):
@@ -56,5 +73,5 @@ class EvaluateOptions:
         if not _METRIC.fullmatch(self.target_metric):
             raise UserValueError(
                 f'got EvaluateOptions.target_metric={self.target_metric!r}; need return, length, reward, return_<i>, '
-                'info/<key> or info_end/<key>'
+                'info/<key>, info_end/<key> or custom/<name>'
             )

@@ -87,7 +87,8 @@ def evaluate_policy(
             make_environment(num_environments=min(num_environments, episodes), seed=first_seed)
         ) as environment:
             acting, _ = chosen_policy.acting(found, environment.specs, options.epsilon, first_seed)
-            evaluator = Evaluator(environment, episodes, options.max_steps_per_episode, options.max_secs)
+            limits = options.max_steps_per_episode, options.max_secs
+            evaluator = Evaluator(environment, episodes, *limits, on_episode=options.on_episode)
             statistics = evaluator.run(acting, run.stop)
         path = getattr(found, 'path', None)
         return statistics, {

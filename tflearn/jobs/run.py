@@ -18,10 +18,14 @@ class Hooks:
       on_restored: called when the checkpoint was restored, before anything is written to the run directory.
       describe: called before the first train step; returns markdown texts by tag that TensorBoard shows, and that
         describe the environment of recorded episodes.
+      on_exported: the synchronous job calls it with the train step of policies that are exported, or soon will be.
+      on_evaluated: called when the evaluate job has nothing more to do up to a train step. None: nobody waits for that.
     """
 
     on_restored: Callable[[], None] = lambda: None
     describe: Callable[[], Mapping[str, str]] = dict
+    on_exported: Callable[[int], None] = lambda step: None
+    on_evaluated: Callable[[float], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

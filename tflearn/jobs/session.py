@@ -179,6 +179,7 @@ class Session:
             learner.prepare(self._stop_conditions.num_train_steps)  # while collectors gather the first data
         elif self._chief:
             self._exports.export(learner.step)
+            self._run.hooks.on_exported(learner.step)
         self._status.update('waiting for data', train_step=learner.step, **dataclasses.asdict(self._stop_conditions))
         self._called_at = self._reported_at = self._logged_at = time.monotonic()
 
@@ -361,6 +362,9 @@ class Session:
         if not self._collectors.are_remote:
             self._exports.settle()  # so that it does not depend on the clock which exports replace others
             self._exports.raise_failure()
+            start = time.monotonic()
+            self._run.hooks.on_exported(step)
+            self._progress.secs -= time.monotonic() - start
 
     def _export_update(self, step: int) -> None:
         self._run_dir.check_owner()
