@@ -122,13 +122,13 @@ def read_replay(rng: random.Random) -> None:
 
 def read_address(rng: random.Random) -> None:
     from tflearn.core import waiting
-    from tflearn.replay import connection
+    from tflearn.replay import backend
 
     address = rng.choice([each for each in bad_values.ADDRESSES if ':' in each])
     host, _, port = address.rpartition(':')
     if host and port.isascii() and port.isdigit():
         assert not waiting.is_listening(address, _WAIT_SECS)
-        assert connection.counts(address) is None
+        assert backend.counts(address) is None
 
 
 def read_cluster(rng: random.Random) -> None:

@@ -13,7 +13,7 @@ from tflearn.jobs.collect_settings import own_address
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Data
 from tflearn.networks.networks import NetworkOptions
-from tflearn.replay import connection
+from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY
 
 # TF-Agents' own
@@ -34,7 +34,7 @@ def test_each_collector_writes_to_one_server_and_the_learner_reads_all(small_run
     job = small_run.start(train, num_train_steps=10**6, addresses=addresses, **given)
 
     def is_taken_from(address):
-        info = connection.counts(address)
+        info = backend.counts(address)
         return info is not None and info[REPLAY].samples > 0
 
     wait_until(lambda: all(map(is_taken_from, addresses)) or job.ended, 'items of both servers', 60)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tests.end_to_end.programs import Addresses, Program
 from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_address
-from tflearn.replay import connection
+from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY
 
 pytestmark = pytest.mark.slow
@@ -100,7 +100,7 @@ class Run:
         name = f'{self._name}_replay'
         own = self._addresses.flags('replay_server')
         with Program('replay_server', *self._flags, *own, folder=self._folder, name=name) as program:
-            info = program.wait_for(lambda: connection.counts(self._addresses.replay), 'its start')
+            info = program.wait_for(lambda: backend.counts(self._addresses.replay), 'its start')
             spec = info[REPLAY].signature['chunk']
             yield reverb.Client(self._addresses.replay), row_type(spec.name), int(np.prod(spec.shape))
 

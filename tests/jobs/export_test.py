@@ -25,7 +25,7 @@ from tflearn.jobs.train import train
 from tflearn.policies import loader, tflite, updates, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
-from tflearn.replay import backend, stored_rows
+from tflearn.replay import backend, stored_episodes
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 
@@ -45,7 +45,7 @@ def test_exports_models_of_a_finished_run(small_run):
     assert (ended.returncode, ended.stdout) == (0, f'{directory / str(step)}\n'), ended.stderr
     assert loader.load(directory / str(step)).train_step == step
 
-    rows = stored_rows.read(run_dir.replay_checkpoints, 100)
+    rows = stored_episodes.read_rows(run_dir.replay_checkpoints, 100)
     observation = rows[3][1]
     assert [name for name, _ in rows][:5] == ['begins', 'policy_version', 'step_type', 'observation', 'action']
     assert observation.shape[1:] == (4,) and np.abs(observation).max() < 10
@@ -200,7 +200,7 @@ def test_named_tuple_fields_keep_their_names(tmp_path):
         server.checkpoint()
     finally:
         server.close()
-    assert len(stored_rows.read(run_dir.replay_checkpoints, 500)[0][1]) >= 9  # each step, not one of each draw
+    assert len(stored_episodes.read_rows(run_dir.replay_checkpoints, 500)[0][1]) >= 9  # each step, not one of each draw
     given = export_job._observations(run_dir, version, None, 5)
     assert {len(values) for values in given.values()} == {5}
     assert {name: set(values.ravel()) for name, values in given.items()} == {

@@ -22,7 +22,7 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ppo_loss
 from tflearn.optimization.optimizers import OptimizerOptions
-from tflearn.replay import connection
+from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
@@ -76,7 +76,7 @@ def test_runs_to_the_end_and_can_be_continued(on_policy_run):
         lag = 2 + 4 / 11 if num_train_steps == 60 else EXPERIENCE.replay.max_policy_lag + 1
         assert status['policy_lag'] <= lag + 1e-6, 'it is summed in float32'
         counts.append(_normalizer_count(run))
-        seen.append(connection.counts(run.address)[REPLAY])
+        seen.append(backend.counts(run.address)[REPLAY])
     # Ten iterations of 32 rows each, less those between two episodes.
     assert 250 < counts[0] < 320
     assert 250 < counts[1] - counts[0] < 320
@@ -95,7 +95,7 @@ def joined(run, name):
 
 
 def _inserts(run):
-    return connection.counts(run.address)[REPLAY].inserts
+    return backend.counts(run.address)[REPLAY].inserts
 
 
 @pytest.mark.slow

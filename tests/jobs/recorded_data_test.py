@@ -18,7 +18,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
 from tflearn.jobs import initial_agent
-from tflearn.replay import backend, stored_rows
+from tflearn.replay import backend, stored_episodes
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 
@@ -39,7 +39,7 @@ def read_back(tmp_path):
             Actor(environment, policy, [write], stores_policy_state).run(9)
             writer.flush()
             server.checkpoint()
-            chunks = np.stack(stored_rows.read_chunks(tmp_path / 'checkpoints', storage))
+            chunks = np.stack(stored_episodes.read_chunks(tmp_path / 'checkpoints', storage))
             assert len(chunks) == 2 * environment.num_environments
         finally:
             server.close()

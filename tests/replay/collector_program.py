@@ -9,7 +9,7 @@ from tf_agents.trajectories import trajectory
 from tests import fakes
 from tests.replay.replay_program import EXPERIENCE
 from tests.testing.replay import DATA_SPEC
-from tflearn.replay import connection
+from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 
@@ -21,7 +21,7 @@ def main() -> None:
     """Writes until it is killed."""
     address, stop = sys.argv[1], threading.Event()
     storage = Storage(EXPERIENCE, DATA_SPEC)
-    connection.wait_for_table(address, REPLAY, storage.signature, 60)
+    backend.wait_for_table(address, REPLAY, storage.signature, 60)
     writer = ReplayWriter(address, storage, len(LENGTHS), stop, server_timeout_secs=20)
     environment = fakes.CheckedEnvironment(LENGTHS)
     step, action = environment.reset(), np.ones(len(LENGTHS), np.int64)

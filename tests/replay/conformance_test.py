@@ -20,13 +20,12 @@ from tflearn.core import extras
 from tflearn.core.experience import Prioritization, Prioritized, Queue
 from tflearn.core.waiting import Stopped, wait_until
 from tflearn.launch.local import free_port
-from tflearn.replay import backend, connection, reader, writers
+from tflearn.replay import backend, reader, writers
 from tflearn.replay.checkpoints import DamagedCheckpoint
 from tflearn.replay.chunks import chunk_id
 from tflearn.replay.priorities import PriorityUpdater
 from tflearn.replay.shards import Shards
-from tflearn.replay.storage import REPLAY, STREAM, Storage
-from tflearn.replay.tables import TableSpec
+from tflearn.replay.storage import REPLAY, STREAM, Storage, TableSpec
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
@@ -88,7 +87,7 @@ class Apart:
             return
         log, arguments = self.folder / 'log', (self.kind, self.port, self.folder)
         self.running = forks.start('tests.replay.conformance_program', *arguments, log=log)
-        connection.wait_for_table(self.address, REPLAY, self.storage.signature, 60.0)
+        backend.wait_for_table(self.address, REPLAY, self.storage.signature, 60.0)
 
     def save(self):
         if self.kind == backend.LOCAL:
@@ -235,10 +234,10 @@ def test_refuses_tables_of_another_configuration(serve):
     served = serve(QUEUE)
     other = Storage(experience(Queue, sequence_length=3), DATA_SPEC).signature
     with pytest.raises(ValueError, match='start both with the same gin file'):
-        connection.wait_for_table(served.address, REPLAY, other, 10.0)
+        backend.wait_for_table(served.address, REPLAY, other, 10.0)
     with pytest.raises(ValueError, match="need the table 'elsewhere'"):
-        connection.wait_for_table(served.address, 'elsewhere', other, 10.0)
-    connection.wait_for_table(served.address, REPLAY, served.storage.signature, 10.0)
+        backend.wait_for_table(served.address, 'elsewhere', other, 10.0)
+    backend.wait_for_table(served.address, REPLAY, served.storage.signature, 10.0)
 
 
 # Queues, with versions and lag.
@@ -407,7 +406,7 @@ def test_a_writer_changes_to_another_server_and_returns(apart, serve, monkeypatc
     writer = ReplayWriter(lambda: shards.addresses, apart.storage, 1, other.stop, **given)
     environment = fakes.CheckedEnvironment((1000,))
     write_steps(writer, environment, 16)
-    assert (connection.counts(apart.address)[REPLAY].size, other.table().size) == (4, 0)
+    assert (backend.counts(apart.address)[REPLAY].size, other.table().size) == (4, 0)
     apart.lose()
     write_steps(writer, environment, 16)
     moved = other.table().size
@@ -416,7 +415,7 @@ def test_a_writer_changes_to_another_server_and_returns(apart, serve, monkeypatc
     wait_until(writer._first_is_back.is_set, 'the first server', 30)
     write_steps(writer, environment, 16)
     assert other.table().size == moved
-    assert connection.counts(apart.address)[REPLAY].size >= 4
+    assert backend.counts(apart.address)[REPLAY].size >= 4
     assert writer.lost_steps == 0
 
 

@@ -4,12 +4,12 @@ import reverb
 import tensorflow as tf
 
 from tflearn.core.experience import Experience, Uniform
-from tflearn.replay import connection
+from tflearn.replay import backend
 from tflearn.replay.table_history import TableHistory
 
 
 def test_no_server_answers_at_a_name_that_is_no_text():
-    assert connection.counts('\udcff:80') is None
+    assert backend.counts('\udcff:80') is None
 
 
 def test_the_last_state_of_the_tables_is_described(serve):

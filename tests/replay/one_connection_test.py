@@ -11,7 +11,7 @@ from tflearn.coordinator import control, reports
 from tflearn.coordinator.credits import CreditReader
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
-from tflearn.replay import connection
+from tflearn.replay import backend
 
 _SERVER = """
 import pathlib, sys, threading
@@ -19,7 +19,7 @@ import pathlib, sys, threading
 import tensorflow as tf
 
 from tflearn.replay.reverb.server import ReplayServer
-from tflearn.replay.tables import TableSpec
+from tflearn.replay.storage import TableSpec
 
 port, directory = sys.argv[1:]
 table = TableSpec('replay', 10, {'chunk': tf.TensorSpec((2,), tf.uint8)})
@@ -84,10 +84,10 @@ def test_a_restarted_server_is_found_again_at_once(start):
     address = f'localhost:{port}'
     for _ in range(2):
         process = start(port)
-        wait_until(lambda: connection.counts(address), 'an answer', 20)
+        wait_until(lambda: backend.counts(address), 'an answer', 20)
         process.kill()
         process.wait(10)
         began = time.monotonic()
-        assert connection.counts(address) is None
-        assert connection.counts(address) is None
+        assert backend.counts(address) is None
+        assert backend.counts(address) is None
         assert time.monotonic() - began < 5, 'only the first call waits'

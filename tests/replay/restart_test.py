@@ -13,7 +13,7 @@ from tests.testing import forks
 from tests.testing.replay import DATA_SPEC, write_steps
 from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_port
-from tflearn.replay import connection
+from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 
@@ -47,7 +47,7 @@ def test_writing_resumes_soon_after_a_server_restart(tmp_path, away_secs, idle):
         server = Server(port, folders[0])
         stack.callback(server.kill)
         stack.callback(stop.set)
-        connection.wait_for_table(address, REPLAY, storage.signature, 60)
+        backend.wait_for_table(address, REPLAY, storage.signature, 60)
         pause, enough, errors = threading.Event(), threading.Event(), []
         writer = ReplayWriter(address, storage, 2, stop)
 

@@ -10,10 +10,9 @@ from tests import fakes
 from tests.testing import experiences
 from tests.testing.replay import read_items, write_steps
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Uniform
-from tflearn.replay import connection, stored_rows
+from tflearn.replay import backend, stored_episodes
 from tflearn.replay.reverb import library
-from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage, error_buffer, rate_limits
-from tflearn.replay.tables import TableSpec
+from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage, TableSpec, error_buffer, rate_limits
 from tflearn.replay.writers import ReplayWriter
 
 SMALL = Experience(
@@ -159,7 +158,7 @@ def test_reads_rows_from_a_checkpoint(serve, tmp_path, sampling):
     writer = ReplayWriter(served.address, served.storage, 2, threading.Event())
     write_steps(writer, fakes.CheckedEnvironment((3, 5)), 12)
     served.server.checkpoint()
-    columns = dict(stored_rows.read(tmp_path / 'replay' / 'checkpoints', 50))
+    columns = dict(stored_episodes.read_rows(tmp_path / 'replay' / 'checkpoints', 50))
     assert (columns['policy_version'] == 7).all()
     assert columns['observation'].shape == (19, 2)  # each row in which a sequence begins, once
     assert set(map(tuple, columns['observation'].tolist())) <= {(i, step) for i in range(3) for step in range(6)}
@@ -183,17 +182,17 @@ def test_wait_for_a_missing_server_times_out():
         unused.bind(('localhost', 0))
         address = f'localhost:{unused.getsockname()[1]}'
         with pytest.raises(TimeoutError, match=f'the replay server at {address}'):
-            connection.wait_for_table(address, REPLAY, {}, timeout_secs=1.0)
+            backend.wait_for_table(address, REPLAY, {}, timeout_secs=1.0)
 
 
 def test_rejects_server_with_another_signature(serve):
     served = serve(SMALL)
     other = Storage(experiences.changed(SMALL, sequence_length=3), served.storage.data_spec).signature
     with pytest.raises(ValueError, match='start both with the same gin file'):
-        connection.wait_for_table(served.address, REPLAY, other, 10.0)
+        backend.wait_for_table(served.address, REPLAY, other, 10.0)
     with pytest.raises(ValueError, match="need the table 'elsewhere'"):
-        connection.wait_for_table(served.address, 'elsewhere', other, 10.0)
-    connection.wait_for_table(served.address, REPLAY, served.storage.signature, 10.0)
+        backend.wait_for_table(served.address, 'elsewhere', other, 10.0)
+    backend.wait_for_table(served.address, REPLAY, served.storage.signature, 10.0)
 
 
 @pytest.mark.parametrize('ratio', [0.25, 1.0, 32.0, 500.0])

@@ -12,7 +12,7 @@ from tests.testing import forged, lanes, replay
 from tflearn.core.errors import UserError
 from tflearn.core.experience import Experience, Prioritized, Queue, Slicing, Uniform
 from tflearn.data.writer import EpisodeRecorder
-from tflearn.replay import backend, stored_episodes, stored_rows
+from tflearn.replay import backend, stored_episodes
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
 
@@ -97,7 +97,7 @@ def test_all_episodes_of_a_checkpoint(serve, tmp_path, name):
         list(backend.connect(served.address).samples(REPLAY, served.storage.item_shape, 1, 5_000).take(3))
     served.server.checkpoint()
     before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
-    chunks = stored_rows.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
+    chunks = stored_episodes.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
     assert {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()} == before
     assert len(chunks) == served.table().size
     found = stored_episodes.join(chunks, served.storage)
@@ -112,7 +112,7 @@ def test_what_was_removed_from_the_table_is_counted(serve, tmp_path):
     served = serve(Experience(replay=Uniform(min_size=1, max_size=100, samples_per_insert=None), chunk_steps=10))
     written = by_content(collect(served, Numbers((3, 15)), 200))
     served.server.checkpoint()
-    chunks = stored_rows.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
+    chunks = stored_episodes.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
     found = stored_episodes.join(chunks, served.storage)
     assert 0 < len(found.episodes) < len(written)
     assert set(by_content(found.episodes)) <= set(written)
@@ -126,7 +126,7 @@ def test_what_could_continue_several_ways_is_left_out(serve, tmp_path):
     served = serve(EXPERIENCES['mirrored'])
     written = by_content(collect(served, fakes.CheckedEnvironment((40, 40, 3)), 200))
     served.server.checkpoint()
-    chunks = stored_rows.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
+    chunks = stored_episodes.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
     found = stored_episodes.join(chunks, served.storage)
     assert set(by_content(found.episodes)) <= set(written)
     assert found.num_incomplete > 0
@@ -146,16 +146,16 @@ def test_wrong_checkpoints_are_refused(serve, tmp_path):
     served = serve(EXPERIENCES['mirrored'])
     checkpoints = tmp_path / 'replay' / 'checkpoints'
     with pytest.raises(ValueError, match='got no checkpoint of the replay in .*; or name the running server'):
-        stored_rows.read_chunks(checkpoints, served.storage)
+        stored_episodes.read_chunks(checkpoints, served.storage)
     served.server.checkpoint()
-    assert stored_rows.read_chunks(checkpoints, served.storage) == []
+    assert stored_episodes.read_chunks(checkpoints, served.storage) == []
     other = replay.Storage(EXPERIENCES['n-step'], replay.DATA_SPEC)
     with pytest.raises(ValueError, match='got the replay checkpoint .*; need .*; use the gin file of its run'):
-        stored_rows.read_chunks(checkpoints, other)
+        stored_episodes.read_chunks(checkpoints, other)
     for text in ('{}', '{"replay": 3}', '{"replay": {"signature": {"chunk": 3}}}'):
         (tmp_path / 'replay' / 'tables.json').write_text(text)
         with pytest.raises(ValueError, match='got a damaged .*tables.json, without the chunks of replay; need the one'):
-            stored_rows.read_chunks(checkpoints, served.storage)
+            stored_episodes.read_chunks(checkpoints, served.storage)
 
 
 @lanes.classic
@@ -169,5 +169,5 @@ def test_a_damaged_file_of_a_checkpoint_is_an_error_in_one_line(serve, tmp_path,
     for damage in (lambda: file.write_bytes(content), file.unlink):
         damage()
         with pytest.raises(UserError, match='got the replay checkpoint .*, which cannot be read .*; need') as raised:
-            stored_rows.read(tmp_path / 'replay' / 'checkpoints', 50)
+            stored_episodes.read_rows(tmp_path / 'replay' / 'checkpoints', 50)
         assert '\n' not in str(raised.value)

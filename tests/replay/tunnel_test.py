@@ -12,7 +12,7 @@ from tests.testing import certificates, docs_blocks
 from tests.testing.replay import BATCH, draw, experience, fill
 from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_port
-from tflearn.replay import connection
+from tflearn.replay import backend
 
 DEADLINE_SECS = 30.0
 STUNNEL = shutil.which('stunnel') or '/usr/bin/stunnel'
@@ -86,6 +86,6 @@ def test_a_writer_and_a_sampler_work_and_strangers_do_not_reach_the_server(serve
         writer.join(DEADLINE_SECS)
         assert trajectory.observation.shape == (3, BATCH, 3, 2)
         assert (info['policy_version'].numpy() == 7).all(), 'the version that was written'
-        assert connection.counts(here.address)['replay'].inserts > 0
+        assert backend.counts(here.address)['replay'].inserts > 0
         for port in strangers:
-            assert connection.counts(f'localhost:{port}') is None
+            assert backend.counts(f'localhost:{port}') is None

@@ -17,7 +17,7 @@ from tests.testing.replay import DATA_SPEC, chunks_of, serving
 from tflearn.core.experience import Prioritized, Queue
 from tflearn.core.waiting import PeerLost, is_listening, wait_until
 from tflearn.launch.local import free_port
-from tflearn.replay import backend, connection
+from tflearn.replay import backend
 from tflearn.replay.backend import Lost
 from tflearn.replay.storage import REPLAY, STREAM, Storage
 from tflearn.replay.valkey import client, functions, library, server
@@ -97,12 +97,12 @@ def test_a_wrong_password_is_refused_in_one_line(serve, monkeypatch, tmp_path):
     wrong.write_text('not-the-password-of-the-server')
     monkeypatch.setenv(library.PASSWORD_VARIABLE, str(wrong))
     with pytest.raises(ValueError, match=r'refuses this user or password.*set TFLEARN_VALKEY_PASSWORD') as error:
-        connection.wait_for_table(served.address, REPLAY, served.storage.signature, 10.0)
+        backend.wait_for_table(served.address, REPLAY, served.storage.signature, 10.0)
     assert '\n' not in str(error.value) and 'not-the-password' not in str(error.value)
     monkeypatch.setenv(library.PASSWORD_VARIABLE, str(library._password_file(served.server.port)))
     monkeypatch.setenv(library.USER_VARIABLE, 'nobody')
     with pytest.raises(ValueError, match='refuses this user or password'):
-        connection.counts(served.address)
+        backend.counts(served.address)
 
 
 def test_a_password_may_be_given(serve, monkeypatch, tmp_path):
@@ -110,11 +110,11 @@ def test_a_password_may_be_given(serve, monkeypatch, tmp_path):
     monkeypatch.setenv('REPLAY_SECRET', 'given-by-the-operator')
     monkeypatch.setenv(library.PASSWORD_VARIABLE, 'env:REPLAY_SECRET')
     served = serve(QUEUE)
-    assert connection.counts(served.address)
+    assert backend.counts(served.address)
     assert not library._password_file(served.server.port).exists()
     monkeypatch.setenv('REPLAY_SECRET', 'something-else-of-him')
     with pytest.raises(ValueError, match='refuses'):
-        connection.counts(served.address)
+        backend.counts(served.address)
 
 
 def test_refuses_a_directory_that_others_can_use(serve, monkeypatch, tmp_path):
@@ -226,7 +226,7 @@ def test_a_given_server_keeps_the_items_of_its_run(given):
     before = keeper.counts()
     keeper.checkpoint()
     keeper.close()
-    assert connection.counts(running.address) == before
+    assert backend.counts(running.address) == before
     assert running.keep().counts() == before
     with pytest.raises(ValueError, match='holds the replay of another run') as error:
         running.keep('other')
@@ -249,7 +249,7 @@ def test_a_given_server_that_was_restarted_or_emptied(given):
     assert keeper.counts() == before  # it has its tables and functions by itself
     keeper.checkpoint()
     running.call('FLUSHALL')
-    assert connection.counts(running.address) is None
+    assert backend.counts(running.address) is None
     with pytest.raises(PeerLost, match='has lost the tables of this run'):
         keeper.counts()
     assert running.keep().counts() == before

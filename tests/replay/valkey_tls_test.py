@@ -14,7 +14,7 @@ from tests.testing import certificates, tls_proxy
 from tests.testing.replay import chunks_of
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
-from tflearn.replay import backend, connection
+from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY, STREAM
 from tflearn.replay.valkey import library
 
@@ -113,7 +113,7 @@ def test_a_replay_over_tls(served, kind):
     assert before[STREAM].samples == 12
     keeper.checkpoint()
     keeper.close()
-    assert connection.counts(running.address) == before
+    assert backend.counts(running.address) == before
 
 
 @pytest.mark.parametrize(
@@ -140,5 +140,5 @@ def test_refuses_the_certificate_of_another_name(served, tmp_path, files):
 def _refused(address, error):
     with pytest.raises(ValueError, match=error) as found:
         # In TLS 1.3 the reason may be lost with the connection; all who wait for a server ask again.
-        wait_until(lambda: connection.counts(address), 'an answer', 10.0)
+        wait_until(lambda: backend.counts(address), 'an answer', 10.0)
     assert '\n' not in str(found.value) and SECRET not in str(found.value)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests import fakes
 from tests.testing.replay import NoFlush, chunks_of, draw, experience, fill, ring_content, write_steps
 from tflearn.core.waiting import wait_until
-from tflearn.replay import backend, connection
+from tflearn.replay import backend
 from tflearn.replay.chunks import chunk_id
 from tflearn.replay.storage import REPLAY, STREAM
 from tflearn.replay.writers import ReplayWriter
@@ -189,9 +189,9 @@ def test_waits_for_a_server_that_answers_late(monkeypatch, serve, open_source):
     _insert(served, chunks_of(served.storage, 0, 50))
     served.server.checkpoint()
     served.server.close()
-    counts = connection.counts
-    monkeypatch.setattr(connection, '_COUNTS_TIMEOUT_SECS', 1)
-    monkeypatch.setattr(connection, 'counts', lambda address: (counts(address), asked.append(0))[0])
+    counts = backend.counts
+    monkeypatch.setattr(backend, '_COUNTS_TIMEOUT_SECS', 1)
+    monkeypatch.setattr(backend, 'counts', lambda address: (counts(address), asked.append(0))[0])
     source = open_source(served)
     thread = threading.Thread(target=source.grant, args=(1,), daemon=True)
     thread.start()
@@ -202,7 +202,7 @@ def test_waits_for_a_server_that_answers_late(monkeypatch, serve, open_source):
 
 
 def test_server_that_does_not_answer_is_an_error(monkeypatch, serve, open_source):
-    monkeypatch.setattr(connection, '_COUNTS_TIMEOUT_SECS', 1)
+    monkeypatch.setattr(backend, '_COUNTS_TIMEOUT_SECS', 1)
     served = serve(experience('learner'))
     served.server.close()
     source = open_source(served, timeout_secs=1.0)

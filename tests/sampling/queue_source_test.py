@@ -16,7 +16,7 @@ from tflearn.core.waiting import Stopped, wait_until
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.queue_source import QueueSource
 
-BROKEN = ('reverb.TrajectoryDataset', 'tflearn.replay.connection.counts')
+BROKEN = ('reverb.TrajectoryDataset', 'tflearn.replay.backend.counts')
 
 
 @pytest.fixture

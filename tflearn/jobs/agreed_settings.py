@@ -11,8 +11,7 @@ from tflearn.coordinator import weights_contract
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent
 from tflearn.core.wrapped_agent import WrappedAgent
-from tflearn.replay.storage import Storage
-from tflearn.replay.tables import signature_text
+from tflearn.replay.storage import Storage, signature_text
 from tflearn.transforms.transformed import TransformedAgent
 
 _NAMES = ('gamma', 'reward_scale', 'n_step')

@@ -15,7 +15,7 @@ from tflearn.coordinator.credits import CreditLedger
 from tflearn.coordinator.weights_reader import Lost
 from tflearn.core import background, strategies
 from tflearn.core.experience import Experience
-from tflearn.replay import connection
+from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY
 from tflearn.sampling.source import Source
 
@@ -171,7 +171,7 @@ class _Arrivals:
         """Returns the number of items; None while a server does not answer, perhaps because it is busy."""
         waiting = 0
         for address in self._addresses:
-            tables, now = connection.counts(address), time.monotonic()
+            tables, now = backend.counts(address), time.monotonic()
             if tables is not None:
                 draws = tables[REPLAY].samples
                 before = self._draws.get(address, draws)

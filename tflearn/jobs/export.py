@@ -18,7 +18,7 @@ from tflearn.policies import products, updates, versions
 from tflearn.policies import tflite as lite
 from tflearn.policies.exporter import OBSERVATION_NAMES
 from tflearn.policies.products import ProductOptions
-from tflearn.replay import stored_rows
+from tflearn.replay import stored_episodes
 
 # Columns of a stored row before the observation: the sequence flag, the policy's version, the step type.
 _BEFORE_OBSERVATION = 3
@@ -145,7 +145,7 @@ def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limi
     if any(name.startswith('policy_state') for name in wanted):
         raise UserValueError(f'got the recurrent policy {version} for TFLite; need one without a policy state')
     if file is None:
-        columns = stored_rows.read(run_dir.replay_checkpoints, limit)
+        columns = stored_episodes.read_rows(run_dir.replay_checkpoints, limit)
         observed = columns[_BEFORE_OBSERVATION : _BEFORE_OBSERVATION + len(wanted)]
         found = {name: array for name, (_, array) in zip(_names(version), observed, strict=False)}
     elif pathlib.Path(file).is_dir():

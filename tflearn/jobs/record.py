@@ -31,7 +31,7 @@ from tflearn.jobs import chosen_policy, initial_agent
 from tflearn.jobs.run import Run
 from tflearn.policies import external, loader
 from tflearn.policies.action_probabilities import ActionProbabilities
-from tflearn.replay import backend, stored_episodes, stored_rows
+from tflearn.replay import backend, stored_episodes
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY
 
@@ -172,7 +172,7 @@ def extract(
     specs = specs_of(make_environment)
     storage = initial_agent.storage(make_agent(specs, create_train_step(), experience), experience)
     if not running:
-        chunks = [each for path in run.dir.saved_shards() for each in stored_rows.read_chunks(path, storage)]
+        chunks = [each for path in run.dir.saved_shards() for each in stored_episodes.read_chunks(path, storage)]
     elif storage.mirrored:
         with contextlib.closing(Coordinator(run.coordinator, 'extract', run.stop)) as connected:
             addresses, chunks = Shards(connected.replay(run.connect_timeout_secs)), []

@@ -24,13 +24,13 @@ from tflearn.core import extras, waiting
 from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay.checkpoints import COMPLETE, CheckpointDirectory
-from tflearn.replay.storage import Storage
-from tflearn.replay.tables import TableSpec, signature_text
+from tflearn.replay.storage import Storage, TableSpec, signature_text
 
 REVERB, LOCAL, VALKEY = 'reverb', 'local', 'valkey'
 VALKEY_FILE = 'items.bin'  # a file of its checkpoints, and of no others
 IN_PROCESS = 'inproc://'  # how addresses of servers of this process begin
 _SCHEMES = {'inproc': LOCAL, 'valkey': VALKEY, 'valkeys': VALKEY}
+_COUNTS_TIMEOUT_SECS = 2
 
 
 class ItemInfo(NamedTuple):
@@ -309,7 +309,7 @@ def stored_items(checkpoint: pathlib.Path, names: Sequence[str], at_most: int | 
       DamagedCheckpoint: if it cannot be read.
     """
     kind = VALKEY if (checkpoint / VALKEY_FILE).exists() else REVERB
-    return _module(kind, 'stored_items').draw_once(checkpoint, names, at_most)
+    return _module(kind, 'server').stored_items(checkpoint, names, at_most)
 
 
 def _module(kind: str, name: str) -> Any:
@@ -322,3 +322,45 @@ def _module(kind: str, name: str) -> Any:
             f'all of tflearn, with its extra [{kind}] if it has one, or train in one process (tflearn-synchronous, '
             'tflearn-train_offline)'
         ) from error
+
+
+def counts(address: str, timeout_secs: int = _COUNTS_TIMEOUT_SECS) -> dict[str, TableCounts] | None:
+    """Returns the counts by table name; None if no server answers at `address` in time."""
+    return connect(address).counts(timeout_secs)
+
+
+def answers(address: str) -> bool:
+    """Returns whether the server answers within a second."""
+    return counts(address, 1) is not None
+
+
+def first_answering(addresses: Sequence[str]) -> str | None:
+    """Returns the first address at which a server answers; None if there is none."""
+    return next((each for each in addresses if connect(each).is_listening() and counts(each)), None)
+
+
+def wait_for_table(
+    address: str,
+    table: str,
+    signature: dict[str, tf.TensorSpec],
+    timeout_secs: float,
+    stop: threading.Event | None = None,
+) -> None:
+    """Waits until the replay server answers, and checks its table's signature.
+
+    Args:
+      signature: the signature that this job writes or reads.
+
+    Raises:
+      TimeoutError: if no server answers in time.
+      ValueError: if the server has no such table, or its signature differs: the two jobs use different configurations.
+    """
+    found = waiting.wait_until(lambda: counts(address), f'the replay server at {address}', timeout_secs, stop)
+    if table not in found:
+        raise UserValueError(f'got a replay server at {address} with tables {sorted(found)}; need the table {table!r}')
+    theirs = {key: signature_text(spec) for key, spec in found[table].signature.items()}
+    ours = {key: signature_text(spec) for key, spec in signature.items()}
+    if theirs != ours:
+        raise UserValueError(
+            f'got table {table!r} at {address} with {theirs}; this job needs {ours}; start both with the same gin file'
+        )

@@ -20,7 +20,7 @@ from tflearn.core import background
 from tflearn.core.errors import UserTimeoutError
 from tflearn.core.experience import Queue
 from tflearn.core.waiting import LOG_EVERY_SECS
-from tflearn.replay import backend, connection
+from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 
 _POLL_SECS = 0.25
@@ -258,7 +258,7 @@ class TableReader:
                 logging.info('waiting for data (%.0f s) from %s', waited_secs, self._server_state())
 
     def _server_state(self) -> str:
-        tables = connection.counts(self._address)
+        tables = backend.counts(self._address)
         table = f'with {ReplayStatistics.of(tables[REPLAY], self._storage)}' if tables else 'which does not answer'
         return f'the replay server at {self._address}, {table}'
 
@@ -271,7 +271,7 @@ class DirectReader(TableReader):
 
     def size(self) -> int:
         """Returns the number of items in the table."""
-        tables = connection.counts(self._address)
+        tables = backend.counts(self._address)
         return tables[self._table].size if tables else 0
 
     def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:

@@ -8,7 +8,7 @@ import hashlib
 import threading
 
 from tflearn.core.errors import UserValueError
-from tflearn.replay import connection
+from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY, Storage
 
 
@@ -43,9 +43,9 @@ class Shards:
         return self.addresses[pipeline::num_pipelines]
 
     def wait(self, storage: Storage, timeout_secs: float, stop: threading.Event | None = None) -> None:
-        """Waits for all shards, see `connection.wait_for_table`."""
+        """Waits for all shards, see `backend.wait_for_table`."""
         for address in self.addresses:
-            connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
+            backend.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
 
 
 def check(storage: Storage, num_shards: int) -> None:

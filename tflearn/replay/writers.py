@@ -14,7 +14,7 @@ from tflearn.core import background
 from tflearn.core.experience import Prioritized, Queue
 from tflearn.core.resumable import Resumable
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
-from tflearn.replay import backend, connection
+from tflearn.replay import backend
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows, pack
 from tflearn.replay.storage import REPLAY, STREAM, Storage
 
@@ -59,7 +59,7 @@ class ReplayWriter(Resumable):
         server_timeout_secs: float = 300.0,
         tables: Sequence[str] | None = None,
     ):
-        """Opens a stream; the server must be running (see `connection.wait_for_table`), or one of several.
+        """Opens a stream; the server must be running (see `backend.wait_for_table`), or one of several.
 
         Args:
           addresses: the address of the replay server, 'host:port'; or a function that returns those of several, in this
@@ -251,11 +251,11 @@ class ReplayWriter(Resumable):
         def find() -> str | None:
             meanwhile()
             self._addresses = tuple(self._find())
-            return connection.first_answering(self._addresses)
+            return backend.first_answering(self._addresses)
 
         what = lambda: f'the replay server at {" or ".join(self._addresses)}'  # noqa: E731
         address = wait_until(find, what, self._server_timeout_secs, self._stop)
-        connection.wait_for_table(address, REPLAY, self._storage.signature, self._server_timeout_secs, self._stop)
+        backend.wait_for_table(address, REPLAY, self._storage.signature, self._server_timeout_secs, self._stop)
         return address
 
     def _watch_first(self) -> None:
@@ -264,7 +264,7 @@ class ReplayWriter(Resumable):
         def watch() -> None:
             while not self._stop.wait(_RETURN_POLL_SECS):
                 self._addresses = tuple(self._find())
-                if connection.counts(self._addresses[0]) is not None:
+                if backend.counts(self._addresses[0]) is not None:
                     self._first_is_back.set()
                     return
 
@@ -304,7 +304,7 @@ class _Wait:
         if now - self._asked_at < _PROBE_SECS:
             return True
         self._asked_at = now
-        if connection.answers(self._address):  # this also wakes up a stream that a short restart has broken
+        if backend.answers(self._address):  # this also wakes up a stream that a short restart has broken
             self._answered_at = now
             if now - self._logged_at >= LOG_EVERY_SECS:
                 self._logged_at = now

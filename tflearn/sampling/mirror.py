@@ -21,7 +21,7 @@ from absl import logging
 
 from tflearn.core import background
 from tflearn.core.waiting import Stopped, wait_until
-from tflearn.replay import backend, connection
+from tflearn.replay import backend
 from tflearn.replay.chunks import chunk_id, chunk_rows
 from tflearn.replay.reader import Readers, TableReader, one_by_one
 from tflearn.replay.storage import REPLAY, STREAM, Storage, error_buffer
@@ -145,7 +145,7 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
     def _open_streams(self) -> None:
         for address in self._addresses:
             what = f'the replay server at {address}'
-            wait_until(functools.partial(connection.counts, address), what, self._timeout_secs, self._closing)
+            wait_until(functools.partial(backend.counts, address), what, self._timeout_secs, self._closing)
         for reader in self._readers.each:
             reader.start(one_by_one, self._in_flight, self._num_streams)
 

@@ -14,7 +14,7 @@ from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import wait_until
 from tflearn.replay import backend
 from tflearn.replay.backend import ItemInfo, Lost, Sample
-from tflearn.replay.local.tables import SERVERS, Item, Table
+from tflearn.replay.local.server import SERVERS, Item, Table
 from tflearn.replay.storage import Storage
 
 _CHECK_SECS = 0.2  # after which a silent stream ends, so that its reader can be closed; nothing is lost then

@@ -1,21 +1,204 @@
-"""ReplayServer: tables in this process, saved to and restored from checkpoints."""
+"""ReplayServer: tables in this process, for many threads, saved to and restored from checkpoints."""
 
 import contextlib
+import dataclasses
 import itertools
+import math
 import pathlib
+import threading
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay import backend
+from tflearn.replay.backend import Lost
 from tflearn.replay.checkpoints import damaged
-from tflearn.replay.local.tables import SERVERS, Table
-from tflearn.replay.tables import TableSpec
+from tflearn.replay.storage import TableSpec
 
 _numbers = itertools.count(1)
+
+
+@dataclasses.dataclass
+class Item:
+    """An item of a table: its columns, and what decides when it is drawn and removed."""
+
+    columns: Mapping[str, np.ndarray]
+    priority: float = 1.0
+    times_sampled: int = 0
+
+
+class Drawn(NamedTuple):
+    """A drawn item, and what was known of it at that moment."""
+
+    key: int
+    probability: float
+    table_size: int
+    item: Item
+
+
+class Table:
+    """A table with the limits of its spec, as Reverb's rate limiters have them.
+
+    With ratio r, i inserts and s samples, r i - s stays within [min_diff, max_diff], once there are `min_size` items.
+    """
+
+    def __init__(self, spec: TableSpec):
+        self.spec = spec
+        is_queue, ratio = spec.order == 'queue', spec.samples_per_insert
+        self._max_times_sampled = 1 if is_queue else spec.max_times_sampled
+        self._ratio, self._min_diff, self._max_diff = 1.0, -math.inf, math.inf
+        if is_queue:
+            self._min_diff, self._max_diff = 0.0, float(spec.max_size)
+        elif ratio is not None:
+            at_min_size = ratio * spec.min_size
+            self._ratio = ratio
+            self._min_diff, self._max_diff = at_min_size - spec.error_buffer, at_min_size + spec.error_buffer
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._items: dict[int, Item] = {}  # by key, the oldest first
+        self._inserts = self._samples = self._next_key = 0
+        self._random = np.random.default_rng()
+
+    def insert(self, item: Item, timeout_secs: float) -> bool:
+        """Inserts an item; returns whether the limits allowed it in time. Raises Lost if the server was closed."""
+        with self._changed:
+            if not self._wait_for(self._can_insert, timeout_secs):
+                return False
+            self._items[self._next_key] = item
+            self._next_key += 1
+            self._inserts += 1
+            if len(self._items) > self.spec.max_size:
+                del self._items[next(iter(self._items))]
+            self._changed.notify_all()
+        return True
+
+    def sample(self, timeout_secs: float) -> Drawn | None:
+        """Draws an item; None if the limits did not allow it in time. Raises Lost if the server was closed."""
+        with self._changed:
+            if not self._wait_for(self._can_sample, timeout_secs):
+                return None
+            key, probability = self._choose()
+            item, size = self._items[key], len(self._items)
+            item.times_sampled += 1
+            self._samples += 1
+            if item.times_sampled == self._max_times_sampled:
+                del self._items[key]
+            self._changed.notify_all()
+        return Drawn(key, probability, size, item)
+
+    def update(self, priorities: Mapping[int, float]) -> None:
+        """Sets priorities by key; ignores items that are gone."""
+        with self._changed:
+            for key, priority in priorities.items():
+                if item := self._items.get(key):
+                    item.priority = priority
+
+    def items(self) -> list[Item]:
+        """Returns the items, the oldest first."""
+        with self._changed:
+            return [*self._items.values()]
+
+    def counts(self) -> TableCounts:
+        """Returns the counts and limits."""
+        with self._changed:
+            limits = self._ratio, self._min_diff, self._max_diff
+            sizes = len(self._items), self.spec.max_size
+            return TableCounts(*sizes, self._inserts, self._samples, *limits, signature=self.spec.signature)
+
+    def close(self) -> None:
+        """Ends all waits."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Returns the content as arrays."""
+        with self._changed:
+            items = [*self._items.values()]
+            content = {
+                'keys': np.array([*self._items], np.int64),
+                'priorities': np.array([item.priority for item in items]),
+                'times_sampled': np.array([item.times_sampled for item in items], np.int64),
+                'counts': np.array([self._inserts, self._samples, self._next_key]),
+            }
+        for name in self.spec.signature if items else ():
+            columns = [item.columns[name] for item in items]
+            is_text = np.asarray(columns[0]).dtype == object
+            content[f'column_{name}'] = np.array([each.item() for each in columns]) if is_text else np.stack(columns)
+        return content
+
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Takes over what `state` returned; raises KeyError or ValueError if something is missing."""
+        self._inserts, self._samples, self._next_key = (int(count) for count in content['counts'])
+        keys = content['keys'].tolist()
+        columns = {name: content[f'column_{name}'] for name in (self.spec.signature if keys else ())}
+        texts = {name for name, column in columns.items() if column.dtype.kind == 'S'}
+        for i, key in enumerate(keys):
+            values = {
+                name: np.array(column[i], object) if name in texts else column[i].copy()
+                for name, column in columns.items()
+            }
+            self._items[key] = Item(values, float(content['priorities'][i]), int(content['times_sampled'][i]))
+
+    def _wait_for(self, condition: Any, timeout_secs: float) -> bool:
+        allowed = self._changed.wait_for(lambda: self._is_closed or condition(), timeout_secs)
+        if self._is_closed:
+            raise Lost(f'the server of the table {self.spec.name!r} was closed')
+        return allowed
+
+    def _can_insert(self) -> bool:
+        if len(self._items) < self.spec.min_size:
+            return True
+        return self._ratio * (self._inserts + 1) - self._samples <= self._max_diff
+
+    def _can_sample(self) -> bool:
+        if len(self._items) < self.spec.min_size:
+            return False
+        return self._ratio * self._inserts - self._samples - 1 >= self._min_diff
+
+    def _choose(self) -> tuple[int, float]:
+        """Returns the key of the next item to draw, and its probability."""
+        if self.spec.order in ('queue', 'fifo'):
+            return next(iter(self._items)), 1.0
+        keys = [*self._items]
+        if self.spec.order == 'priority':
+            sums = np.cumsum([item.priority for item in self._items.values()])
+            if sums[-1] > 0:
+                i = int(np.searchsorted(sums, sums[-1] * self._random.random(), side='right'))
+                return keys[i], self._items[keys[i]].priority / sums[-1]
+        return keys[self._random.integers(len(keys))], 1 / len(keys)
+
+
+class _Servers:
+    """The tables of the servers of this process, by address."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: dict[str, dict[str, Table]] = {}
+
+    def tables(self, address: str) -> dict[str, Table] | None:
+        """Returns the tables of a server by name; None if there is no server."""
+        with self._lock:
+            return self._tables.get(address)
+
+    def add(self, address: str, tables: dict[str, Table]) -> bool:
+        """Adds a server; returns whether the address was free."""
+        with self._lock:
+            return self._tables.setdefault(address, tables) is tables
+
+    def remove(self, address: str) -> None:
+        """Removes a server, and ends all waits for it."""
+        with self._lock:
+            tables = self._tables.pop(address, {})
+        for table in tables.values():
+            table.close()
+
+
+SERVERS = _Servers()
 
 
 class ReplayServer(backend.Server):

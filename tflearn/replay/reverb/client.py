@@ -5,18 +5,32 @@ spelling of the address.) Reverb waits for a lost server without a deadline: her
 """
 
 import atexit
+import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
+from tflearn.core.experience import Prioritization
 from tflearn.core.table_counts import TableCounts
-from tflearn.core.waiting import is_listening
+from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, is_listening, wait_until
 from tflearn.replay import backend
-from tflearn.replay.reverb import library, scan
+from tflearn.replay.priorities import PriorityUpdater
+from tflearn.replay.reader import TableReader, unconverted
+from tflearn.replay.reverb import library
 from tflearn.replay.storage import Storage
+
+_MAX_AHEAD = 32  # items in flight, which may be drawn again before the server knows that they were read
+_MAX_AHEAD_BYTES = 8 << 20
+_BATCH = 8
+_UPDATE_SECS = 1.0
+_MAX_UPDATED = 10_000
+_POLL_SECS = 0.002
+_IDENTITY = Prioritization(alpha=1.0, epsilon=0.0, max_error=1.0)  # priorities equal to the given errors
 
 
 def own_address(address: str) -> str:
@@ -87,7 +101,7 @@ class Client(backend.Client):
         return library.samples(self.address, table, item_shape, in_flight, timeout_ms)
 
     def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:
-        return scan.read_chunks(self.address, storage, table, timeout_secs, stop)
+        return _read_chunks(self.address, storage, table, timeout_secs, stop)
 
     def update(self, table: str, priorities: Mapping[int, float]) -> None:
         """See `backend.Client`. Waits for a lost server without a deadline."""
@@ -126,3 +140,107 @@ class _Writer(backend.Writer):
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _read_chunks(
+    address: str, storage: Storage, table: str, timeout_secs: float, stop: threading.Event
+) -> list[np.ndarray]:
+    """Returns the table's chunks in arbitrary order; each owns its memory.
+
+    Args:
+      timeout_secs: how long to wait for the server's first or next answer.
+
+    Raises:
+      TimeoutError: if the server did not answer in time.
+      Stopped: if `stop` is set.
+    """
+    if not _num_items(address, table, timeout_secs, stop):
+        return []
+    scan = _Scan(address, storage, table, timeout_secs)
+    try:
+        return scan.run(stop)
+    finally:
+        scan.close()
+
+
+def _num_items(address: str, table: str, timeout_secs: float, stop: threading.Event) -> int:
+    what = f'the replay server at {address}'
+    return wait_until(lambda: backend.counts(address), what, timeout_secs, stop)[table].size
+
+
+class _Scan:
+    """One pass over a table, which reads each of its items about once and removes none.
+
+    Reverb can only draw items, uniformly or by priority. This table is drawn from by priority, and only here. All items
+    have the priority 1; items that were read get 0, so that they are not drawn again. When no others are left Reverb
+    draws items of priority 0, which means that all were read. In the end they get their priority 1 back. A reader that
+    dies before that leaves some at 0; the next one draws those last, uniformly, and therefore more than once.
+    """
+
+    def __init__(self, address: str, storage: Storage, table: str, timeout_secs: float):
+        self._address, self._table, self._timeout_secs = address, table, timeout_secs
+        specs = [tf.TensorSpec((), tf.uint64), tf.TensorSpec((), tf.float64), storage.signature['chunk']]
+        self._ahead = max(1, min(_MAX_AHEAD, _MAX_AHEAD_BYTES // math.prod(storage.item_shape)))
+        self._reader = TableReader(address, storage, table, specs, self._ahead, timeout_secs)
+        self._updater = PriorityUpdater(address, table, _IDENTITY)
+        self._found: dict[int, np.ndarray] = {}
+        self._keys: list[int] = []  # of all items found
+
+    def run(self, stop: threading.Event) -> list[np.ndarray]:
+        """Returns the table's chunks."""
+        self._reader.start(self._elements, in_flight=self._ahead)
+        num_repeats, logged_at = 0, time.monotonic()
+        while True:
+            self._wait(stop)
+            repeats = self._take()
+            num_repeats += repeats
+            if repeats and self._is_complete(num_repeats, stop):
+                found, self._found = list(self._found.values()), {}
+                return found
+            if time.monotonic() - logged_at >= LOG_EVERY_SECS:
+                logged_at = time.monotonic()
+                logging.info('read %d chunks of the table %r so far', len(self._found), self._table)
+
+    def close(self) -> None:
+        """Restores the priority of the items that were read."""
+        self._reader.close()
+        keys = np.array(self._keys, np.uint64)
+        for part in np.array_split(keys, math.ceil(len(keys) / _MAX_UPDATED)) if len(keys) else []:
+            self._updater.update(0, part, np.ones(len(part)))
+        self._updater.close()
+
+    def _elements(self, samples: tf.data.Dataset) -> tf.data.Dataset:
+        batches = samples.batch(min(_BATCH, self._ahead))
+        return batches.map(unconverted(lambda sample: (sample.info.key, sample.info.priority, sample.data['chunk'])))
+
+    def _wait(self, stop: threading.Event) -> None:
+        """Waits for items."""
+        while not (stop.is_set() or self._reader.size()):
+            if self._reader.error:
+                raise self._reader.error
+            self._reader.wait(_POLL_SECS)
+        if stop.is_set():
+            raise Stopped(f'stopped while reading the table {self._table!r}')
+        self._reader.resume()
+
+    def _take(self) -> int:
+        """Takes the available items. Returns how many of them had the priority of items that were read before."""
+        keys, priorities, chunks = map(np.asarray, self._reader.take(self._reader.size()))
+        for i, key in enumerate(keys.tolist()):
+            if key not in self._found:
+                self._keys.append(key)
+                self._found[key] = chunks[i].copy()  # a view would keep the other chunks in memory
+        unread = keys[priorities > 0]
+        self._updater.update(0, unread, np.zeros(len(unread)))
+        self._updater.flush(_UPDATE_SECS)  # if that takes longer, items may be drawn again
+        return len(keys) - len(unread)
+
+    def _is_complete(self, num_repeats: int, stop: threading.Event) -> bool:
+        """Returns whether all items were read. (Other readers may have left items with the priority 0.)"""
+        num_items = _num_items(self._address, self._table, self._timeout_secs, stop)
+        if len(self._found) >= num_items:
+            return True
+        if num_repeats <= num_items * (math.log(num_items) + 5):  # uniform draws see all of n in n ln(n)
+            return False
+        logging.warning('read only %d of %d chunks of the table %r', len(self._found), num_items, self._table)
+        return True

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tflearn.core import extras
 from tflearn.core.table_counts import TableCounts
-from tflearn.replay.tables import TableSpec, signature_text
+from tflearn.replay.storage import TableSpec, signature_text
 
 try:
     import reverb
@@ -36,7 +36,7 @@ def make_table(spec: TableSpec) -> Any:
         return reverb.Table.queue(spec.name, spec.max_size, signature=signature)
     selectors = reverb.selectors
     samplers = {'fifo': selectors.Fifo, 'uniform': selectors.Uniform, 'priority': lambda: selectors.Prioritized(1.0)}
-    samplers['scan'] = samplers['priority']  # a priority of 0 means that the item was read, see scan.py
+    samplers['scan'] = samplers['priority']  # a priority of 0 means that the item was read, see client.py
     limiter = reverb.rate_limiters.MinSize(spec.min_size)
     if spec.samples_per_insert is not None:
         limiter = reverb.rate_limiters.SampleToInsertRatio(

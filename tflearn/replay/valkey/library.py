@@ -25,7 +25,7 @@ from tflearn.core import tokens
 from tflearn.core.errors import UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay.backend import Lost
-from tflearn.replay.tables import TableSpec
+from tflearn.replay.storage import TableSpec
 from tflearn.replay.valkey import functions
 
 USER_VARIABLE, PASSWORD_VARIABLE = 'TFLEARN_VALKEY_USER', 'TFLEARN_VALKEY_PASSWORD'

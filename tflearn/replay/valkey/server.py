@@ -6,25 +6,30 @@ by any client; so they can be restored into the other, and read without a server
 
 import contextlib
 import importlib.util
+import json
 import os
 import pathlib
+import random
 import secrets
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 from absl import logging
 
 from tflearn.core.errors import UserImportError, UserRuntimeError, UserTimeoutError, UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, is_listening, wait_until
 from tflearn.replay import backend
-from tflearn.replay.backend import Lost
-from tflearn.replay.tables import TableSpec
-from tflearn.replay.valkey import functions, library, stored_items
+from tflearn.replay.backend import VALKEY_FILE, Lost
+from tflearn.replay.checkpoints import damaged
+from tflearn.replay.storage import REPLAY, TableSpec
+from tflearn.replay.valkey import functions, library
 
 _START_SECS, _ANSWER_SECS = 20.0, 10.0
 _PROGRAMS = ('valkey-server', 'redis-server')
@@ -50,6 +55,9 @@ appendonly no
 maxmemory 0
 maxmemory-policy noeviction
 """
+STATUS_FILE, ITEMS_FILE = 'status.json', VALKEY_FILE
+_SIZES = struct.Struct('<HHI')  # of an entry's id, the names of its tables, and its item [bytes]
+_MAX_BYTES, _AT_ONCE = 4 << 20, 64
 
 
 def refuse_draws(tables: Sequence[TableSpec]) -> None:
@@ -73,7 +81,7 @@ class ReplayServer(backend.Server):
     def _prepare(self, port: int, found: pathlib.Path | None) -> None:
         refuse_draws(self._tables)
         if found:
-            stored_items.read_status(found)
+            read_status(found)
 
     def _start(self, port: int, address: str) -> bool:
         self._owner = _owner(self._checkpoints.path.parent)
@@ -99,7 +107,7 @@ class ReplayServer(backend.Server):
             connection.call('DEL', *functions.KEYS)  # of a start that did not come to its end
             connection.call('XGROUP', 'CREATE', functions.ITEMS, functions.GROUP, '0-0', 'MKSTREAM')
             if self.restored:
-                stored_items.restore(connection, self.restored)
+                fill(connection, self.restored)
             fields = library.table_fields(self._tables)
             connection.call('HSET', functions.STATE, 'owner', self._owner, *fields)  # last: now it has tables
         return True
@@ -133,7 +141,7 @@ class ReplayServer(backend.Server):
 
     def _write(self, folder: pathlib.Path) -> None:
         with library.connected(self.address, _ANSWER_SECS) as connection:
-            stored_items.write(connection, folder)
+            write_checkpoint(connection, folder)
 
     def close(self) -> None:
         if self._process:
@@ -253,3 +261,88 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((library.LOCALHOST, 0))
         return int(probe.getsockname()[1])
+
+
+def write_checkpoint(connection: library.Connection, directory: pathlib.Path) -> None:
+    """Writes what the server holds now. It serves its clients meanwhile; what they remove meanwhile may be missing."""
+    status = library.Status.read(connection)
+    count = 0
+    with (directory / ITEMS_FILE).open('wb') as file:
+        for stored_entries in library.entries(connection, status, _AT_ONCE):
+            for entry in stored_entries:
+                file.write(_SIZES.pack(*map(len, entry)) + entry.id + entry.tables)
+                file.write(entry.item)
+            count += len(stored_entries)
+        file.flush()
+        os.fsync(file.fileno())
+    tables = library.dump_tables([*status.tables.values()])
+    saved = {**status._asdict(), 'tables': tables, 'count': count}
+    (directory / STATUS_FILE).write_text(json.dumps(saved), encoding='utf-8')
+
+
+def read_status(checkpoint: pathlib.Path) -> tuple[library.Status, int]:
+    """Returns the counts, and the number of stored_entries. Raises DamagedCheckpoint."""
+    try:
+        saved = json.loads((checkpoint / STATUS_FILE).read_text(encoding='utf-8'))
+        count, tables = saved.pop('count'), library.parse_tables(saved.pop('tables'))
+        return library.Status(tables, **saved), count
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged(checkpoint, str(error)) from error
+
+
+def stored_entries(checkpoint: pathlib.Path) -> Iterator[library.Entry]:
+    """Reads all stored_entries, oldest first. Raises DamagedCheckpoint."""
+    _, count = read_status(checkpoint)
+    try:
+        with (checkpoint / ITEMS_FILE).open('rb') as file:
+            for _ in range(count):
+                sizes = _SIZES.unpack(file.read(_SIZES.size))
+                parts = [file.read(size) for size in sizes]
+                if any(len(part) != size for part, size in zip(parts, sizes, strict=True)):
+                    raise EOFError('its file is too short')
+                yield library.Entry(*parts)
+    except (OSError, EOFError, struct.error) as error:
+        raise damaged(checkpoint, str(error)) from error
+
+
+def fill(connection: library.Connection, checkpoint: pathlib.Path) -> None:
+    """Fills an empty server; its tables are there already."""
+    status, _ = read_status(checkpoint)
+    newest = f'{status.scanned}-{status.queued}'
+    calls: list[tuple[object, ...]] = []
+    num_bytes, base = 0, status.scanned
+
+    def send() -> None:
+        connection.send(*calls)
+        for _ in calls:
+            connection.receive()
+        calls.clear()
+
+    for entry in stored_entries(checkpoint):
+        base = min(base, entry.numbers[0] - 1)
+        calls.append(('XADD', functions.ITEMS, entry.id, entry.tables, entry.item))
+        num_bytes += len(entry.item)
+        if len(calls) == _AT_ONCE or num_bytes >= _MAX_BYTES:
+            send()
+            num_bytes = 0
+    drawn = f'{status.past}-{status.drawn}'
+    counts = {'scanned': status.scanned, 'queued': status.queued, 'base': max(status.base, base)}
+    calls += [
+        ('XSETID', functions.ITEMS, newest),
+        ('XGROUP', 'SETID', functions.ITEMS, functions.GROUP, drawn),
+        ('HSET', functions.STATE, *(part for pair in counts.items() for part in pair)),
+    ]
+    send()
+
+
+def stored_items(checkpoint: pathlib.Path, names: Sequence[str], at_most: int | None = None) -> list[np.ndarray]:
+    """See `backend.stored_items`."""
+    del names  # the checkpoint has them
+    status, _ = read_status(checkpoint)
+    table = status.tables[REPLAY]
+    columns = [*table.signature.values()]
+    is_there = (lambda entry: entry.numbers[0] >= status.oldest) if table.order == 'scan' else lambda entry: True
+    items = [entry for entry in stored_entries(checkpoint) if entry.is_in(REPLAY) and is_there(entry)]
+    if at_most is not None and at_most < len(items):
+        items = random.sample(items, at_most)
+    return [entry.array(columns[0].shape.as_list()) for entry in items]
