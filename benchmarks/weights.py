@@ -101,7 +101,7 @@ def _learner(stack: contextlib.ExitStack, address: str, dtype: str = SERVER) -> 
 
 
 def _latency(options: argparse.Namespace) -> str:
-    from tflearn.coordinator.publisher import Publisher
+    from tflearn.coordinator.published_weights import Publisher
 
     count, megabytes = options.subscribers or 50, options.megabytes or 50.0
     own = variables(megabytes)

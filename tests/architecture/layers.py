@@ -95,7 +95,7 @@ DOORS = {
     'kubernetes': ('tflearn/launch/',),
     'tf_agents.agents': ('tflearn/agents/', 'tflearn/networks/'),
     'tensorflow.function': (
-        *('tflearn/learner/', 'tflearn/core/strategies.py', 'tflearn/core/workers.py', 'tflearn/core/host_values.py'),
+        *('tflearn/learner/', 'tflearn/core/strategies.py', 'tflearn/core/workers.py'),
         *('tflearn/policies/', 'tflearn/serving/', 'tflearn/actors/', 'tflearn/sampling/'),
     ),
     'tensorflow.tpu': ('tflearn/core/strategies.py',),

@@ -10,9 +10,8 @@ import pytest
 
 from tests.coordinator.weights_messages_test import made
 from tflearn.coordinator import control
-from tflearn.coordinator.client import Access, Coordinator, Role
+from tflearn.coordinator.client import Access, Coordinator, LearnerWatch, Role
 from tflearn.coordinator.credits import CreditReader
-from tflearn.coordinator.learner_watch import LearnerWatch
 from tflearn.coordinator.weights_reader import Lost, Refused
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, Stopped, wait_until

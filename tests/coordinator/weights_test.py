@@ -4,11 +4,10 @@ import threading
 import pytest
 import tensorflow as tf
 
-from tflearn.coordinator import control, weights_contract, weights_messages
+from tflearn.coordinator import control, published_weights, weights_messages
 from tflearn.coordinator import server as coordinator_server
 from tflearn.coordinator.client import Access
-from tflearn.coordinator.publisher import Publisher
-from tflearn.coordinator.subscriber import Publication, Subscriber
+from tflearn.coordinator.published_weights import Publication, Publisher, Subscriber
 from tflearn.core.train_step import create_train_step
 from tflearn.core.waiting import wait_until
 from tflearn.net.server_options import ServerOptions
@@ -184,7 +183,7 @@ def test_float32_travels_as_bfloat16_if_asked_for(coordinating, opened):
 def test_rejects_variables_of_unknown_shape():
     variable = tf.Variable([1.0], shape=tf.TensorShape([None]), name='v')
     with pytest.raises(ValueError, match='need fixed dimensions'):
-        weights_contract.specs([variable])
+        published_weights.specs([variable])
 
 
 def test_failure_of_the_sending_thread_fails_the_next_publication(coordinating, opened, monkeypatch):

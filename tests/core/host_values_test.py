@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tflearn.core import host_values, strategies
+from tflearn.core import strategies
 from tflearn.core.train_step import create_train_step
 from tflearn.learner.batches import SourceBatches
 from tflearn.sampling.source import Source
@@ -41,10 +41,10 @@ def _local(strategy, value):
 
 def test_each_replica_gets_its_part_in_order(mirrored):
     element = {'a': tf.range(8), 'b': (tf.ones((4, 2, 3), tf.bool), ())}
-    parts = host_values.divided(mirrored, element, NUM_REPLICAS)
+    parts = strategies.divided(mirrored, element, NUM_REPLICAS)
     assert _local(mirrored, parts['a']) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert [part.shape.as_list() for part in mirrored.experimental_local_results(parts['b'][0])] == [[1, 2, 3]] * 4
-    assert host_values.divided(mirrored, element, 1) is element
+    assert strategies.divided(mirrored, element, 1) is element
 
 
 def _batches(strategy, **given):
@@ -84,14 +84,14 @@ def test_replicas_see_the_same_batches_in_order(mirrored, max_draw_steps, made):
 def test_rejects_a_batch_that_does_not_divide(shape, wrong):
     spec = {'fits': tf.TensorSpec((8,)), 'wrong': tf.TensorSpec(shape)}
     with pytest.raises(ValueError) as error:
-        host_values.check_divides(spec, NUM_REPLICAS)
+        strategies.check_divides(spec, NUM_REPLICAS)
     assert f'got wrong of the shape {wrong} in the batch for 4 replicas; need a number of items that 4' in str(error)
-    host_values.check_divides(spec, 1)
+    strategies.check_divides(spec, 1)
 
 
 def test_names_the_next_batch_that_divides():
     with pytest.raises(ValueError, match='make the batch 12 items'):
-        host_values.check_divides(tf.TensorSpec((10,)), NUM_REPLICAS)
+        strategies.check_divides(tf.TensorSpec((10,)), NUM_REPLICAS)
 
 
 def test_a_learner_refuses_a_batch_that_does_not_divide(mirrored):
@@ -104,9 +104,9 @@ def test_a_learner_refuses_a_batch_that_does_not_divide(mirrored):
 
 
 def test_parts_wait_where_their_device_can_read_them():
-    stop = host_values._first_stop
+    stop = strategies._first_stop
     assert stop('/job:worker/replica:0/task:1/device:TPU:3') == '/job:worker/replica:0/task:1/device:CPU:0'
     assert stop('/replica:0/task:0/device:GPU:1') == '/replica:0/task:0/device:GPU:1'
     assert stop('/replica:0/task:0/device:CPU:1') is None
     with tf.Graph().as_default():
-        assert host_values._on('/device:CPU:1', tf.zeros(3)).device == '/device:CPU:1'
+        assert strategies._on('/device:CPU:1', tf.zeros(3)).device == '/device:CPU:1'

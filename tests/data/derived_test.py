@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests import fakes
 from tests.data import data_sets
 from tflearn.agents import bc
-from tflearn.data import derived
+from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 
 
@@ -21,7 +21,7 @@ def spec_with(*names):
 def test_returns_of_episodes_are_computed_when_they_are_read(tmp_path):
     data_sets.write(tmp_path, 40, fakes.CheckedEnvironment((3, 5, 7)))
     names = ('episode_return', 'return_to_go')
-    assert tuple(f'policy_info.{name}' for name in names) == tuple(column.name for column in derived.COLUMNS)
+    assert tuple(f'policy_info.{name}' for name in names) == tuple(column.name for column in columns.DERIVED)
     assert names == bc.EPISODE_WEIGHTS
     episodes = list(EpisodeReader(Dataset([str(tmp_path)]), spec_with(*names)).episodes())
     assert len(episodes) > 10
@@ -40,13 +40,13 @@ def test_returns_of_episodes_are_computed_when_they_are_read(tmp_path):
 
 def test_several_rewards_are_added_and_a_reward_after_the_end_does_not_count():
     names = {'step_type': (), 'reward.a': (), 'reward.b': (2,)}
-    kinds = {name: derived.Column(name, 'float32', shape) for name, shape in names.items()}
+    kinds = {name: columns.Column(name, 'float32', shape) for name, shape in names.items()}
     episode = {
         kinds['step_type']: np.int32([0, 1, 2]),
         kinds['reward.a']: np.float32([1, 2, 50]),
         kinds['reward.b']: np.float32([[1, 1], [0, 3], [9, 9]]),
     }
-    total, to_go = (derived.compute(column, episode) for column in derived.COLUMNS)
+    total, to_go = (columns.derive(column, episode) for column in columns.DERIVED)
     np.testing.assert_array_equal(total, np.float32([8, 8, 8]))
     np.testing.assert_array_equal(to_go, np.float32([8, 5, 0]))
     assert total.dtype == to_go.dtype == np.float32
@@ -56,5 +56,5 @@ def test_other_columns_that_files_lack_are_refused(tmp_path):
     data_sets.write(tmp_path, 20)
     with pytest.raises(ValueError, match=r'the agent needs policy_info\.quality: float32\[\]'):
         EpisodeReader(Dataset([str(tmp_path)]), spec_with('quality'))
-    other = dataclasses.replace(derived.COLUMNS[0], dtype='float64')
-    assert other not in derived.COLUMNS
+    other = dataclasses.replace(columns.DERIVED[0], dtype='float64')
+    assert other not in columns.DERIVED

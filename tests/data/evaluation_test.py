@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.data import small_mdp
-from tflearn.data import behaviour
+from tflearn.data import linear_models
 from tflearn.data.evaluation import OpeOptions, evaluate
 
 OPTIONS = OpeOptions(gamma=small_mdp.GAMMA, num_features=64, num_bootstrap=200)
@@ -106,7 +106,7 @@ def test_real_actions_are_drawn():
 def test_the_estimated_behaviour_policy_is_the_share_in_each_state():
     state = np.random.default_rng(0).integers(0, 2, 4000)
     choice = (np.random.default_rng(1).random(4000) < np.array([0.2, 0.9])[state]).astype(int)
-    found = np.exp(behaviour.log_probabilities_of_choices(np.eye(2)[state], choice, 2))
+    found = np.exp(linear_models.log_probabilities_of_choices(np.eye(2)[state], choice, 2))
     for s in (0, 1):
         share = choice[state == s].mean()
         np.testing.assert_allclose(found[(state == s) & (choice == 1)], share, atol=2e-3)

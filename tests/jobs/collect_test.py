@@ -11,7 +11,7 @@ from tflearn.actors.exploration import EpsilonLadder
 from tflearn.agents import sac
 from tflearn.coordinator import reports
 from tflearn.coordinator.client import Coordinator, Role
-from tflearn.coordinator.publisher import Publisher
+from tflearn.coordinator.published_weights import Publisher
 from tflearn.core.experience import Experience, Slicing, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.waiting import wait_until

@@ -11,7 +11,7 @@ from tests.agents import example_data
 from tests.testing import lanes
 from tests.testing.algorithms import ALGORITHMS, names
 from tflearn.agents import dqn, ppo, sac
-from tflearn.coordinator import weights_contract
+from tflearn.coordinator import published_weights
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.learner import precision
@@ -193,7 +193,7 @@ def test_agents_train_in_bfloat16_nearly_as_in_float32(kind):
     assert {variable.dtype for variable in rough.variables if variable.dtype.is_floating} == {tf.float32}
     # The weights that a collector in float32 receives, and its actions with them.
     ours, theirs = (agent.collect_policy.variables() for agent in (exact, rough))
-    assert weights_contract.specs(ours) == weights_contract.specs(theirs)
+    assert published_weights.specs(ours) == published_weights.specs(theirs)
     for variable, value in zip(ours, theirs, strict=True):
         variable.assign(value)
     parameters = [

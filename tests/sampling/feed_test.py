@@ -19,8 +19,7 @@ from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY
 from tflearn.sampling import feed_server, feed_worker
 from tflearn.sampling.feed_blocks import Blocks
-from tflearn.sampling.feed_client import FeedClient
-from tflearn.sampling.feed_server import FeedServer
+from tflearn.sampling.feed_server import FeedClient, FeedServer
 from tflearn.sampling.feed_source import FeedReader, FeedSource, wait_for_feed
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource

@@ -2,7 +2,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.core.layout import ColumnLayout
-from tflearn.sampling.ring_columns import RingColumns
+from tflearn.sampling.ring_buffer import RingColumns
 
 SPEC = {
     'image': tf.TensorSpec((12, 12, 3), tf.uint8, 'image'),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tflearn.sampling.ring_columns import SharedArray
+from tflearn.sampling.ring_buffer import SharedArray
 
 
 @pytest.mark.parametrize('num_rows', [3, 1000])

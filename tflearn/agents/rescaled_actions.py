@@ -26,9 +26,9 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.agents.actor_value import DIST_PARAMS
+from tflearn.core.agent_data import WrappedAgent
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import Agent, EnvironmentSpecs, integer_bounds
-from tflearn.core.wrapped_agent import WrappedAgent
 
 
 class ActionRescaling:

@@ -16,7 +16,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs, EvaluationPolicy
 from tflearn.data import columns, evaluation
 from tflearn.data.evaluation import Evaluation, OpeOptions, RecordedSteps
-from tflearn.data.features import MAX_INPUTS
+from tflearn.data.linear_models import MAX_INPUTS
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import chosen_policy

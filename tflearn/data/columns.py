@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from google.protobuf import text_format
 from tensorflow.core.protobuf import struct_pb2
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step, trajectory
+from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.core.errors import UserOSError, UserTypeError, UserValueError
@@ -222,3 +223,36 @@ def _read(directory: pathlib.Path) -> dict[str, Any]:
             f'got {directory} of format {described.get("format")}; need {FORMAT}, the only one that this version knows'
         )
     return described
+
+
+def _episode_return(rewards: np.ndarray) -> np.ndarray:
+    """Returns the sum of all rewards [T], for each step."""
+    return np.full(len(rewards), rewards.sum())
+
+
+def _return_to_go(rewards: np.ndarray) -> np.ndarray:
+    """Returns the sum of the rewards [T] from each step on."""
+    return np.cumsum(rewards[::-1])[::-1]
+
+
+_FUNCTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    'policy_info.episode_return': _episode_return,
+    'policy_info.return_to_go': _return_to_go,
+}
+# As agents ask for them (`bc.EPISODE_WEIGHTS`).
+DERIVED = tuple(Column(name, 'float32', ()) for name in _FUNCTIONS)
+
+
+def derive(column: Column, episode: Mapping[Column, np.ndarray]) -> np.ndarray:
+    """Returns the values [T] of one of `DERIVED`.
+
+    Args:
+      column: which one.
+      episode: the values [T, ...] of the columns that a file holds; if it has several rewards, they are added.
+    """
+    named = {stored.name: values for stored, values in episode.items()}
+    step_type = named['step_type']
+    rewards = [values for name, values in named.items() if name.partition('.')[0] == 'reward']
+    total = sum(reward.astype(np.float64).reshape(len(step_type), -1).sum(axis=1) for reward in rewards)
+    # After the last action there is no reward.
+    return _FUNCTIONS[column.name](np.where(step_type == ts.StepType.LAST, 0.0, total)).astype(column.dtype)

@@ -8,9 +8,9 @@ import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, PositiveInt, Range, checked_dataclass
-from tflearn.data import behaviour, estimators, fitted_q
+from tflearn.data import estimators, linear_models
 from tflearn.data.estimators import Episodes, Estimate
-from tflearn.data.features import MAX_INPUTS, Features, by_choice
+from tflearn.data.linear_models import MAX_INPUTS, Features, by_choice
 
 _FEW_EPISODES = 10.0  # of an effective sample size below which importance sampling is not to be trusted
 
@@ -236,9 +236,9 @@ def _log_behaviour(
     states, actions = features.states[steps.is_step], steps.actions[steps.is_step]
     if steps.choices is not None:
         choices = actions[:, 0].astype(int)
-        found = behaviour.log_probabilities_of_choices(states, choices, steps.choices.shape[1])
+        found = linear_models.log_probabilities_of_choices(states, choices, steps.choices.shape[1])
     else:
-        found = behaviour.log_densities(states, actions)
+        found = linear_models.log_densities(states, actions)
     estimated[steps.is_step] = found
     return estimated, 'estimated'
 
@@ -250,7 +250,7 @@ def _fitted(
     # A step at the end of the file of an episode has no next state, unless it terminated.
     last = np.cumsum(steps.lengths) - 1
     used = np.flatnonzero(steps.is_step & ((steps.discounts == 0) | ~np.isin(np.arange(len(steps.rewards)), last)))
-    rows = fitted_q.Rows(
+    rows = linear_models.Rows(
         features.taken[used],
         features.expected,
         used,
@@ -267,7 +267,7 @@ def _fitted(
         [np.ones(num_episodes), halves, 1 - halves, *random.multinomial(num_episodes, shares, options.num_refits)],
         axis=1,
     ).astype(np.float64)
-    q_values, values = fitted_q.fit(
+    q_values, values = linear_models.fit(
         rows, counts[steps.episodes[used]], horizon, np.maximum(horizon - steps.times, 0), options.gamma
     )
     starts = values[steps.starts]

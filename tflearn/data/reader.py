@@ -19,7 +19,7 @@ from tflearn.core import record_files
 from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError
 from tflearn.core.settings import NonNegativeInt, PositiveInt, Range, checked_dataclass
 from tflearn.core.types import differ_in_start, integer_bounds, leaf_paths
-from tflearn.data import columns, derived, writer
+from tflearn.data import columns, writer
 from tflearn.data.columns import Column
 from tflearn.data.records import RETURN, Decoder, Features
 from tflearn.files.run_dir import local_path
@@ -134,7 +134,7 @@ class EpisodeReader:
         Args:
           dataset: which episodes are read.
           data_spec: the spec of a Trajectory without outer dimensions; columns that it does not have are not read,
-            and those of `derived` are computed. None reads all columns of the first data set.
+            and `columns.DERIVED` are computed. None reads all columns of the first data set.
           need_finite: whether an episode with a number that is NaN or infinite counts as damaged.
           part: which part of them is read.
 
@@ -145,7 +145,7 @@ class EpisodeReader:
         self.directories = find_directories(dataset)
         described = data_spec is None
         self.columns = columns.read_columns(self.directories[0]) if described else columns.columns_of(data_spec)
-        computed = [] if described else [column for column in self.columns if column in derived.COLUMNS]
+        computed = [] if described else [column for column in self.columns if column in columns.DERIVED]
         stored = [column for column in self.columns if column not in computed]
         for directory in self.directories:
             _check_columns(directory, columns.read_columns(directory), stored)

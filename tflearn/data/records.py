@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
-from tflearn.data import derived
+from tflearn.data import columns
 from tflearn.data.columns import Column
 
 NUM_STEPS, RETURN = 'episode/num_steps', 'episode/return'
@@ -156,7 +156,7 @@ class Decoder:
         """
         Args:
           columns: the columns of the episodes.
-          computed: those of them that no record needs to hold, see `derived`.
+          computed: those of them that no record needs to hold, see `columns.DERIVED`.
           need_finite: whether numbers that are NaN or infinite are an error.
         """
         self._columns, self._computed, self._need_finite = tuple(columns), tuple(computed), need_finite
@@ -202,7 +202,7 @@ def _computed(column: Column, found: Mapping[Column, np.ndarray], lengths: Seque
     ends = np.cumsum(lengths)
     episodes = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
     return np.concatenate(
-        [derived.compute(column, {key: values[where] for key, values in found.items()}) for where in episodes]
+        [columns.derive(column, {key: values[where] for key, values in found.items()}) for where in episodes]
     )
 
 

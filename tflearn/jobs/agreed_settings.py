@@ -7,10 +7,10 @@ import dataclasses
 import re
 from typing import Any
 
-from tflearn.coordinator import weights_contract
+from tflearn.coordinator import published_weights
+from tflearn.core.agent_data import WrappedAgent
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent
-from tflearn.core.wrapped_agent import WrappedAgent
 from tflearn.replay.storage import Storage, signature_text
 from tflearn.transforms.transformed import TransformedAgent
 
@@ -20,9 +20,9 @@ _ADDRESS = re.compile(r' at 0x[0-9a-f]+')
 
 def contract(agent: Agent, storage: Storage, num_shards: int | None = None) -> dict[str, Any]:
     """Returns the contract of a job; `num_shards` is None if the job does not know it."""
-    variables = weights_contract.published(agent.collect_policy)
+    variables = published_weights.published(agent.collect_policy)
     signature = {key: signature_text(spec) for key, spec in storage.signature.items()}
-    return weights_contract.contract(variables, signature, of(agent, storage.experience), num_shards)
+    return published_weights.contract(variables, signature, of(agent, storage.experience), num_shards)
 
 
 def of(agent: Agent, experience: Experience) -> dict[str, str]:

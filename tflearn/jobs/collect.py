@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from absl import logging
 
-from tflearn.coordinator import reports, weights_contract
+from tflearn.coordinator import published_weights, reports
 from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.control import AcquiredLease
 from tflearn.coordinator.credits import CreditReader
+from tflearn.coordinator.published_weights import Subscriber
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
-from tflearn.coordinator.subscriber import Subscriber
 from tflearn.coordinator.weights_reader import Lost, Refused
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.settings import PositiveInt, checked
@@ -79,7 +79,7 @@ def collect(
             storage = initial_agent.storage(agent, experience)
             served = _served(agent, options, run, ending)
             collection = Collection(environment, agent.collect_policy, options, name, stores, served)
-            variables = weights_contract.published(agent.collect_policy)
+            variables = published_weights.published(agent.collect_policy)
             connected = Coordinator(run.coordinator, name, run.stop)
             ending.callback(connected.close)
             role = Role('collect', contract=agreed_settings.contract(agent, storage))

@@ -7,9 +7,9 @@ from typing import Any
 from absl import logging
 
 from tflearn.actors.evaluation_record import EvaluationRecord
-from tflearn.coordinator import weights_contract
+from tflearn.coordinator import published_weights
 from tflearn.coordinator.client import Coordinator, Role
-from tflearn.coordinator.subscriber import Subscriber
+from tflearn.coordinator.published_weights import Subscriber
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
@@ -118,7 +118,7 @@ class PublishedWeights(ExportedPolicies):
         agent = make_agent(specs, train_step, experience)
         storage = initial_agent.storage(agent, experience)
         self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
-        variables = weights_contract.published(agent.collect_policy)
+        variables = published_weights.published(agent.collect_policy)
         self._coordinator = Coordinator(run.coordinator, 'evaluate', run.stop)
         role = Role('evaluate', contract=agreed_settings.contract(agent, storage))
         self._coordinator.join(role, run.connect_timeout_secs)

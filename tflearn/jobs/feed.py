@@ -23,7 +23,7 @@ from tflearn.replay.shards import Shards
 from tflearn.replay.shards import check as check_shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling import feed_blocks, feed_server, feed_worker, sources
-from tflearn.sampling.feed_client import FeedClient
+from tflearn.sampling.feed_server import FeedClient
 
 _REPORT_SECS = 1.0
 # TensorFlow's destructor of a server waits for calls of Python that wait for Python's lock, which it holds itself: a

@@ -9,7 +9,7 @@ from absl import logging
 from tf_agents.typing import types
 
 from tflearn.actors import recurrent_state
-from tflearn.coordinator import weights_contract
+from tflearn.coordinator import published_weights
 from tflearn.core import agent_data, strategies
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
@@ -112,7 +112,7 @@ def _policy_variables(agent: Agent) -> list[tf.Variable]:
     """Returns the variables of both policies, each once."""
     policies = [agent.policy, agent.collect_policy]
     return list(
-        {variable.ref(): variable for policy in policies for variable in weights_contract.published(policy)}.values()
+        {variable.ref(): variable for policy in policies for variable in published_weights.published(policy)}.values()
     )
 
 

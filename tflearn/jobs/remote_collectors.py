@@ -5,10 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.coordinator import reports, weights_contract
+from tflearn.coordinator import published_weights, reports
 from tflearn.coordinator.client import Coordinator
-from tflearn.coordinator.publisher import Publisher
-from tflearn.coordinator.weights_contract import PRETRAINING
+from tflearn.coordinator.published_weights import PRETRAINING, Publisher
 from tflearn.core import strategies
 from tflearn.core.types import Agent
 from tflearn.files.manifests import LEARNER, Manifests
@@ -59,7 +58,7 @@ class RemoteCollectors(Collectors):
         self._chief = strategies.layout(strategy).is_chief
         self._coordinator, self._timeout_secs = coordinator, server_timeout_secs
         self._history = TableHistory(storage)
-        variables = weights_contract.published(agent.collect_policy)
+        variables = published_weights.published(agent.collect_policy)
         self._publisher = Publisher(coordinator, variables)
         self._credits = CreditIssuer.make(
             coordinator, source, storage.experience, intervals.publish_interval_steps, strategy

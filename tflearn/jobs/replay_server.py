@@ -12,8 +12,7 @@ from typing import Any, Literal
 from absl import logging
 
 from tflearn.coordinator import client, server
-from tflearn.coordinator.client import Coordinator, Role
-from tflearn.coordinator.learner_watch import LearnerWatch
+from tflearn.coordinator.client import Coordinator, LearnerWatch, Role
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
 from tflearn.coordinator.weights_reader import Lost, Refused
@@ -38,7 +37,7 @@ from tflearn.replay.checkpoints import CheckpointDirectory, DamagedCheckpoint, S
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.replay.table_history import TableHistory
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling import recorded
+from tflearn.sampling import episode_rows
 
 _POLL_SECS = 1.0
 _NUM_SLOTS = 64  # recorded episodes that are added side by side
@@ -209,7 +208,7 @@ def _save_filled(
     server = backend.serve(storage.make_tables(), 0, checkpoints, kind=kind)
     try:
         writer = ReplayWriter(server.address, storage, _NUM_SLOTS, stop, tables=(REPLAY,))
-        recorded.add(writer, reader, storage.data_spec, _NUM_SLOTS)
+        episode_rows.add_to_replay(writer, reader, storage.data_spec, _NUM_SLOTS)
         writer.flush()
         count = writer.num_sequences
         logging.info('filled the replay with %d sequences of %d recorded episodes', count, reader.num_read)

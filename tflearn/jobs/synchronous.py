@@ -29,7 +29,7 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay import backend
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling import local, recorded, sources
+from tflearn.sampling import episode_rows, local, sources
 from tflearn.sampling.source import Source
 
 
@@ -155,7 +155,7 @@ def _make_replay(
     demonstrations = initial.demonstrations
     if demonstrations is not None and demonstrations.fill_replay:
         reader = EpisodeReader(demonstrations.dataset, storage.data_spec)
-        recorded.add(replay, reader, storage.data_spec, num_environments)
+        episode_rows.add_to_replay(replay, reader, storage.data_spec, num_environments)
         replay.begin_collection()
         size = replay.metrics()['replay_size']
         logging.info('filled the replay with %d sequences of %d recorded episodes', size, reader.num_read)

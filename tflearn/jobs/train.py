@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from tflearn.coordinator import weights_contract
+from tflearn.coordinator import published_weights
 from tflearn.coordinator.client import Coordinator, Role
-from tflearn.coordinator.publisher import Publisher
+from tflearn.coordinator.published_weights import Publisher
 from tflearn.coordinator.state import TRAIN
 from tflearn.core import agent_data, strategies, waiting
 from tflearn.core.experience import Experience
@@ -164,12 +164,12 @@ def _clone(
     cloning = initial.cloning
     if cloning is None or initial_agent.continues(run.dir):
         return
-    publisher = Publisher(coordinator, weights_contract.published(agent.collect_policy))
+    publisher = Publisher(coordinator, published_weights.published(agent.collect_policy))
     status = run.status('train')
 
     def alive(step: int) -> None:
         watchdog.progress()
-        publisher.publish(0, weights_contract.PRETRAINING, 0)
+        publisher.publish(0, published_weights.PRETRAINING, 0)
         status.update('running on recorded episodes', cloning_step=step, num_cloning_steps=cloning.num_train_steps)
 
     alive(0)

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
-from tflearn.core import host_values, strategies
+from tflearn.core import strategies
 from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Prioritization
 from tflearn.core.workers import Agreement
@@ -256,7 +256,7 @@ class SourceBatches:
             return self._source.batch(drawn, i)
         with tf.device('CPU:0'):
             element = self._source.batch(drawn, i)
-        return host_values.divided(self.strategy, element, self._replicas_here)
+        return strategies.divided(self.strategy, element, self._replicas_here)
 
     def _means(self, drawn: Any, i: tf.Tensor) -> tf.Tensor:
         _, info = self._source.batch(drawn, i)

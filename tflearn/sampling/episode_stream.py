@@ -25,7 +25,7 @@ from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
 from tflearn.sampling.episode_rows import EpisodeRows
 from tflearn.sampling.loaded_episodes import block_rows
-from tflearn.sampling.ring_columns import RingColumns
+from tflearn.sampling.ring_buffer import RingColumns
 from tflearn.sampling.source import Batch, Source, advance
 
 # (seed, epoch, (files, records of the next file) that are passed over) -> (the same after some episodes, these).

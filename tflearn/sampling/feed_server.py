@@ -1,14 +1,17 @@
-"""The feed's dispatcher: that of tf.data service, and the HTTP server beside it, of the contract of its elements.
+"""The feed's dispatcher: that of tf.data service, and the HTTP server beside it, of the contract of its elements; and
+who asks that.
 
 GET /v1/feed  {"dispatcher": "host:port", "workers": 2, "dataset_id": ..., "element": ...}
 PUT /v1/feed  a worker's announcement, every second: {"worker": ..., "dataset_id": ..., ...}
 """
 
 import contextlib
+import http.client
+import json
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -16,6 +19,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core.errors import UserValueError
+from tflearn.net.http_client import HttpClient
 from tflearn.net.http_request import Refused, Request, Response, json_response
 from tflearn.net.http_server import HttpServer
 from tflearn.net.server_options import ServerOptions
@@ -29,6 +33,8 @@ _MAX_NAME = 64
 _WORKER_TIMEOUT_MS = 5_000
 _GC_CHECK_MS = 2_000
 _GC_TIMEOUT_MS = 30_000  # after that the readers of a learner that is gone are ended
+_TIMEOUT_SECS = 10.0
+_MAX_BYTES = 16 << 20
 
 
 class Announcements:
@@ -140,3 +146,38 @@ def dispatching(work_dir: pathlib.Path, port: int) -> Iterator[int]:
         yield int(server.target.rpartition(':')[2])
     finally:
         del server  # which stops it
+
+
+class FeedClient:
+    """Asks a feed, for many threads: each request has a connection, and a deadline, of its own."""
+
+    def __init__(self, address: str):
+        """Asks nothing yet; `address` is the feed's, 'host:port'."""
+        self.address = address
+
+    def state(self) -> dict[str, Any] | None:
+        """Returns dispatcher, contract and number of workers; None if the feed does not answer."""
+        status, answer = self._ask('GET', FEED)
+        return answer if status == HTTPStatus.OK else None
+
+    def announce(self, worker: str, contract: Mapping[str, Any]) -> None:
+        """Announces a worker; silently nothing if the feed does not answer.
+
+        Raises:
+          ValueError: if other workers feed other elements.
+        """
+        status, answer = self._ask('PUT', FEED, json.dumps({'worker': worker, **contract}))
+        if status == HTTPStatus.CONFLICT:
+            raise UserValueError(f'{answer.get("error")}; start all jobs with the same gin file')
+
+    def _ask(self, method: str, path: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
+        """Returns the status and the JSON object of an answer; (0, {}) if there is none."""
+        client = HttpClient(self.address)
+        try:
+            response = client.ask(method, path, _TIMEOUT_SECS, body=None if body is None else [body.encode()])
+            answer = json.loads(response.read(_MAX_BYTES))
+            return response.status, answer if isinstance(answer, dict) else {}
+        except (OSError, http.client.HTTPException, ValueError):
+            return 0, {}
+        finally:
+            client.drop()

@@ -13,7 +13,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.replay.reader import Prepare, TableReader
 from tflearn.replay.storage import Storage
 from tflearn.sampling.feed_blocks import Blocks, from_columns
-from tflearn.sampling.feed_client import FeedClient
+from tflearn.sampling.feed_server import FeedClient
 from tflearn.sampling.source import Batch, Planned
 
 _POLL_SECS = 0.0005

@@ -15,7 +15,7 @@ from tflearn.replay.chunks import with_version
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
 from tflearn.sampling.episode_rows import EpisodeRows
-from tflearn.sampling.ring_columns import RingColumns
+from tflearn.sampling.ring_buffer import RingColumns
 from tflearn.sampling.source import Batch, Source, advance
 
 Order = Literal['uniform', 'epochs']

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.core import host_values, strategies, workers
+from tflearn.core import strategies, workers
 from tflearn.core.experience import Iteration
 from tflearn.core.layout import ColumnLayout
 from tflearn.core.types import WEIGHTS
@@ -219,7 +219,7 @@ class MinibatchSource(OfSamples):
 def prepared(strategy: tf.distribute.Strategy, prepare: Prepare, data: Any) -> tuple[Any, tf.Tensor]:
     """Returns the samples [B, T, ...] of sequences [B, T + 1, ...], and their weights; of each replica its own part."""
     layout = strategies.layout(strategy)
-    parts = strategy.run(prepare, (host_values.divided(strategy, data, layout.replicas // layout.workers),))
+    parts = strategy.run(prepare, (strategies.divided(strategy, data, layout.replicas // layout.workers),))
     return tf.nest.map_structure(lambda part: tf.concat(strategy.experimental_local_results(part), axis=0), parts)
 
 

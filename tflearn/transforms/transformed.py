@@ -16,10 +16,10 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.core.action_mask import ActionMask, mask_of
+from tflearn.core.agent_data import WrappedAgent
 from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.core.experience import Experience, Queue, Slicing
 from tflearn.core.types import Agent, AgentFactory, EnvironmentSpecs, check_agent, check_agent_factory
-from tflearn.core.wrapped_agent import WrappedAgent
 from tflearn.transforms import rewards
 from tflearn.transforms.hindsight import Hindsight
 from tflearn.transforms.transform import ObservationTransform, Transform

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.data import small_mdp
-from tflearn.data import fitted_q
-from tflearn.data.features import Features, by_choice
+from tflearn.data import linear_models
+from tflearn.data.linear_models import Features, by_choice
 
 
 def fit_all(horizon, gamma):
@@ -14,7 +14,7 @@ def fit_all(horizon, gamma):
     steps = small_mdp.recorded([episode[1:] for episode in known])
     used = np.flatnonzero(steps.is_step)
     taken = np.eye(2)[steps.actions[:, 0].astype(int)]
-    rows = fitted_q.Rows(
+    rows = linear_models.Rows(
         by_choice(steps.observations, taken)[used],
         by_choice(steps.observations, steps.choices),
         used,
@@ -24,7 +24,7 @@ def fit_all(horizon, gamma):
     )
     weights = np.repeat([episode[0] for episode in known], steps.lengths)[used]
     left = np.maximum(horizon - steps.times, 0)
-    q_values, values = fitted_q.fit(rows, np.stack([weights, weights], axis=1), horizon, left, gamma, ridge=1e-14)
+    q_values, values = linear_models.fit(rows, np.stack([weights, weights], axis=1), horizon, left, gamma, ridge=1e-14)
     states = steps.observations.argmax(axis=1)
     return q_values, values, states, steps.actions[used, 0].astype(int), used, left
 
@@ -42,8 +42,8 @@ def test_values_equal_dynamic_programming(horizon, gamma):
 def test_values_stay_within_what_rewards_can_sum_up_to():
     # One feature that grows from step to step: without limits the values would explode.
     features = np.array([[1.0], [10.0]])
-    rows = fitted_q.Rows(features, features * 50, np.arange(2), np.arange(2)[::-1], np.ones(2), np.ones(2))
-    _, values = fitted_q.fit(rows, np.ones((2, 1)), 30, np.array([30, 7]), 1.0)
+    rows = linear_models.Rows(features, features * 50, np.arange(2), np.arange(2)[::-1], np.ones(2), np.ones(2))
+    _, values = linear_models.fit(rows, np.ones((2, 1)), 30, np.array([30, 7]), 1.0)
     np.testing.assert_allclose(values[:, 0], [30, 7])
 
 

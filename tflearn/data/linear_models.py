@@ -1,0 +1,202 @@
+"""What is linear in features of states and actions: values by fitted Q evaluation, and an estimated behaviour policy.
+
+Le, Voloshin and Yue 2019, "Batch Policy Learning under Constraints", arXiv 1903.08738, algorithm 3, with k steps left:
+
+    Q_k = argmin over linear functions of sum (Q(s_t, a_t) - r_t - gamma d_t V_{k-1}(s_{t+1}))^2 + ridge |theta|^2
+    V_k(s) = sum over a of pi(a | s) Q_k(s, a), clipped to what k rewards of the data's range can sum up to;  V_0 = 0
+
+d_t is 0 after a termination. The paper iterates to the fixed point; here as many times as an episode has steps, so that
+the value is that of episodes with a time limit, for any gamma. A truncation is no end then: the next value counts.
+N is the number of rows, S the number of states, D the number of features.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from tflearn.core.errors import UserValueError
+
+_SETTLED = 1e-9  # the change of the values, relative to their size, after which they are those of any more steps
+_WIDTHS = (0.5, 1.0, 2.0)
+_NUM_PAIRS = 2000
+MAX_INPUTS = 1000  # numbers of an observation; images need a network
+_MIN_DEVIATION = 1e-3
+_NUM_STEPS = 200
+_SETTLED_PROBABILITY = 1e-6  # the greatest change of a probability
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Steps and states as features, in the order of the episodes.
+
+    Attributes:
+      features: of the actions that were taken, [N, D].
+      state_features: the mean over the evaluated policy's actions in each state, [S, D].
+      states: the index of each row's state, [N].
+      next_states: the index of the state after it; any one after a termination, [N].
+      rewards: [N].
+      discounts: gamma d_t, [N].
+    """
+
+    features: np.ndarray
+    state_features: np.ndarray
+    states: np.ndarray
+    next_states: np.ndarray
+    rewards: np.ndarray
+    discounts: np.ndarray
+
+
+def fit(
+    rows: Rows, weights: np.ndarray, num_steps: int, steps_left: np.ndarray, gamma: float, ridge: float = 1e-6
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fits several Q functions, each to the rows that have a weight for it, and computes the values of all rows.
+
+    Args:
+      rows: the data.
+      weights: how often each row counts in each of W fits, [N, W].
+      num_steps: the number of steps for which values are fitted.
+      steps_left: the number of steps that are left in each state, [S], from 0 to `num_steps`.
+      gamma: the discount, for the range of the values.
+      ridge: the penalty of the parameters, relative to the mean square of the features.
+
+    Returns:
+      (q, v): q of each row [N, W], with the steps that are left in its state; v of each state [S, W].
+    """
+    inverses = np.stack([_inverse(rows.features, column, ridge) for column in weights.T])  # [W, D, D]
+    low, high = min(0.0, rows.rewards.min()), max(0.0, rows.rewards.max())
+    q_values, values = np.zeros(weights.shape), np.zeros((len(steps_left), weights.shape[1]))
+    current, theta = np.zeros(values.shape), np.zeros((rows.features.shape[1], weights.shape[1]))
+    rewards, discounts = rows.rewards[:, np.newaxis], rows.discounts[:, np.newaxis]
+    settled, largest = False, 0.0  # the largest sum of k discounts
+    for k in range(1, num_steps + 1):
+        if not settled:
+            targets = rewards + discounts * current[rows.next_states]
+            theta = np.einsum('wde,ew->dw', inverses, rows.features.T @ (weights * targets))
+            largest = 1.0 + gamma * largest
+            before, current = current, np.clip(rows.state_features @ theta, low * largest, high * largest)
+            settled = gamma < 1 and bool(np.abs(current - before).max() <= _SETTLED * np.abs(current).max())
+        here = steps_left == k
+        values[here] = current[here]
+        here = here[rows.states]
+        q_values[here] = np.clip(rows.features[here] @ theta, low * largest, high * largest)
+    return q_values, values
+
+
+def _inverse(features: np.ndarray, weights: np.ndarray, ridge: float) -> np.ndarray:
+    """Returns the inverse of the normal matrix of a ridge regression, [D, D]."""
+    normal = features.T @ (features * weights[:, np.newaxis])
+    normal[np.diag_indices_from(normal)] += ridge * max(np.trace(normal) / len(normal), 1e-12)
+    return np.asarray(np.linalg.inv(normal))
+
+
+class Features:
+    """A map from rows of numbers to features: 1, the numbers, and random Fourier features of them.
+
+    Rahimi and Recht 2007, "Random Features for Large-Scale Kernel Machines": cos(w x + b) with normal w approximate a
+    Gaussian kernel. Its width is the median distance of the data (the median heuristic), times 0.5, 1 or 2.
+    """
+
+    def __init__(self, inputs: np.ndarray, num_features: int, seed: int):
+        """Chooses scales by the data.
+
+        Args:
+          inputs: [N, I], one row for each state, or for each state and action.
+          num_features: the number of features, D; at least I + 1.
+          seed: the seed of the random frequencies.
+
+        Raises:
+          ValueError: if there are fewer features than numbers, or more than `MAX_INPUTS` numbers.
+        """
+        num_inputs = inputs.shape[1]
+        if num_inputs > MAX_INPUTS:
+            raise UserValueError(
+                f'got observations of {num_inputs} numbers; need at most {MAX_INPUTS} to fit values; images are not '
+                'supported'
+            )
+        if num_features < num_inputs + 1:
+            raise UserValueError(
+                f'got num_features={num_features} for {num_inputs} numbers; need at least {num_inputs + 1}'
+            )
+        random = np.random.default_rng(seed)
+        self._mean, deviation = inputs.mean(axis=0), inputs.std(axis=0)
+        self._scale = np.where(deviation > 0, 1 / np.where(deviation > 0, deviation, 1.0), 0.0)
+        scaled = (inputs - self._mean) * self._scale
+        pairs = random.integers(0, len(inputs), (2, _NUM_PAIRS))
+        distances = np.linalg.norm(scaled[pairs[0]] - scaled[pairs[1]], axis=1)
+        distances = distances[distances > 0]
+        width = np.median(distances) if distances.size else 1.0
+        num_random = num_features - num_inputs - 1
+        widths = width * np.resize(_WIDTHS, num_random)
+        self._frequencies = random.normal(size=(num_inputs, num_random)) / widths
+        self._phases = random.uniform(0, 2 * np.pi, num_random)
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        """Returns the features [N, D] of inputs [N, I], float64."""
+        scaled = (inputs - self._mean) * self._scale
+        waves = np.cos(scaled @ self._frequencies + self._phases)
+        return np.concatenate([np.ones((len(inputs), 1)), scaled, waves], axis=1)
+
+
+def by_choice(features: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """Returns features of states and choices, each choice with parameters of its own.
+
+    Args:
+      features: of states, [N, D].
+      probabilities: of the choices, or 1 for the one that was taken, [N, A].
+
+    Returns:
+      The mean over choices, [N, A * D].
+    """
+    return (probabilities[:, :, np.newaxis] * features[:, np.newaxis, :]).reshape(len(features), -1)
+
+
+def log_probabilities_of_choices(features: np.ndarray, choices: np.ndarray, num_choices: int) -> np.ndarray:
+    """Returns log mu(a | s) of a behaviour policy that was not recorded, by multinomial logistic regression.
+
+    Hanna, Niekum and Stone 2019, "Importance Sampling Policy Evaluation with an Estimated Behavior Policy", arXiv
+    1806.01347: the policy is estimated on the same data, which often makes the estimates more exact.
+
+    Newton's method with a bound of the Hessian (Böhning 1992, "Multinomial Logistic Regression Algorithm"), by which
+    the likelihood rises in every step, and no step size is needed.
+
+    Args:
+      features: of states, [N, D].
+      choices: the choices that were taken, counted from 0, [N].
+      num_choices: A.
+
+    Returns:
+      float64 [N].
+    """
+    taken = np.eye(num_choices)[choices]
+    theta = np.zeros((features.shape[1], num_choices))
+    normal = features.T @ features
+    penalty = 1e-3 * np.trace(normal) / len(normal)
+    normal[np.diag_indices_from(normal)] += penalty
+    inverse = np.linalg.inv(normal)
+    probabilities = np.full(taken.shape, 1 / num_choices)
+    for _ in range(_NUM_STEPS):
+        theta += 2 * inverse @ (features.T @ (taken - probabilities) - 0.5 * penalty * theta)
+        logits = features @ theta
+        before, probabilities = probabilities, np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        if np.abs(probabilities - before).max() < _SETTLED_PROBABILITY:
+            break
+    return np.asarray(np.log(np.take_along_axis(probabilities, choices[:, np.newaxis], axis=1)[:, 0]))
+
+
+def log_densities(features: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """Returns the log-densities of real actions under normal distributions with linear means.
+
+    Args:
+      features: of states, [N, D].
+      actions: [N, K].
+
+    Returns:
+      float64 [N], the sum over the numbers of an action.
+    """
+    normal = features.T @ features
+    normal[np.diag_indices_from(normal)] += 1e-6 * np.trace(normal) / len(normal)
+    errors: np.ndarray = actions - features @ np.linalg.solve(normal, features.T @ actions)
+    deviation = np.maximum(errors.std(axis=0), _MIN_DEVIATION)
+    each = -0.5 * (errors / deviation) ** 2 - np.log(deviation) - 0.5 * np.log(2 * np.pi)
+    return np.asarray(each.sum(axis=1))
