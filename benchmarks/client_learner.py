@@ -11,6 +11,9 @@ import sys
 import tempfile
 from typing import Any
 
+from tflearn.networks import heads  # before TensorFlow, which then has the Keras of TF-Agents
+
+# isort: split
 import tensorflow as tf
 import tf_agents.train
 from tf_agents.networks import actor_distribution_network, value_network
@@ -124,7 +127,10 @@ def _agent(client: str, train_step: tf.Variable) -> Any:
         ts.time_step_spec(OBSERVATION),
         ACTION,
         optimizer=tf.keras.optimizers.Adam(1e-3),
-        actor_net=actor_distribution_network.ActorDistributionNetwork(OBSERVATION, ACTION, **layers),
+        # The head with which theirs is made with NumPy 2 too.
+        actor_net=actor_distribution_network.ActorDistributionNetwork(
+            OBSERVATION, ACTION, discrete_projection_net=heads.categorical, **layers
+        ),
         value_net=value_network.ValueNetwork(OBSERVATION, **layers),
         train_step_counter=train_step,
     )
