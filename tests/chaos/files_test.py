@@ -9,6 +9,7 @@ import pytest
 from tests.chaos.chaos_run import ChaosRun, wait_for
 from tests.chaos.hand_run import HandRun
 from tflearn.files.manifests import Manifests
+from tflearn.replay import backend
 
 pytestmark = pytest.mark.chaos
 
@@ -39,9 +40,9 @@ def _overwrite(path):
 
 
 @pytest.mark.parametrize('damage', ['overwritten', 'deleted'])
-@pytest.mark.parametrize('part', ['learner', 'replay'])
-def test_the_newest_whole_pair_is_restored(tmp_path, promise, part, damage):
-    run = ChaosRun(tmp_path, 'dqn_cartpole', BINDINGS)
+@pytest.mark.parametrize('part, kind', [('learner', 'reverb'), ('replay', 'reverb'), ('replay', 'valkey')])
+def test_the_newest_whole_pair_is_restored(tmp_path, promise, part, kind, damage):
+    run = ChaosRun(tmp_path, 'dqn_cartpole', BINDINGS, [f'--replay_backend={kind}'])
     with run.started():
         wait_for(lambda: run.running, 'the first train step')
         wait_for(lambda: len({replay for _, replay in _pairs(run)}) > 1, 'two replay checkpoints')
@@ -57,7 +58,8 @@ def test_the_newest_whole_pair_is_restored(tmp_path, promise, part, damage):
             files = [run.run_dir.checkpoints / f'ckpt-{step}.data-00000-of-00001']
             expected = next(pair for pair in pairs if pair[0] != step)
         else:
-            files = [run.run_dir.replay_checkpoints / replay / 'chunks.tfrecord']
+            name = backend.VALKEY_FILE if kind == 'valkey' else 'chunks.tfrecord'
+            files = [run.run_dir.replay_checkpoints / replay / name]
             expected = next(pair for pair in pairs if pair[1] != replay)
         for file in files:
             file.unlink() if damage == 'deleted' else _overwrite(file)
@@ -69,7 +71,7 @@ def test_the_newest_whole_pair_is_restored(tmp_path, promise, part, damage):
             text = run.run_dir.log('replay_server').read_text(errors='replace')
             assert 'continuing from manifest' in text.rpartition('=====')[2]
             assert f'replay: replay_server {expected[1]})' in text.rpartition('=====')[2]
-    fault = f'the newest checkpoint of the {part} is {damage}, and all jobs are killed'
+    fault = f'the newest checkpoint of the {part}, over {kind}, is {damage}, and all jobs are killed'
     promise(fault, f'back to the pair before: {step - expected[0]} train steps', secs)
 
 

@@ -18,7 +18,10 @@ class HandRun:
     Attributes:
       run_dir: its directory.
       port: the port that its coordinator is meant to have; `replay_port`: that of the replay server.
+      replay_address: that of a Valkey server, in place of one that the replay server starts.
     """
+
+    replay_address: str | None = None
 
     def __init__(
         self, directory: pathlib.Path, opened: contextlib.ExitStack, gin_file: str, bindings: Sequence[str] = ()
@@ -50,7 +53,8 @@ class HandRun:
         arguments += [*self._flags, f'--coordinator_address={address or self.address}', *flags]
         if job == 'replay_server':
             host = (address or self.address).rpartition(':')[0]
-            arguments.append(f'--replay_address={host}:{free_port() if address else self.replay_port}')
+            replay = self.replay_address or f'{host}:{free_port() if address else self.replay_port}'
+            arguments.append(f'--replay_address={replay}')
         return self.run(arguments, name or job)
 
     def run(self, arguments: Sequence[str], name: str) -> subprocess.Popen:

@@ -32,8 +32,9 @@ def _progress(run):
     return wait_for(lambda: run.train_step > step + 100, 'more train steps')
 
 
-@pytest.mark.parametrize('job', JOBS)
-def test_a_job_that_stands_still_for_a_minute_goes_on(run, promise, job):
+@pytest.mark.parametrize('job, backend', [*((job, 'reverb') for job in JOBS), ('replay_server', 'valkey')])
+def test_a_job_that_stands_still_for_a_minute_goes_on(tmp_path, promise, job, backend):
+    run = ChaosRun(tmp_path, 'dqn_cartpole', BINDINGS, [f'--replay_backend={backend}'])
     with run.started():
         wait_for(lambda: run.running, 'the first train step')
         _progress(run)
@@ -44,7 +45,7 @@ def test_a_job_that_stands_still_for_a_minute_goes_on(run, promise, job):
         assert 'restart 1' not in run.output.read_text()
         if job != 'evaluate':  # it may wait for a policy
             assert f'{job}: silent for' in run.output.read_text()
-    promise(f'SIGSTOP of {job} for {STANDSTILL_SECS:.0f} s', 'nothing', secs)
+    promise(f'SIGSTOP of {job} for {STANDSTILL_SECS:.0f} s, replay in {backend}', 'nothing', secs)
 
 
 @pytest.mark.parametrize('job', ['train', 'collect_0', 'replay_server'])
@@ -61,12 +62,13 @@ def test_a_job_that_stands_still_for_ever_is_started_again(tmp_path, promise, jo
     promise(f'SIGSTOP of {job} without an end, `--silent_timeout_secs=30`', 'as by SIGKILL', secs)
 
 
-def test_a_full_disk_ends_training_and_the_same_command_goes_on(tmp_path, promise):
+@pytest.mark.parametrize('backend', ['reverb', 'valkey'])
+def test_a_full_disk_ends_training_and_the_same_command_goes_on(tmp_path, promise, backend):
     disk = tmp_path / 'disk'
     disk.mkdir()
     if os.geteuid() or subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=60m', 'tmpfs', str(disk)]).returncode:
         pytest.skip('a file system of its own needs root')
-    run = ChaosRun(disk, 'dqn_cartpole', BINDINGS)
+    run = ChaosRun(disk, 'dqn_cartpole', BINDINGS, [f'--replay_backend={backend}'])
     run.output = tmp_path / 'output.txt'
     try:
         with run.started():
@@ -83,7 +85,7 @@ def test_a_full_disk_ends_training_and_the_same_command_goes_on(tmp_path, promis
             run.start()
             secs = wait_for(lambda: run.running and run.train_step >= saved, 'the learner')
             wait_for(lambda: run.newest_checkpoint() > saved, 'another checkpoint')
-        promise('a full disk', 'what came after the newest checkpoint', secs)
+        promise(f'a full disk, replay in {backend}', 'what came after the newest checkpoint', secs)
     finally:
         subprocess.run(['umount', '-l', str(disk)], check=True)
 

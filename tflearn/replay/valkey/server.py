@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -56,7 +57,7 @@ maxmemory 0
 maxmemory-policy noeviction
 """
 STATUS_FILE, ITEMS_FILE = 'status.json', VALKEY_FILE
-_SIZES = struct.Struct('<HHI')  # of an entry's id, the names of its tables, and its item [bytes]
+_HEAD = struct.Struct('<HHII')  # sizes of an entry's id, the names of its tables, and its item [bytes]; their CRC-32
 _MAX_BYTES, _AT_ONCE = 4 << 20, 64
 
 
@@ -270,7 +271,7 @@ def write_checkpoint(connection: library.Connection, directory: pathlib.Path) ->
     with (directory / ITEMS_FILE).open('wb') as file:
         for stored_entries in library.entries(connection, status, _AT_ONCE):
             for entry in stored_entries:
-                file.write(_SIZES.pack(*map(len, entry)) + entry.id + entry.tables)
+                file.write(_HEAD.pack(*map(len, entry), _crc(entry)) + entry.id + entry.tables)
                 file.write(entry.item)
             count += len(stored_entries)
         file.flush()
@@ -278,6 +279,13 @@ def write_checkpoint(connection: library.Connection, directory: pathlib.Path) ->
     tables = library.dump_tables([*status.tables.values()])
     saved = {**status._asdict(), 'tables': tables, 'count': count}
     (directory / STATUS_FILE).write_text(json.dumps(saved), encoding='utf-8')
+
+
+def _crc(parts: Sequence[bytes]) -> int:
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return crc
 
 
 def read_status(checkpoint: pathlib.Path) -> tuple[library.Status, int]:
@@ -296,10 +304,10 @@ def stored_entries(checkpoint: pathlib.Path) -> Iterator[library.Entry]:
     try:
         with (checkpoint / ITEMS_FILE).open('rb') as file:
             for _ in range(count):
-                sizes = _SIZES.unpack(file.read(_SIZES.size))
+                *sizes, crc = _HEAD.unpack(file.read(_HEAD.size))
                 parts = [file.read(size) for size in sizes]
-                if any(len(part) != size for part, size in zip(parts, sizes, strict=True)):
-                    raise EOFError('its file is too short')
+                if _crc(parts) != crc:
+                    raise EOFError('its file is too short, or was changed')
                 yield library.Entry(*parts)
     except (OSError, EOFError, struct.error) as error:
         raise damaged(checkpoint, str(error)) from error
