@@ -2,13 +2,15 @@
 
     python benchmarks/startup.py --rounds=5
 
-Interleaved: one process that imports TensorFlow, TF-Agents, Reverb and Gymnasium, and ends; `tflearn-launch` until the
-first environment step; and the three jobs by hand, started at once. The times of the phases are those of the jobs' logs
-[s after the command]; the first environment step is recorded by the environment. Each row is a median of the rounds.
+Interleaved: one process that imports TensorFlow, TF-Agents, Reverb (where it is) and Gymnasium, and ends;
+`tflearn-launch` until the first environment step; and the three jobs by hand, started at once. The times of the phases
+are those of the jobs' logs [s after the command]; the first environment step is recorded by the environment. Each row
+is a median of the rounds.
 """
 
 import argparse
 import datetime
+import importlib.util
 import json
 import pathlib
 import re
@@ -23,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import recorded_environment, recorded_runs  # noqa: E402
 
-IMPORTS = 'import tensorflow, tf_agents, reverb, gymnasium'
+IMPORTS = 'import tflearn, tensorflow, tf_agents, gymnasium' + ', reverb' * bool(importlib.util.find_spec('reverb'))
 SIDES = {'launch': ('launch',), 'by hand': recorded_runs.JOBS}
 # Phase -> the job in whose log it is, and the text of its line.
 PHASES = {

@@ -243,7 +243,7 @@ def _measured_replicas(
 def main() -> int:
     """Measures every case, prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--cases', default='', help='those whose names contain it')
+    parser.add_argument('--cases', nargs='+', default=[''], help='those whose names contain one of these')
     parser.add_argument('--replicas', type=int, default=1, help='2 or more measures host values')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--secs', type=float, default=0.5, help='of the plain side in a round')
@@ -252,17 +252,17 @@ def main() -> int:
     parser.add_argument('--quick', action='store_true', help='a short run of the first case')
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.secs, options.cases = 3, 0.2, 'DQN 100-50'
+        options.rounds, options.secs, options.cases = 3, 0.2, ['DQN 100-50']
     clock = time.process_time if options.cpu_time else time.perf_counter
     rows: list[dict[str, Any]] = []
     if options.replicas > 1:
         devices = [tf.config.LogicalDeviceConfiguration()] * options.replicas
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices('CPU')[0], devices)
         for name, make_for in REPLICA_CASES.items():
-            if options.cases in name:
+            if any(part in name for part in options.cases):
                 rows += _measured_replicas(name, make_for, options.replicas, options.rounds, options.secs, clock)
     for name, make in CASES.items() if options.replicas == 1 else ():
-        if options.cases in name:
+        if any(part in name for part in options.cases):
             rows.append(_measured(name, make, options.rounds, options.secs, clock))
             print(tables.table(rows[-1:]).splitlines()[-1], flush=True)
     print(tables.table(rows))

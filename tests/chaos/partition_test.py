@@ -57,6 +57,7 @@ class Networked(HandRun):
         if os.geteuid() or not self._ip('netns', 'add', space):
             pytest.skip('a network of its own needs root')
         opened.callback(self._ip, 'netns', 'del', space)
+        opened.callback(self._ip, 'link', 'del', self._here)  # the kernel takes its time to do so by itself
         inside = ('netns', 'exec', space, 'ip')
         for command in (
             ('link', 'add', self._here, 'type', 'veth', 'peer', 'name', there),

@@ -290,7 +290,13 @@ def test_a_full_given_server_makes_writers_wait(given, monkeypatch):
 # The stream.
 
 
-def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve, ask):
+@pytest.fixture(params=[client._LARGE_BYTES, 0], ids=['small', 'large'])
+def either_size(request, monkeypatch):
+    """The function that inserts small items, and the transaction of large ones, which these then are."""
+    monkeypatch.setattr(client, '_LARGE_BYTES', request.param)
+
+
+def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve, ask, either_size):
     served = serve(MIRRORED)
     writer = backend.connect(served.address).writer()
     chunks = [*chunks_of(served.storage, 0, 20)]
@@ -311,7 +317,7 @@ def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve,
     wait_until(lambda: ask(served, 'XLEN', functions.ITEMS) == 5, 'the parts to go', 5)
 
 
-def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask):
+def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask, either_size):
     served = serve(QUEUE)
     numbers = [np.full(served.storage.item_shape, i, np.uint8) for i in range(40)]
     writers = [backend.connect(served.address).writer() for _ in range(2)]
@@ -334,7 +340,7 @@ def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask
         assert [number for number in found if number % 2 == i] == [*range(i, 40, 2)]
 
 
-def test_a_writer_looks_again_if_its_message_was_lost(serve, ask, monkeypatch):
+def test_a_writer_looks_again_if_its_message_was_lost(serve, ask, monkeypatch, either_size):
     monkeypatch.setattr(client, '_SECS', 0.5)
     served = serve(QUEUE)
     writer = backend.connect(served.address).writer()
@@ -343,6 +349,30 @@ def test_a_writer_looks_again_if_its_message_was_lost(serve, ask, monkeypatch):
     drawn = ask(served, 'XREADGROUP', 'GROUP', functions.GROUP, 'lost', 'COUNT', 2, 'STREAMS', functions.ITEMS, '>')
     assert len(drawn[0][1]) == 2  # by a reader that ends here
     assert writer.flush(0, 5.0)
+
+
+def test_large_items_of_two_writers_keep_their_order_and_nothing_is_left_behind(serve, ask):
+    served = serve(experience(Queue, max_size=40, batch_size=2))
+    sizes = [(1 + i % 3) * client._LARGE_BYTES for i in range(30)]
+    writers = [backend.connect(served.address).writer() for _ in range(2)]
+    for i, writer in enumerate(writers):
+        writer.insert([np.full(size, 100 * i + k, np.uint8) for k, size in enumerate(sizes)], [(REPLAY,)] * 30, 1.0)
+    threads = [threading.Thread(target=writer.flush, args=(0, 30.0), daemon=True) for writer in writers]
+    for thread in threads:
+        thread.start()
+    found = []
+    reader = client._Reader(served.address, REPLAY, 8)
+    while len(found) < 60:
+        found += reader.read()
+    reader.close()
+    for i in range(2):
+        its = [item for item in found if item[0] // 100 == i]
+        assert [(item[0] - 100 * i, len(item)) for item in its] == [*enumerate(sizes)]
+    for thread in threads:
+        thread.join(10)
+    assert ask(served, 'EXISTS', functions.PLACE) == 0
+    wait_until(lambda: served.table().size == 0 and ask(served, 'XLEN', functions.ITEMS) == 0, 'an empty stream', 5)
+    assert (served.table().inserts, served.table().samples) == (60, 60)
 
 
 def test_a_reader_that_dies_loses_what_it_drew_and_nothing_else(serve, ask):
@@ -360,7 +390,7 @@ def test_a_reader_that_dies_loses_what_it_drew_and_nothing_else(serve, ask):
     assert [int(item[0, 0]) for item in found] == [2, 3]
 
 
-def test_a_restarted_server_has_new_items_after_the_old_ones(serve):
+def test_a_restarted_server_has_new_items_after_the_old_ones(serve, either_size):
     served = serve(MIRRORED)
     writer = backend.connect(served.address).writer()
     writer.insert([*chunks_of(served.storage, 0, 12)], [(REPLAY, STREAM)] * 12, 1.0)

@@ -18,7 +18,10 @@ from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY, STREAM
 from tflearn.replay.valkey import library
 
-RIGHTS = '~tflearn:* +@connection +@stream +@list +@hash +@set +del +expire +function|load +fcall +info +config|get'
+RIGHTS = (
+    '~tflearn:* +@connection +@stream +@list +@hash +@set +@transaction +del +exists +expire +rename '
+    '+function|load +fcall +info +config|get'
+)
 USER = f'save 3600 1\nuser replay on >{SECRET} {RIGHTS}'
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import math
 import secrets
 import threading
@@ -24,7 +25,8 @@ from tflearn.replay.valkey import functions, library
 
 _SECS = 5.0  # in which the server takes what is sent to it
 _SILENT_SECS = 1.0  # after which a reader that waits for items can look around
-_MAX_ITEMS, _MAX_BYTES = 64, 4 << 20  # sent or read at once
+_MAX_ITEMS, _MAX_BYTES = 64, 2 << 20  # sent or read at once
+_LARGE_BYTES = 1 << 15  # of an item that the server's function does not get
 
 
 class Client(backend.Client):
@@ -51,6 +53,7 @@ class Client(backend.Client):
         raise UserRuntimeError(f'got draws from the table {table!r} at {self.address}; need a server that draws')
 
     def stream(self, table: str, item_shape: Sequence[int], at_most: int) -> Generator[np.ndarray, None, None]:
+        at_most = min(at_most, 2 * max(1, _MAX_BYTES // math.prod(item_shape)))
         with contextlib.closing(_Reader(self.address, table, at_most)) as reader:
             while True:
                 yield np.frombuffer(b''.join(reader.read()), np.uint8).reshape(-1, *item_shape)
@@ -85,6 +88,7 @@ class _Writer(backend.Writer):
         self._name = f'tflearn:writer:{secrets.token_hex(8)}'  # the list that holds a message once there is room
         self._waiting: collections.deque[tuple[str, memoryview]] = collections.deque()
         self._connection: library.Connection | None = None
+        self._num_answers = 1  # to what was sent
         self._num_sent: int | None = None  # items of the call that runs; 0 waits for room; None: no call runs
         self._room = _MAX_ITEMS  # items that the next call may send
         self._lost: Lost | None = None
@@ -122,7 +126,7 @@ class _Writer(backend.Writer):
             if not self._connection.has_answer(timeout_secs):
                 return False
             try:
-                answer = self._connection.receive()
+                answer = self._connection.receive_last(self._num_answers)
             except library.Full as error:
                 logging.log_every_n_seconds(logging.WARNING, 'writes wait: %s', LOG_EVERY_SECS, error)
                 answer = 0
@@ -133,15 +137,22 @@ class _Writer(backend.Writer):
         return True
 
     def _send(self, connection: library.Connection) -> None:
-        arguments: list[str | memoryview] = [self._name]
-        num_bytes = count = 0
+        sent: list[tuple[str, memoryview]] = []
+        num_bytes = 0
         for tables, item in self._waiting:
-            arguments += [tables, item]
-            num_bytes, count = num_bytes + len(item), count + 1
-            if count == self._room or num_bytes >= _MAX_BYTES:
+            sent.append((tables, item))
+            num_bytes += len(item)
+            if len(sent) == self._room or num_bytes >= _MAX_BYTES:
                 break
-        connection.send(library.function(functions.INSERT, *arguments))
-        self._num_sent = count
+        commands = [library.function(functions.INSERT, self._name, *itertools.chain.from_iterable(sent))]
+        if num_bytes >= _LARGE_BYTES * len(sent):
+            commands = [('MULTI',)]
+            for tables, item in sent:
+                commands.append(library.function(functions.MAKE_PLACE, self._name, tables))
+                commands.append(('XADD', functions.PLACE, 'NOMKSTREAM', '*', tables, item))
+            commands += [library.function(functions.PLACED), ('EXEC',)]
+        connection.send(*commands)
+        self._num_sent, self._num_answers = len(sent), len(commands)
 
     def _handle(self, connection: library.Connection, answer: Any) -> None:
         if not self._num_sent:  # there is room; or it was long, and is time to look
@@ -153,7 +164,7 @@ class _Writer(backend.Writer):
             self._num_sent, self._room = None, _MAX_ITEMS
         else:
             connection.send(('BLPOP', self._name, _SECS))
-            self._num_sent = 0
+            self._num_sent, self._num_answers = 0, 1
 
 
 class _Reader:

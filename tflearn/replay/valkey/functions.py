@@ -1,23 +1,46 @@
 """What the server does in one step: a library of functions in Lua that the keeper of a server loads.
 
-All items of a server are entries of one stream. An entry's id is 's-q': so many items were inserted into the table that
-is scanned, and so many into the queue, with this one. So the ids are the counts; nothing has to be counted besides, and
-nothing is counted wrongly if a client dies. The readers of the queue are one consumer group, whose last delivered id
-says what was drawn. An entry's only field is named after the tables that have it, and holds the item's bytes.
+All items of a server are entries of one stream. An entry's id has two numbers, see `entry_id`: so many items were
+inserted into the table that is scanned, and so many into the queue, with this one. So the ids are the counts; nothing
+has to be counted besides, and nothing is counted wrongly if a client dies. The readers of the queue are one consumer
+group, whose last delivered id says what was drawn. An entry's only field is named after the tables that have it, and
+holds the item's bytes.
+
+A function copies what it is given, which is most of the work if that is large. So large items are added by commands of
+the server, XADD, in a transaction. Before each of them a function sets the stream's last id so that its next one is the
+item's, and gives the stream another name, the only one that these commands know, if there is room.
 
 A writer that finds the queue full leaves its name, and waits for a message to it: how many items it may send.
 """
 
 import re
 
-ITEMS, STATE, BLOCKED = KEYS = 'tflearn:items', 'tflearn:state', 'tflearn:blocked'
+ITEMS, STATE, BLOCKED, PLACE = KEYS = 'tflearn:items', 'tflearn:state', 'tflearn:blocked', 'tflearn:place'
 GROUP = 'tflearn'
 NO_TABLES = re.compile('NOTABLES|Function not found')  # in the errors of a server that has none of our tables
 INSERT, DELIVERED, STATUS = 'tflearn_insert', 'tflearn_delivered', 'tflearn_status'
+MAKE_PLACE, PLACED = 'tflearn_make_place', 'tflearn_placed'
+_FIRST = 1 << 50  # later than any clock's milliseconds: so XADD takes the number after the last one
 
-LIBRARY = """#!lua name=tflearn
+
+def entry_id(scanned: int, queued: int) -> str:
+    """Returns the id of an item with which so many were inserted into the two tables."""
+    return f'{_FIRST + scanned}-{queued + 1}'
+
+
+def counts(entry: bytes) -> tuple[int, int]:
+    """Returns the numbers of `entry_id`."""
+    scanned, queued = entry.split(b'-')
+    return int(scanned) - _FIRST, int(queued) - 1
+
+
+LIBRARY = (
+    f"""#!lua name=tflearn
+local first = {_FIRST}
+"""
+    + """
 local function id(scanned, queued)
-  return string.format('%.0f-%.0f', scanned, queued)
+  return string.format('%.0f-%.0f', first + scanned, queued + 1)
 end
 
 local function read(keys)
@@ -32,7 +55,7 @@ local function read(keys)
   for i = 1, #group, 2 do
     if group[i] == 'last-delivered-id' then
       local scanned, queued = string.match(group[i + 1], '(%d+)-(%d+)')
-      state.past, state.drawn = tonumber(scanned), tonumber(queued)
+      state.past, state.drawn = tonumber(scanned) - first, tonumber(queued) - 1
     end
   end
   return state
@@ -46,30 +69,72 @@ local function trim(keys, state)
   redis.call('XTRIM', keys[1], 'MINID', least)
 end
 
+-- Counts one more item. Returns false if the queue is full; then the writer gets a message once it is not.
+local function count(keys, state, writer, tables)
+  tables = ',' .. tables .. ','
+  if tables:find(',' .. state.queue .. ',', 1, true) then
+    if state.queued - state.drawn >= state.max_queue then
+      redis.call('SADD', keys[3], writer)
+      return false
+    end
+    state.queued = state.queued + 1
+  end
+  if tables:find(',' .. state.scan .. ',', 1, true) then state.scanned = state.scanned + 1 end
+  return true
+end
+
+local function save(keys, state)
+  local scanned, queued = string.format('%.0f', state.scanned), string.format('%.0f', state.queued)
+  redis.call('HSET', keys[2], 'scanned', scanned, 'queued', queued)
+end
+
 -- Arguments: the name of the writer, then the tables and the bytes of each item. Returns how many fit.
 local function insert(keys, args)
   local state = read(keys)
   if not state then return redis.error_reply('NOTABLES this server has no tables of a replay') end
-  local count = 0
+  local fit = 0
   for i = 2, #args, 2 do
-    local tables = ',' .. args[i] .. ','
-    if tables:find(',' .. state.queue .. ',', 1, true) then
-      if state.queued - state.drawn >= state.max_queue then
-        redis.call('SADD', keys[3], args[1])
-        break
-      end
-      state.queued = state.queued + 1
-    end
-    if tables:find(',' .. state.scan .. ',', 1, true) then state.scanned = state.scanned + 1 end
+    if not count(keys, state, args[1], args[i]) then break end
     redis.call('XADD', keys[1], id(state.scanned, state.queued), args[i], args[i + 1])
-    count = count + 1
+    fit = fit + 1
   end
-  if count > 0 then
-    local scanned, queued = string.format('%.0f', state.scanned), string.format('%.0f', state.queued)
-    redis.call('HSET', keys[2], 'scanned', scanned, 'queued', queued)
+  if fit > 0 then
+    save(keys, state)
     trim(keys, state)
   end
-  return count
+  return fit
+end
+
+-- Ends the place of the item before, if there was room.
+local function close(keys)
+  if redis.call('EXISTS', keys[4]) == 1 then redis.call('RENAME', keys[4], keys[1]) end
+end
+
+-- In a transaction, before the XADD of each large item. Arguments: the name of the writer, and the item's tables.
+local function make_place(keys, args)
+  close(keys)
+  local state = read(keys)
+  if not state then return redis.error_reply('NOTABLES this server has no tables of a replay') end
+  if redis.call('HEXISTS', keys[2], 'is_full') == 1 then return end
+  if count(keys, state, args[1], args[2]) then
+    save(keys, state)
+    redis.call('HINCRBY', keys[2], 'placed', 1)
+    redis.call('XSETID', keys[1], id(state.scanned, state.queued - 1))
+    redis.call('RENAME', keys[1], keys[4])
+  else
+    redis.call('HSET', keys[2], 'is_full', 1)
+  end
+end
+
+-- At the end of such a transaction. Returns how many items fit.
+local function placed(keys)
+  close(keys)
+  local state = read(keys)
+  if not state then return redis.error_reply('NOTABLES this server has no tables of a replay') end
+  local fit = tonumber(redis.call('HGET', keys[2], 'placed') or 0)
+  redis.call('HDEL', keys[2], 'placed', 'is_full')
+  if fit > 0 then trim(keys, state) end
+  return fit
 end
 
 -- Arguments: the ids of drawn entries that are in the queue alone. Wakes the writers that found it full.
@@ -100,6 +165,9 @@ local function status(keys)
 end
 
 redis.register_function{function_name = 'tflearn_insert', callback = insert}
+redis.register_function{function_name = 'tflearn_make_place', callback = make_place}
+redis.register_function{function_name = 'tflearn_placed', callback = placed}
 redis.register_function{function_name = 'tflearn_delivered', callback = delivered, flags = {'allow-oom'}}
 redis.register_function{function_name = 'tflearn_status', callback = status, flags = {'no-writes'}}
 """
+)

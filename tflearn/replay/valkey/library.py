@@ -169,7 +169,7 @@ class Connection:
     def send(self, *commands: Sequence[Any]) -> None:
         """Sends commands; each is answered, see `receive`."""
         with self._errors():
-            self._connection.send_packed_command([_packed(command) for command in commands])
+            self._connection.send_packed_command([_packed(commands)])
 
     def has_answer(self, timeout_secs: float) -> bool:
         """Waits for the begin of an answer; returns whether it came in time."""
@@ -180,6 +180,25 @@ class Connection:
         """Returns the answer to the next command of those that were sent."""
         with self._errors():
             return self._connection.read_response(disconnect_on_error=False)
+
+    def receive_last(self, count: int) -> Any:
+        """Returns the last one of so many answers: of a transaction that of its last command.
+
+        Raises the first error among them, when all are there.
+        """
+        answers: list[Any] = []
+        with self._errors():
+            for _ in range(count):
+                try:
+                    answers.append(self._connection.read_response(disconnect_on_error=False))
+                except exceptions.ResponseError as error:
+                    answers.append(error)
+            if count > 1 and isinstance(answers[-1], list):
+                answers += answers[-1]
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+        return answers[-1]
 
     def call(self, *command: Any) -> Any:
         """Sends a command and returns the answer."""
@@ -216,12 +235,14 @@ class Connection:
             raise Lost(f'the replay server at {self._text}: {error}') from error
 
 
-def _packed(command: Sequence[Any]) -> bytes:
-    """Returns a command as it is sent, in one copy: the library takes several times as long where items are large."""
-    parts: list[bytes | memoryview] = [b'*%d\r\n' % len(command)]
-    for value in command:
-        part = value if isinstance(value, bytes | memoryview) else str(value).encode()
-        parts += (b'$%d\r\n' % len(part), part, b'\r\n')
+def _packed(commands: Iterable[Sequence[Any]]) -> bytes:
+    """Returns commands as they are sent, in one copy: the library takes several times as long where items are large."""
+    parts: list[bytes | memoryview] = []
+    for command in commands:
+        parts.append(b'*%d\r\n' % len(command))
+        for value in command:
+            part = value if isinstance(value, bytes | memoryview) else str(value).encode()
+            parts += (b'$%d\r\n' % len(part), part, b'\r\n')
     return b''.join(parts)
 
 
@@ -326,8 +347,7 @@ class Entry(NamedTuple):
     @property
     def numbers(self) -> tuple[int, int]:
         """How many items were inserted into the table that is scanned, and into the queue, with this one."""
-        scanned, queued = self.id.split(b'-')
-        return int(scanned), int(queued)
+        return functions.counts(self.id)
 
     def array(self, shape: Sequence[int]) -> np.ndarray:
         """Returns the item, uint8, without a copy."""
@@ -341,7 +361,7 @@ def entries_of(answer: Any) -> list[Entry]:
 
 def entries(connection: Connection, status: Status, at_once: int) -> Iterator[list[Entry]]:
     """Reads all entries that were there at `status`, oldest first, so many at once."""
-    start, last = '-', f'{status.scanned}-{status.queued}'
+    start, last = '-', functions.entry_id(status.scanned, status.queued)
     while found := entries_of(connection.call('XRANGE', functions.ITEMS, start, last, 'COUNT', at_once)):
         yield found
         start = f'({found[-1].id.decode()}'

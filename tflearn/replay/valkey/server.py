@@ -106,7 +106,8 @@ class ReplayServer(backend.Server):
                 logging.info('the replay server at %s has the items of this run', self.address)
                 return False
             connection.call('DEL', *functions.KEYS)  # of a start that did not come to its end
-            connection.call('XGROUP', 'CREATE', functions.ITEMS, functions.GROUP, '0-0', 'MKSTREAM')
+            start = functions.entry_id(0, 0)
+            connection.call('XGROUP', 'CREATE', functions.ITEMS, functions.GROUP, start, 'MKSTREAM')
             if self.restored:
                 fill(connection, self.restored)
             fields = library.table_fields(self._tables)
@@ -316,7 +317,6 @@ def stored_entries(checkpoint: pathlib.Path) -> Iterator[library.Entry]:
 def fill(connection: library.Connection, checkpoint: pathlib.Path) -> None:
     """Fills an empty server; its tables are there already."""
     status, _ = read_status(checkpoint)
-    newest = f'{status.scanned}-{status.queued}'
     calls: list[tuple[object, ...]] = []
     num_bytes, base = 0, status.scanned
 
@@ -333,7 +333,9 @@ def fill(connection: library.Connection, checkpoint: pathlib.Path) -> None:
         if len(calls) == _AT_ONCE or num_bytes >= _MAX_BYTES:
             send()
             num_bytes = 0
-    drawn = f'{status.past}-{status.drawn}'
+    newest, drawn = (
+        functions.entry_id(*each) for each in ((status.scanned, status.queued), (status.past, status.drawn))
+    )
     counts = {'scanned': status.scanned, 'queued': status.queued, 'base': max(status.base, base)}
     calls += [
         ('XSETID', functions.ITEMS, newest),
