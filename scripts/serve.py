@@ -21,7 +21,12 @@ def serve_policies(stop: threading.Event) -> None:
 
     with run_directory.opened(flags.FLAGS.root_dir, 'serve') as run_dir:
         run = Run(run_dir, stop, connect_timeout_secs=flags.FLAGS.connect_timeout_secs)
-        serve.serve(run=run, server_options=serve_flags.server_options(), options=serve_flags.serve_options())
+        serve.serve(
+            run=run,
+            server_options=serve_flags.server_options(),
+            options=serve_flags.serve_options(),
+            decision_log=serve_flags.decision_log(),
+        )
 
 
 def main() -> None:

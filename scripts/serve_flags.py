@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from tflearn.core import tokens
 from tflearn.core.errors import UserValueError
 
 from . import job_flags
@@ -66,6 +67,19 @@ def define() -> None:
     flags.DEFINE_string(
         'clients', None, 'JSON file of the clients that are admitted, by token or certificate, with their quotas.'
     )
+    _define_decisions()
+
+
+def _define_decisions() -> None:
+    job_flags.define_number('epsilon', 0.0, 'Share of actions drawn at random, of those that are legal.', 0.0, 1.0)
+    job_flags.define_number('temperature', 1.0, 'Divides the logits of a policy that draws its actions.', 1e-6)
+    flags.DEFINE_string('decision_log', None, 'Directory or URL of the files with all decisions; none by default.')
+    job_flags.define_number('decision_log_share', 1.0, 'Share of the requests that are logged.', 0.0, 1.0)
+    flags.DEFINE_list('decision_log_omit', [], 'Inputs that are not logged, separated by commas.')
+    flags.DEFINE_list('decision_log_hash', [], 'Inputs of which a keyed hash is logged, separated by commas.')
+    flags.DEFINE_string('decision_log_key', None, 'File with the key of --decision_log_hash, or env:NAME.')
+    job_flags.define_secs('decision_log_file_secs', 60.0, 'Seconds after which a file of decisions is complete.', 0.1)
+    job_flags.define_number('decision_log_keep_days', None, 'Days after which its files are deleted.', 0.0)
 
 
 def check() -> None:
@@ -99,6 +113,27 @@ def serve_options() -> serve.ServeOptions:
         clients=pathlib.Path(values.clients) if values.clients else None,
         num_threads=_num_threads(),
         max_concurrent_requests=values.max_concurrent_requests,
+        exploration=serve.Exploration(values.epsilon, values.temperature),
+    )
+
+
+def decision_log() -> serve.DecisionLogOptions | None:
+    """Returns the options of the log of decisions, if there is one."""
+    from tflearn.jobs import serve
+
+    values = flags.FLAGS
+    if not values.decision_log:
+        return None
+    if bool(values.decision_log_hash) != bool(values.decision_log_key):
+        raise UserValueError('got a part of --decision_log_hash and --decision_log_key; need both, or none')
+    return serve.DecisionLogOptions(
+        directory=values.decision_log,
+        share=values.decision_log_share,
+        omitted=tuple(values.decision_log_omit),
+        hashed=tuple(values.decision_log_hash),
+        key=tokens.read(values.decision_log_key, '--decision_log_key') if values.decision_log_key else '',
+        file_secs=values.decision_log_file_secs,
+        keep_days=values.decision_log_keep_days,
     )
 
 

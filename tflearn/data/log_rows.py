@@ -76,7 +76,7 @@ class RowEncoder:
             fields.append((each.name, kind, (self._num_actions,) if each.kind == 'mask' else each.shape))
         self.dtype = np.dtype(fields)
         parts = {each.name.removeprefix('observation.'): self._spec(each) for each in column_map.features}
-        observed = {name: parts[name] for name in parts if f'observation.{name}' in self.dtype.names}
+        observed = {name: parts[name] for name in parts if f'observation.{name}' in (self.dtype.names or ())}
         self.specs = EnvironmentSpecs(observed, parts[ACTION])
 
     def _spec(self, feature: Feature) -> tf.TypeSpec:

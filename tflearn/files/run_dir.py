@@ -197,6 +197,7 @@ class RunDir:
       greedy_policy: the directory of the exported versions of the policy that is evaluated.
       serving_models: TensorFlow Serving's --model_config_file for this run.
       serving_batching: TensorFlow Serving's --batching_parameters_file for this run.
+      decisions: files of the serve job's decision log, on their way to an object store.
       cloning: the run directory of the behavioural cloning that a run may begin with.
       commands: the commands that start the run's jobs by hand.
       config: the run's gin configuration.
@@ -231,6 +232,7 @@ class RunDir:
             path / 'serving' / 'models.config',
             path / 'serving' / 'batching.config',
         )
+        self.decisions = path / 'serving' / 'decisions'
         self.cloning, self.commands = path / 'cloning', path / 'commands.txt'
         self.config, self.code_snapshot = path / 'config.gin', path / 'code_snapshot.md'
         self.evaluations, self.policy_evaluations = path / 'evaluations.jsonl', path / 'policy_evaluations'

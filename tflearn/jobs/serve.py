@@ -16,12 +16,15 @@ from tflearn.net import metrics_server
 from tflearn.net.server_options import LOCAL_HOSTS, ServerOptions
 from tflearn.net.tls import TlsFiles
 from tflearn.serving.clients import Clients
+from tflearn.serving.decision_files import DecisionLogOptions
+from tflearn.serving.decision_log import DecisionLog
+from tflearn.serving.exploration import Exploration
 from tflearn.serving.models import Models
 from tflearn.serving.served_version import BatchOptions, ServedVersion
 from tflearn.serving.server import PolicyServer, ServingMetrics
 
 # Includes the types of the job's arguments.
-__all__ = ['BatchOptions', 'ServeOptions', 'ServerOptions', 'TlsFiles', 'serve']
+__all__ = ['BatchOptions', 'DecisionLogOptions', 'Exploration', 'ServeOptions', 'ServerOptions', 'TlsFiles', 'serve']
 
 
 @checked_dataclass(frozen=True)
@@ -38,6 +41,7 @@ class ServeOptions:
       clients: the JSON file of the clients that are admitted, see `serving.clients`; None admits everybody.
       num_threads: TensorFlow calls at the same time, each with one request or more.
       max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more.
+      exploration: what is served besides the policies' own actions.
     """
 
     policies: tuple[str, ...] = ()
@@ -49,6 +53,7 @@ class ServeOptions:
     clients: pathlib.Path | None = None
     num_threads: PositiveInt = 1
     max_concurrent_requests: PositiveInt = 1024
+    exploration: Exploration = Exploration()
 
 
 def serve(
@@ -56,6 +61,7 @@ def serve(
     run: Run,
     server_options: ServerOptions,
     options: ServeOptions,
+    decision_log: DecisionLogOptions | None = None,
 ) -> None:
     """Serves a run's exported policies until it is stopped, including versions that the train job exports meanwhile.
 
@@ -67,20 +73,28 @@ def serve(
         server answers that there is none.
       server_options: the address, and the limits of requests.
       options: the served policies, and how they are served.
+      decision_log: what is logged of the decisions, and where; None logs none.
 
     Raises:
       TimeoutError: if there is no such version in time.
       ValueError: if the port is in use, or for invalid arguments, TLS files or a file of clients.
     """
-    load = functools.partial(ServedVersion, options=options.batching, max_rows=options.max_rows)
+    load = functools.partial(
+        ServedVersion, options=options.batching, max_rows=options.max_rows, exploration=options.exploration
+    )
     models = Models(run.dir.policies, load, options.policies, options.versions)
     metrics = ServingMetrics(models)
     clients = Clients(options.clients, metrics.record_refused) if options.clients else None
     limits = options.num_threads, options.max_concurrent_requests
-    server = PolicyServer(models, server_options, metrics, clients, *limits)
+    log = decision_log and DecisionLog(decision_log, run.dir.decisions, metrics.record_decisions)
+    explores = options.exploration != Exploration()
+    record = log.record if log else (lambda *decision: []) if explores else None
+    server = PolicyServer(models, server_options, metrics, clients, record, *limits)
     status = run.status('serve')
     with contextlib.ExitStack() as ending:  # calls all of them, the last one first, even if some fail
         ending.callback(status.update, 'stopped')
+        if log:
+            ending.callback(log.close)
         ending.callback(server.close)
         if options.metrics_port is not None:
             given = metrics.registry, server_options.host, options.metrics_port, '--metrics_port'

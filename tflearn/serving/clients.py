@@ -83,6 +83,15 @@ class _Usage:
 
 
 _asking: contextvars.ContextVar[Client | None] = contextvars.ContextVar('client', default=None)
+# Of the request that is being answered.
+caller_metadata: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar('metadata')
+
+
+@contextlib.contextmanager
+def everybody(caller: Caller) -> Iterator[None]:
+    """Admits a request of any client."""
+    caller_metadata.set(caller.metadata)  # the request has a task, and so a context, of its own
+    yield
 
 
 def check_policy(name: str) -> None:
@@ -136,6 +145,7 @@ class Clients:
         usage = self._usage.setdefault(client.name, _Usage())
         self._take(client, usage)
         usage.in_flight += 1
+        caller_metadata.set(caller.metadata)
         asking = _asking.set(client)
         try:
             yield

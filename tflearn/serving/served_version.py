@@ -16,6 +16,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, PositiveInt, checked_dataclass
 from tflearn.policies import loader, signatures
 from tflearn.policies.loaded_model import ModelFunction
+from tflearn.serving.exploration import Chooser, Exploration
 
 
 @checked_dataclass(frozen=True)
@@ -213,18 +214,26 @@ class ServedVersion:
       version: the version's train step.
       path: the path from which it was loaded.
       signatures: the signatures, by name.
+      chooser: chooses the actions of a decision that is logged, or explores.
       signature_defs: TensorFlow's `SignatureDef` messages, by name, for clients.
     """
 
-    def __init__(self, path: pathlib.Path, options: BatchOptions | None = None, max_rows: int = 1024):
+    def __init__(
+        self,
+        path: pathlib.Path,
+        options: BatchOptions | None = None,
+        max_rows: int = 1024,
+        exploration: Exploration | None = None,
+    ):
         """Loads the version and runs each signature once.
 
         Args:
           path: `<directory>/<train step>`.
+          exploration: what is served besides the policy's own actions.
 
         Raises:
           FileNotFoundError: if the version does not exist (any more).
-          ValueError: if it is damaged.
+          ValueError: if it is damaged, or the policy cannot explore so.
         """
         self.path = path
         self.version = int(path.name)
@@ -234,6 +243,8 @@ class ServedVersion:
         self.signatures = {
             name: Signature(name, function, options, max_rows, bounds) for name, function in model.signatures.items()
         }
+        outputs = {name: signature.outputs for name, signature in self.signatures.items()}
+        self.chooser = Chooser(metadata, outputs, exploration or Exploration())
         for signature in self.signatures.values():
             signature.warm_up()
 

@@ -4,10 +4,11 @@ Messages are parsed here, since gRPC does not answer malformed ones with INVALID
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
+import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
@@ -15,7 +16,8 @@ from tflearn.net import grpc_server
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies import signatures
 from tflearn.serving import tensor_protos
-from tflearn.serving.clients import Clients, check_policy
+from tflearn.serving.clients import Clients, caller_metadata, check_policy, everybody
+from tflearn.serving.exploration import Record
 from tflearn.serving.models import ModelHolder, Models
 from tflearn.serving.request_queue import Arrays, RequestQueue
 from tflearn.serving.served_version import InvalidRequest, ServedVersion, Signature
@@ -23,6 +25,8 @@ from tflearn.serving.tensor_protos import get_model_metadata_pb2, get_model_stat
 
 _SIGNATURES, _PREDICTION = 'signature_def', 'tensorflow.serving.PredictionService'
 _LATENCY_SECS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+EVENT_ID, PROBABILITY = 'event_id', 'probability'  # outputs of a decision besides the policy's
+_MAX_ID = 200
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -51,6 +55,12 @@ class ServingMetrics:
             ['client', 'reason'],
             registry=self.registry,
         )
+        self._decisions = prometheus_client.Counter(
+            'tflearn_decisions',
+            'Decisions by what became of them: logged, dropped (too many waited), not_chosen (by the share)',
+            ['result'],
+            registry=self.registry,
+        )
         self._version = prometheus_client.Gauge(
             'tflearn_served_version', 'Train step of the newest version served', ['model'], registry=self.registry
         )
@@ -71,6 +81,10 @@ class ServingMetrics:
         """Counts the rows of one request for a model."""
         self._rows.labels(model).observe(rows)
 
+    def record_decisions(self, result: str, number: int) -> None:
+        """Counts decisions: logged, dropped or not chosen."""
+        self._decisions.labels(result).inc(number)
+
     def record_reload(self) -> None:
         """Counts a change of versions, and updates the gauges to the versions that are served now."""
         self._reloads.inc()
@@ -88,6 +102,7 @@ class PolicyServer:
         options: ServerOptions,
         metrics: ServingMetrics | None = None,
         clients: Clients | None = None,
+        record: Record | None = None,
         num_threads: int = 1,
         max_concurrent_requests: int = 1024,
     ):
@@ -97,6 +112,7 @@ class PolicyServer:
           models: the models to serve. Call `reloaded` after they have changed.
           metrics: counts the requests; None makes its own.
           clients: those that may send requests; None is everybody.
+          record: called with each decision, see `DecisionLog.record`; versions explore then. None is for neither.
           num_threads: TensorFlow calls at the same time, each with one request or more.
           max_concurrent_requests: requests accepted at the same time, waiting ones included.
 
@@ -105,6 +121,7 @@ class PolicyServer:
         """
         self._models, self._metrics = models, metrics or ServingMetrics(models)
         self._requests, self._max_bytes = RequestQueue(num_threads), options.max_request_bytes
+        self._record, self._random = record, np.random.default_rng()
         self._server = grpc_server.Server(
             {
                 f'/{_PREDICTION}/Predict': self._predict,
@@ -115,7 +132,7 @@ class PolicyServer:
             _status_of,
             self._metrics.record_request,
             max_concurrent_requests=max_concurrent_requests,
-            **({'admit': clients.admit} if clients else {}),
+            admit=clients.admit if clients else everybody,
         )
         self.port = self._server.port
         self.reloaded()
@@ -143,23 +160,28 @@ class PolicyServer:
         request = _parse(predict_pb2.PredictRequest, data)
         model = self._version(request.model_spec)
         signature = model.signature(request.model_spec.signature_name or signatures.DEFAULT)
-        unknown = set(request.output_filter).difference(signature.outputs)
-        if unknown:
-            raise InvalidRequest(f'got output_filter {sorted(unknown)}; need some of {list(signature.outputs)}')
-        outputs, rows = await self._compute(signature, request.inputs)
+        decides = self._record is not None and signature.name == signatures.DEFAULT
+        known = [*signature.outputs, *([EVENT_ID, PROBABILITY] if decides else [])]
+        if unknown := set(request.output_filter).difference(known):
+            raise InvalidRequest(f'got output_filter {sorted(unknown)}; need some of {known}')
+        arrays, rows = self._arrays(signature, request.inputs)
+        if decides:
+            outputs = await self._decide(request.model_spec.name, model, arrays, request.output_filter)
+        else:
+            outputs = await self._requests.run(signature, arrays)
         response = predict_pb2.PredictResponse()
         response.model_spec.name = request.model_spec.name
         response.model_spec.version.value = model.version
         response.model_spec.signature_name = signature.name
         for name in request.output_filter or outputs:
-            if name not in response.outputs:  # the filter may name it twice
+            if name not in response.outputs and name in outputs:  # the filter may name it twice
                 tensor_protos.fill(response.outputs[name], outputs[name])
         if signature.batched:
             self._metrics.record_rows(request.model_spec.name, rows)
         return response
 
-    async def _compute(self, signature: Signature, tensors: Mapping[str, Any]) -> tuple[Arrays, int]:
-        """Returns the outputs, by name, and the number of rows of the request."""
+    def _arrays(self, signature: Signature, tensors: Mapping[str, Any]) -> tuple[Arrays, int]:
+        """Returns the checked inputs, by name, and the number of rows of the request."""
         # A few bytes can announce a very large tensor, so all limits are checked before the values are read.
         specs = {name: signature.spec_of(name) for name in tensors}
         shapes = {name: tensor_protos.shape_of(name, tensors[name], len(spec.shape)) for name, spec in specs.items()}
@@ -171,7 +193,20 @@ class PolicyServer:
             raise InvalidRequest(f'got inputs of {size} bytes, {_texts(shapes)}; need at most {self._max_bytes}')
         arrays = {name: tensor_protos.to_array(name, tensors[name], spec.dtype) for name, spec in specs.items()}
         signature.check_values(arrays)
-        return await self._requests.run(signature, arrays), rows
+        return arrays, rows
+
+    async def _decide(self, name: str, model: ServedVersion, arrays: Arrays, names: Sequence[str]) -> Arrays:
+        """Returns the outputs of a decision, which is logged; its id and probability only if `names` has them."""
+        computed = model.signature(model.chooser.signature)
+        full = model.chooser.inputs(arrays, computed.inputs)
+        outputs, chosen = model.chooser(arrays, await self._requests.run(computed, full), self._random)
+        given = [caller_metadata.get().get(key, '')[:_MAX_ID] for key in ('event-id', 'experiment-arm')]
+        ids = self._record(name, model.version, arrays, chosen, *given) if self._record else []
+        if EVENT_ID in names and ids:
+            outputs[EVENT_ID] = np.array(ids, np.bytes_)
+        if PROBABILITY in names and chosen.probabilities is not None:
+            outputs[PROBABILITY] = chosen.probabilities.astype(np.float32)
+        return outputs
 
     async def _get_model_metadata(self, data: bytes) -> Any:
         """Answers a GetModelMetadataRequest for the field 'signature_def', the only one that is supported.

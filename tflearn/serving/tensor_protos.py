@@ -113,8 +113,9 @@ def fill(proto: Any, array: np.ndarray, content: bool = False) -> None:
     if content and array.size:
         proto.tensor_content = array.tobytes()
         return
-    values = array.view(np.uint16) if _FIELDS[dtype] == 'half_val' else array
-    getattr(proto, _FIELDS[dtype]).extend(values.ravel().tolist())
+    field = _FIELDS.get(dtype, 'string_val')
+    values = array.view(np.uint16) if field == 'half_val' else array
+    getattr(proto, field).extend(values.ravel().tolist())
 
 
 def _cast(name: str, array: np.ndarray, dtype: tf.DType) -> np.ndarray:

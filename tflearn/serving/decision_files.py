@@ -1,0 +1,201 @@
+"""The files of a decision log: JSON lines in files that appear whole. They are written by a process of their own.
+
+A line is one decision: id, time, model, version, arm, inputs by their names, action, probability, mask. A file is begun
+under a hidden name and renamed when it is full, after some seconds, or when the server ends, also by SIGKILL: then its
+pipe ends. What a machine that failed has left is completed by the next server in the directory, without a torn line.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from multiprocessing import connection
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from tflearn.core.errors import UserOSError
+from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.files.run_dir import is_url
+
+_SUFFIX = '.jsonl'
+_POLL_SECS = 0.5
+
+# (dtype, shape, bytes) by name: arrays that are pickled fast.
+Packed = Mapping[str, tuple[str, tuple[int, ...], bytes]]
+
+
+class Decisions(NamedTuple):
+    """The B decisions of a request; `probabilities` and `mask` are None where they are unknown."""
+
+    event_id: str
+    rows: int
+    at: float
+    model: str
+    version: int
+    arm: str
+    inputs: Packed
+    actions: Packed
+    probabilities: list[float] | None
+    mask: Packed
+
+
+@checked_dataclass(frozen=True)
+class DecisionLogOptions:
+    """What is logged of the decisions, and where.
+
+    Attributes:
+      directory: a directory, or the URL of one in an object store.
+      share: the share of requests that are logged, chosen by a hash of their ids.
+      omitted: inputs that are left out.
+      hashed: inputs of which only a keyed hash is logged.
+      key: the key of these hashes.
+      file_secs: seconds after which a file is complete.
+      file_bytes: bytes after which it is.
+      keep_days: days after which files of the directory are deleted; None keeps them.
+      max_waiting: requests that wait to be written; more are dropped, and counted.
+    """
+
+    directory: str
+    share: Fraction = 1.0
+    omitted: tuple[str, ...] = ()
+    hashed: tuple[str, ...] = ()
+    key: str = ''
+    file_secs: PositiveFloat = 60.0
+    file_bytes: PositiveInt = 64 << 20
+    keep_days: PositiveFloat | None = None
+    max_waiting: PositiveInt = 10_000
+
+
+def ids(event_id: str, rows: int) -> list[str]:
+    """Returns the ids of the decisions of a request."""
+    return [event_id] if rows == 1 else [f'{event_id}-{i}' for i in range(rows)]
+
+
+def write(options: DecisionLogOptions, spool: pathlib.Path, pipe: connection.Connection) -> None:
+    """Writes the decisions that come by a pipe, lists of `Decisions`, until it ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # for the server, which ends the pipe
+        signal.signal(number, signal.SIG_IGN)
+    files = DecisionFiles(options, spool)
+    with contextlib.suppress(EOFError), contextlib.closing(files):
+        while True:
+            if pipe.poll(_POLL_SECS):
+                files.write(pipe.recv())
+            files.rotate()
+
+
+class DecisionFiles:
+    """The files in one directory. Errors of the file system are logged: a full disk must not end the service."""
+
+    def __init__(self, options: DecisionLogOptions, spool: pathlib.Path):
+        """Makes the directory, completes what others have left, and begins a file.
+
+        Args:
+          options: what is logged, and where.
+          spool: the directory of files on their way to a store.
+
+        Raises:
+          ValueError: if the URL cannot be used.
+          OSError: if the directory cannot be written to.
+        """
+        self._options, self._store = options, None
+        if is_url(options.directory):
+            from tflearn.files.objects import Objects  # It needs the extra remote.
+
+            self._store = Objects(options.directory)
+            self._store.check_writable()
+        self._directory = spool if self._store else pathlib.Path(options.directory)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._recover()
+            self._file, self._begun, self._size = self._begin(), time.monotonic(), 0
+        except OSError as error:
+            raise UserOSError(
+                f'got --decision_log={options.directory} ({error}); need one that can be written'
+            ) from error
+
+    def write(self, requests: list[Decisions]) -> None:
+        """Writes the decisions of some requests."""
+        lines = b''.join(line for request in requests for line in self._lines(request))
+        with _logged_errors():
+            self._size += self._file.write(lines)
+
+    def rotate(self) -> None:
+        """Begins another file, if this one is full or old."""
+        is_due = self._size >= self._options.file_bytes or time.monotonic() - self._begun >= self._options.file_secs
+        if self._size and is_due:
+            with _logged_errors():
+                self._complete()
+                self._file, self._begun, self._size = self._begin(), time.monotonic(), 0
+
+    def close(self) -> None:
+        """Completes the file."""
+        with _logged_errors():
+            self._complete()
+
+    def _lines(self, request: Decisions) -> Iterator[bytes]:
+        hidden = {*self._options.omitted, *self._options.hashed}
+        shown = {name: _array(packed).tolist() for name, packed in request.inputs.items() if name not in hidden}
+        for name in {*self._options.hashed} & request.inputs.keys():
+            rows, key = _array(request.inputs[name]), self._options.key.encode()
+            shown[name] = [hmac.new(key, row.tobytes(), hashlib.sha256).hexdigest() for row in rows]
+        shown |= {name: _array(packed).tolist() for name, packed in request.actions.items()}
+        masks = [_array(packed) for packed in request.mask.values()]
+        for i, event_id in enumerate(ids(request.event_id, request.rows)):
+            line = {'id': event_id, 'time': request.at, 'model': request.model, 'version': request.version}
+            line |= {'arm': request.arm, **{name: values[i] for name, values in shown.items()}}
+            line['probability'] = request.probabilities and request.probabilities[i]
+            if masks:
+                line['mask'] = np.flatnonzero(masks[0][i]).tolist()
+            yield json.dumps(line, separators=(',', ':')).encode() + b'\n'
+
+    def _begin(self) -> BinaryIO:
+        now = time.time_ns()
+        at = f'{time.strftime("%Y%m%dT%H%M%S", time.gmtime(now // 10**9))}.{now % 10**9:09}Z'
+        name = f'.decisions-{at}-{socket.gethostname()}-{uuid.uuid4().hex[:8]}{_SUFFIX}'
+        file: Any = (self._directory / name).open('xb', buffering=0)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what is locked is of a server that is alive
+        return file
+
+    def _complete(self) -> None:
+        path = pathlib.Path(self._file.name)
+        with self._file:
+            if os.path.getsize(path):
+                path.rename(path.with_name(path.name[1:]))
+            else:
+                path.unlink()
+        for whole in sorted(self._directory.glob(f'decisions-*{_SUFFIX}')):
+            if self._store:
+                self._store.upload(whole, whole.name)
+                whole.unlink()
+            elif self._options.keep_days and time.time() - whole.stat().st_mtime > self._options.keep_days * 86_400:
+                whole.unlink()
+
+    def _recover(self) -> None:
+        for path in self._directory.glob(f'.decisions-*{_SUFFIX}'):
+            with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open('r+b') as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.truncate(file.read().rfind(b'\n') + 1)
+                path.rename(path.with_name(path.name[1:]))
+
+
+def _array(packed: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
+    dtype, shape, data = packed
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+@contextlib.contextmanager
+def _logged_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        logging.log_every_n_seconds(logging.WARNING, 'could not write the decision log: %s', 30.0, error)
