@@ -20,7 +20,7 @@ from tflearn.core import background
 from tflearn.net import server_options
 
 _ACCEPT_SECS = 0.02  # in which gRPC accepts who has connected
-_YOUNG_SECS = 0.05
+_YOUNG_SECS = 0.1
 _LOOK_SECS = 5.0
 
 

@@ -38,7 +38,7 @@ _MAX_DETAILS = 1000
 _AT_ONCE_SECS = 0.02  # a request of a few kB is there with its head
 _WHOLE_SECS = 30.0
 _MAX_BYTES = 16 << 20  # of requests that are received slowly
-_BEGINNING = 4  # requests that begin to be received at the same time
+_BEGINNING = 2  # requests that begin to be received at the same time
 _FULL = 'RESOURCE_EXHAUSTED'
 # The work on the event loop takes milliseconds.
 _LOOP_SECS = 10.0
