@@ -138,9 +138,7 @@ def test_copy_has_its_own_weights(kind, name):
 
 
 def test_dueling_values_are_value_and_advantages():
-    net = _made(
-        lambda: networks.QNetwork(OBSERVATION, DISCRETE, NetworkOptions((16,)), networks.LastLayers(dueling=True))
-    )
+    net = _made(lambda: networks.QNetwork(OBSERVATION, DISCRETE, NetworkOptions((16,)), dueling=True))
     plain = _made(lambda: networks.QNetwork(OBSERVATION, DISCRETE, NetworkOptions((16,))))
     assert len(net.variables) == len(plain.variables) + 2
     bias = next(variable for variable in net.variables if 'value/bias' in variable.name and variable.shape == (1,))

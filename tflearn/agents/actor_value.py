@@ -182,6 +182,7 @@ class ActorValueAgent(parts.PartsAgent):
         optimizers: Mapping[str, Optimizer],
         loss: Any,
         normalizers: Normalizers = (None, None),
+        *,
         records_distribution: bool = False,
         targets: Targets | None = None,
     ):

@@ -130,7 +130,7 @@ class AppoAgent(impala.ImpalaAgent):
         outside = tf.cast(tf.abs(ratios - 1) > options.clip_epsilon, tf.float32)
         metrics = {'kl_to_target': divergence, 'surrogate_clipped_share': outside}
         metrics['kl_coefficient'] = tf.convert_to_tensor(self._kl_coefficient)
-        return impala.PolicyObjective(log_probs - unroll.behaviour_log_probs, loss, metrics)
+        return log_probs - unroll.behaviour_log_probs, loss, metrics
 
     def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
         info, taken = super()._step(experience, weights)

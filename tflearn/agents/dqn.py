@@ -18,16 +18,16 @@ from tf_agents.trajectories import trajectory
 from tf_agents.utils import common
 
 from tflearn.agents.algorithm import Example, factory
-from tflearn.agents.parts import Problem
+from tflearn.agents.parts import Problem, check_experience
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Queue, Uniform
+from tflearn.core.experience import Experience, Uniform
 from tflearn.core.layout import ColumnLayout
 from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent
 from tflearn.networks import noisy, spec_checks
 from tflearn.networks.action_embeddings import ActionEmbeddings, EmbeddedQNetwork
-from tflearn.networks.networks import DistributionalQNetwork, LastLayers, NetworkOptions, QNetwork
+from tflearn.networks.networks import DistributionalQNetwork, NetworkOptions, QNetwork
 from tflearn.optimization import conservative, distributional, schedules
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
@@ -103,20 +103,17 @@ def make_agent(
         specs, 'DQN', ('lstm_size', 'shared', 'critic_fc_layer_params'), fc_layer_params=(100, 50)
     )
     spec_checks.check_one_discrete_action(specs.action, 'DQN')
-    if isinstance(problem.experience.replay, Queue):
-        raise UserValueError(
-            'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
-        )
+    check_experience(problem.experience, 'DQN')
     mask, observation_spec = make_mask(specs, action_mask)
-    last = LastLayers(dueling, None if noisy_sigma is None else noisy.Noise(noisy_sigma))
+    noise = None if noisy_sigma is None else noisy.Noise(noisy_sigma)
     parts = (observation_spec, specs.action, network)
-    made, q_network = _kind(parts, double, distribution, action_embeddings, last)
+    made, q_network = _kind(parts, double, distribution, action_embeddings, {'dueling': dueling, 'noise': noise})
     return made(
         *(specs.time_step, specs.action),
         q_network=q_network,
         optimizer=problem.optimizers({'dqn': 1e-3})['dqn'],
         conservative_weight=conservative_weight,
-        noise=last.noise,
+        noise=noise,
         observation_and_action_constraint_splitter=mask,
         epsilon_greedy=problem.scheduled(epsilon),
         n_step_update=problem.experience.slicing.sequence_length - 1,
@@ -135,20 +132,20 @@ def _kind(
     double: bool,
     distribution: distributional.Distribution | None,
     action_embeddings: ActionEmbeddings | None,
-    last: LastLayers,
+    last_layers: dict[str, Any],
 ) -> tuple[Callable[..., '_DqnAgent'], QNetwork]:
     """Returns the agent's class, or what makes it, and the network, of the specs and layers."""
     plain = _DdqnAgent if double else _DqnAgent
     if action_embeddings is not None:
-        if distribution is not None or last != LastLayers():
+        if distribution is not None or any(last_layers.values()):
             raise UserValueError(
                 'got action_embeddings with dueling, distribution or noisy_sigma; need none of them: the values of '
                 'embedded actions have last layers of their own'
             )
         return plain, EmbeddedQNetwork(*parts, action_embeddings)
     if distribution is None:
-        return plain, QNetwork(*parts, last)
-    network = DistributionalQNetwork(*parts, num_outputs=distribution.num, means=distribution.means, last=last)
+        return plain, QNetwork(*parts, **last_layers)
+    network = DistributionalQNetwork(*parts, num_outputs=distribution.num, means=distribution.means, **last_layers)
     return functools.partial(_DistributionalAgent, distribution, double), network
 
 

@@ -57,18 +57,9 @@ class Unroll(NamedTuple):
     valid: tf.Tensor
 
 
-class PolicyObjective(NamedTuple):
-    """How the policy is trained.
-
-    Attributes:
-      log_ratios: float32 [B, T], the logs of V-trace's ratios.
-      loss: advantages [B, T] -> losses [B, T].
-      metrics: additional metrics [B, T], by name.
-    """
-
-    log_ratios: tf.Tensor
-    loss: Callable[[tf.Tensor], tf.Tensor]
-    metrics: Mapping[str, tf.Tensor]
+# How the policy is trained: the logs of V-trace's ratios, float32 [B, T]; advantages [B, T] -> losses [B, T]; and
+# additional metrics [B, T], by name.
+PolicyObjective = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor], Mapping[str, tf.Tensor]]
 
 
 EXAMPLE = Example(
@@ -102,7 +93,7 @@ def make_agent(
     network = complete(problem, 'IMPALA')
     optimizers = make_optimizers(problem)
     actor_value = ActorValueNetwork(problem.specs, network, action_mask)
-    return ImpalaAgent(problem, actor_value, optimizers, loss, off_policy_correction)
+    return ImpalaAgent(problem, actor_value, optimizers, loss, off_policy_correction=off_policy_correction)
 
 
 def make_optimizers(problem: Problem) -> dict[str, Optimizer]:
@@ -134,16 +125,10 @@ class ImpalaAgent(ActorValueAgent):
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        network: ActorValueNetwork,
-        optimizers: Mapping[str, Optimizer],
-        loss: ImpalaLoss,
-        off_policy_correction: bool = True,
-        targets: Targets | None = None,
+        self, problem: Problem, *args: Any, off_policy_correction: bool = True, targets: Targets | None = None
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`. `targets` are those of an extension."""
-        super().__init__(problem, network, optimizers, loss, records_distribution=True, targets=targets)
+        """Takes the arguments of `ActorValueAgent`; see `make_agent`. `targets` are those of an extension."""
+        super().__init__(problem, *args, records_distribution=True, targets=targets)
         self._corrects, self._stored_state = off_policy_correction, problem.experience.slicing.store_policy_state
 
     def _optimized(self, part: str) -> list[str]:
@@ -157,9 +142,9 @@ class ImpalaAgent(ActorValueAgent):
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         def loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             options, unroll = self._options, self._unroll(experience, training)
-            objective = self._objective(unroll, training)
-            targets, advantages = self._vtrace_targets(unroll, objective.log_ratios)
-            policy_loss = objective.loss(advantages)
+            log_ratios, loss_of, more = self._objective(unroll, training)
+            targets, advantages = self._vtrace_targets(unroll, log_ratios)
+            policy_loss = loss_of(advantages)
             value_loss = 0.5 * tf.square(targets - unroll.values[:, :-1])
             entropy = common.entropy(unroll.distribution, self.action_spec, outer_rank=2)[:, :-1]
             losses = (
@@ -167,8 +152,8 @@ class ImpalaAgent(ActorValueAgent):
                 + options.value_coefficient * value_loss
                 - options.entropy_weight(self.train_step_counter) * entropy
             )
-            metrics = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **objective.metrics}
-            metrics |= self._off_policy(unroll, objective) | parts.moments(unroll.values[:, :-1], targets)
+            metrics = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **more}
+            metrics |= self._off_policy(unroll, log_ratios) | parts.moments(unroll.values[:, :-1], targets)
             if options.reduction == 'sum':
                 of_items = 1.0 if weights is None else weights[:, tf.newaxis]
                 return tf.reduce_sum(tf.where(unroll.valid, of_items * losses, 0.0)), metrics
@@ -215,11 +200,11 @@ class ImpalaAgent(ActorValueAgent):
         """Returns how the policy is trained: here by its gradient, weighted with V-trace's advantages."""
         del training
         log_ratios = unroll.log_probs - unroll.behaviour_log_probs
-        return PolicyObjective(log_ratios, lambda advantages: -advantages * unroll.log_probs, {})
+        return log_ratios, lambda advantages: -advantages * unroll.log_probs, {}
 
-    def _off_policy(self, unroll: Unroll, objective: PolicyObjective) -> dict[str, tf.Tensor]:
+    def _off_policy(self, unroll: Unroll, log_ratios: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns metrics [B, T] of the difference between the policy and the one that acted."""
-        log_ratios, bound = objective.log_ratios, self._options.rho_bar
+        bound = self._options.rho_bar
         ratios = vtrace.clipped_ratios(log_ratios, bound)
         behaviour = self._network.distribution(unroll.experience.policy_info)
         divergence = ppo_utils.nested_kl_divergence(behaviour, unroll.distribution, outer_dims=(0, 1))

@@ -16,7 +16,6 @@ that does not depend on the observation, as in the paper. Discrete actions have 
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import tensorflow as tf
@@ -34,7 +33,6 @@ from tflearn.networks import critics as critics_lib
 from tflearn.networks import spec_checks
 from tflearn.networks.critics import Targets
 from tflearn.optimization import offline_loss
-from tflearn.optimization.optimizers import Optimizer
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=1_000, samples_per_insert=256.0), batch=BatchItems(256)
@@ -93,7 +91,8 @@ def make_agent(
     critics = critics_lib.make(observation_spec, specs.action, network)
     actor_value = ActorValueNetwork(specs, dataclasses.replace(network, critic_fc_layer_params=None), action_mask)
     optimizers = problem.optimizers(dict.fromkeys(('value', 'actor', 'critic'), 3e-4))
-    return IQLAgent(problem, actor_value, critics, Targets([critics], target_update_tau), optimizers, loss)
+    given = problem, actor_value, optimizers, loss
+    return IQLAgent(*given, critics=critics, target_update_tau=target_update_tau)
 
 
 class IQLAgent(ActorValueAgent):
@@ -104,17 +103,9 @@ class IQLAgent(ActorValueAgent):
     recorded actions.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        network: ActorValueNetwork,
-        critics: tuple[critics_lib.Critics, critics_lib.Critics],
-        targets: Targets,
-        optimizers: Mapping[str, Optimizer],
-        loss: IQLLoss,
-    ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
-        super().__init__(problem, network, optimizers, loss, targets=targets)
+    def __init__(self, *args: Any, critics: tuple[critics_lib.Critics, critics_lib.Critics], target_update_tau: float):
+        """Takes the arguments of `ActorValueAgent`, and the critics, trained and of the targets; see `make_agent`."""
+        super().__init__(*args, targets=Targets([critics], target_update_tau))
         self._critics, self._target_critics = critics
 
     def _trained(self, part: str) -> list[Any]:

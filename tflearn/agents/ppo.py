@@ -9,7 +9,6 @@ With one epoch of one minibatch, without clipping, this is the advantage actor-c
 """
 
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -28,7 +27,6 @@ from tflearn.core.moments import variable
 from tflearn.core.types import Agent
 from tflearn.networks import recurrent
 from tflearn.optimization import ppo_loss
-from tflearn.optimization.optimizers import Optimizer
 from tflearn.optimization.ppo_loss import PPOLoss
 
 # Sequences of 128 transitions and the observation after them, with which the next sequence starts.
@@ -162,17 +160,10 @@ class PPOAgent(ActorValueAgent):
       trains_on_sequences: whether minibatches have to be of complete sequences, for a network with memory.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        network: ActorValueNetwork,
-        optimizers: Mapping[str, Optimizer],
-        loss: PPOLoss,
-        normalizers: Normalizers,
-    ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
-        super().__init__(problem, network, optimizers, loss, normalizers, records_distribution=True)
-        self.trains_on_sequences = bool(network.state_spec)
+    def __init__(self, *args: Any):
+        """Takes the arguments of `ActorValueAgent`, with the normalizers; see `make_agent`."""
+        super().__init__(*args, records_distribution=True)
+        loss, self.trains_on_sequences = self._options, bool(self._network.state_spec)
         self._kl_coefficient = variable(float(loss.kl_coefficient), 'kl_coefficient')
         self._divergence = variable(loss.kl_target or 0.0, 'divergence')
 

@@ -22,7 +22,7 @@ action are no inputs of the network, unless the observation has them. Adam is th
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tf_agents.policies import epsilon_greedy_policy, q_policy
@@ -115,23 +115,9 @@ def make_agent(
         return recurrent.RecurrentQNetwork(observation_spec, specs.action, features, dueling, name)
 
     optimizers = problem.optimizers({'r2d2': 1e-3}, 40.0)
-    networks = Networks(q_network('QNetwork'), q_network('TargetNetwork'), mask)
-    targets = Targets([networks[:2]], target_update_tau, target_update_period)
-    return R2D2Agent(problem, networks, optimizers, targets, loss, problem.scheduled(epsilon))
-
-
-class Networks(NamedTuple):
-    """The agent's networks.
-
-    Attributes:
-      trained: the network that acts.
-      target: the network of the targets.
-      action_mask: divides observations into the mask of legal actions and the rest; None takes them as they are.
-    """
-
-    trained: recurrent.RecurrentQNetwork
-    target: recurrent.RecurrentQNetwork
-    action_mask: ActionMask | None
+    networks = q_network('QNetwork'), q_network('TargetNetwork')
+    targets = Targets([networks], target_update_tau, target_update_period)
+    return R2D2Agent(problem, networks, mask, optimizers, targets, loss, problem.scheduled(epsilon))
 
 
 class R2D2Agent(parts.PartsAgent):
@@ -145,20 +131,21 @@ class R2D2Agent(parts.PartsAgent):
     def __init__(
         self,
         problem: Problem,
-        networks: Networks,
+        networks: tuple[recurrent.RecurrentQNetwork, recurrent.RecurrentQNetwork],
+        mask: ActionMask | None,
         optimizers: Mapping[str, Optimizer],
         targets: Targets,
         loss: R2D2Loss,
         epsilon: Any,
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
-        self._options = loss
-        self._network, self._target, self._action_mask = networks
+        """Makes the agent, within the strategy's scope; see `make_agent`. `networks` are the trained and the target."""
+        self._options, self._action_mask = loss, mask
+        self._network, self._target = networks
         policy = q_policy.QPolicy(
             problem.specs.time_step,
             problem.specs.action,
-            networks.trained,
-            observation_and_action_constraint_splitter=networks.action_mask,
+            self._network,
+            observation_and_action_constraint_splitter=mask,
         )
         explored = epsilon_greedy_policy.EpsilonGreedyPolicy(policy, epsilon)
         super().__init__(problem, explored, optimizers, targets, policy)

@@ -10,7 +10,6 @@ steps are used several times, and advantages are those at an iteration's start; 
 normalized by running statistics instead of PopArt; temperature and multipliers have an optimizer of their own.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -18,13 +17,10 @@ from tf_agents.agents import tf_agent
 from tf_agents.utils import common
 
 from tflearn.agents import parts, ppo
-from tflearn.agents.actor_value import ActorValueNetwork
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
-from tflearn.agents.normalizer import Normalizers
 from tflearn.agents.parts import Problem
 from tflearn.core.types import Agent
 from tflearn.optimization import ppo_loss, v_mpo_loss
-from tflearn.optimization.optimizers import Optimizer
 from tflearn.optimization.v_mpo_loss import VMPOLoss
 
 EXPERIENCE = ppo.EXPERIENCE
@@ -71,15 +67,8 @@ class VMPOAgent(ppo.PPOAgent):
     `explained_variance` of the values, and `valid_share`.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        network: ActorValueNetwork,
-        optimizers: Mapping[str, Optimizer],
-        loss: VMPOLoss,
-        normalizers: Normalizers,
-    ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
+    def __init__(self, problem: Problem, network: Any, optimizers: Any, loss: VMPOLoss, normalizers: Any):
+        """Takes the arguments of PPO's agent, with another loss; see `make_agent`."""
         samples = ppo_loss.PPOLoss(gamma=loss.gamma, lambda_=loss.lambda_, normalize_advantages=False)
         super().__init__(problem, network, optimizers, samples, normalizers)
         self._v_mpo = loss

@@ -19,9 +19,10 @@ from absl import logging
 
 from tflearn.core import background
 from tflearn.core.errors import UserRuntimeError
-from tflearn.files import digests, store_layout
+from tflearn.files import digests, numbered, store_layout
 from tflearn.files.lock import Store
 from tflearn.files.objects import Objects, Version
+from tflearn.files.run_dir import write_atomically
 from tflearn.files.store_layout import Role
 
 _POLL_SECS = 2.0
@@ -336,9 +337,11 @@ class StoreCopy(Store):
         try:
             self._make_folder(path)
             if store_layout.is_link(name) and name.endswith(('/best', '/latest')):
-                _link(path, content)
+                if not content.isdigit():  # it would lead elsewhere
+                    raise store_layout.BadObject(f'got a link to {content[:80]!r}; need the number of a version')
+                numbered.put_link(path, content.decode())
             else:
-                _place(path, content)
+                write_atomically(path, content)
         except (store_layout.BadObject, *_OCCUPIED) as error:
             self._pass_over(name, version, error)
         else:
@@ -437,19 +440,3 @@ def _by_set(files: Mapping[str, os.stat_result]) -> dict[str, dict[str, _Local]]
 def _by_number(key: str) -> tuple[int, str]:
     number = ''.join(filter(str.isdecimal, key.rpartition('/')[2]))
     return int(number or 0), key
-
-
-def _place(path: pathlib.Path, content: bytes) -> None:
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-
-
-def _link(path: pathlib.Path, target: bytes) -> None:
-    """Makes a link to a version. Raises BadObject if it would lead elsewhere."""
-    if not target.isdigit():
-        raise store_layout.BadObject(f'got a link to {target[:80]!r}; need the number of a version')
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    temporary.unlink(missing_ok=True)
-    os.symlink(target, temporary)
-    os.replace(temporary, path)

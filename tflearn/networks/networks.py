@@ -146,19 +146,6 @@ class _WithMemory(network.Network):
         return self._memory(features, step_type, network_state, training=training)
 
 
-@dataclasses.dataclass(frozen=True)
-class LastLayers:
-    """What the last layers of a network of values are.
-
-    Attributes:
-      dueling: whether they compute the observation's value and the actions' advantages.
-      noise: makes the fully connected layers and the last one noisy, in float32; None does not.
-    """
-
-    dueling: bool = False
-    noise: noisy.Noise | None = None
-
-
 class QNetwork(q_network.QNetwork):
     """Observation -> values of the actions, float32 [B, num_actions]."""
 
@@ -169,7 +156,8 @@ class QNetwork(q_network.QNetwork):
         input_tensor_spec: types.TensorSpec,
         action_spec: types.BoundedTensorSpec,
         options: NetworkOptions,
-        last: LastLayers = LastLayers(),
+        dueling: bool = False,
+        noise: noisy.Noise | None = None,
         name: str = 'QNetwork',
     ):
         """Makes no variables yet.
@@ -178,7 +166,8 @@ class QNetwork(q_network.QNetwork):
           input_tensor_spec: the observation's spec; `encoder` encodes observations.
           action_spec: the spec of one discrete action.
           options: the layers before the last ones.
-          last: what the last layers are.
+          dueling: whether the last layers compute the observation's value and the actions' advantages.
+          noise: makes the fully connected layers and the last one noisy, in float32; None does not.
           name: the network's name.
         """
         units = tuple(options.fc_layer_params or ())
@@ -186,21 +175,23 @@ class QNetwork(q_network.QNetwork):
             input_tensor_spec,
             action_spec,
             **options.arguments(input_tensor_spec),
-            fc_layer_params=() if last.noise else units,
+            fc_layer_params=() if noise else units,
             dtype=tf.keras.mixed_precision.global_policy(),
             name=name,
         )
-        self._q_value_layer = self._last_layer(heads.in_float32(self._q_value_layer), last)
-        if last.noise:
-            self._q_value_layer = noisy.Layers(units, last.noise, self._q_value_layer)
+        self._q_value_layer = self._last_layer(heads.in_float32(self._q_value_layer), dueling, noise)
+        if noise:
+            self._q_value_layer = noisy.Layers(units, noise, self._q_value_layer)
         if options.make_network is not None:
             self._encoder = options.make_encoder(input_tensor_spec, 'encoder')
 
-    def _last_layer(self, plain: tf.keras.layers.Dense, last: LastLayers) -> tf.keras.layers.Layer:
-        values = noisy.NoisyDense(plain.units, last.noise, name='values') if last.noise else plain
-        if not last.dueling:
+    def _last_layer(
+        self, plain: tf.keras.layers.Dense, dueling: bool, noise: noisy.Noise | None
+    ) -> tf.keras.layers.Layer:
+        values = noisy.NoisyDense(plain.units, noise, name='values') if noise else plain
+        if not dueling:
             return values
-        return Dueling(values, noisy.NoisyDense(1, last.noise, name='value') if last.noise else None)
+        return Dueling(values, noisy.NoisyDense(1, noise, name='value') if noise else None)
 
 
 class Dueling(tf.keras.layers.Layer):
@@ -261,7 +252,8 @@ class DistributionalQNetwork(QNetwork):
         *,
         num_outputs: int,
         means: Callable[[tf.Tensor], tf.Tensor],
-        last: LastLayers = LastLayers(),
+        dueling: bool = False,
+        noise: noisy.Noise | None = None,
         name: str = 'DistributionalQNetwork',
     ):
         """Makes no variables yet.
@@ -272,16 +264,18 @@ class DistributionalQNetwork(QNetwork):
           options: the layers before the last ones.
           num_outputs: N, the numbers that are an action's distribution.
           means: returns float32 [..., num_actions] of float32 [..., num_actions, N].
-          last: what the last layers are; dueling ones compute the observation's distribution and the actions'
-            differences from it.
+          dueling: whether the last layers compute the observation's distribution and the actions' differences from it.
+          noise: see `QNetwork`.
           name: the network's name.
         """
         self._num_outputs = num_outputs
-        super().__init__(input_tensor_spec, action_spec, options, last, name)
+        super().__init__(input_tensor_spec, action_spec, options, dueling, noise, name)
         self._means = means
 
-    def _last_layer(self, plain: tf.keras.layers.Dense, last: LastLayers) -> tf.keras.layers.Layer:
-        return _Outputs(plain.units, self._num_outputs, last)
+    def _last_layer(
+        self, plain: tf.keras.layers.Dense, dueling: bool, noise: noisy.Noise | None
+    ) -> tf.keras.layers.Layer:
+        return _Outputs(plain.units, self._num_outputs, dueling, noise)
 
     def outputs(self, observation: Any, step_type: tf.Tensor | None = None, training: bool = False) -> tf.Tensor:
         """Returns the actions' distributions, float32 [B, num_actions, N]."""
@@ -296,18 +290,18 @@ class DistributionalQNetwork(QNetwork):
 class _Outputs(tf.keras.layers.Layer):
     """Features [..., F] -> float32 [..., num_actions, N], with the dueling layer's equation for each of the N."""
 
-    def __init__(self, num_actions: int, num_outputs: int, last: LastLayers):
+    def __init__(self, num_actions: int, num_outputs: int, dueling: bool, noise: noisy.Noise | None):
         super().__init__(dtype='float32', name='outputs')
         small = tf.keras.initializers.RandomUniform(-0.03, 0.03)
 
         def make(units: int, name: str, **settings: Any) -> tf.keras.layers.Layer:
-            if last.noise:
-                return noisy.NoisyDense(units, last.noise, name=name)
+            if noise:
+                return noisy.NoisyDense(units, noise, name=name)
             return tf.keras.layers.Dense(units, name=name, **settings)
 
         self._shape = (num_actions, num_outputs)
         self._actions = make(num_actions * num_outputs, 'actions', kernel_initializer=small)
-        self._state = make(num_outputs, 'state') if last.dueling else None
+        self._state = make(num_outputs, 'state') if dueling else None
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """See the class."""
