@@ -32,6 +32,14 @@ def test_counts_are_summed_over_collectors_not_over_reports(coordinating, run):
     assert reader.env_steps == 160
 
 
+def test_means_are_over_the_newest_episodes(coordinating, run):
+    server, learner = run
+    reader = reports.ReportReader(learner, num_episodes=2)
+    reports.Reporter(coordinating.job(server)).report(_steps(10), _episodes(1.0, 2.0, 6.0))
+    reader.read()
+    assert reader.mean_return == reader.metrics()['mean_return'] == 4.0
+
+
 def test_all_counts_and_metrics_arrive(coordinating, run):
     server, learner = run
     first, second = reports.Reporter(coordinating.job(server)), reports.Reporter(coordinating.job(server))

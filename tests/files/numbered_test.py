@@ -1,7 +1,9 @@
+import os
+
 import pytest
 import tensorflow as tf
 
-from tflearn.files.numbered import CheckpointFiles, Numbered, newest_checkpoint
+from tflearn.files.numbered import CheckpointFiles, KeepEvery, Numbered, newest_checkpoint
 
 
 def test_names_of_one_form_are_numbered(tmp_path):
@@ -25,7 +27,7 @@ def test_a_directory_is_complete_with_all_that_it_needs(tmp_path):
 
 
 def _write(directory, *steps, max_to_keep=2, keep_every_steps=None, damaged=()):
-    files = CheckpointFiles(directory, max_to_keep, keep_every_steps)
+    files = CheckpointFiles(directory, max_to_keep, KeepEvery(keep_every_steps))
     files.damaged.update(damaged)
     for step in steps:
         files.write(step, tf.train.Checkpoint(step=tf.Variable(step)).write)
@@ -61,6 +63,14 @@ def test_interval_longer_than_the_run_keeps_no_more(tmp_path):
     assert _write(tmp_path, 1, 2, 3, 4, keep_every_steps=1000) == [3, 4]
 
 
+def test_keeps_one_of_each_time(tmp_path):
+    files = CheckpointFiles(tmp_path, max_to_keep=1, keep_every=KeepEvery(hours=2.0))
+    for step in range(8):  # written every 50 minutes
+        files.write(step, tf.train.Checkpoint(step=tf.Variable(step)).write)
+        os.utime(files.path(step), (1e9 + 3000 * step,) * 2)
+    assert files.numbers() == [0, 3, 6, 7]
+
+
 def test_damaged_checkpoints_do_not_count(tmp_path):
     assert _write(tmp_path, 8, 9, keep_every_steps=9) == [8, 9]
     assert _write(tmp_path, 8, max_to_keep=1, keep_every_steps=9, damaged=[9]) == [8]
@@ -80,7 +90,7 @@ def test_failed_write_changes_nothing(tmp_path):
         raise OSError('disk full')
 
     with pytest.raises(OSError, match='disk full'):
-        CheckpointFiles(tmp_path, 2, None).write(2, fail)
+        CheckpointFiles(tmp_path, 2).write(2, fail)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -96,15 +106,15 @@ def test_removes_files_of_a_killed_process(tmp_path):
 
 def test_rejects_invalid_arguments(tmp_path):
     with pytest.raises(ValueError, match='max_to_keep=0'):
-        CheckpointFiles(tmp_path, 0, None)
-    with pytest.raises(ValueError, match='keep_every_steps=0'):
-        CheckpointFiles(tmp_path, 1, 0)
+        CheckpointFiles(tmp_path, 0)
+    with pytest.raises(ValueError, match='KeepEvery.steps=0'):
+        KeepEvery(0)
     with pytest.raises(ValueError, match='need a checkpoint'):
         newest_checkpoint(tmp_path / 'nowhere')
 
 
 def test_keeps_what_is_needed_elsewhere(tmp_path):
-    files = CheckpointFiles(tmp_path, 1, None, needed=lambda: [1, 7])
+    files = CheckpointFiles(tmp_path, 1, needed=lambda: [1, 7])
     for step in (1, 2, 3):
         files.write(step, tf.train.Checkpoint(step=tf.Variable(step)).write)
     assert files.numbers() == [1, 3]
@@ -112,7 +122,7 @@ def test_keeps_what_is_needed_elsewhere(tmp_path):
 
 def test_sets_a_checkpoint_aside(tmp_path):
     _write(tmp_path, 1, 2)
-    files = CheckpointFiles(tmp_path, 2, None)
+    files = CheckpointFiles(tmp_path, 2)
     names = {path.name for path in files.files(2)}
     files.set_aside(2)
     assert files.numbers() == [1]

@@ -92,7 +92,11 @@ def test_runs_to_the_end_and_can_be_continued(tmp_path):
     result = read_json(run_dir.train_result)
     assert (result['reason'], result['train_step']) == ('num_train_steps 121 reached', 121)
     assert restored == [1]
-    assert written_summaries.texts(run_dir.summaries('train')) == {'run/seed': '3', 'run/note': 'mine'}
+    texts = written_summaries.texts(run_dir.summaries('train'))
+    networks = texts.pop('run/networks')
+    assert texts == {'run/seed': '3', 'run/note': 'mine'}
+    assert '* `_q_network` (' in networks
+    assert '): 58\n' in networks, '4 x 8 + 8 and 8 x 2 + 2 weights'
     scalars = written_summaries.scalars(run_dir.summaries('train'))
     assert {20, 40, 60, 80, 100, 120} <= set(scalars['train/replay_size'])
     assert set(written_summaries.histograms(run_dir.summaries('train'))['data/policy_lag']) >= {20, 120}

@@ -58,7 +58,9 @@ def test_runs_to_the_end_and_can_be_continued(small_run, caplog):
     assert result['env_steps'] > 0
     assert restored == [1]
     summaries = small_run.dir.summaries('train')
-    assert written_summaries.texts(summaries) == {'run/seed': '3', 'run/config_hash': 'mine'}
+    texts = written_summaries.texts(summaries)
+    assert texts.pop('run/networks').startswith('* `agent` (')
+    assert texts == {'run/seed': '3', 'run/config_hash': 'mine'}
     assert list(written_summaries.scalars(summaries)['train/replay_size']) == [60, 120]
     assert set(written_summaries.histograms(summaries)['data/policy_lag']) == {60, 120}
     collected = written_summaries.scalars(small_run.dir.summaries('collect'))

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tflearn.files.manifests import Manifests
+from tflearn.files.numbered import KeepEvery
 from tflearn.learner.checkpoints import Checkpoints
 
 
@@ -112,11 +113,11 @@ def test_saved_step(tmp_path):
 
 
 def test_save_after_a_damaged_newest_checkpoint(tmp_path):
-    saver = Checkpoints(tmp_path, _objects(), max_to_keep=1, keep_every_steps=9)
+    saver = Checkpoints(tmp_path, _objects(), max_to_keep=1, keep_every=KeepEvery(9))
     for step in (5, 9, 20):
         saver.save(step)
     (tmp_path / 'ckpt-20.data-00000-of-00001').write_bytes(b'')
-    goes_on = Checkpoints(tmp_path, _objects(), max_to_keep=1, keep_every_steps=9)
+    goes_on = Checkpoints(tmp_path, _objects(), max_to_keep=1, keep_every=KeepEvery(9))
     assert goes_on.restore_newest() == str(tmp_path / 'ckpt-9')
     goes_on.save(12)
     assert sorted(path.name for path in tmp_path.glob('*.index')) == ['ckpt-12.index', 'ckpt-9.index']

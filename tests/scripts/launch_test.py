@@ -176,6 +176,7 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
     RunDir(tmp_path / 'run').shard_checkpoints(2).mkdir(parents=True)
     ended = launch('--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2', cwd=tmp_path)
     assert ended.returncode == 2 and 'whose replay was saved by 3; need as many' in ended.stderr
+    assert 'warning: got 2 replay servers for 1 collectors; each writes to one' in ended.stderr
     assert not RunDir(tmp_path / 'run').logs.exists()
 
 

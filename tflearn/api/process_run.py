@@ -130,6 +130,7 @@ def run(
       RuntimeError: if the scheduler refuses a job.
     """
     _check_location(run_dir, backend.name)
+    _warn_of_empty_servers(num_replay_servers, num_collectors)
     path = files.resolve(gin_file)
     its_gin_file, gin_files = _in_image(gin_file, path) if backend.name == 'kubernetes' else (str(path), {})
     bindings = (f'--gin_bindings={binding}' for binding in gin_bindings)
@@ -137,10 +138,9 @@ def run(
     reserved, several = contextlib.ExitStack(), num_replay_servers > 1
     relays = num_collectors // _PER_RELAY * (num_collectors > _WITHOUT_RELAYS) if num_relays is None else num_relays
     given = backend.name, num_replay_servers, relays, coordinator_address, more_flags, reserved
-    addresses = _addresses(run_dir, *given)
     its_flags = (f'--run_dir={run_dir.location}', *(flag for flag in more_flags if '_token=' in flag))
     alone = several if coordinator_alone is None else coordinator_alone
-    addresses = dataclasses.replace(addresses, alone=alone, flags=its_flags)
+    addresses = dataclasses.replace(_addresses(run_dir, *given), alone=alone, flags=its_flags)
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
     flags += ['--code_snapshot'] * code_snapshot + [each for each in more_flags if each not in addresses.replay_flags]
     topology = run_topology(
@@ -206,6 +206,14 @@ def _check_location(run_dir: RunDir, backend: str) -> None:
         raise UserValueError(
             f'got root_dir={run_dir.location} with --backend={backend}; need a directory that all machines share, '
             'or the local backend; elsewhere start the jobs by their programs, which take a URL'
+        )
+
+
+def _warn_of_empty_servers(num_replay_servers: int, num_collectors: int) -> None:
+    if num_replay_servers > num_collectors:
+        sys.stderr.write(
+            f'tflearn-launch: warning: got {num_replay_servers} replay servers for {num_collectors} collectors; each '
+            'writes to one of them, so others stay empty; start more collectors\n'
         )
 
 

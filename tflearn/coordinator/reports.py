@@ -25,7 +25,6 @@ Episode = Mapping[str, float]
 ENV_STEPS_LIMIT = 'env_steps_limit'  # in a report's counts: `CollectOptions.max_env_steps`
 MAX_EPISODES = 256  # of a report
 _MAX_KEPT = 1000  # episodes that wait for an acknowledgement
-_NEWEST_EPISODES = 100
 _REPORTED = 'reported_episodes'
 _FORGOTTEN = 'forgotten'  # stands for all collectors that were forgotten
 
@@ -115,10 +114,12 @@ class ReportReader(tf.train.experimental.PythonState):
         coordinator: Coordinator,
         on_report: Callable[[control.Report], None] = lambda report: None,
         clock: Callable[[], float] = time.monotonic,
+        num_episodes: int = 100,
     ):
         """
         Args:
           on_report: called with each report, on the thread that reads it.
+          num_episodes: the number of the newest episodes that means are taken over.
           clock: returns the time [s].
         """
         self._coordinator, self._on_report, self._clock = coordinator, on_report, clock
@@ -128,6 +129,7 @@ class ReportReader(tf.train.experimental.PythonState):
         self._reading, self._read_from, self._after = threading.Lock(), '', 0
         self._next_episodes: dict[str, int] = {}  # the number of the next one of each sender
         self._counts: dict[str, dict[str, int]] = {}
+        self._num_newest = num_episodes
         self._episodes: list[Episode] = []
 
     @property
@@ -142,12 +144,12 @@ class ReportReader(tf.train.experimental.PythonState):
 
     @property
     def mean_return(self) -> float | None:
-        """The mean return of the newest 100 episodes; None before the first has ended."""
+        """The mean return of the newest episodes; None before the first has ended."""
         episodes = self._episodes
         return _mean('return', episodes) if episodes else None
 
     def metrics(self) -> dict[str, float | None]:
-        """Returns the counts, summed over collectors, and 'mean_<name>' of the newest 100 episodes' metrics."""
+        """Returns the counts, summed over collectors, and 'mean_<name>' of the newest episodes' metrics."""
         metrics: dict[str, float | None] = {'env_steps': 0, 'mean_return': None}
         for counts in self._counts.values():
             for name, count in counts.items():
@@ -199,7 +201,7 @@ class ReportReader(tf.train.experimental.PythonState):
                 if 'env_steps' in report.counts:
                     self._live_until[owner] = now + report.lease.ttl_secs
             self._forget(counts)
-            self._counts, self._episodes = counts, episodes[-_NEWEST_EPISODES:]
+            self._counts, self._episodes = counts, episodes[-self._num_newest :]
             self._next_episodes = {owner: number for owner, number in next_episodes.items() if owner in counts}
         for report in reports:
             self._on_report(report)

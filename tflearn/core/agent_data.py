@@ -113,6 +113,25 @@ def make_slots(agent: Any) -> None:
             optimizer.build(variables)
 
 
+def module_tree(agent: Any) -> str:
+    """Returns the agent's parts that have variables, as a list of Markdown: name, class, and the number of values."""
+    seen: set[int] = set()
+    lines: list[str] = []
+
+    def add(name: str, part: Any, depth: int) -> None:
+        view = tf.train.TrackableView(part)
+        sizes = [each.shape.num_elements() for each in view.descendants() if isinstance(each, tf.Variable)]
+        if id(part) in seen or isinstance(part, tf.Variable) or not sizes:
+            return
+        seen.add(id(part))
+        lines.append(f'{"    " * depth}* `{name}` ({type(part).__name__}): {sum(sizes):,}')
+        for child_name, child in view.children(part).items():
+            add(child_name, child, depth + 1)
+
+    add('agent', agent, 0)
+    return '\n'.join(lines)
+
+
 def own_length(agent: Any) -> int | None:
     """Returns the number of rows of a sequence that `train` takes; None for any."""
     return 1 if _outer_dims(agent) == 1 else getattr(agent, 'train_sequence_length', None)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import PositiveInt, checked
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked, checked_dataclass
 from tflearn.files import lock
 from tflearn.files.run_dir import write_atomically
 
@@ -218,6 +218,19 @@ def _machine() -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
+@checked_dataclass(frozen=True)
+class KeepEvery:
+    """Which checkpoints are never deleted; None: no such rule.
+
+    Attributes:
+      steps: the first one at or after each multiple of so many train steps.
+      hours: the first one, and each that was written so long after the last one that this rule keeps.
+    """
+
+    steps: PositiveInt | None = None
+    hours: PositiveFloat | None = None
+
+
 class CheckpointFiles(Numbered):
     """The learner's checkpoints in one directory, written by one process.
 
@@ -233,17 +246,17 @@ class CheckpointFiles(Numbered):
         self,
         directory: str | os.PathLike[str],
         max_to_keep: PositiveInt = 1,
-        keep_every_steps: PositiveInt | None = None,
+        keep_every: KeepEvery = KeepEvery(),
         needed: Callable[[], Collection[int]] = tuple,
     ):
         """
         Args:
-          keep_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
+          keep_every: which ones are never deleted, besides.
           needed: returns the train steps of more checkpoints that are kept.
         """
         super().__init__(directory, 'ckpt-{}.index', others='ckpt-{}.data-*')
         self.damaged: set[int] = set()
-        self._max_to_keep, self._keep_every_steps, self._needed = max_to_keep, keep_every_steps, needed
+        self._max_to_keep, self._keep_every, self._needed = max_to_keep, keep_every, needed
 
     def prefix(self, step: int) -> str:
         """Returns the beginning of the paths of a checkpoint's files, as TensorFlow names the checkpoint."""
@@ -276,10 +289,16 @@ class CheckpointFiles(Numbered):
         """Returns the train steps of the checkpoints to keep once the one of step `written` is there."""
         readable = [step for step in self.numbers() if step not in self.damaged]
         kept = {*readable[-self._max_to_keep :], written, *(set(self._needed()) & set(readable))}
-        if self._keep_every_steps is not None:
+        if self._keep_every.steps is not None:
             # The first after each multiple stays the first, whichever later ones are deleted.
-            first = {step // self._keep_every_steps: step for step in reversed(readable)}
+            first = {step // self._keep_every.steps: step for step in reversed(readable)}
             kept |= {step for multiple, step in first.items() if multiple > 0}
+        if self._keep_every.hours is not None:
+            next_at = 0.0
+            for step in readable:
+                if (written_at := self.path(step).stat().st_mtime) >= next_at:
+                    kept.add(step)
+                    next_at = written_at + 3600 * self._keep_every.hours
         return kept
 
     def _write_state(self, steps: list[int]) -> None:

@@ -63,7 +63,8 @@ class RemoteCollectors(Collectors):
         self._credits = CreditIssuer.make(
             coordinator, source, storage.experience, intervals.publish_interval_steps, strategy
         )
-        self._reports = reports.ReportReader(coordinator, self._credits.renew if self._credits else lambda report: None)
+        on_report = self._credits.renew if self._credits else lambda report: None
+        self._reports = reports.ReportReader(coordinator, on_report, num_episodes=intervals.mean_episodes)
         self._polled: dict[str, Any] = {}
         self.manifests = Manifests(
             run_dir.root, run_dir.manifests, LEARNER, run_dir.epoch, read_only=not self._chief, store=run_dir.store

@@ -110,7 +110,8 @@ class Session:
 
     def _texts(self) -> dict[str, str]:
         """Returns texts about the run by tag: its seed, its configuration, the code's revision, ..."""
-        return {'run/seed': str(self._settings.seed), **self._run.hooks.describe()}
+        own = {'run/seed': str(self._settings.seed), 'run/networks': agent_data.module_tree(self._learner.agent)}
+        return {**own, **self._run.hooks.describe()}
 
     def _learner_options(self, agent: Agent) -> LearnerOptions:
         """Returns the learner's settings with the functions that only the session can provide."""

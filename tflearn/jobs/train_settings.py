@@ -27,6 +27,8 @@ class Intervals:
       replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None: no comparison.
       steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. If
         the experience has an `Iteration`, a call is an iteration, after which the weights are published if that is due.
+      mean_episodes: the newest episodes of all collectors that the learner's means of their metrics are taken over; in
+        the synchronous job `EpisodeMetricsOptions.buffer_size` is that.
       num_checkpoints: checkpoints over the run's `num_train_steps`, at equal intervals, instead of
         `LearnerOptions.checkpoint_interval_steps`.
       num_exports: exports over the run's `num_train_steps`, instead of `export_interval_steps`, in addition to that of
@@ -38,6 +40,7 @@ class Intervals:
     export_interval_steps: PositiveInt = 2_000
     replica_check_interval_steps: PositiveInt | None = None
     steps_per_call: PositiveInt = 200
+    mean_episodes: PositiveInt = 100
     num_checkpoints: PositiveInt | None = None
     num_exports: PositiveInt | None = None
     num_summaries: PositiveInt | None = None

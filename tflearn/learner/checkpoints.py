@@ -21,7 +21,7 @@ from tflearn.core.background import Background
 from tflearn.core.errors import UserOSError, UserValueError, first_few
 from tflearn.core.finite import FiniteCheck
 from tflearn.files.manifests import Manifests
-from tflearn.files.numbered import CheckpointFiles
+from tflearn.files.numbered import CheckpointFiles, KeepEvery
 from tflearn.learner.snapshots import CheckpointLayout, Snapshot, describe
 
 _TIMEOUT_SECS = 600.0
@@ -39,7 +39,7 @@ class Checkpoints:
         objects: Mapping[str, Any],
         max_to_keep: int = 3,
         *,
-        keep_every_steps: int | None = None,
+        keep_every: KeepEvery = KeepEvery(),
         optional: Collection[str] = (),
         finite: Collection[str] = (),
         asynchronous: bool = False,
@@ -51,7 +51,7 @@ class Checkpoints:
           directory: the directory of the checkpoints; created with the first save. Only one process may write there.
           objects: trackable objects by the names that they have in the checkpoint.
           max_to_keep: number of newest checkpoints that are kept; at least 1.
-          keep_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
+          keep_every: which ones are never deleted, besides.
           optional: names of objects that only the checkpoint or only this process may have; they keep their values.
           finite: names of objects that are saved only while their variables are finite.
           asynchronous: `save` returns when it has a snapshot, and a background thread writes the files.
@@ -65,7 +65,7 @@ class Checkpoints:
         self.after_write: Callable[[], object] = lambda: (
             None
         )  # called when a checkpoint is written, before its manifest
-        self._files = CheckpointFiles(directory, max_to_keep, keep_every_steps, self._needed)
+        self._files = CheckpointFiles(directory, max_to_keep, keep_every, self._needed)
         self._background = Background('checkpoint_writer')
         self._layout: CheckpointLayout | None = None
         self.refusal: FloatingPointError | None = None  # why the newest save refused its values

@@ -13,10 +13,11 @@ from absl import logging
 
 from tflearn.core import agent_data
 from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError
-from tflearn.core.settings import PositiveInt, checked, checked_dataclass
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.core.workers import Agreement
 from tflearn.files.manifests import Manifests
+from tflearn.files.numbered import KeepEvery
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import batches
 from tflearn.learner.batches import DatasetBatches, DatasetFn
@@ -41,6 +42,8 @@ class LearnerOptions:
       max_failed_saves: checkpoints in a row that could not be written, on a full disk for example, after which training
         ends; None: training continues.
       keep_checkpoint_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
+      keep_checkpoint_every_hours: the first checkpoint, and each that was written so long after the last one that is
+        kept by this rule, is never deleted; None: no such rule.
       summaries: when summaries are written, and what they contain; None writes none.
       loop: how train steps are taken.
       after_run: called on the host after every call of `run`, with its result, before the triggers.
@@ -55,6 +58,7 @@ class LearnerOptions:
     max_checkpoints_to_keep: PositiveInt = 3
     max_failed_saves: PositiveInt | None = 3
     keep_checkpoint_every_steps: PositiveInt | None = None
+    keep_checkpoint_every_hours: PositiveFloat | None = None
     loop: LoopOptions = dataclasses.field(default_factory=LoopOptions)
     after_run: Callable[[TrainResult], object] | None = None
     make_triggers: Callable[['Learner'], Sequence[Trigger]] | None = None
@@ -132,7 +136,7 @@ class Learner:
             run_dir.checkpoints,
             {'agent': self._agent, 'train_step': self.train_step, **more},
             self._options.max_checkpoints_to_keep,
-            keep_every_steps=self._options.keep_checkpoint_every_steps,
+            keep_every=KeepEvery(self._options.keep_checkpoint_every_steps, self._options.keep_checkpoint_every_hours),
             optional={*more, *elsewhere},
             finite=('agent',),
             asynchronous=True,
