@@ -413,7 +413,12 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -
 
 
 class LearnerWatch:
-    """Watches nothing before the first heartbeat, and after one that says that the learner ends."""
+    """For how long a replay server has heard nothing of the learner.
+
+    A lost learner cannot be seen otherwise: without a network nothing arrives, no connection ends, and a learner that
+    waits for data asks for nothing either. Nothing is watched before the first heartbeat, and after one that says that
+    the learner ends.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock, self._updated_at = clock, clock()

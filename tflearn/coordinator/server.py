@@ -55,30 +55,6 @@ _REPORT_SECS = 1.0
 _REGISTERED = {'role': str, 'index': int, 'address': str, 'contract': dict, 'had_epoch': bool}
 
 
-class _Publications:
-    """Gives publications to whoever asks, and counts the bytes."""
-
-    def __init__(self, newest: Newest):
-        self._newest, self._lock = newest, threading.Lock()
-        self.counts = {'sent_messages': 0, 'sent_bytes': 0, 'received_bytes': 0}
-
-    def count(self, **more: int) -> None:
-        with self._lock:
-            for name, number in more.items():
-                self.counts[name] += number
-
-    def get(self, request: Request) -> Response:
-        """Answers GET /v1/weights."""
-        tag = request.headers.get('If-None-Match', '').strip('" ') or None
-        wait = _WAIT.search(request.headers.get('Prefer', ''))
-        message = self._newest.other(tag, min(float(wait[1]), MAX_WAIT_SECS) if wait else 0.0)
-        if message is None:
-            return Response(status=HTTPStatus.NOT_MODIFIED if self._newest.message else HTTPStatus.NOT_FOUND)
-        parts = message.parts(self._newest.kept(tag) if request.headers.get('A-IM') == DELTA else None)
-        self.count(sent_messages=1, sent_bytes=sum(map(len, parts)))
-        return Response(parts, headers={'Content-Type': 'application/octet-stream', 'ETag': f'"{message.tag}"'})
-
-
 class CoordinatorServer:
     """Serves from its construction until `close`.
 
@@ -98,11 +74,11 @@ class CoordinatorServer:
           ValueError: if it cannot listen there, or there is no token.
         """
         self.state = State(run_id, options.token is not None)
-        self._publications = _Publications(self.state.newest)
-        self._putting = threading.Lock()
+        self._counting, self._putting = threading.Lock(), threading.Lock()
+        self._counts = {'sent_messages': 0, 'sent_bytes': 0, 'received_bytes': 0}
         self._sender: tuple[Request, float] | None = None  # who sends a publication now, and since when
         routes: dict[str, Route] = {
-            f'GET {PATH}': self._publications.get,
+            f'GET {PATH}': self._get,
             f'GET {STATUS_PATH}': lambda request: json_response(self.status()),
         }
         routes |= {} if relays else {route: self._checked(answer) for route, answer in self._routes().items()}
@@ -112,7 +88,7 @@ class CoordinatorServer:
 
     def status(self) -> dict[str, Any]:
         """Returns what is served, and how much it sent, or began to send, since the start."""
-        return {**self.state.status(), 'clients': self._server.num_requests, **self._publications.counts}
+        return {**self.state.status(), 'clients': self._server.num_requests, **self._counts}
 
     def close(self) -> None:
         """Ends waiting requests and stops listening."""
@@ -174,6 +150,22 @@ class CoordinatorServer:
         number, text = self.state.credits(int(message['number']), min(float(message['wait']), MAX_WAIT_SECS))
         return {'number': number, 'credits': text}
 
+    def _get(self, request: Request) -> Response:
+        """Gives the newest publication, also at a relay."""
+        newest, tag = self.state.newest, request.headers.get('If-None-Match', '').strip('" ') or None
+        wait = _WAIT.search(request.headers.get('Prefer', ''))
+        message = newest.other(tag, min(float(wait[1]), MAX_WAIT_SECS) if wait else 0.0)
+        if message is None:
+            return Response(status=HTTPStatus.NOT_MODIFIED if newest.message else HTTPStatus.NOT_FOUND)
+        parts = message.parts(newest.kept(tag) if request.headers.get('A-IM') == DELTA else None)
+        self._count(sent_messages=1, sent_bytes=sum(map(len, parts)))
+        return Response(parts, headers={'Content-Type': 'application/octet-stream', 'ETag': f'"{message.tag}"'})
+
+    def _count(self, **more: int) -> None:
+        with self._counting:
+            for name, number in more.items():
+                self._counts[name] += number
+
     def _put(self, request: Request) -> Mapping[str, Any]:
         claim = _claim(request)
         self.state.check(claim)  # before the body, which may be large
@@ -187,7 +179,7 @@ class CoordinatorServer:
         finally:
             self._sender = None
             self._putting.release()
-        self._publications.count(received_bytes=len(received))
+        self._count(received_bytes=len(received))
         self.state.put_weights(claim, message)
         return {'tag': message.tag}
 

@@ -1,6 +1,7 @@
 """All estimates of a policy's value from one data set, as a table and as JSON."""
 
 import dataclasses
+import functools
 import math
 from typing import Annotated, Any
 
@@ -151,9 +152,9 @@ def evaluate(steps: RecordedSteps, options: OpeOptions) -> Evaluation:
         warnings.append('the policy always takes the same floats, so importance sampling is not possible')
     elif log_behaviour is not None:
         log_ratios = steps.log_target - log_behaviour
-    padded = _Padded(steps, counted, horizon)
-    ratios = np.zeros(padded.shape) if log_ratios is None else padded(log_ratios)
-    episodes = Episodes(padded(steps.rewards), ratios, options.gamma)
+    padded = functools.partial(_padded, (len(steps.lengths), horizon), (steps.episodes[counted], steps.times[counted]))
+    ratios = np.zeros(len(counted)) if log_ratios is None else log_ratios[counted]
+    episodes = Episodes(padded(steps.rewards[counted]), padded(ratios), options.gamma)
     made = {'behaviour policy (mean return)': estimators.behaviour_value(episodes)}
     size = None
     if log_ratios is not None:
@@ -166,7 +167,9 @@ def evaluate(steps: RecordedSteps, options: OpeOptions) -> Evaluation:
     if features is not None:
         fitted, q_values, values = _fitted(steps, features, counted, horizon, options)
         if log_ratios is not None:
-            made['doubly robust'] = estimators.doubly_robust(episodes, padded(q_values), padded(values))
+            made['doubly robust'] = estimators.doubly_robust(
+                episodes, padded(q_values[counted]), padded(values[counted])
+            )
     found = {
         name: estimators.bootstrap(estimator, len(steps.lengths), options.num_bootstrap, options.seed, horizon)
         for name, estimator in made.items()
@@ -183,17 +186,11 @@ def evaluate(steps: RecordedSteps, options: OpeOptions) -> Evaluation:
     )
 
 
-class _Padded:
-    """Puts rows into arrays [E, T], 0 where an episode has ended."""
-
-    def __init__(self, steps: RecordedSteps, counted: np.ndarray, horizon: int):
-        self.shape = (len(steps.lengths), horizon)
-        self._counted, self._places = counted, (steps.episodes[counted], steps.times[counted])
-
-    def __call__(self, values: np.ndarray) -> np.ndarray:
-        padded = np.zeros(self.shape)
-        padded[self._places] = values[self._counted]
-        return padded
+def _padded(shape: tuple[int, int], places: tuple[np.ndarray, np.ndarray], values: np.ndarray) -> np.ndarray:
+    """Returns an array [E, T] with the values at these places, 0 where an episode has ended."""
+    array = np.zeros(shape)
+    array[places] = values
+    return array
 
 
 @dataclasses.dataclass(frozen=True)

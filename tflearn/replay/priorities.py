@@ -6,7 +6,6 @@ always 1; and priorities arrive a few train steps late, since batches are drawn 
 """
 
 import collections
-import dataclasses
 import threading
 import time
 
@@ -53,13 +52,7 @@ def priorities(prioritization: Prioritization, errors: np.ndarray, step: int) ->
     return (sizes / prioritization.max_error) ** alpha
 
 
-@dataclasses.dataclass(frozen=True)
-class _Errors:
-    """Items [n] and their errors at a train step."""
-
-    step: int
-    keys: np.ndarray
-    errors: np.ndarray
+_Errors = tuple[int, np.ndarray, np.ndarray]  # a train step, the keys of items [n], and their errors at that step
 
 
 class PriorityUpdater:
@@ -103,8 +96,8 @@ class PriorityUpdater:
             if self._closed or not finite.any():
                 return
             if len(self._waiting) >= self._max_waiting:
-                self._counts['priorities_dropped'] += len(self._waiting.popleft().keys)
-            self._waiting.append(_Errors(step, keys[finite], errors[finite]))
+                self._counts['priorities_dropped'] += len(self._waiting.popleft()[1])
+            self._waiting.append((step, keys[finite], errors[finite]))
             if self._thread is None:
                 self._thread = background.Thread(target=self._run, name='replay_priorities')
                 self._thread.start()
@@ -162,15 +155,15 @@ class PriorityUpdater:
         taken, num_items = [], 0
         while self._waiting and num_items < _MAX_ITEMS_PER_UPDATE:
             taken.append(self._waiting.popleft())
-            num_items += len(taken[-1].keys)
+            num_items += len(taken[-1][1])
         return taken
 
     def _send(self, taken: list[_Errors]) -> None:
         updates: dict[int, float] = {}
-        for part in taken:  # oldest first, so that the latest wins
-            values = priorities(self._prioritization, part.errors, part.step)
-            updates.update(zip(part.keys.tolist(), values.tolist(), strict=True))
-        num_items = sum(len(part.keys) for part in taken)
+        for step, keys, errors in taken:  # oldest first, so that the latest wins
+            values = priorities(self._prioritization, errors, step)
+            updates.update(zip(keys.tolist(), values.tolist(), strict=True))
+        num_items = sum(len(keys) for _, keys, _ in taken)
         try:
             self._client.update(self._table, updates)  # may wait for a lost server without a deadline
             name = 'priorities_sent'

@@ -1,7 +1,6 @@
 """ReplayWriter: steps of a batched environment -> chunks in the replay tables."""
 
 import collections
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,8 @@ _FLUSH_SECS = 0.2
 _PROBE_SECS = 1.0
 _MAX_SILENT_SECS = 4.0
 _RETURN_POLL_SECS = 5.0
+
+_Sent = tuple[np.ndarray, bool]  # a chunk, for all tables; or (True) a part of a chunk, for the stream
 
 
 class ReplayWriter(Resumable):
@@ -179,23 +180,23 @@ class ReplayWriter(Resumable):
             return
         if not self._pending:
             self._confirmed_at = time.monotonic()
-        sent = [_Sent(chunk, are_parts) for chunk in chunks]
+        sent = [(chunk, are_parts) for chunk in chunks]
         self._send(sent)
         self._pending += sent
         self.num_sequences += self._num_sequences(sent)
 
-    def _send(self, chunks: Sequence['_Sent']) -> None:
-        tables = [(STREAM,) if sent.is_part else self._tables for sent in chunks]
-        self._writer.insert([self._item(sent.chunk) for sent in chunks], tables, self._priority)
+    def _send(self, chunks: Sequence[_Sent]) -> None:
+        tables = [(STREAM,) if is_part else self._tables for _, is_part in chunks]
+        self._writer.insert([self._item(chunk) for chunk, _ in chunks], tables, self._priority)
 
     def _item(self, chunk: np.ndarray) -> np.ndarray:
         return chunk if self._storage.mirrored else chunk_rows(chunk, self._storage.layout.num_bytes)
 
-    def _num_sequences(self, chunks: Sequence['_Sent']) -> int:
+    def _num_sequences(self, chunks: Sequence[_Sent]) -> int:
         """Returns how many sequences begin in the chunks. (Those of a part are counted with its chunk.)"""
         row_bytes = self._storage.layout.num_bytes
         return sum(
-            int(np.count_nonzero(chunk_rows(sent.chunk, row_bytes)[:, 0])) for sent in chunks if not sent.is_part
+            int(np.count_nonzero(chunk_rows(chunk, row_bytes)[:, 0])) for chunk, is_part in chunks if not is_part
         )
 
     def _wait_until_taken(self, but: int = 0) -> None:
@@ -212,7 +213,7 @@ class ReplayWriter(Resumable):
                 elif self._stop.is_set():
                     raise Stopped('stopped with steps that the replay had not received yet')
         except BaseException:
-            lost = [*self._pending, *(_Sent(chunk) for chunk in self._chunks.take_all())]
+            lost = [*self._pending, *((chunk, False) for chunk in self._chunks.take_all())]
             if not is_over:
                 self.lost_steps += self._num_sequences(lost) * self._storage.experience.slicing.stride
             self._pending.clear()
@@ -281,14 +282,6 @@ class ReplayWriter(Resumable):
             self._address = self._addresses[0]
             self._open()
             logging.info('the replay server at %s is back', self._address)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sent:
-    """A chunk, for all tables; or a part of a chunk, for the stream."""
-
-    chunk: np.ndarray
-    is_part: bool = False
 
 
 class _Wait:

@@ -37,44 +37,10 @@ _TIMEOUT_SECS = 10.0
 _MAX_BYTES = 16 << 20
 
 
-class Announcements:
-    """The workers that have announced themselves lately, for many threads. The first one decides the contract."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._contract: dict[str, Any] = {}
-        self._seen: dict[str, float] = {}
-
-    def put(self, worker: str, contract: dict[str, Any]) -> str | None:
-        """Takes a worker's contract. Returns why not, if others announced another one."""
-        with self._lock:
-            self._forget()
-            if not self._seen:  # whatever was announced before is gone
-                self._contract = contract
-            if contract != self._contract:
-                return f'got the contract {contract} of {worker}; need that of the other workers: {self._contract}'
-            if worker not in self._seen:
-                if len(self._seen) >= _MAX_WORKERS:
-                    return f'got a worker beyond {_MAX_WORKERS}; need fewer'
-                logging.info('worker %s feeds %s', worker, contract.get('dataset_id'))
-            self._seen[worker] = time.monotonic()
-        return None
-
-    def state(self) -> dict[str, Any]:
-        """Returns the contract, and the number of workers."""
-        with self._lock:
-            self._forget()
-            return {**self._contract, 'workers': len(self._seen)}
-
-    def _forget(self) -> None:
-        oldest = time.monotonic() - _ANNOUNCED_SECS
-        for worker in [worker for worker, at in self._seen.items() if at < oldest]:
-            del self._seen[worker]
-            logging.warning('worker %s has announced nothing for %g s', worker, _ANNOUNCED_SECS)
-
-
 class FeedServer:
     """Serves from its construction until `close`.
+
+    The first worker that announces itself decides the contract, which holds as long as any of them lives.
 
     Attributes:
       port: where it listens.
@@ -92,7 +58,9 @@ class FeedServer:
           ValueError: if it cannot listen there.
         """
         self._dispatcher = dispatcher
-        self.announcements = Announcements()
+        self._lock = threading.Lock()  # guards the attributes below
+        self._contract: dict[str, Any] = {}
+        self._seen: dict[str, float] = {}  # when each worker announced itself last
         routes = {f'GET {FEED}': lambda request: json_response(self.state()), f'PUT {FEED}': self._announce}
         options = ServerOptions(host, port, _MAX_CONNECTIONS, _MAX_BODY)
         self._server = HttpServer(options, routes, 'feed_server', ('--feed_address', ''), shared=True)
@@ -101,7 +69,9 @@ class FeedServer:
 
     def state(self) -> dict[str, Any]:
         """Returns what GET /v1/feed answers."""
-        return {'dispatcher': self._dispatcher, **self.announcements.state()}
+        with self._lock:
+            self._forget()
+            return {'dispatcher': self._dispatcher, **self._contract, 'workers': len(self._seen)}
 
     def close(self) -> None:
         """Stops listening."""
@@ -110,9 +80,30 @@ class FeedServer:
     def _announce(self, request: Request) -> Response:
         contract = request.json()
         worker = str(contract.pop('worker', ''))[:_MAX_NAME]
-        if refusal := self.announcements.put(worker, contract):
+        if refusal := self._put(worker, contract):
             raise Refused(HTTPStatus.CONFLICT, refusal)
         return json_response({})
+
+    def _put(self, worker: str, contract: dict[str, Any]) -> str | None:
+        """Takes a worker's contract. Returns why not, if others announced another one."""
+        with self._lock:
+            self._forget()
+            if not self._seen:  # whatever was announced before is gone
+                self._contract = contract
+            if contract != self._contract:
+                return f'got the contract {contract} of {worker}; need that of the other workers: {self._contract}'
+            if worker not in self._seen:
+                if len(self._seen) >= _MAX_WORKERS:
+                    return f'got a worker beyond {_MAX_WORKERS}; need fewer'
+                logging.info('worker %s feeds %s', worker, contract.get('dataset_id'))
+            self._seen[worker] = time.monotonic()
+        return None
+
+    def _forget(self) -> None:
+        oldest = time.monotonic() - _ANNOUNCED_SECS
+        for worker in [worker for worker, at in self._seen.items() if at < oldest]:
+            del self._seen[worker]
+            logging.warning('worker %s has announced nothing for %g s', worker, _ANNOUNCED_SECS)
 
 
 @contextlib.contextmanager

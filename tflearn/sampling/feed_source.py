@@ -89,7 +89,7 @@ class FeedSource(Planned):
         self._blocks = Blocks(storage)
         self._num_replicas = num_replicas
         self.max_draw_steps = max(1, self._blocks.num_steps // num_replicas)
-        self._reader = FeedReader(address, storage, '', self._blocks.specs, _AHEAD, timeout_secs)
+        self._given = self._reader = FeedReader(address, storage, '', self._blocks.specs, _AHEAD, timeout_secs)
         self._granted, self._started = self.max_draw_steps, False
         with tf.device('CPU:0'):
             # What `grant` keeps: an element's columns [max_draw_steps, batch of all replicas, ...].
@@ -103,18 +103,9 @@ class FeedSource(Planned):
         self._keep_order(self.max_draw_steps)
         self._set_order(np.arange(self.max_draw_steps, dtype=np.int32))
 
-    @property
-    def error(self) -> Exception | None:
-        """Why there are no more batches; None if there are, or if the source was closed."""
-        return self._reader.error
-
     def metrics(self) -> dict[str, Any]:
         """Returns that this process does not know the samples per insert, which the feed's workers keep."""
         return {'samples_per_insert': None}
-
-    def close(self) -> None:
-        """See `Source`."""
-        self._reader.close()
 
     def grant(self, num_steps: int) -> int:
         """See `Source`. Waits for an element when all batches of the last one were granted."""

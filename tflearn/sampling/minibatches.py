@@ -94,7 +94,8 @@ class MinibatchSource(OfSamples):
             else of single steps, [size, ...] and [size].
         """
         layout = strategies.layout(strategy)
-        self.source, self._prepare, self._strategy = source, prepare, strategy
+        self._given = self.source = source
+        self._prepare, self._strategy = prepare, strategy
         self.has_rounds = source.has_rounds
         self._replicas, self._seed, self._of_sequences = layout.replicas // layout.workers, seed, of_sequences
         self._agreement = workers.Agreement(strategy)
@@ -115,11 +116,6 @@ class MinibatchSource(OfSamples):
         self._begin = tf.function(self._begin_iteration, autograph=False).get_concrete_function(
             tf.TensorSpec((), tf.int64)
         )
-
-    @property
-    def error(self) -> Exception | None:
-        """Why there are no more batches; None if it was closed."""
-        return self.source.error
 
     @property
     def owed_steps(self) -> int:
@@ -161,10 +157,6 @@ class MinibatchSource(OfSamples):
     def steps_of_call(self, num_steps: int) -> int:
         """See `Source`: a complete iteration."""
         return self.max_draw_steps
-
-    def close(self) -> None:
-        """Ends it, also for a learner that waits. May be called from any thread."""
-        self.source.close()
 
     def grant(self, num_steps: int) -> int:
         """Waits, at the beginning of an iteration, for its sequences.

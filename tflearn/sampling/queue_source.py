@@ -140,7 +140,7 @@ class QueueSource(Planned):
         self._item_shape = (experience.slicing.num_rows, storage.layout.num_bytes)
         self._ahead = max(1, min(replay.max_size, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
         spec = tf.TensorSpec(self._item_shape, tf.uint8)
-        self._readers = Readers(
+        self._given = self._readers = Readers(
             [make_reader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses]
         )
         self.has_rounds = all(isinstance(reader, DirectReader) for reader in self._readers.each)
@@ -162,11 +162,6 @@ class QueueSource(Planned):
             empty = tf.zeros((self._plan.num_slots, batch_size, *self._item_shape), tf.uint8)
             self._slots = tf.Variable(empty, trainable=False, name='slots')
         self._keep_order(_MAX_DRAW_STEPS)
-
-    @property
-    def error(self) -> Exception | None:
-        """Why there are no more batches; None if there are, or if the source was closed."""
-        return self._readers.error
 
     @property
     def owed_steps(self) -> int:
@@ -198,10 +193,6 @@ class QueueSource(Planned):
         super().set_content(content)
         if content['slots'] is not None:
             self._slots.assign(content['slots'])
-
-    def close(self) -> None:
-        """See `Source`."""
-        self._readers.close()
 
     def grant(self, num_steps: int) -> int:
         """See `Source`. Waits for a batch, and plans the next train steps."""

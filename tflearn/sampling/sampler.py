@@ -62,17 +62,8 @@ class ReplaySampler(Source):
         spec = tf.TensorSpec((batch_size, length, storage.layout.num_bytes), tf.uint8)
         self._capacity = 2 * ahead
         self._reader: TableReader | ShardedReader
-        self._reader = TableReader(address, storage, REPLAY, [spec, *more], self._capacity, timeout_secs)
+        self._given = self._reader = TableReader(address, storage, REPLAY, [spec, *more], self._capacity, timeout_secs)
         self._started = False
-
-    @property
-    def error(self) -> Exception | None:
-        """Why there are no more batches; None if there are, or if the source was closed."""
-        return self._reader.error
-
-    def close(self) -> None:
-        """See `Source`."""
-        self._reader.close()
 
     def grant(self, num_steps: int) -> int:
         """See `Source`. Waits for batches; grants at most `max_draw_steps`."""
@@ -172,7 +163,9 @@ class PrioritizedSampler(ReplaySampler):
         more = (tf.TensorSpec((batch_size,), tf.uint64, 'key'), tf.TensorSpec((batch_size,), tf.float32, 'expected'))
         super().__init__(addresses[0], storage, batch_size, timeout_secs, _MAX_PRIORITIZED_AHEAD_STEPS, more)
         if len(addresses) > 1:
-            self._reader = ShardedReader(addresses, storage, batch_size, self._capacity, timeout_secs, seed)
+            self._given = self._reader = ShardedReader(
+                addresses, storage, batch_size, self._capacity, timeout_secs, seed
+            )
         self._updaters = [PriorityUpdater(address, REPLAY, self.prioritization) for address in addresses]
         with tf.device('CPU:0'):
             shape = tf.TensorShape([None, batch_size])

@@ -42,11 +42,12 @@ class Source(Resumable, abc.ABC):
     steps_per_batch: float = 1.0
     addresses: Sequence[str] = ()
     batch_size: int = 0
+    _given: Any = None  # what its items come from, if that has an `error` and is closed with it
 
     @property
     def error(self) -> Exception | None:
         """Why there are no more batches; None if there are, or if the source was closed."""
-        return None
+        return None if self._given is None else self._given.error
 
     @property
     def ended(self) -> bool:
@@ -120,6 +121,8 @@ class Source(Resumable, abc.ABC):
 
     def close(self) -> None:
         """Closes the source; a waiting learner returns. May be called from any thread."""
+        if self._given is not None:
+            self._given.close()
 
 
 class Planned(Source):

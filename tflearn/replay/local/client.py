@@ -24,11 +24,11 @@ class Client(backend.Client):
     """See `backend.Client`."""
 
     def is_listening(self) -> bool:
-        return SERVERS.tables(self.address) is not None
+        return SERVERS.get(self.address) is not None
 
     def counts(self, timeout_secs: int) -> dict[str, TableCounts] | None:
         del timeout_secs  # it answers at once
-        tables = SERVERS.tables(self.address)
+        tables = SERVERS.get(self.address)
         return None if tables is None else {name: table.counts() for name, table in tables.items()}
 
     def writer(self) -> backend.Writer:
@@ -40,8 +40,7 @@ class Client(backend.Client):
 
         def draw() -> Iterator[Sample]:
             while (drawn := self._tables()[table].sample(silent_secs)) is not None:
-                info = ItemInfo(drawn.key, drawn.probability, drawn.table_size, drawn.item.priority)
-                yield Sample(info, drawn.item.columns)
+                yield drawn
 
         info = ItemInfo(
             tf.TensorSpec((), tf.uint64),
@@ -54,18 +53,18 @@ class Client(backend.Client):
 
     def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:
         what = f'the replay server at {self.address}'
-        tables = wait_until(lambda: SERVERS.tables(self.address), what, timeout_secs, stop)
+        tables = wait_until(lambda: SERVERS.get(self.address), what, timeout_secs, stop)
         return [item.columns['chunk'] for item in tables[table].items()]
 
     def update(self, table: str, priorities: Mapping[int, float]) -> None:
-        tables = SERVERS.tables(self.address)
+        tables = SERVERS.get(self.address)
         if tables is None:
             raise RuntimeError(f'got no server at {self.address}')
         tables[table].update(priorities)
 
     def take(self, table: str, count: int) -> list[np.ndarray]:
         found = [self._tables()[table].sample(0.0) for _ in range(count)]
-        return [drawn.item.columns['chunk'] for drawn in found if drawn is not None]
+        return [drawn.data['chunk'] for drawn in found if drawn is not None]
 
     def content(self) -> dict[str, Any]:
         return {name: table.state() for name, table in self._tables().items()}
@@ -75,7 +74,7 @@ class Client(backend.Client):
             table.restore(content[name])
 
     def _tables(self) -> dict[str, Table]:
-        tables = SERVERS.tables(self.address)
+        tables = SERVERS.get(self.address)
         if tables is None:
             raise Lost(f'got no server at {self.address}')
         return tables

@@ -8,14 +8,14 @@ import pathlib
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay import backend
-from tflearn.replay.backend import Lost
+from tflearn.replay.backend import ItemInfo, Lost, Sample
 from tflearn.replay.checkpoints import damaged
 from tflearn.replay.storage import TableSpec
 
@@ -29,15 +29,6 @@ class Item:
     columns: Mapping[str, np.ndarray]
     priority: float = 1.0
     times_sampled: int = 0
-
-
-class Drawn(NamedTuple):
-    """A drawn item, and what was known of it at that moment."""
-
-    key: int
-    probability: float
-    table_size: int
-    item: Item
 
 
 class Table:
@@ -76,7 +67,7 @@ class Table:
             self._changed.notify_all()
         return True
 
-    def sample(self, timeout_secs: float) -> Drawn | None:
+    def sample(self, timeout_secs: float) -> Sample | None:
         """Draws an item; None if the limits did not allow it in time. Raises Lost if the server was closed."""
         with self._changed:
             if not self._wait_for(self._can_sample, timeout_secs):
@@ -88,7 +79,7 @@ class Table:
             if item.times_sampled == self._max_times_sampled:
                 del self._items[key]
             self._changed.notify_all()
-        return Drawn(key, probability, size, item)
+            return Sample(ItemInfo(key, probability, size, item.priority), item.columns)
 
     def update(self, priorities: Mapping[int, float]) -> None:
         """Sets priorities by key; ignores items that are gone."""
@@ -173,32 +164,7 @@ class Table:
         return keys[self._random.integers(len(keys))], 1 / len(keys)
 
 
-class _Servers:
-    """The tables of the servers of this process, by address."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tables: dict[str, dict[str, Table]] = {}
-
-    def tables(self, address: str) -> dict[str, Table] | None:
-        """Returns the tables of a server by name; None if there is no server."""
-        with self._lock:
-            return self._tables.get(address)
-
-    def add(self, address: str, tables: dict[str, Table]) -> bool:
-        """Adds a server; returns whether the address was free."""
-        with self._lock:
-            return self._tables.setdefault(address, tables) is tables
-
-    def remove(self, address: str) -> None:
-        """Removes a server, and ends all waits for it."""
-        with self._lock:
-            tables = self._tables.pop(address, {})
-        for table in tables.values():
-            table.close()
-
-
-SERVERS = _Servers()
+SERVERS: dict[str, dict[str, Table]] = {}  # the tables of the servers of this process, by address
 
 
 class ReplayServer(backend.Server):
@@ -211,7 +177,7 @@ class ReplayServer(backend.Server):
                 _load(table, self.restored)
         self.port = port or next(_numbers)
         self.address = f'{backend.IN_PROCESS}{self.port}'
-        if not SERVERS.add(self.address, self._made):
+        if SERVERS.setdefault(self.address, self._made) is not self._made:
             raise UserValueError(f'got {self.address}, at which a server of this process listens; need another number')
         return True
 
@@ -223,18 +189,24 @@ class ReplayServer(backend.Server):
             np.savez(folder / f'{name}.npz', **table.state())
 
     def close(self) -> None:
-        SERVERS.remove(self.address)
+        _remove(self.address)
 
 
 @contextlib.contextmanager
 def serving(tables: Sequence[TableSpec]) -> Iterator[str]:
     """Serves tables to this process for the time of the block, without files, and gives their address."""
     address = f'{backend.IN_PROCESS}own-{next(_numbers)}'
-    SERVERS.add(address, {table.name: Table(table) for table in tables})
+    SERVERS[address] = {table.name: Table(table) for table in tables}
     try:
         yield address
     finally:
-        SERVERS.remove(address)
+        _remove(address)
+
+
+def _remove(address: str) -> None:
+    """Removes a server, and ends all waits for it."""
+    for table in SERVERS.pop(address, {}).values():
+        table.close()
 
 
 def _load(table: Table, checkpoint: pathlib.Path) -> None:

@@ -31,6 +31,8 @@ _UPDATE_SECS = 1.0
 _MAX_UPDATED = 10_000
 _POLL_SECS = 0.002
 _IDENTITY = Prioritization(alpha=1.0, epsilon=0.0, max_error=1.0)  # priorities equal to the given errors
+_clients: dict[str, Any] = {}  # the connection to each server, by its address
+atexit.register(_clients.clear)  # while gRPC is still there
 
 
 def own_address(address: str) -> str:
@@ -43,40 +45,6 @@ def own_address(address: str) -> str:
     return f'{host}:0{port}'
 
 
-class _Connections:
-    """The connection to each server, by its address. One that has failed is replaced, once something listens there."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: dict[str, Any] = {}
-
-    def get(self, address: str) -> Any | None:
-        """Returns the server's connection; None if there is none yet, and nothing listens at `address`."""
-        with self._lock:
-            known = self._clients.get(address)
-        if known is not None or not is_listening(address):
-            return known
-        with self._lock:
-            if address not in self._clients:
-                self._clients[address] = library.Client(own_address(address))
-            return self._clients[address]
-
-    def replace(self, address: str, client: Any) -> None:
-        """Forgets a connection that failed."""
-        with self._lock:
-            if self._clients.get(address) is client:
-                del self._clients[address]
-
-    def clear(self) -> None:
-        """Forgets all connections."""
-        with self._lock:
-            self._clients.clear()
-
-
-_connections = _Connections()
-atexit.register(_connections.clear)  # while gRPC is still there
-
-
 class Client(backend.Client):
     """Reaches a server of Reverb; see `backend.Client`."""
 
@@ -85,13 +53,16 @@ class Client(backend.Client):
         self._for_updates: Any = None
 
     def counts(self, timeout_secs: int) -> dict[str, TableCounts] | None:
-        client = _connections.get(self.address)
+        client = _clients.get(self.address)
         if client is None:
-            return None
+            if not is_listening(self.address):
+                return None
+            client = _clients.setdefault(self.address, library.Client(own_address(self.address)))
         try:
             return library.counts(client, timeout_secs)
         except library.LOST_ERRORS:
-            _connections.replace(self.address, client)
+            if _clients.get(self.address) is client:  # the next call makes another one
+                _clients.pop(self.address, None)
             return None
 
     def writer(self) -> backend.Writer:
