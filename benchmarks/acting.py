@@ -28,8 +28,7 @@ sys.path.insert(0, str(ROOT))
 from tf_agents.trajectories import policy_step  # noqa: E402
 from tf_agents.trajectories import time_step as ts  # noqa: E402
 
-from tflearn.actors.actor import Actor  # noqa: E402
-from tflearn.actors.compiled_policy import CompiledPolicy  # noqa: E402
+from tflearn.actors.actor import Actor, CompiledPolicy  # noqa: E402
 from tflearn.actors.episode_metrics import EpisodeMetrics  # noqa: E402
 from tflearn.agents import dqn, ppo  # noqa: E402
 from tflearn.core.experience import Experience, Uniform  # noqa: E402

@@ -5,7 +5,6 @@ from typing import Any
 
 from absl import flags
 
-from tflearn.config import job_config
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import local_path
 
@@ -64,13 +63,6 @@ def record_bindings() -> Sequence[str]:
     return ['import tflearn.jobs.record', *quota, *(f'tflearn.jobs.record.record.{line}' for line in lines)]
 
 
-def record_shared() -> job_config.SharedArguments:
-    """Returns which bindings of the evaluate job hold for `record`."""
-    from tflearn.jobs.evaluate import evaluate  # After the flags are parsed: it loads TensorFlow.
-
-    return {'make_environment': (evaluate, 'make_environment')}
-
-
 def define_extract() -> None:
     """Defines the flags of `extract`."""
     flags.DEFINE_string('output', None, 'A new directory of episodes. Required.')
@@ -88,17 +80,14 @@ def extract_bindings() -> Sequence[str]:
     return [f'tflearn.jobs.record.extract.{name} = {value!r}' for name, value in values.items()]
 
 
-def extract_shared() -> job_config.SharedArguments:
-    """Returns which bindings of the replay server job hold for `extract`."""
-    from tflearn.jobs.replay_server import replay_server  # After the flags are parsed: it loads TensorFlow.
-
-    return {name: (replay_server, name) for name in ('make_environment', 'make_agent', 'experience')}
-
-
 # What `job_setup.main` needs of each command that a gin file configures.
 JOBS: dict[str, dict[str, Any]] = {
-    'record': {'define_flags': define_record, 'bindings': record_bindings, 'shared': record_shared},
-    'extract': {'define_flags': define_extract, 'bindings': extract_bindings, 'shared': extract_shared},
+    'record': {
+        'define_flags': define_record,
+        'bindings': record_bindings,
+        'shared': lambda: {'make_environment': 'evaluate.make_environment'},
+    },
+    'extract': {'define_flags': define_extract, 'bindings': extract_bindings, 'shared': job_flags.shared_with_server},
 }
 
 

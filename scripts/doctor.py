@@ -12,7 +12,7 @@ from absl import flags
 from tflearn.core.errors import UserValueError
 from tflearn.tools import checks
 
-from . import job_flags, preflight, run_directory
+from . import job_flags, preflight
 
 _STATES = {True: 'LOOK', False: 'ok', None: 'unknown'}
 
@@ -24,7 +24,7 @@ def report(roots: list[str], as_json: bool) -> int:
 
     num_wrong = 0
     for root in roots:
-        with run_directory.opened(root, 'doctor') as run_dir:
+        with job_flags.opened_run_dir(root, 'doctor') as run_dir:
             findings = checks.run_all(series.read(run_dir))
         num_wrong += sum(finding.wrong is True for finding in findings)
         if as_json:

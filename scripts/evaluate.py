@@ -14,16 +14,16 @@ and prints a table of estimates; tflearn-evaluate --data=DIR --help lists the fl
 import re
 import sys
 
-from . import data_evaluation_flags, job_setup, policy_evaluation_flags
+from . import evaluation_flags, job_setup
 
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
     given = {match[1] for argument in sys.argv[1:] if (match := re.match('--?(data|policy)(=|$)', argument))}
     if 'data' in given:
-        data_evaluation_flags.main(__doc__)
+        evaluation_flags.main_of_data(__doc__)
     elif 'policy' in given:
-        policy_evaluation_flags.main(__doc__)
+        evaluation_flags.main_of_policy(__doc__)
     else:
         job_setup.main('evaluate', __doc__)
 

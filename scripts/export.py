@@ -13,7 +13,7 @@ from absl import flags
 from tflearn.core import waiting
 from tflearn.files.run_dir import display_text, local_path
 
-from . import job_setup, preflight, run_directory
+from . import job_flags, job_setup, preflight
 
 _PRODUCT = ('names', 'time_step', 'parameters')
 
@@ -54,7 +54,7 @@ def run(stop: threading.Event) -> None:
     if flags.FLAGS.product:
         given: dict[str, Any] = {name: flags.FLAGS[f'product_{name}'].value for name in _PRODUCT}
         arguments['product'] = export.product_options(arguments.pop('batch_size'), **given)
-    with run_directory.opened(flags.FLAGS.root_dir, 'export_tflite' if flags.FLAGS.tflite else 'export') as run_dir:
+    with job_flags.opened_run_dir(flags.FLAGS.root_dir, 'export_tflite' if flags.FLAGS.tflite else 'export') as run_dir:
         print(display_text(str(export.export(run_dir=run_dir, **arguments))))
 
 

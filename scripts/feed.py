@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tflearn.config import job_config
-
 from . import job_flags, job_setup
 
 
@@ -30,16 +28,9 @@ def bindings() -> Sequence[str]:
     return [f'tflearn.jobs.feed.feed.{name} = {value!r}' for name, value in given.items()]
 
 
-def shared_arguments() -> job_config.SharedArguments:
-    """Returns which bindings of the replay server job hold for this one."""
-    from tflearn.jobs.replay_server import replay_server  # After the flags are parsed: it loads TensorFlow.
-
-    return {name: (replay_server, name) for name in ('make_environment', 'make_agent', 'experience')}
-
-
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('feed', __doc__, define_flags=define_flags, bindings=bindings, shared=shared_arguments)
+    job_setup.main('feed', __doc__, define_flags=define_flags, bindings=bindings, shared=job_flags.shared_with_server)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""The flags that all jobs have: their definitions, their help and their checks."""
+"""The flags that all jobs have: their definitions, help and checks; and the run directory that one of them names."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from tflearn.config import files
 from tflearn.core import extras, tokens
 from tflearn.core.errors import UserError, UserValueError, as_user_error
 from tflearn.core.waiting import HOST_PORT
-from tflearn.files.run_dir import is_url, local_path
+from tflearn.files.run_dir import RunDir, is_url, local_path
 
 DEFAULT_REPLAY_ADDRESS, DEFAULT_COORDINATOR_ADDRESS = 'localhost:8008', 'localhost:8009'
 
@@ -238,6 +238,29 @@ def read(
     return True
 
 
+@contextlib.contextmanager
+def opened_run_dir(root: str, job: str, name: str = '') -> Iterator[RunDir]:
+    """Gives the run directory that --root_dir names.
+
+    Args:
+      root: a path or a URL.
+      job: the program, which decides what is copied from a URL and to it.
+      name: the name of its status file, if that is another one.
+
+    Raises:
+      ValueError: if it cannot be used.
+      ImportError: if it is a URL and fsspec is missing.
+      OSError: if the last files could not be written to the store.
+    """
+    if not is_url(root):
+        yield RunDir(root)
+        return
+    from tflearn.files import opening  # which loads fsspec
+
+    with opening.opened(root, job, name) as run_dir:
+        yield run_dir
+
+
 def _check_root_dir() -> None:
     if not flags.FLAGS.root_dir:
         raise UserValueError(
@@ -322,6 +345,11 @@ def define_feed() -> None:
         'HOST:PORT of the feed (tflearn-feed), which sends batches to a learner without Reverb; by default train reads '
         'the replay servers itself.',
     )
+
+
+def shared_with_server() -> dict[str, str]:
+    """Returns the arguments that a job which reads the replay servers has from their bindings."""
+    return {name: f'replay_server.{name}' for name in ('make_environment', 'make_agent', 'experience')}
 
 
 def feed_address() -> str:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
-from tflearn.config import files, going_on, job_config, reader
+from tflearn.config import files, going_on, job_config, preview, reader
 from tflearn.core import waiting
 from tflearn.files.run_dir import RunDir, write_atomically
 from tflearn.launch.code_revision import code_revision, code_snapshot
 
-from . import job_flags, job_process, preflight, run_directory
+from . import job_flags, job_process, preflight
 
 
 def main(
@@ -38,7 +38,7 @@ def main(
       name_flag: the flag with the job's name; None if a run has only one such job.
       define_flags: defines the flags of this job.
       bindings: returns gin statements that those flags make; they come last.
-      shared: returns the arguments that other jobs' bindings set (`job_config.configure`); called with TensorFlow.
+      shared: returns the arguments that other jobs' bindings set (`job_config.configure`).
       program: the program's name; None is tflearn-<job>.
       module: None is the job's name, of a job of the run itself.
     """
@@ -52,7 +52,7 @@ def main(
             return
         shard = flags.FLAGS.shard if 'shard' in flags.FLAGS else 0
         status_name = f'{job}_{shard}' if shard else name
-        with run_directory.opened(flags.FLAGS.root_dir, job, status_name) as run_dir:
+        with job_flags.opened_run_dir(flags.FLAGS.root_dir, job, status_name) as run_dir:
             run_in(run_dir, stop)
 
     def run_in(run_dir: RunDir, stop: threading.Event) -> None:
@@ -114,7 +114,7 @@ def plain_main(
 def _go_on(run_dir: RunDir, gin_file: pathlib.Path, statements: Sequence[str], job: str) -> bool:
     """Lets a finished run go on if its end has moved, and logs what changed. Returns whether it is finished."""
     if run_dir.done.exists() or run_dir.train_result.exists():
-        for line in going_on.begin(run_dir, gin_file, statements, job):
+        for line in going_on.begin(run_dir, preview.effective(gin_file, statements, job), job):
             logging.info('%s', line)
     return run_dir.done.exists()
 

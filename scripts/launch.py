@@ -11,7 +11,7 @@ from absl import flags
 
 from tflearn.api import process_run
 
-from . import job_flags, preflight, run_directory
+from . import job_flags, preflight
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     # From the first job on, `local.run` handles SIGINT.
     with (
         job_flags.ending('tflearn-launch', 'stopped by SIGINT before any job was started'),
-        run_directory.opened(values.root_dir, 'launch') as run_dir,
+        job_flags.opened_run_dir(values.root_dir, 'launch') as run_dir,
     ):
         if values.share_with_group:
             run_dir.make(share_with_group=True)

@@ -13,7 +13,7 @@ from absl import flags
 from tflearn.jobs import run_metrics
 from tflearn.launch.topology import KINDS
 
-from . import job_flags, run_directory
+from . import job_flags
 
 
 def main() -> None:
@@ -26,7 +26,10 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, _exit)
-    with job_flags.ending('tflearn-run-metrics'), run_directory.opened(flags.FLAGS.root_dir, 'run_metrics') as run_dir:
+    with (
+        job_flags.ending('tflearn-run-metrics'),
+        job_flags.opened_run_dir(flags.FLAGS.root_dir, 'run_metrics') as run_dir,
+    ):
         run = flags.FLAGS.run or run_dir.location.rpartition('/')[2]
         report = functools.partial(print, flush=True)
         run_metrics.serve(run_dir, run, KINDS, flags.FLAGS.host, flags.FLAGS.port, report)

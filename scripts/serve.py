@@ -9,7 +9,7 @@ from absl import flags
 
 from tflearn.core import waiting
 
-from . import job_setup, preflight, run_directory, serve_flags
+from . import job_flags, job_setup, preflight, serve_flags
 
 
 def serve_policies(stop: threading.Event) -> None:
@@ -19,7 +19,7 @@ def serve_policies(stop: threading.Event) -> None:
         from tflearn.jobs import serve  # After the flags are parsed: it loads TensorFlow.
         from tflearn.jobs.run import Run
 
-    with run_directory.opened(flags.FLAGS.root_dir, 'serve') as run_dir:
+    with job_flags.opened_run_dir(flags.FLAGS.root_dir, 'serve') as run_dir:
         run = Run(run_dir, stop, connect_timeout_secs=flags.FLAGS.connect_timeout_secs)
         serve.serve(
             run=run,

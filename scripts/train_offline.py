@@ -5,11 +5,11 @@ train_offline.Dataset, Reading, Validation and DataStopConditions. It writes the
 evaluate and export work with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from tflearn.config import files, job_config, reader
+from tflearn.config import files, reader
 from tflearn.files.run_dir import local_path
 
 from . import job_setup, train
@@ -44,12 +44,10 @@ def bindings() -> Sequence[str]:
     ]
 
 
-def shared_arguments() -> job_config.SharedArguments:
+def shared_arguments() -> Mapping[str, str]:
     """Returns which bindings of the train job hold for this job."""
-    from tflearn.jobs.train import train  # After the flags are parsed: it loads TensorFlow.
-
     same = ('make_agent', 'experience', 'stop_conditions', 'intervals', 'device', 'initial', 'exports')
-    return {**{name: (train, name) for name in same}, 'learner_options': (train, 'options')}
+    return {**{name: f'train.{name}' for name in same}, 'learner_options': 'train.options'}
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import sys
 
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserError
 from tflearn.files.run_dir import RunDir
-from tflearn.launch import learner_worker
+from tflearn.launch import learner_workers
 
 
 def main() -> None:
@@ -21,11 +21,11 @@ def main() -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
     try:
-        config = learner_worker.tf_config(run_dir, rank, workers, float(timeout_secs))
+        config = learner_workers.tf_config(run_dir, rank, workers, float(timeout_secs))
     except UserError as error:
         print(f'tflearn-worker: error: {error}', file=sys.stderr)
         sys.exit(TRY_AGAIN_EXIT_STATUS)  # it may wait for one whose machine was lost
-    learner_worker.execute(command, config)
+    learner_workers.execute(command, config)
 
 
 if __name__ == '__main__':

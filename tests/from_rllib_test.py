@@ -18,7 +18,7 @@ from tflearn.jobs import train_settings
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.launch import topology
-from tflearn.launch.restarts import MAX_RESTARTS
+from tflearn.launch.topology import MAX_RESTARTS
 from tflearn.networks import networks
 from tflearn.optimization import impala_loss, optimizers
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests import fakes
 from tests.environments import example_environments
-from tflearn.actors.compiled_policy import CompiledPolicy
+from tflearn.actors.actor import CompiledPolicy
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
 from tflearn.core.waiting import Stopped
 from tflearn.environments import vector_env

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from tests.architecture import source_tree
 from tests.architecture.source_tree import SourceFile
-from tflearn.config.outline import Outlines
+from tflearn.config.preview import outlines
 from tflearn.core.settings import Rule, rules
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ flags of a program.
 """
 
 Owner = ast.FunctionDef | ast.ClassDef
-OUTLINES = Outlines()
+LOAD = outlines()
 FACTORY = 'tflearn.agents.algorithm', 'Factory', '__call__'  # what functions that `factory` decorates take besides
 
 
@@ -220,7 +220,7 @@ def _unit(name: str, text: str) -> str:
 
 def _rules(definition: Definition) -> dict[str, Rule]:
     """Returns the declared ranges and choices of the settings that have them."""
-    parameters = inspect.signature(getattr(OUTLINES.load(definition.module), definition.node.name)).parameters
+    parameters = inspect.signature(getattr(LOAD(definition.module), definition.node.name)).parameters
     return rules({name: parameter.annotation for name, parameter in parameters.items()})
 
 

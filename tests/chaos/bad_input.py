@@ -286,11 +286,11 @@ def known_flags(directory: pathlib.Path, programs: Sequence[str]) -> dict[str, l
 
 def known_names(gin_files: Sequence[str]) -> dict[str, list[str]]:
     """Returns what can be bound in a run, by gin file."""
-    from tflearn.config import checks, files, names, outline
+    from tflearn.config import checks, files, names, preview
 
     found = {}
     for gin_file in gin_files:
-        load = outline.Outlines().load
+        load = preview.outlines()
         job = names.Configurable(load('tflearn.jobs.train').train, 'tflearn.jobs.train', 'train')
         statements, jobs = checks.read_run(files.resolve(gin_file), (), job, load)
         found[gin_file] = sorted(checks._names(checks.reach(statements.bindings, jobs), jobs, checks.FLAG))

@@ -65,17 +65,15 @@ def read_lock(rng: random.Random) -> None:
 
 
 def read_run_files(rng: random.Random) -> None:
-    from tflearn.files.run_dir import RunDir
-    from tflearn.jobs import run_outputs
+    from tflearn.files.run_dir import RunDir, read_json
     from tflearn.jobs.run import Run
-    from tflearn.learner.stop_conditions import StopConditions
 
     run_dir = RunDir('run')
     run_dir.stop_request.parent.mkdir(exist_ok=True)
     run_dir.stop_request.write_text('{"reason": "x"}')
     _damaged(rng, 'run/DONE', 'run/train/*.json')
     Run(run_dir).is_done()
-    run_outputs.reason(run_dir, StopConditions(num_train_steps=3), 1, 1, 1.0)
+    read_json(run_dir.stop_request)
 
 
 def read_policy(rng: random.Random) -> None:
@@ -92,10 +90,10 @@ def read_policy(rng: random.Random) -> None:
 def read_checkpoint(rng: random.Random) -> None:
     import tensorflow as tf
 
-    from tflearn.learner.checkpoints import Checkpoints, RandomState
+    from tflearn.learner.checkpoints import Checkpoints, random_state
 
     def checkpoints() -> Any:
-        objects = {'weights': tf.Module(), 'random_state': RandomState()}
+        objects = {'weights': tf.Module(), 'random_state': random_state()}
         objects['weights'].variable = tf.Variable(tf.zeros((3, 4)))
         return Checkpoints('checkpoints', objects)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tflearn
-from tflearn.config.outline import Outlines
+from tflearn.config.preview import outlines
 from tflearn.core import settings
 from tflearn.core.errors import UserError, UserTypeError, UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, Range, checked, checked_dataclass
@@ -167,10 +167,10 @@ def test_all_settings_with_ranges_refuse_what_is_just_outside():
 
 
 def test_outlines_know_the_ranges_before_tensorflow_is_loaded():
-    outlines = Outlines()
+    load = outlines()
     differing = []
     for owner, called, rules in _declared():
-        stub = getattr(outlines.load(called.__module__), called.__qualname__.partition('.')[0])
+        stub = getattr(load(called.__module__), called.__qualname__.partition('.')[0])
         parameters = inspect.signature(stub).parameters
         known = settings.rules({name: parameter.annotation for name, parameter in parameters.items()})
         is_own_argument = called.__qualname__.endswith('__init__') or '.' not in called.__qualname__

@@ -11,7 +11,7 @@ from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import own_address
 from tflearn.jobs.train import train
-from tflearn.jobs.train_settings import Data
+from tflearn.jobs.train_settings import Data, Initial
 from tflearn.networks.networks import NetworkOptions
 from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY
@@ -74,7 +74,7 @@ def test_rejects_weights_that_do_not_fit():
     with pytest.raises(ValueError, match=r'got Data.weights=\(1.0,\) for Data.addresses=\(\); need one for each'):
         Data(weights=(1.0,))
     with pytest.raises(ValueError, match=r'Data.weights with Experience.replay=Queue\(.*; need Uniform'):
-        Data(addresses=('localhost:1',), weights=(1.0,)).check(QUEUE.replay)
+        Data(addresses=('localhost:1',), weights=(1.0,)).check(QUEUE.replay, Initial())
 
 
 def test_only_a_queue_can_have_several_servers(small_run):

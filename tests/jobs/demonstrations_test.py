@@ -163,4 +163,4 @@ def test_rejects_episodes_of_other_environments(tmp_path, data):
 def test_rejects_weights_of_several_servers(data):
     several = Data(addresses=('localhost:1',), weights=(1.0,))
     with pytest.raises(ValueError, match=r'got Data.weights=\(1.0,\) with Initial.demonstrations'):
-        several.check_demonstrations(Initial(demonstrations=Demonstrations(data)))
+        several.check(Uniform(), Initial(demonstrations=Demonstrations(data)))

@@ -100,9 +100,9 @@ def test_runs_to_the_end_and_can_be_continued(tmp_path):
     scalars = written_summaries.scalars(run_dir.summaries('train'))
     assert {20, 40, 60, 80, 100, 120} <= set(scalars['train/replay_size'])
     assert set(written_summaries.histograms(run_dir.summaries('train'))['data/policy_lag']) >= {20, 120}
-    assert {'collect/mean_return', 'collect/mean_discounted_return', 'collect/episodes'} <= set(
-        written_summaries.scalars(run_dir.summaries('collect'))
-    )
+    collected = written_summaries.scalars(run_dir.summaries('collect'))
+    assert {'collect/mean_return', 'collect/mean_discounted_return', 'collect/episodes'} <= collected.keys()
+    assert collected['collect/episodes'].keys() == collected['collect/mean_return'].keys(), 'none before an episode'
     exported = {path.name for path in run_dir.greedy_policy.iterdir() if path.name.isdigit()}
     assert {'0', '121'} < exported
     assert len(exported) == 4, 'at or just after the 50th and the 100th too'

@@ -18,11 +18,11 @@ from tflearn.core.waiting import wait_until
 from tflearn.environments import pacing
 from tflearn.files.manifests import Manifests
 from tflearn.files.run_dir import read_json, write_json
-from tflearn.jobs import agreed_settings
+from tflearn.jobs import initial_agent
 from tflearn.jobs.collect import collect
+from tflearn.jobs.collectors import Progress
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run import Hooks
-from tflearn.jobs.run_outputs import Progress
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Device, Initial, Intervals, grouped
 from tflearn.launch.local import free_port
@@ -232,7 +232,10 @@ def test_a_collector_with_another_discount_is_refused(small_run):
     scaled = functools.partial(
         transformed.make_agent, make_agent=factories['make_agent'], transforms=[rewards.Scale(2.0)]
     )
-    assert agreed_settings.of(_agent(scaled, factories), small_run.experience)['transforms'] == 'Scale(factor=2.0)'
+    assert (
+        initial_agent.agreed_settings(_agent(scaled, factories), small_run.experience)['transforms']
+        == 'Scale(factor=2.0)'
+    )
 
 
 def _agent(make_agent, factories):

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.launch.restarts import RULES
-from tflearn.launch.topology import Job, Resources, Topology
+from tflearn.launch.topology import RULES, Job, Resources, Topology
 
 DEADLINE_SECS = 20.0
 _PROGRAM = pathlib.Path(__file__).with_name('fake_job.py')

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tflearn.files.run_dir import RunDir
-from tflearn.launch import kubernetes, place_options
+from tflearn.launch import kubernetes, places
 from tflearn.launch.kubernetes import KubernetesOptions
 from tflearn.launch.topology import OWN_ADDRESS, Addresses, Resources, run_topology
 
@@ -23,9 +23,9 @@ RESOURCES = {
 }
 IMAGE = 'image=registry.example.com/tflearn:1'
 _OF_FULL = ('namespace=agents', 'queue=learners', 'cluster_queue=gpus', 'max_collectors=64', 'serve_replicas=2')
-FULL = place_options.read(KubernetesOptions, [IMAGE, *_OF_FULL])
-TPU = place_options.read(KubernetesOptions, [IMAGE, 'tpu_topology=2x4', 'serve_replicas=0'])
-SMALL = place_options.read(KubernetesOptions, [IMAGE, 'serve_replicas=0'])
+FULL = places.read_options(KubernetesOptions, [IMAGE, *_OF_FULL])
+TPU = places.read_options(KubernetesOptions, [IMAGE, 'tpu_topology=2x4', 'serve_replicas=0'])
+SMALL = places.read_options(KubernetesOptions, [IMAGE, 'serve_replicas=0'])
 
 
 def manifests(
@@ -213,12 +213,12 @@ def test_pods_have_time_to_stop_volumes_and_no_rights():
 
 def test_what_ends_a_run_keeps_its_directory():
     """The claim is in a list of its own; or it is one that is there."""
-    own = place_options.read(KubernetesOptions, ['part=claims', 'storage_class=fast', 'namespace=agents'])
+    own = places.read_options(KubernetesOptions, ['part=claims', 'storage_class=fast', 'namespace=agents'])
     (claim,), _ = manifests(own)
     assert (claim['kind'], claim['spec']['storageClassName']) == ('PersistentVolumeClaim', 'fast')
     made, _ = manifests()
     assert not any(item['kind'] == 'PersistentVolumeClaim' or 'volumeClaimTemplates' in item['spec'] for item in made)
-    there, _ = manifests(place_options.read(KubernetesOptions, [IMAGE, 'claim=ours']))
+    there, _ = manifests(places.read_options(KubernetesOptions, [IMAGE, 'claim=ours']))
     for result, name in ((made, claim['metadata']['name']), (there, 'ours')):
         for template in templates(result).values():
             volumes = template['spec']['volumes']
@@ -259,7 +259,7 @@ PATCH = {
 def test_a_file_is_merged_into_pods(tmp_path):
     file = tmp_path / 'patch.json'
     file.write_text(yaml.safe_dump(PATCH))
-    patched = place_options.read(
+    patched = places.read_options(
         KubernetesOptions, [IMAGE, f'patch={file}', 'accelerator_label=nvidia.com/gpu.product']
     )
     made, _ = manifests(patched)
@@ -327,7 +327,7 @@ def test_a_job_is_alive_while_it_reports(tmp_path, state, age_secs, alive):
 )
 def test_wrong_options_are_refused(texts, message):
     with pytest.raises(ValueError, match=message):
-        place_options.read(KubernetesOptions, texts)
+        places.read_options(KubernetesOptions, texts)
 
 
 def test_fewer_collectors_at_most_than_at_least_are_refused():
@@ -366,7 +366,7 @@ CASES = {
     'shards': lambda: manifests(addresses=ALONE)[0],
     'tpu': lambda: manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='v5')})[0],
     'small': lambda: manifests(SMALL, num_workers=1, resources={}, num_collectors=1)[0],
-    'claims': lambda: manifests(place_options.read(KubernetesOptions, ['part=claims']))[0],
+    'claims': lambda: manifests(places.read_options(KubernetesOptions, ['part=claims']))[0],
     'own gin file': lambda: manifests(SMALL, gin_files={'a/ö.gin': 'x = 1'})[0],
 }
 CUSTOM = ('JobSet', 'LocalQueue')

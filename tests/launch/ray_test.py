@@ -13,7 +13,7 @@ import pytest
 
 from tests.launch.fake_run import DEADLINE_SECS, gone, wait_for
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.launch import place_options, ray_cluster, ray_driver
+from tflearn.launch import places, ray_cluster, ray_driver
 from tflearn.launch.topology import (
     COORDINATOR_ADDRESS,
     OWN_ADDRESS,
@@ -80,7 +80,7 @@ def test_shards_and_relays_have_actors_too(run_dir):
 
 def test_what_ray_does_not_know_is_refused(run_dir, tmp_path):
     with pytest.raises(ValueError, match="got RayOptions.strategy='WIDE'; need one of PACK, SPREAD"):
-        place_options.read(ray_cluster.RayOptions, ['strategy=WIDE'])
+        places.read_options(ray_cluster.RayOptions, ['strategy=WIDE'])
     python = tmp_path / 'python'
     python.write_text('#!/bin/sh\necho no module named ray >&2\nexit 1\n')
     python.chmod(0o755)

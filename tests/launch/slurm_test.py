@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.launch import place_options, slurm
+from tflearn.launch import places, slurm
 from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS, Addresses, Resources, load, run_topology
 
 RESOURCES = {
@@ -166,11 +166,11 @@ def test_replay_servers_begin_after_a_coordinator_that_is_alone(run_dir):
 @pytest.mark.parametrize('text', ['time', 'tiem=1', 'time='])
 def test_options_are_read_by_name(text):
     if text == 'time=':
-        assert place_options.read(slurm.SlurmOptions, [text, 'qos=low']) == slurm.SlurmOptions(qos='low')
+        assert places.read_options(slurm.SlurmOptions, [text, 'qos=low']) == slurm.SlurmOptions(qos='low')
         return
     advice = r', an option that this backend does not have \(did you mean time\?\)' if '=' in text else ''
     with pytest.raises(ValueError, match=f'got --backend_option={text}{advice}; need .*partition,'):
-        place_options.read(slurm.SlurmOptions, [text])
+        places.read_options(slurm.SlurmOptions, [text])
 
 
 def test_a_launch_renders_what_it_would_submit(tmp_path):

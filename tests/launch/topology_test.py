@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from tflearn.files.run_dir import RunDir
-from tflearn.launch.restarts import RULES
 from tflearn.launch.topology import (
     COORDINATOR_ADDRESS,
     OWN_ADDRESS,
+    RULES,
     Addresses,
     Job,
     Resources,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tflearn.learner.checkpoints import Checkpoints, RandomState
+from tflearn.learner.checkpoints import Checkpoints, random_state
 
 
 @pytest.fixture(autouse=True)
@@ -26,18 +26,18 @@ def _draw():
 @pytest.mark.parametrize('asynchronous', [False, True])
 def test_restored_state_repeats_the_draws(tmp_path, asynchronous):
     _draw()
-    checkpoints = Checkpoints(tmp_path, {'rng': RandomState()}, asynchronous=asynchronous)
+    checkpoints = Checkpoints(tmp_path, {'rng': random_state()}, asynchronous=asynchronous)
     checkpoints.save(5)
     first, more = _draw(), _draw()
     assert first != more
     checkpoints.wait()
-    Checkpoints(tmp_path, {'rng': RandomState()}).restore_newest()
+    Checkpoints(tmp_path, {'rng': random_state()}).restore_newest()
     assert [_draw(), _draw()] == [first, more]
 
 
 def test_checkpoint_without_random_state_does_not_change_it(tmp_path):
     Checkpoints(tmp_path, {'a': tf.Variable(0.0)}).save(5)
-    checkpoints = Checkpoints(tmp_path, {'a': tf.Variable(0.0), 'rng': RandomState()}, optional=['rng'])
+    checkpoints = Checkpoints(tmp_path, {'a': tf.Variable(0.0), 'rng': random_state()}, optional=['rng'])
     before = random.getstate()
     checkpoints.restore_newest()
     assert random.getstate() == before

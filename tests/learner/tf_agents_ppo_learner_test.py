@@ -9,7 +9,7 @@ from tf_agents.train import ppo_learner_test_utils as test_agents
 
 from tests.testing import ppo_agents
 from tflearn.core import strategies
-from tflearn.learner.tf_agents_ppo_learner import Minibatches, PPOLearner
+from tflearn.learner.tf_agents_ppo_learner import PPOLearner, minibatches
 
 
 def _sequences(first, lengths):
@@ -28,7 +28,7 @@ def _sequences(first, lengths):
 @pytest.mark.parametrize(('lengths', 'num_epochs', 'size'), [((10, 7, 6), 3, 8), ((5, 5, 5), 2, 4), ((4, 4, 4), 1, 5)])
 def test_minibatches_hold_each_step_as_often_as_there_are_epochs(replicas, lengths, num_epochs, size):
     """Except for the steps that do not fill a minibatch."""
-    dataset = Minibatches(3, num_epochs, size, 1).dataset(lambda: _sequences(100, lengths), replicas)
+    dataset = minibatches(lambda: _sequences(100, lengths), replicas, 3, num_epochs, size, 1)
     batches = [batch.numpy() for batch, _ in dataset]
     total = sum(lengths) * num_epochs
     assert len(batches) == total // size // replicas * replicas
@@ -44,16 +44,16 @@ def test_each_iterator_is_a_new_iteration():
         first = tf.py_function(lambda: counter.assign_add(100), (), tf.int64)
         return tf.data.Dataset.range(10).map(lambda i: (tf.reshape(first + i, (1, 1)), ()))
 
-    dataset = Minibatches(10, 2, 5, 10).dataset(fresh, 1)
+    dataset = minibatches(fresh, 1, 10, 2, 5, 10)
     for iteration in (1, 2):
         steps = collections.Counter(int(i) for batch, _ in dataset for i in batch.numpy().ravel())
         assert steps == dict.fromkeys(range(100 * iteration, 100 * iteration + 10), 2)
 
 
 def test_sequences_without_minibatches():
-    dataset = Minibatches(3, 2, None, None).dataset(lambda: _sequences(0, (3, 5, 4, 9)), 1)
+    dataset = minibatches(lambda: _sequences(0, (3, 5, 4, 9)), 1, 3, 2, None, None)
     assert [batch.shape for batch, _ in dataset] == [(1, 3), (1, 5), (1, 4)] * 2
-    assert len(list(Minibatches(3, 3, None, None).dataset(lambda: _sequences(0, (3, 5, 4)), 2))) == 8
+    assert len(list(minibatches(lambda: _sequences(0, (3, 5, 4)), 2, 3, 3, None, None))) == 8
 
 
 @pytest.mark.parametrize('size', [10, None])

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 
 from tflearn.core.waiting import wait_until
-from tflearn.launch.warm_parent import Process, WarmParent
+from tflearn.launch.warm_parent import Fork, WarmParent
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 _WARM_PARENT = f'import sys; sys.path.insert(0, {str(CHECKOUT)!r}); from scripts import warm_parent; warm_parent.main()'
@@ -26,7 +26,7 @@ _WARM_PARENT = f'import sys; sys.path.insert(0, {str(CHECKOUT)!r}); from scripts
 class Program:
     """A running program, as `subprocess.Popen` shows one."""
 
-    def __init__(self, fork: Process):
+    def __init__(self, fork: Fork):
         self.pid, self._fork = fork.pid, fork
 
     @property

@@ -25,10 +25,7 @@ CLASSIC_ONLY = (
     *(f'coordinator/{name}_test.py' for name in ('client', 'control', 'credits', 'reports', 'server')),
     *(f'core/{name}_test.py' for name in ('background', 'tokens', 'waiting', 'watchdog')),
     *(f'environments/{name}_test.py' for name in ('cpp_client', 'external_server', 'pacing')),
-    *(
-        f'learner/{name}_test.py'
-        for name in ('checkpoints_process', 'preemption', 'tf_config', 'triggers', 'worker_files')
-    ),
+    *(f'learner/{name}_test.py' for name in ('checkpoints_process', 'tf_config', 'triggers', 'worker_files')),
     *(f'policies/{name}_test.py' for name in ('exporter_versions', 'versions')),
     *(f'scripts/{name}_test.py' for name in ('coordinator', 'data', 'doctor', 'evaluate', 'exit_status', 'export')),
     *(f'scripts/{name}_test.py' for name in ('job_flags', 'job_process', 'job_setup', 'launch', 'serve')),

@@ -1,4 +1,4 @@
-"""Actor: steps a batched environment with a policy and passes the trajectories to observers."""
+"""Actor: steps a batched environment with a policy, as one compiled program, and passes trajectories to observers."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -7,15 +7,164 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tf_agents.policies import tf_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step, trajectory
 from tf_agents.trajectories import time_step as ts
-from tf_agents.trajectories import trajectory
 
-from tflearn.actors import recurrent_state
-from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.episode_metrics import EXECUTED_ACTION
 from tflearn.core.action_mask import mask_of
+from tflearn.core.errors import UserValueError
+from tflearn.core.layout import ColumnLayout
 from tflearn.core.resumable import Resumable
 from tflearn.core.types import ActingPolicy, BatchedEnvironment, check_batch
+
+POLICY_STATE = 'policy_state'
+
+
+def with_policy_state(info: Any, state: Any) -> dict[str, Any]:
+    """Returns a policy's info, `()` or a dictionary, with its state added: nests of arrays, or of specs.
+
+    So training can start in the middle of an episode (Kapturowski et al. 2019, "Recurrent Experience Replay in
+    Distributed Reinforcement Learning", ICLR, section 3). It is the state before the row's step. Agents of TF-Agents
+    ignore keys that are not in their own spec of the info.
+
+    Raises:
+      ValueError: if there is no state, or the info is of another kind.
+    """
+    if not tf.nest.flatten(state):
+        raise UserValueError(
+            'got a policy without a state to be stored; need a recurrent one; set store_policy_state=False'
+        )
+    if isinstance(info, Mapping) and POLICY_STATE not in info:
+        return {**info, POLICY_STATE: state}
+    if not isinstance(info, tuple) or info:
+        raise UserValueError(
+            f'got the policy info {info}; need () or a dictionary without {POLICY_STATE!r}, to store the policy state '
+            'there; set store_policy_state=False'
+        )
+    return {POLICY_STATE: state}
+
+
+def state_before_step(step_type: np.ndarray, state: Any, initial: Any) -> Any:
+    """Returns the state before a step.
+
+    Args:
+      step_type: int32 [B].
+      state: the state that was passed to the policy, a nest of tensors [B, ...].
+      initial: the state at an episode's start, the same nest, which replaces `state` where a step is FIRST.
+
+    Returns:
+      Nest of arrays [B, ...].
+    """
+    first = step_type == 0
+    if not first.any():
+        return tf.nest.map_structure(lambda leaf: leaf.numpy(), state)
+
+    def of_leaf(leaf: tf.Tensor, initial_leaf: tf.Tensor) -> np.ndarray:
+        columns = first.reshape(first.shape + (1,) * (leaf.shape.rank - 1))
+        return np.where(columns, initial_leaf.numpy(), leaf.numpy())
+
+    return tf.nest.map_structure(of_leaf, state, initial)
+
+
+class CompiledPolicy:
+    """A TF-Agents policy for batches of one size, traced once. Each call reads the policy's current variables.
+
+    `TFPolicy.action` resets the policy state where a time step is FIRST.
+
+    Attributes:
+      num_calls: how often it has acted, which is all that the state of its random numbers depends on.
+    """
+
+    def __init__(self, policy: tf_policy.TFPolicy, batch_size: int):
+        """Traces the policy."""
+        self.batch_size, self.num_calls = batch_size, 0
+        self.time_step_spec = policy.time_step_spec
+        self._policy = policy
+        # Each array that becomes a tensor takes about four microseconds.
+        self._joined = ColumnLayout(policy.time_step_spec.observation)
+        given = policy.time_step_spec._replace(observation=self._joined.specs)
+        inputs = tensor_spec.add_outer_dim((given, policy.policy_state_spec), batch_size)
+        structure: list[Any] = []
+
+        def program(*leaves: tf.Tensor) -> list[tf.Tensor]:
+            time_step, state = tf.nest.pack_sequence_as(inputs, leaves)
+            observation = self._joined.divide(time_step.observation)
+            step = policy.action(time_step._replace(observation=observation), state)
+            structure[:] = step
+            return tf.nest.flatten(list(step))
+
+        self._program = tf.function(program, autograph=False).get_concrete_function(*tf.nest.flatten(inputs))
+        self._structure = [tf.nest.map_structure(lambda _: None, part) for part in structure]
+        self._name, self._captures = self._program.name, self._program.captured_inputs  # constant, but slow to look up
+        self._output_dtypes = [output.dtype for output in self._program.outputs]
+        # Inputs that the program never reads (usually rewards) are not converted at each call.
+        leaves = tf.nest.flatten(inputs[0])
+        self._unread = [
+            None if placeholder.consumers() else tf.zeros(leaf.shape, leaf.dtype)
+            for leaf, placeholder in zip(leaves, self._program.inputs[: len(leaves)], strict=True)
+        ]
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the policy state [B, ...] before the first step.
+
+        Raises:
+          ValueError: if the batch size is not the program's.
+        """
+        if batch_size != self.batch_size:
+            raise UserValueError(
+                f'got batch_size={batch_size}; need {self.batch_size}, as this policy was compiled for'
+            )
+        return self._policy.get_initial_state(batch_size)
+
+    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
+        """Returns (action, policy state): nests of numpy arrays [B, ...], and of tensors for the next call."""
+        step = self.step(time_step, policy_state)
+        return step.action, step.state
+
+    def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        """Acts on time steps [B].
+
+        Args:
+          time_step: numpy arrays [B, ...] of the policy's time step spec. They are not checked here; see `check`.
+
+        Returns:
+          PolicyStep: action and info are nests of numpy arrays [B, ...]; the state is a nest of tensors.
+        """
+        self.num_calls += 1
+        if self._joined.joins:
+            time_step = time_step._replace(observation=self._joined.join_arrays(time_step.observation))
+        leaves = [
+            leaf if unread is None else unread
+            for leaf, unread in zip(tf.nest.flatten(time_step), self._unread, strict=True)
+        ]
+        # The operation behind a function call. Calling `self._program` itself first binds and checks the arguments in
+        # Python: 270 us instead of 40 us for an MLP of 100-50.
+        outputs = tf.raw_ops.StatefulPartitionedCall(
+            args=[*leaves, *tf.nest.flatten(policy_state), *self._captures], Tout=self._output_dtypes, f=self._name
+        )
+        action, state, info = self._pack(outputs)
+        return policy_step.PolicyStep(_numpy(action), state, _numpy(info))
+
+    def check(self, time_step: ts.TimeStep) -> None:
+        """Checks that time steps [B] have the spec and the batch size that the policy was compiled for.
+
+        Raises:
+          ValueError: naming the leaf that differs.
+        """
+        check_batch(time_step, self.time_step_spec, self.batch_size, 'time step')
+
+    def _pack(self, outputs: list[tf.Tensor]) -> list[Any]:
+        if len(outputs) == 1 and self._structure[0] is None:  # the usual case: one action, no state, no info
+            return [outputs[0], *self._structure[1:]]
+        return tf.nest.pack_sequence_as(self._structure, outputs)
+
+
+def _numpy(nest: Any) -> Any:
+    if isinstance(nest, tf.Tensor):
+        return nest.numpy()
+    return tf.nest.map_structure(lambda leaf: leaf.numpy(), nest) if nest else nest
+
 
 Observer = Callable[[trajectory.Trajectory], None]
 
@@ -48,7 +197,7 @@ class Actor(Resumable):
             which they may keep and must not change. A row whose step type is LAST is the boundary between two episodes:
             its action had no effect, its reward is 0, its discount 1 and its next step type FIRST. FIRST is also the
             next step type of a row in which an environment failed; only the observation of such a row is valid.
-          stores_policy_state: whether to add the policy state before each step to the policy info (`recurrent_state`).
+          stores_policy_state: whether to add the policy state before each step to the policy info.
         """
         self.env_steps = 0
         self._environment = environment
@@ -130,9 +279,7 @@ class Actor(Resumable):
                 check_batch(action, environment.specs.action, environment.num_environments, 'executed action')
                 self._checked_executed_action = True
         if self._stores_policy_state:
-            info = recurrent_state.add(
-                info, recurrent_state.before_step(time_step.step_type, state, self._initial_state)
-            )
+            info = with_policy_state(info, state_before_step(time_step.step_type, state, self._initial_state))
         return trajectory.Trajectory(
             step_type=time_step.step_type,
             observation=time_step.observation,

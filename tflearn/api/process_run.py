@@ -14,8 +14,8 @@ from tflearn.core import extras
 from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.files.run_dir import RunDir
 from tflearn.launch import kubernetes, local, ray_cluster, run_summary, slurm
-from tflearn.launch import place_options as options
 from tflearn.launch.placement import place, this_machine
+from tflearn.launch.places import read_options
 from tflearn.launch.topology import (
     COORDINATOR_ADDRESS,
     MAX_JOBS,
@@ -73,7 +73,7 @@ class Backend:
             times = topology.stop_timeout_secs, topology.silent_timeout_secs
             return local.run(topology, run_dir, stop_timeout_secs=times[0], silent_timeout_secs=times[1])
         kind, scheduler = _SCHEDULERS[self.name]
-        its_options: Any = options.read(kind, self.options)
+        its_options: Any = read_options(kind, self.options)
         if self.render:
             _show(scheduler.render(topology, run_dir, package, its_options))
             return 0
@@ -162,20 +162,20 @@ def run(
         connect_timeout_secs=connect_timeout_secs,
         gin_files=gin_files,
     )
-    _check(path, gin_bindings, topology, several)
+    effective = _check(path, gin_bindings, topology, several)
     if not backend.render and backend.name != 'kubernetes':
-        _go_on(run_dir, path, gin_bindings)
+        _go_on(run_dir, effective)
     try:
         return backend.run(topology, run_dir, package)
     finally:
         reserved.close()
 
 
-def _go_on(run_dir: RunDir, path: pathlib.Path, gin_bindings: Sequence[str]) -> None:
+def _go_on(run_dir: RunDir, effective: Any) -> None:
     """Lets a finished run go on if its end has moved, and shows what changed."""
     from tflearn.config import going_on  # Half a second that a wrong flag need not wait for.
 
-    for line in going_on.begin(run_dir, path, gin_bindings, 'tflearn.jobs.train'):
+    for line in going_on.begin(run_dir, effective, 'tflearn.jobs.train'):
         _show(line)
 
 
@@ -276,8 +276,8 @@ def _feed_address(backend: str, reserved: contextlib.ExitStack) -> str:
     return reserved.enter_context(local.held_address())
 
 
-def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, shared: bool) -> None:
-    """Checks the configuration of all jobs; `shared` is whether several servers share the replay."""
+def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, shared: bool) -> Any:
+    """Checks the configuration of all jobs, and returns it; `shared` is whether several servers share the replay."""
     from tflearn.config import preview  # Half a second that a wrong flag need not wait for.
     from tflearn.environments import registry
 
@@ -294,7 +294,7 @@ def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, 
 
     # These have flags only, or the replay server's bindings.
     kinds = {job.kind for job in topology.jobs} - {'coordinator', 'relay', 'feed', 'feed_worker'}
-    preview.check(path, gin_bindings, sorted(f'tflearn.jobs.{kind}' for kind in kinds), check_factory)
+    return preview.check(path, gin_bindings, sorted(f'tflearn.jobs.{kind}' for kind in kinds), check_factory)
 
 
 def _check_fed(name: str, values: Mapping[str, Any]) -> None:

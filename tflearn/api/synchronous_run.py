@@ -17,7 +17,6 @@ from tflearn.config import files, going_on, job_config, names, preview
 from tflearn.core import background, waiting
 from tflearn.environments import registry
 from tflearn.files.run_dir import RunDir
-from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.run import Hooks, Run
@@ -76,8 +75,8 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
       ValueError: if the configuration is wrong.
     """
     path = files.resolve(gin_file)
-    preview.check(path, gin_bindings, ['tflearn.jobs.evaluate'], registry.check_factory)
-    for line in going_on.begin(run_dir, path, gin_bindings, 'tflearn.jobs.synchronous'):
+    effective = preview.check(path, gin_bindings, ['tflearn.jobs.evaluate'], registry.check_factory)
+    for line in going_on.begin(run_dir, effective, 'tflearn.jobs.synchronous'):
         logging.info('%s', line)
     training = job_config.configure(synchronous, {'run': None}, path, gin_bindings, shared_arguments())
     evaluation = dataclasses.replace(training, job=names.Configurable(evaluate, evaluate.__module__, 'evaluate'))
@@ -102,10 +101,10 @@ def shared_arguments() -> job_config.SharedArguments:
     """Returns which bindings of the train and the collect job hold for the synchronous job, by its arguments."""
     both = inspect.signature(synchronous).parameters.keys() & inspect.signature(train).parameters.keys()
     return {
-        **{name: (train, name) for name in both},
-        'learner_options': (train, 'options'),
-        'num_environments': (collect, 'num_environments'),
-        'collect_options': (collect, 'options'),
+        **{name: f'train.{name}' for name in both},
+        'learner_options': 'train.options',
+        'num_environments': 'collect.num_environments',
+        'collect_options': 'collect.options',
     }
 
 

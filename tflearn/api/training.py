@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import importlib
 import inspect
 import os
 import pathlib
@@ -13,19 +14,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from tflearn.actors import evaluation_record
-from tflearn.api import gin_text, process_run, synchronous_run
+from tflearn.api import process_run, synchronous_run
 from tflearn.config import files
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
-from tflearn.core.experience import Experience
+from tflearn.core.experience import Experience, Queue
 from tflearn.core.types import AgentFactory, EnvironmentFactory, check_agent_factory, check_call
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
+from tflearn.jobs.collect import collect
+from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
-from tflearn.jobs.train_settings import GROUPS
+from tflearn.jobs.train import train as train_job
+from tflearn.jobs.train_settings import GROUPS, Initial, Intervals, grouped
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.policies.policy_function import PolicyFunction, load_policy
 
+_HEAD = 'from __gin__ import dynamic_registration\n'
+_LITERALS = (bool, int, float, str, type(None))
 Mode = Literal['synchronous', 'processes']
 
 # Arguments of the synchronous job that `train` itself gives.
@@ -131,24 +138,24 @@ def train(
     if gin_file is None:
         _check_parts({**parts, 'root_dir': root_dir}, gin_bindings)
         _check_settings(num_episodes, settings)
-    else:
-        gin_file = os.fspath(gin_file)
-        _check_gin({**parts, **more}, gin_file, gin_bindings)
-    run_dir = RunDir(root_dir or pathlib.Path('runs', pathlib.Path(gin_file or '').stem))
-    if gin_file is None:
+        run_dir = RunDir(os.fspath(root_dir or ''))
         given: dict[str, Any] = {name: each for name, each in evaluation.items() if each is not None}
         given['options'] = evaluate_options or EvaluateOptions('each')
         if mode == 'synchronous':
             synchronous_run.of_objects(run_dir, {**parts, **settings}, given)
         else:
-            text = gin_text.of_run({**parts, **settings}, given)
+            text = gin_text({**parts, **settings}, given)
             run_dir.make()
             write_atomically(run_dir.root / _GIN_FILE, text.encode())
             _run_processes(run_dir, str(run_dir.root / _GIN_FILE), (), num_collectors)
-    elif mode == 'synchronous':
-        synchronous_run.of_gin_file(run_dir, gin_file, gin_bindings)
     else:
-        _run_processes(run_dir, gin_file, gin_bindings, num_collectors)
+        gin_file = os.fspath(gin_file)
+        _check_gin({**parts, **more}, gin_file, gin_bindings)
+        run_dir = RunDir(root_dir or pathlib.Path('runs', pathlib.Path(gin_file).stem))
+        if mode == 'synchronous':
+            synchronous_run.of_gin_file(run_dir, gin_file, gin_bindings)
+        else:
+            _run_processes(run_dir, gin_file, gin_bindings, num_collectors)
     return _result(run_dir)
 
 
@@ -235,3 +242,103 @@ def _result(run_dir: RunDir) -> TrainedRun:
         evaluations=tuple(evaluation_record.read(run_dir.evaluations)),
         policy=load_policy(run_dir.root),
     )
+
+
+class GinText:
+    """Gathers the statements of a gin file.
+
+    Its values are literals, lists, tuples and dicts of values, functions and classes of modules, `functools.partial` of
+    them, and instances of dataclasses.
+    """
+
+    def __init__(self) -> None:
+        """Begins with no statement."""
+        self._imports: dict[str, str] = {}  # the names in the text, by module
+        self._lines: list[str] = []
+        self._num_scopes = 0
+
+    def bind(self, name: str, value: Any) -> None:
+        """Adds the binding of a macro, or of an argument that has a name in the text."""
+        self._lines.append(f'{name} = {self._text(value, name)}')
+
+    def bind_argument(self, function: Any, argument: str, value: Any) -> None:
+        """Adds the binding of a function's argument."""
+        self.bind(f'{self._name(function, argument)}.{argument}', value)
+
+    def text(self, *included: str) -> str:
+        """Returns the gin file, which begins with the included ones."""
+        imports = []
+        for module, name in self._imports.items():
+            package, _, last = module.rpartition('.')
+            alias = '' if last == name else f' as {name}'
+            imports.append(f'from {package} import {last}{alias}' if package else f'import {module}{alias}')
+        files = [f"include '{file}'" for file in included]
+        return '\n'.join([_HEAD, *imports, '', *files, '', *self._lines, ''])
+
+    def _text(self, value: Any, what: str) -> str:
+        """Returns a value as gin writes it; `what` it is, for an error."""
+        if isinstance(value, _LITERALS):
+            return repr(value)
+        if isinstance(value, list | tuple):
+            items = ', '.join(self._text(each, what) for each in value)
+            return f'[{items}]' if isinstance(value, list) else f'({items}{"," if len(value) == 1 else ""})'
+        if isinstance(value, Mapping):
+            items = ', '.join(f'{self._text(key, what)}: {self._text(each, what)}' for key, each in value.items())
+            return f'{{{items}}}'
+        if isinstance(value, functools.partial):
+            given = inspect.signature(value.func).bind_partial(*value.args).arguments
+            return self._scoped(value.func, {**given, **value.keywords}, what)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+            defaults = {name: each.default for name, each in inspect.signature(type(value)).parameters.items()}
+            changed = {name: each for name, each in fields.items() if each is not defaults[name]}
+            return f'{self._scoped(type(value), changed, what)}()'
+        return f'@{self._name(value, what)}'
+
+    def _scoped(self, function: Any, arguments: Mapping[str, Any], what: str) -> str:
+        """Binds arguments in a scope of their own, and returns the reference to the function there."""
+        name = self._name(function, what)
+        if not arguments:
+            return f'@{name}'
+        self._num_scopes += 1
+        scoped = f'part_{self._num_scopes}/{name}'
+        for argument, value in arguments.items():
+            self.bind(f'{scoped}.{argument}', value)
+        return f'@{scoped}'
+
+    def _name(self, function: Any, what: str) -> str:
+        """Returns the name of a function or class in the text, and imports its module there."""
+        module, name = getattr(function, '__module__', None) or 'builtins', getattr(function, '__qualname__', '')
+        if module == '__main__' or getattr(importlib.import_module(module), name, None) is not function:
+            raise UserTypeError(
+                f'got {function!r} in {what} for several processes; need what they can import: functions and classes '
+                'of a module (not of the program itself), functools.partial of them, dataclasses, and literals; or '
+                "take mode='synchronous'"
+            )
+        last = module.rpartition('.')[2]
+        alias = last if last not in self._imports.values() else f'{last}_{len(self._imports)}'
+        return f'{self._imports.setdefault(module, alias)}.{name}'
+
+
+def gin_text(arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+    """Returns the gin file of a run in several processes; the arguments are those of `synchronous_run.of_objects`."""
+    given, made = grouped(arguments), GinText()
+    initial, intervals = given.get('initial', Initial()), given.get('intervals', Intervals())
+    if isinstance(given['experience'].replay, Queue) and not {'intervals', 'publish_interval_steps'} & arguments.keys():
+        given['intervals'] = dataclasses.replace(intervals, publish_interval_steps=1)  # data of the newest weights
+    if initial.seed is not None:
+        options = given.get('collect_options', CollectOptions())
+        if options.seed is None:
+            given['collect_options'] = dataclasses.replace(options, seed=initial.seed)
+        evaluation = {'seed': initial.seed + synchronous_run.EVALUATION_SEED, **evaluation}
+    made.bind('demonstrations', initial.demonstrations)
+    jobs = synchronous_run.shared_arguments()
+    for name, value in given.items():
+        if name in ('make_environment', 'make_agent', 'experience'):
+            made.bind(name, value)
+        else:
+            job, argument = jobs[name].split('.')
+            made.bind_argument({'train': train_job, 'collect': collect}[job], argument, value)
+    for name, value in evaluation.items():
+        made.bind_argument(evaluate, name, value)
+    return made.text('jobs.gin')

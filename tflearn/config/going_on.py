@@ -5,14 +5,13 @@ files without TensorFlow, so that launch and all jobs, which may start in any or
 """
 
 import contextlib
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
 from tflearn.config import preview
-from tflearn.config.names import Configurable, UnclearNameError
+from tflearn.config.names import Configurable
 from tflearn.config.reader import Binding, Macro, Reference, join_scope
 from tflearn.core.errors import UserValueError
 from tflearn.files.numbered import Numbered
@@ -35,24 +34,21 @@ _BEGINNING = ('train_settings.Initial', 'demonstrations.Cloning')
 Conditions = Mapping[str, float | None]
 
 
-def begin(run_dir: RunDir, gin_file: pathlib.Path, flag_bindings: Sequence[str], job: str) -> list[str]:
+def begin(run_dir: RunDir, now: Sequence[Binding] | None, job: str) -> list[str]:
     """Lets a finished run go on if its end has moved, before any job looks for it.
 
     Args:
+      now: its effective bindings, see `preview.effective`; None: only the jobs will know.
       job: the full name of the module of one of the run's jobs.
 
     Returns:
       Lines that name what changed since the configuration was saved, and the effect.
     """
-    if not (run_dir.config.exists() or run_dir.done.exists()):
+    if now is None or not (run_dir.config.exists() or run_dir.done.exists()):
         return []
-    with contextlib.suppress(UnclearNameError):  # the jobs will know
-        now = preview.effective(gin_file, flag_bindings, job)
-        goes_on = reopen(run_dir, _conditions(now))
-        changed = _changes(run_dir, now, job)
-        finished = not goes_on and run_dir.done.exists()
-        return [f'changed since: {text}{_effect(target, finished)}' for target, text in changed]
-    return []
+    goes_on = reopen(run_dir, _conditions(now))
+    finished = not goes_on and run_dir.done.exists()
+    return [f'changed since: {text}{_effect(target, finished)}' for target, text in _changes(run_dir, now, job)]
 
 
 def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
@@ -109,7 +105,9 @@ def _changes(run_dir: RunDir, now: Sequence[Binding], job: str) -> list[tuple[st
     """Returns the settings that differ from the saved configuration: the function's name, and the setting as text."""
     try:
         before = preview.effective(run_dir.config, (), job)
-    except (UserValueError, UnclearNameError):  # of another version, or damaged: the job says so
+    except UserValueError:  # of another version, or damaged: the job says so
+        return []
+    if before is None:
         return []
     old, new = _values(before), _values(now)
     return [

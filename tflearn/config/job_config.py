@@ -27,8 +27,8 @@ from tflearn.files.run_dir import RunDir, write_atomically
 # Calls of gin within each other: settings of settings take some dozens.
 _MANY_CALLS = 100
 
-# By a job's argument: another job, and the name of its argument.
-SharedArguments = Mapping[str, tuple[Callable[..., None], str]]
+# By a job's argument: 'job.argument' of another job of the same package.
+SharedArguments = Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,13 +95,14 @@ def configure(
     gin.clear_config()  # First: a locked configuration lets no module register its functions.
     this = Configurable(job, job.__module__, job.__qualname__)
     statements, jobs = checks.read_run(gin_file, flag_bindings, this, importlib.import_module)
-    shared_names: dict[Any, str] = {
-        (other, argument): name for name, (other, argument) in (shared_arguments or {}).items()
+    package = job.__module__.rpartition('.')[0]
+    shared_names = {
+        f'{package}.{other.partition(".")[0]}.{other}': name for name, other in (shared_arguments or {}).items()
     }
     bindings = []
     for binding in statements.bindings:
         bindings.append(binding)
-        name = shared_names.get((getattr(binding.target, 'function', None), binding.parameter))
+        name = binding.target and shared_names.get(f'{binding.target.full_name}.{binding.parameter}')
         if name and not binding.scope:
             bindings.append(dataclasses.replace(binding, target=this, parameter=name))
     final = checks.final(bindings, jobs)

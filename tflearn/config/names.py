@@ -25,10 +25,6 @@ class UnknownNameError(Exception):
     """A name does not exist; the message is a half-sentence that gives the reason."""
 
 
-class NotImportedError(UnknownNameError):
-    """No import provides the first part of a name."""
-
-
 class UnclearNameError(Exception):
     """Only an import of the module shows whether a name exists. Outlines raise it, `importlib` does not."""
 
@@ -108,18 +104,18 @@ def resolve(statements: Statements, jobs: Iterable[Configurable], load: Load) ->
         uses += [leaf for leaf in leaves(binding.value) if isinstance(leaf, Reference)]
         for use in uses:
             try:
+                first = use.selector.partition('.')[0]
                 if binding.place == FLAG:
                     use.target = _find_from_anywhere(use.selector, binding.imports, known, load)
                 else:
-                    first = use.selector.partition('.')[0]
-                    use.target = _find([item for item in binding.imports if item.name == first], use.selector, load)
+                    mine = [item for item in binding.imports if item.name == first]
+                    use.target = _find(mine[-1], use.selector, load) if mine else None
+                if use.target is None:
+                    advice = _provider(first, binding.imports, statements.imports, binding.place == FLAG, load)
+                    raise UnknownNameError(f'no import provides {first!r}{advice}')
                 known.add(use.target)
             except UnknownNameError as error:
-                advice = ''
-                if isinstance(error, NotImportedError):
-                    first = use.selector.partition('.')[0]
-                    advice = _provider(first, binding.imports, statements.imports, binding.place == FLAG, load)
-                mistakes.append((use.written if use is binding else repr(use), binding.place, f'{error}{advice}'))
+                mistakes.append((use.written if use is binding else repr(use), binding.place, str(error)))
     return mistakes
 
 
@@ -142,7 +138,7 @@ def callables(imports: Iterable[Import], load: Load) -> list[str]:
 
 def _find_from_anywhere(
     selector: str, imports: Iterable[Import], known: Iterable[Configurable], load: Load
-) -> Configurable:
+) -> Configurable | None:
     """Looks up a name on the command line.
 
     It may begin with a module that any file of the run imports, may be the full path, and may leave out the module when
@@ -151,18 +147,15 @@ def _find_from_anywhere(
     found = {item for item in known if f'.{item.full_name}'.endswith(f'.{selector}')}
     if not found:
         starting = {item for item in imports if f'{selector}.'.startswith((f'{item.name}.', f'{item.symbol}.'))}
-        found = {_find([item], selector, load) for item in starting}
+        found = {_find(item, selector, load) for item in starting}
     if len(found) > 1:
         names = ' and '.join(sorted(item.full_name for item in found))
         raise UnknownNameError(f'this may be {names} (write one of them in full)')
-    return found.pop() if found else _find([], selector, load)
+    return found.pop() if found else None
 
 
-def _find(imports: list[Import], selector: str, load: Load) -> Configurable:
-    """Looks up a name that begins with the last of `imports`."""
-    if not imports:
-        raise NotImportedError(f'no import provides {selector.partition(".")[0]!r}')
-    item = imports[-1]
+def _find(item: Import, selector: str, load: Load) -> Configurable:
+    """Looks up a name that begins with an import."""
     start = item.symbol if f'{selector}.'.startswith(f'{item.symbol}.') else item.name
     value: Any = load(item.symbol)
     module: types.ModuleType = value

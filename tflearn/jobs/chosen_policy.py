@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.core.action_mask import ActionMask
@@ -100,29 +99,23 @@ def acting(
     Raises:
       ValueError: if the policy is of another environment.
     """
-    mask = None
+    mask, is_random = None, policy is None
     if isinstance(policy, loader.LoadedPolicy | external.SavedPolicy):
         policy.check(specs)
         mask = policy.metadata.get(ACTION_MASK) if isinstance(policy, loader.LoadedPolicy) else None
-    elif policy is not None:
-        policy = external.FunctionPolicy(policy, specs)
+    else:
+        policy = external.FunctionPolicy(policy or _zeros(specs), specs)
     action_mask = None if mask is None else ActionMask(specs, mask)
-    acts: EvaluationPolicy = policy or _Nothing(specs)
-    epsilon = 1.0 if policy is None else epsilon
-    return (EpsilonPolicy(acts, epsilon, specs.action, seed, action_mask) if epsilon or mask else acts), action_mask
+    epsilon = 1.0 if is_random else epsilon
+    return (EpsilonPolicy(policy, epsilon, specs.action, seed, action_mask) if epsilon or mask else policy), action_mask
 
 
-class _Nothing:
-    """A policy whose actions are zeros, for `EpsilonPolicy` with 1."""
+def _zeros(specs: EnvironmentSpecs) -> external.ActFunction:
+    """Returns a function whose actions are zeros, of which `EpsilonPolicy` with 1 takes none."""
 
-    def __init__(self, specs: EnvironmentSpecs):
-        self._spec = specs.action
-
-    def initial_state(self, batch_size: int) -> Any:
-        del batch_size
-        return ()
-
-    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
-        batch_size = len(time_step.step_type)
+    def act(observation: Any) -> Any:
+        batch_size = len(tf.nest.flatten(observation)[0])
         zeros = lambda spec: np.zeros((batch_size, *spec.shape), spec.dtype.as_numpy_dtype)  # noqa: E731
-        return tf.nest.map_structure(zeros, self._spec), policy_state
+        return tf.nest.map_structure(zeros, specs.action)
+
+    return act

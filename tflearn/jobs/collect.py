@@ -20,11 +20,11 @@ from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
 from tflearn.coordinator.weights_reader import Lost, Refused
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.settings import PositiveInt, checked
-from tflearn.core.train_step import create_train_step, set_env_steps
+from tflearn.core.train_step import set_env_steps
 from tflearn.core.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
 from tflearn.core.waiting import LOG_EVERY_SECS, Jitter, Stopped, wait_until
 from tflearn.files.run_dir import Status
-from tflearn.jobs import agreed_settings, initial_agent
+from tflearn.jobs import initial_agent
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
 from tflearn.jobs.run import Run
@@ -74,18 +74,16 @@ def collect(
     try:
         with contextlib.ExitStack() as ending:
             ending.callback(environment.close)
-            train_step, stores = create_train_step(), experience.slicing.store_policy_state
-            agent = make_agent(environment.specs, train_step, experience)
-            storage = initial_agent.storage(agent, experience)
-            served = _served(agent, options, run, ending)
+            agent, storage = initial_agent.make_for_data(make_agent, environment.specs, experience)
+            stores, served = experience.slicing.store_policy_state, _served(agent, options, run, ending)
             collection = Collection(environment, agent.collect_policy, options, name, stores, served)
             variables = published_weights.published(agent.collect_policy)
             connected = Coordinator(run.coordinator, name, run.stop)
             ending.callback(connected.close)
-            role = Role('collect', contract=agreed_settings.contract(agent, storage))
+            role = Role('collect', contract=initial_agent.contract(agent, storage))
             connected.join(role, run.connect_timeout_secs)
             servers = _servers(connected, own_address(data_addresses, name), storage, run)
-            weights = Subscriber(connected, variables, train_step, run.stop)
+            weights = Subscriber(connected, variables, agent.train_step_counter, run.stop)
             ending.callback(weights.close)
             status.update('waiting for weights from the learner')
             weights.wait(run.connect_timeout_secs)

@@ -1,5 +1,6 @@
 """Collectors: who takes a session's environment steps. In other processes, in this one, or nobody: steps in files."""
 
+import json
 import pickle
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +11,34 @@ from absl import logging
 from tflearn.core.resumable import Resumable
 from tflearn.files.manifests import Manifests
 from tflearn.jobs.collection import Collection
-from tflearn.jobs.run_outputs import Progress
 from tflearn.sampling.source import Source
+
+
+class Progress(tf.train.experimental.PythonState):
+    """The run's counts over all sessions; they belong in the checkpoint.
+
+    Attributes:
+      policy_version: the newest version of the weights that act; -1 in a checkpoint that does not have it.
+      secs: the time of collecting and training [seconds]. In a session's first call, which compiles, only waiting for
+        data counts.
+      env_steps: environment steps that this process took.
+      episodes: episodes that it finished.
+    """
+
+    def __init__(self) -> None:
+        self.policy_version = self.env_steps = self.episodes = 0
+        self.secs = 0.0
+
+    def serialize(self) -> str:
+        """Returns the state as JSON."""
+        names = ('policy_version', 'secs', 'env_steps', 'episodes')
+        return json.dumps({name: getattr(self, name) for name in names})
+
+    def deserialize(self, string_value: str) -> None:
+        """Restores the state of a checkpoint."""
+        saved = json.loads(string_value)
+        self.policy_version, self.secs = saved.get('policy_version', -1), saved['secs']
+        self.env_steps, self.episodes = saved.get('env_steps', 0), saved.get('episodes', 0)
 
 
 class Collectors:

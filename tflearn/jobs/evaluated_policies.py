@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import types
 from typing import Any
 
 from absl import logging
@@ -11,10 +12,9 @@ from tflearn.coordinator import published_weights
 from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.published_weights import Subscriber
 from tflearn.core.experience import Experience
-from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
 from tflearn.files.run_dir import read_json
-from tflearn.jobs import agreed_settings, initial_agent
+from tflearn.jobs import initial_agent
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.run import Run
 from tflearn.policies import loader, versions
@@ -114,15 +114,13 @@ class PublishedWeights(ExportedPolicies):
         """
         super().__init__(run, 'evaluated_policy', specs)
         self.what = f'weights from the coordinator at {run.coordinator.address}'
-        train_step = create_train_step()
-        agent = make_agent(specs, train_step, experience)
-        storage = initial_agent.storage(agent, experience)
+        agent, storage = initial_agent.make_for_data(make_agent, specs, experience)
         self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
         variables = published_weights.published(agent.collect_policy)
         self._coordinator = Coordinator(run.coordinator, 'evaluate', run.stop)
-        role = Role('evaluate', contract=agreed_settings.contract(agent, storage))
+        role = Role('evaluate', contract=initial_agent.contract(agent, storage))
         self._coordinator.join(role, run.connect_timeout_secs)
-        self._weights = Subscriber(self._coordinator, variables, train_step, run.stop)
+        self._weights = Subscriber(self._coordinator, variables, agent.train_step_counter, run.stop)
 
     def result(self) -> dict[str, Any] | None:
         """See `ExportedPolicies`."""
@@ -193,7 +191,12 @@ class ServedPolicies(ExportedPolicies):
         if record.find(metadata):
             return None
         try:
-            like = _PolicySpecs(self._specs, self._model.state_spec(version))
+            like = types.SimpleNamespace(  # the specs of a policy that only the server has
+                time_step_spec=self._specs.time_step,
+                action_spec=self._specs.action,
+                policy_state_spec=self._model.state_spec(version),
+                info_spec=(),
+            )
         except VersionGone as gone:
             logging.info('%s', gone)
             return None
@@ -209,11 +212,3 @@ class ServedPolicies(ExportedPolicies):
     def _close_policy(self) -> None:
         if self._policy is not None:
             self._policy.close()
-
-
-class _PolicySpecs:
-    """The specs of a policy that only the server has."""
-
-    def __init__(self, specs: EnvironmentSpecs, policy_state_spec: Any):
-        self.time_step_spec, self.action_spec = specs.time_step, specs.action
-        self.policy_state_spec, self.info_spec = policy_state_spec, ()

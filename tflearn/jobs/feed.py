@@ -11,7 +11,6 @@ from absl import logging
 from tflearn.coordinator.client import Coordinator
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.experience import Experience, Queue
-from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentFactory, specs_of
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import read_json, write_json
@@ -73,8 +72,7 @@ def feed(
     if index is None:
         _dispatch(run, feed_address, own, port, shield)
         return
-    agent = make_agent(specs_of(make_environment), create_train_step(), experience)
-    storage = initial_agent.storage(agent, experience)
+    _, storage = initial_agent.make_for_data(make_agent, specs_of(make_environment), experience)
     status = run.status(name := f'feed_worker_{index}')
     status.update('waiting for the replay servers')
     with contextlib.closing(Coordinator(run.coordinator, name, run.stop)) as connected:

@@ -1,6 +1,9 @@
-"""Makes a run's agent for its environment, optionally with values of another run or of recorded episodes."""
+"""A run's agent: made for its environment, optionally with values of another run or of recorded episodes; how its
+experience is stored; and what all jobs of the run must agree on."""
 
+import dataclasses
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +11,10 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.typing import types
 
-from tflearn.actors import recurrent_state
+from tflearn.actors.actor import with_policy_state
 from tflearn.coordinator import published_weights
 from tflearn.core import agent_data, strategies
+from tflearn.core.agent_data import WrappedAgent
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
@@ -28,8 +32,9 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.policies import signatures, versions
-from tflearn.replay.storage import Storage
+from tflearn.replay.storage import Storage, signature_text
 from tflearn.sampling import sources
+from tflearn.transforms.transformed import TransformedAgent
 
 _CLONING_STEPS_PER_CALL = 200
 _CLONING_CHECKPOINT_STEPS = 1_000
@@ -62,6 +67,16 @@ def make(
             agent_data.check_counting(agent)
     precisions.check_agent(agent, precision)
     return agent
+
+
+def make_for_data(make_agent: AgentFactory, specs: EnvironmentSpecs, experience: Experience) -> tuple[Agent, Storage]:
+    """Makes an agent that does not train, for its policies and its data; returns it and how its data are stored.
+
+    Raises:
+      ValueError: see `data_spec`.
+    """
+    agent = make_agent(specs, create_train_step(), experience)
+    return agent, storage(agent, experience)
 
 
 def continues(run_dir: RunDir) -> bool:
@@ -190,4 +205,39 @@ def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:
     spec: Any = agent.collect_data_spec
     if not experience.slicing.store_policy_state:
         return spec
-    return spec.replace(policy_info=recurrent_state.add(spec.policy_info, agent.collect_policy.policy_state_spec))
+    return spec.replace(policy_info=with_policy_state(spec.policy_info, agent.collect_policy.policy_state_spec))
+
+
+_AGREED = ('gamma', 'reward_scale', 'n_step')
+_ADDRESS = re.compile(r' at 0x[0-9a-f]+')
+
+
+def contract(agent: Agent, storage: Storage, num_shards: int | None = None) -> dict[str, Any]:
+    """Returns the contract of a job; `num_shards` is None if the job does not know it."""
+    variables = published_weights.published(agent.collect_policy)
+    signature = {key: signature_text(spec) for key, spec in storage.signature.items()}
+    return published_weights.contract(variables, signature, agreed_settings(agent, storage.experience), num_shards)
+
+
+def agreed_settings(agent: Agent, experience: Experience) -> dict[str, str]:
+    """Returns the settings by name: the agent's discounts and rewards, its transforms, and how steps are stored.
+
+    The size of a batch is the learner's alone.
+    """
+    settings = {
+        f'Experience.{part}.{field.name}': _ADDRESS.sub('', repr(getattr(value, field.name)))
+        for part, value in (('slicing', experience.slicing), ('replay', experience.replay))
+        for field in dataclasses.fields(value)
+    }
+    settings['Experience.replay'] = type(experience.replay).__name__
+    inner: Any = agent
+    if isinstance(agent, TransformedAgent):
+        settings['transforms'] = agent.description
+    while isinstance(inner, WrappedAgent):
+        inner = vars(inner)['_agent']
+    holders = [inner, *(value for value in vars(inner).values() if dataclasses.is_dataclass(value))]
+    for name in _AGREED:
+        values = [getattr(holder, key) for holder in holders for key in (name, f'_{name}') if hasattr(holder, key)]
+        if values and isinstance(values[0], int | float):
+            settings[name] = repr(values[0])
+    return settings

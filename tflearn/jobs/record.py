@@ -19,7 +19,6 @@ from tflearn.coordinator.client import Coordinator
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.settings import Fraction, PositiveInt, checked, checked_dataclass
-from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.data import columns, conversion, metadata, statistics
@@ -170,7 +169,7 @@ def extract(
     if os.path.lexists(directory):  # pathlib raises an error for a name that is too long
         raise UserValueError(f'got the output {directory}, which exists; need a new directory')
     specs = specs_of(make_environment)
-    storage = initial_agent.storage(make_agent(specs, create_train_step(), experience), experience)
+    _, storage = initial_agent.make_for_data(make_agent, specs, experience)
     if not running:
         chunks = [each for path in run.dir.saved_shards() for each in stored_episodes.read_chunks(path, storage)]
     elif storage.mirrored:

@@ -1,23 +1,183 @@
-"""RemoteCollectors: a train job's collectors in other processes: weights to them, reports and credits back."""
+"""RemoteCollectors: a train job's collectors in other processes: weights and credits to them, reports back."""
 
-from collections.abc import Mapping
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
-from tflearn.coordinator import published_weights, reports
+from tflearn.coordinator import control, published_weights, reports
 from tflearn.coordinator.client import Coordinator
+from tflearn.coordinator.credits import CreditLedger
 from tflearn.coordinator.published_weights import PRETRAINING, Publisher
-from tflearn.core import strategies
+from tflearn.coordinator.weights_reader import Lost
+from tflearn.core import background, strategies
+from tflearn.core.experience import Experience
 from tflearn.core.types import Agent
 from tflearn.files.manifests import LEARNER, Manifests
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collectors import Collectors
-from tflearn.jobs.credit_issuer import CreditIssuer
 from tflearn.jobs.train_settings import Intervals
+from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.replay.table_history import TableHistory
 from tflearn.sampling.source import Source
+
+_POLL_SECS = 0.25
+_HEARTBEAT_SECS = 1.0
+_CLOSE_SECS = 5.0
+_DROPPED = 'stale_sequences_of_workers'
+
+
+class CreditIssuer:
+    """Keeps a session's ledger on its own thread.
+
+    Of several workers only the chief grants credits, for all of them; the others report the items that they drop.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        source: Source,
+        experience: Experience,
+        versions_ahead: int,
+        publish_steps: int,
+        strategy: tf.distribute.Strategy,
+    ):
+        """Sends nothing yet.
+
+        Args:
+          coordinator: the run's coordinator, which has taken this job in.
+          source: the source of the batches, which come from queues.
+          experience: the run's experience settings.
+          versions_ahead: see `Queue`.
+          publish_steps: train steps between two publications of the weights.
+          strategy: the strategy that trains.
+        """
+        layout = strategies.layout(strategy)
+        self._worker, self._num_workers = layout.worker, layout.workers
+        batch_size = experience.per_replica_batch_size * layout.replicas
+        items = math.ceil(publish_steps / source.steps_per_batch) * batch_size
+        self._coordinator, self._source, self._ledger = coordinator, source, CreditLedger(items, versions_ahead)
+        logging.info('collectors make %d items in all with each version of the weights', items)
+        self._lock = threading.Lock()
+        self._arrivals = _Arrivals(source.addresses)
+        self._reports: reports.ReportReader  # set by `start`
+        self._reporter = reports.Reporter(coordinator)
+        self._dropped_before = 0
+        self._sent: control.Credits | None = None
+        self._sent_to = ''
+        self._closed, self._wake = threading.Event(), threading.Event()
+        self._thread = background.Thread(target=self._run, name='credit_issuer')
+
+    def start(self, reader: reports.ReportReader) -> None:
+        """Begins to send and receive; call it after a checkpoint was restored.
+
+        Args:
+          reader: reads the reports; it holds the checkpoint's counts.
+        """
+        self._reports = reader
+        self._dropped_before = reader.count(_DROPPED)
+        self._thread.start()
+
+    def renew(self, report: control.Report) -> None:
+        """Processes a report. May be called from any thread."""
+        with self._lock:
+            self._ledger.renew(report)
+
+    def publish(self, policy_version: int) -> None:
+        """Grants the items that a new version of the weights adds; never waits for the server."""
+        with self._lock:
+            self._ledger.publish(policy_version, self._source.used_and_dropped()[0] * self._num_workers)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stops granting credits."""
+        self._closed.set()
+        self._wake.set()
+        if self._thread.ident:
+            self._thread.join(_CLOSE_SECS)
+
+    def _run(self) -> None:
+        act = self._issue if self._worker == 0 else self._report
+        polled_at = 0.0
+        while not self._closed.is_set():
+            self._wake.clear()
+            try:
+                polled_at = act(polled_at)
+            except Exception:  # without this thread collectors would wait forever
+                logging.exception('could not grant credits through %s', self._coordinator.what)
+            self._wake.wait(_POLL_SECS)
+
+    def _issue(self, polled_at: float) -> float:
+        """Sends new credits and polls for reports. Returns the time of the last poll."""
+        now = time.monotonic()
+        if now - polled_at >= _POLL_SECS:
+            polled_at = now
+            self._poll()
+        with self._lock:
+            newest, wanted = self._ledger.credits, self._ledger.wanted
+        if not wanted:  # there are no weights yet
+            return polled_at
+        incarnation = self._coordinator.incarnation
+        if self._sent is None or self._sent_to != incarnation or not _follows(self._sent, newest):
+            with contextlib.suppress(Lost):
+                self._coordinator.put_credits(newest)
+                self._sent, self._sent_to = newest, incarnation
+        return polled_at
+
+    def _poll(self) -> None:
+        self._reports.read()
+        arrived = self._arrivals.count()  # after the reports
+        if arrived is None:
+            return
+        dropped = self._source.used_and_dropped()[1] + self._reports.count(_DROPPED) - self._dropped_before
+        with self._lock:
+            self._ledger.reconcile(dropped, arrived)
+
+    def _report(self, polled_at: float) -> float:
+        """Reports the items that this worker has dropped; for workers other than the chief."""
+        if time.monotonic() - polled_at < _HEARTBEAT_SECS:
+            return polled_at
+        self._reporter.report({_DROPPED: self._source.used_and_dropped()[1]}, [])
+        return time.monotonic()
+
+
+def _follows(sent: control.Credits, newest: control.Credits) -> bool:
+    """Returns whether `newest` follows from the message `sent`, so that it need not be sent."""
+    known = sent.at(newest.policy_version)
+    return (known.shares, known.surplus) == (newest.shares, newest.surplus)
+
+
+class _Arrivals:
+    """Counts the items that are in the queues or were drawn since the first poll, across restarts of servers."""
+
+    def __init__(self, addresses: Sequence[str]):
+        self._addresses = addresses
+        self._draws: dict[str, int] = {}  # by the server's own count
+        self._total = 0
+        self._answered_at = dict.fromkeys(addresses, time.monotonic())
+
+    def count(self) -> int | None:
+        """Returns the number of items; None while a server does not answer, perhaps because it is busy."""
+        waiting = 0
+        for address in self._addresses:
+            tables, now = backend.counts(address), time.monotonic()
+            if tables is not None:
+                draws = tables[REPLAY].samples
+                before = self._draws.get(address, draws)
+                # Less: it was restored, with the count of its checkpoint. What it has given since is left out.
+                self._total += max(0, draws - before)
+                self._draws[address], self._answered_at[address] = draws, now
+                waiting += tables[REPLAY].size
+            elif now - self._answered_at[address] < control.LEASE_SECS:
+                return None  # (items of a server that is gone have to be made again)
+        return self._total + waiting
+
 
 _LAST_POLL_SECS = 5.0
 _LAST_SEND_SECS = 15.0
@@ -60,9 +220,10 @@ class RemoteCollectors(Collectors):
         self._history = TableHistory(storage)
         variables = published_weights.published(agent.collect_policy)
         self._publisher = Publisher(coordinator, variables)
-        self._credits = CreditIssuer.make(
-            coordinator, source, storage.experience, intervals.publish_interval_steps, strategy
-        )
+        self._credits: CreditIssuer | None = None
+        if (ahead := storage.experience.versions_ahead) is not None:
+            given = storage.experience, ahead, intervals.publish_interval_steps, strategy
+            self._credits = CreditIssuer(coordinator, source, *given)
         on_report = self._credits.renew if self._credits else lambda report: None
         self._reports = reports.ReportReader(coordinator, on_report, num_episodes=intervals.mean_episodes)
         self._polled: dict[str, Any] = {}

@@ -27,7 +27,7 @@ from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import EpisodeReader
 from tflearn.files.manifests import LEARNER, Manifest, Manifests
 from tflearn.files.run_dir import RunDir, Status
-from tflearn.jobs import agreed_settings, initial_agent
+from tflearn.jobs import initial_agent
 from tflearn.jobs.run import Run
 from tflearn.learner import machine
 from tflearn.net import server_options
@@ -120,7 +120,7 @@ def replay_server(
             if hosted:
                 hosted.state.phase = 'running'
             address = _shielded(replay, run.replay_address, shield) if kind == backend.REVERB else replay.address
-            contract = agreed_settings.contract(agent, storage, num_shards)
+            contract = initial_agent.contract(agent, storage, num_shards)
             connected.join(Role(REPLAY_ROLE, shard, address, contract), math.inf)
             saver = _Saver(replay, storage, checkpoints, manifests, run.stop_timeout_secs)
             serving = _Serving(saver, run_dir, status, connected, shard)

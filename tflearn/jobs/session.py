@@ -5,7 +5,7 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -13,22 +13,22 @@ from absl import logging
 
 from tflearn.core import agent_data, background, strategies, train_step, workers
 from tflearn.core.types import Agent
-from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped
+from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped, Stopped
 from tflearn.core.workers import StopReason
-from tflearn.jobs import run_outputs
+from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.run import Run
-from tflearn.jobs.run_outputs import CollectSummaries
-from tflearn.jobs.train_settings import Settings
+from tflearn.jobs.train_settings import Device, Settings
+from tflearn.learner import machine, worker_files
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.metrics import TrainResult
 from tflearn.learner.replica_check import ReplicaConsistency
 from tflearn.learner.stop_conditions import Forecast
-from tflearn.learner.summaries import SummarySources
+from tflearn.learner.summaries import Summaries, SummarySources
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.sampling.source import Source
-from tflearn.tools.watch import Watch
+from tflearn.tools.series import Watch
 from tflearn.transforms.rewards import RewardWeights
 
 _REPORT_SECS = 1.0
@@ -54,6 +54,33 @@ def set_seed(seed: int | None, strategy: tf.distribute.Strategy, repeatable: boo
     if repeatable and tf.config.list_physical_devices('GPU'):
         tf.config.experimental.enable_op_determinism()
     return seed
+
+
+@contextlib.contextmanager
+def only_learner(run: Run, device: Device) -> Iterator[tuple[Run, tf.distribute.Strategy, Callable[[], None]]]:
+    """Makes this process the only learner of the run, or one of its workers, for the time of the block.
+
+    It gives the run with the directory that this worker writes to, the strategy that trains, and a function that sets
+    the job's status to 'stopped', which is called if the block raises Stopped.
+
+    Raises:
+      RuntimeError: if another process is the run's learner.
+      PeerStopped: if another worker has died, or this machine will be stopped.
+    """
+    strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
+    strategy = strategies.make(device.strategy)
+    with (
+        machine.notices_watched(device.watches_maintenance, run.stop),
+        workers.peer_failures(strategy),
+        worker_files.writable_run_dir(strategy, run.dir) as own_dir,
+    ):
+        try:
+            with own_dir.own('train', run.stop):
+                run = dataclasses.replace(run, dir=own_dir)
+                status = run.status('train')
+                yield run, strategy, lambda: status.update('stopped')
+        except Stopped:
+            status.update('stopped')
 
 
 class Session:
@@ -89,7 +116,7 @@ class Session:
         self._settings, self._stop_conditions = settings, settings.stop_conditions
         self._status = run.status('train')
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
-        self._collect_summaries = CollectSummaries(run.dir.summaries('collect'))
+        self._collect_summaries, self._summarized_env_steps = Summaries(run.dir.summaries('collect')), -1
         self._progress, self._forecast = collectors.progress, Forecast(settings.stop_conditions)
         self._result: TrainResult | None = None  # of the newest call that took train steps
         self._called_at = self._reported_at = self._logged_at = 0.0
@@ -139,14 +166,21 @@ class Session:
             read = RewardWeights(agent, self._run_dir)
             triggers.insert(0, IntervalTrigger(intervals.publish_interval_steps, read))
         if settings.summary_steps:
-            write = lambda step: self._collect_summaries.write(self._collectors.metrics())  # noqa: E731
-            triggers.append(IntervalTrigger(settings.summary_steps, write))
+            triggers.append(IntervalTrigger(settings.summary_steps, lambda step: self._summarize_collectors()))
         if settings.exports.update_interval_steps:
             triggers.append(IntervalTrigger(settings.exports.update_interval_steps, self._export_update))
         if intervals.replica_check_interval_steps and strategy.num_replicas_in_sync > 1:
             self._consistency = ReplicaConsistency(strategy, agent)
             triggers.append(IntervalTrigger(intervals.replica_check_interval_steps, self._consistency))
         return triggers
+
+    def _summarize_collectors(self) -> None:
+        """Writes the collectors' metrics with the run's environment steps as the step, if there are new ones."""
+        metrics = self._collectors.metrics()
+        env_steps = int(metrics.get('env_steps') or 0)
+        if env_steps > self._summarized_env_steps and metrics.get('mean_return') is not None:
+            self._summarized_env_steps = env_steps
+            self._collect_summaries.write_values(env_steps, metrics, 'collect')
 
     @property
     def train_step(self) -> int:
@@ -220,7 +254,7 @@ class Session:
                 monitor.join(_LAST_POLL_SECS)
             with self._guard('the last checkpoint'):
                 self._learner.close()
-            self._collect_summaries.write(self._collectors.metrics())
+            self._summarize_collectors()
 
     def _agree_on_stop_reason(self) -> StopReason:
         """Agrees with the other workers on whether and how training ends: each has its own clock, signals and data."""
@@ -328,9 +362,11 @@ class Session:
         """Returns why training is over; None while it goes on. `more_secs` have passed since the last call's end."""
         if not self._reason:
             step, env_steps, secs = self._learner.step, self._collectors.env_steps, self._progress.secs + more_secs
-            common = run_outputs.reason(self._run_dir, self._stop_conditions, step, env_steps, secs)
-            used_up = self._learner.waiting_secs > _USED_UP_SECS
-            self._reason = common or self._collectors.end_reason(used_up) or ''
+            if (request := read_json(self._run_dir.stop_request)) is not None:
+                self._reason = str(request.get('reason', 'stop requested'))
+            else:
+                used_up = self._collectors.end_reason(self._learner.waiting_secs > _USED_UP_SECS)
+                self._reason = self._stop_conditions.reached(step, env_steps, secs) or used_up or ''
         return self._reason or None
 
     def _finish(self, reason: str) -> None:
@@ -342,7 +378,9 @@ class Session:
         self._exports.wait()
         self._send(step, finished=True)
         env_steps, secs = self._collectors.env_steps, self._progress.secs
-        run_outputs.write_result(self._run_dir, reason, step, env_steps, secs)
+        result = {'reason': reason, 'train_step': step, 'env_steps': env_steps, 'seconds': round(secs, 1)}
+        write_json(self._run_dir.train_result, result)  # after which the run writes nothing else
+        logging.info('finished: %s, at train step %d, %d environment steps', reason, step, env_steps)
         self._status.update('finished', train_step=step, **self._newest_metrics())
 
     def _publish(self, step: int) -> None:
@@ -411,10 +449,10 @@ class Session:
         if now - self._logged_at < LOG_EVERY_SECS:
             return
         self._logged_at = now
-        mean_return = self._collectors.mean_return
+        mean_return, total = self._collectors.mean_return, self._stop_conditions.num_train_steps
         logging.info(
             'train step %s, %d environment steps, mean return %s%s',
-            run_outputs.of_total(step, self._stop_conditions),
+            step if total is None else f'{step} of {total}',
             self._collectors.env_steps,
             'none' if mean_return is None else f'{mean_return:.1f}',
             f'; {result.steps_per_sec:.0f} train steps/s, {100 * result.data_wait_share:.0f}% waiting for data, '

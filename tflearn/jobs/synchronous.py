@@ -17,12 +17,12 @@ from tflearn.core.resumable import Resumable
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory
 from tflearn.data.reader import EpisodeReader
-from tflearn.jobs import collection, initial_agent, run_outputs
+from tflearn.jobs import collection, initial_agent
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.collectors import OwnCollectors
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run import Run
-from tflearn.jobs.session import Session, set_seed
+from tflearn.jobs.session import Session, only_learner, set_seed
 from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
@@ -103,7 +103,7 @@ def synchronous(
     if run.is_done():
         return
     with (
-        run_outputs.only_learner(run, device) as (run, strategy, stopped),
+        only_learner(run, device) as (run, strategy, stopped),
         contextlib.ExitStack() as opened,
     ):
         with waiting.may_exit(run.stop, stopped):

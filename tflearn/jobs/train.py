@@ -20,11 +20,11 @@ from tflearn.data.demonstrations import Cloning as Cloning  # for gin: train.Clo
 from tflearn.data.demonstrations import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
 from tflearn.files.run_dir import RunDir
-from tflearn.jobs import agreed_settings, initial_agent, run_outputs
+from tflearn.jobs import initial_agent
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.remote_collectors import RemoteCollectors
 from tflearn.jobs.run import Run
-from tflearn.jobs.session import Session, set_seed
+from tflearn.jobs.session import Session, only_learner, set_seed
 from tflearn.jobs.train_settings import Data, Device, Initial, Intervals, Settings
 from tflearn.learner import batches, dry_run, machine, tpu_rules, train_loop
 from tflearn.learner.learner import LearnerOptions
@@ -77,16 +77,14 @@ def train(
       ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
         networks, or if no part of the agent computes in `precision`.
     """
-    data.check(experience.replay)
+    data.check(experience.replay, initial)
     settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
-    data.check_demonstrations(initial)
-    data.check_feed(experience.replay, initial)
     if device.dry_run is not None:
         _dry_run(device, make_environment, make_agent, experience, initial, data, settings)
     if device.dry_run is not None or run.is_done():
         return
     with (
-        run_outputs.only_learner(run, device) as (run, strategy, stopped),
+        only_learner(run, device) as (run, strategy, stopped),
         _watchdog(data.timeout_secs, run.connect_timeout_secs) as watchdog,
         watchdog.guard('the work between two calls'),
         contextlib.ExitStack() as ending,
@@ -236,7 +234,7 @@ def _join(
     """
     status = run.status('train')
     status.update(f'waiting for the coordinator at {coordinator.access.address}')
-    contract, layout = agreed_settings.contract(agent, storage), strategies.layout(strategy)
+    contract, layout = initial_agent.contract(agent, storage), strategies.layout(strategy)
     role = TRAIN if layout.is_chief else 'train_worker'
     coordinator.join(Role(role, layout.worker, contract=contract, epoch=run.dir.epoch), run.connect_timeout_secs)
     if data.feed_address:

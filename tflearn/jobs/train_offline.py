@@ -15,11 +15,11 @@ from tflearn.core.types import AgentFactory, EnvironmentSpecs
 from tflearn.core.watchdog import Watchdog
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, find_directories
-from tflearn.jobs import initial_agent, run_outputs
+from tflearn.jobs import initial_agent
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run import Run
-from tflearn.jobs.session import Session, set_seed
+from tflearn.jobs.session import Session, only_learner, set_seed
 from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
@@ -80,7 +80,7 @@ def train_offline(
     settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions, *others)
     if run.is_done():
         return
-    with run_outputs.only_learner(run, device) as (run, strategy, stopped):
+    with only_learner(run, device) as (run, strategy, stopped):
         agreement = workers.Agreement(strategy)
         with waiting.may_exit(run.stop, stopped):
             seed = set_seed(initial.seed, strategy, repeatable=True)

@@ -177,24 +177,18 @@ class Data:
                 f'got Data.weights={tuple(self.weights)} for Data.addresses={tuple(self.addresses)}; need one for each'
             )
 
-    def check(self, replay: Uniform | Prioritized | Queue) -> None:
-        """Raises a ValueError if there are several servers, and they cannot be read together."""
+    def check(self, replay: Uniform | Prioritized | Queue, initial: Initial) -> None:
+        """Raises a ValueError if the servers cannot be read together, or something needs them beside a feed."""
         if self.weights and not isinstance(replay, Uniform):
             raise UserValueError(f'got Data.weights with Experience.replay={replay!r}; need Uniform, or no weights')
         if self.addresses and not (self.weights or isinstance(replay, Queue)):
             raise UserValueError(
                 f'got Data.addresses with Experience.replay={replay!r}; need a Queue, Uniform with weights, or none'
             )
-
-    def check_demonstrations(self, initial: Initial) -> None:
-        """Raises a ValueError if there are several servers and demonstrations."""
         if self.weights and initial.demonstrations is not None:
             raise UserValueError(
                 f'got Data.weights={tuple(self.weights)} with Initial.demonstrations; need one of them'
             )
-
-    def check_feed(self, replay: Uniform | Prioritized | Queue, initial: Initial) -> None:
-        """Raises a ValueError if batches come from a feed, and something else would need the replay servers."""
         if not self.feed_address:
             return
         feed_blocks.check(replay)

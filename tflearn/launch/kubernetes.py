@@ -16,8 +16,15 @@ import yaml
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, checked_dataclass
 from tflearn.files.run_dir import RunDir
-from tflearn.launch.restarts import MAX_RESTARTS
-from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS, WITH_ADDRESS, Job, Resources, Topology
+from tflearn.launch.topology import (
+    COORDINATOR_ADDRESS,
+    MAX_RESTARTS,
+    OWN_ADDRESS,
+    WITH_ADDRESS,
+    Job,
+    Resources,
+    Topology,
+)
 
 Manifest = dict[str, Any]
 GIN_FOLDER = '/etc/tflearn/gin'  # in the containers, where the run's own gin files are

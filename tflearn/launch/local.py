@@ -19,8 +19,8 @@ from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir, Status, living_jobs, read_json
 from tflearn.launch import run_summary
 from tflearn.launch.placement import place, this_machine
-from tflearn.launch.plain_view import PlainView
 from tflearn.launch.processes import OrphanReaper
+from tflearn.launch.reports import PlainView
 from tflearn.launch.supervisor import Failure, Supervisor, View
 from tflearn.launch.topology import Topology, on_one_machine
 from tflearn.launch.warm_parent import WarmParent

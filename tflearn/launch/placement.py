@@ -58,7 +58,7 @@ def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
     """Divides a machine among the jobs. Jobs that ask for cores share them with no other job that asks for some.
 
     Memory is added up and compared, and nothing more: no process is held below a limit. The workers of a job share its
-    cores, and divide its devices among themselves (see `worker_group`).
+    cores, and divide its devices among themselves (see `learner_workers`).
 
     Returns:
       The placement of each job by its name.

@@ -1,29 +1,34 @@
-"""A job as a process of this machine, and the program that stops jobs when launch was killed."""
+"""A job as a process of this machine, how often it is restarted, and the program that stops jobs of a killed launch."""
 
+import collections
 import contextlib
 import os
 import pathlib
+import random
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch import orphan_reaper
 from tflearn.launch.placement import Placement
 from tflearn.launch.reports import JobReport
-from tflearn.launch.restarts import RestartBudget
-from tflearn.launch.topology import Job
-from tflearn.launch.warm_parent import Process, WarmParent, unbuffered_environment
+from tflearn.launch.topology import MAX_RESTARTS, Job
+from tflearn.launch.warm_parent import Fork, WarmParent, unbuffered_environment
 
 _TAIL_BYTES = 64 * 1024
 _STARTING = 'starting (loads its libraries)'
 _USER_ERROR_EXIT_CODE = 2
 # After SIGTERM: done anyway, stopped, or ended before it handled the signal.
 _STOPPED_EXIT_CODES = (0, 128 + signal.SIGTERM, -signal.SIGTERM)
+WINDOW_SECS = 600.0
+MAX_FAILED_STARTS = 3  # in a row, of a job that never ran
+_FIRST_DELAY_SECS, _LAST_DELAY_SECS = 0.5, 30.0
 # How the last line of a job that failed begins.
 _ERROR_LINE = re.compile(r'tflearn-[\w-]+: error: ')
 
@@ -67,6 +72,45 @@ class OrphanReaper:
         self._process.wait()
 
 
+class RestartBudget:
+    """How often a job may be started again, and when: at most `MAX_RESTARTS` times in `WINDOW_SECS`.
+
+    A job that did not run since its last start has failed to start: that may happen `MAX_FAILED_STARTS` times in a
+    row, with twice the delay each time. Delays differ by chance, so that jobs that died together come back one by one.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, seed: int | None = None):
+        self._clock, self._random = clock, random.Random(seed)
+        self._restarted_at: collections.deque[float] = collections.deque()
+        self._failed_starts = 0
+
+    def spend(self, has_run: bool) -> float | None:
+        """Takes one restart.
+
+        Args:
+          has_run: whether the job ran since its last start.
+
+        Returns:
+          The delay [s] before the job is started; None if the budget is spent.
+        """
+        now = self._clock()
+        while self._restarted_at and now - self._restarted_at[0] > WINDOW_SECS:
+            self._restarted_at.popleft()
+        self._failed_starts = 0 if has_run else self._failed_starts + 1
+        if self._failed_starts > MAX_FAILED_STARTS or len(self._restarted_at) >= MAX_RESTARTS:
+            return None
+        self._restarted_at.append(now)
+        delay = min(_LAST_DELAY_SECS, _FIRST_DELAY_SECS * 2 ** max(0, self._failed_starts - 1))
+        return delay * self._random.uniform(0.5, 1.5)
+
+    @property
+    def text(self) -> str:
+        """Which restart the last one was, in words."""
+        if self._failed_starts:
+            return f'failed start {self._failed_starts} of {MAX_FAILED_STARTS}'
+        return f'restart {len(self._restarted_at)} of {MAX_RESTARTS} within {WINDOW_SECS / 60:g} min'
+
+
 class JobProcess:
     """A job and its process, in a process group of its own, its output appended to the job's log.
 
@@ -94,7 +138,7 @@ class JobProcess:
         self._reaper = reaper
         self._placement = placement
         self._warm_parent = None if placement.environment else warm_parent  # Its forks have its environment.
-        self._process: Process | None = None
+        self._process: subprocess.Popen[bytes] | Fork | None = None
         self._old_time: Any = None  # of its status; only compared with each other
         self._heard_time: Any = None
         self._heard_at = 0.0

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import checked_dataclass
 from tflearn.files.run_dir import RunDir, write_json
-from tflearn.launch import command, orphan_reaper
+from tflearn.launch import orphan_reaper, places
 from tflearn.launch.run_summary import write_commands
 from tflearn.launch.topology import Job, Resources, Topology
 
@@ -74,11 +74,11 @@ def plan(topology: Topology, run_dir: RunDir, package: str, options: RayOptions)
                     'can_be_missed': job.restart.spent == 'drop',
                 }
             )
-    places = {'done': run_dir.done, 'failure': run_dir.failure, 'logs': run_dir.logs, 'root': run_dir.root}
+    paths = {'done': run_dir.done, 'failure': run_dir.failure, 'logs': run_dir.logs, 'root': run_dir.root}
     return {
         'address': options.address,
         'strategy': options.strategy,
-        **{name: str(path) for name, path in places.items()},
+        **{name: str(path) for name, path in paths.items()},
         'jobs': actors,
     }
 
@@ -104,8 +104,7 @@ def with_python(topology: Topology, run_dir: RunDir, package: str, options: RayO
         own = (python, *job.command[1:])
         return (*group, *own) if job.workers > 1 else own
 
-    jobs = [dataclasses.replace(job, command=its_command(job)) for job in topology.jobs]
-    return dataclasses.replace(topology, jobs=tuple(jobs), warm_parent=None)
+    return dataclasses.replace(topology.with_commands(its_command), warm_parent=None)
 
 
 def render(topology: Topology, run_dir: RunDir, package: str, options: RayOptions) -> str:
@@ -132,16 +131,14 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: RayOption
     driver = _driver(run_dir, options)
     _lock(run_dir)
     try:
-        command.output([driver[0], '-I', '-c', 'import ray'])
+        places.output([driver[0], '-I', '-c', 'import ray'])
     except UserRuntimeError as error:
         raise UserValueError(
             f'got no Ray in {driver[0]}; need a Python with the same Ray as the cluster; install ray there, or name '
             f'another one: --backend_option=ray_python=/path/to/python ({str(error)[-200:]})'
         ) from error
     write_commands(run_dir, topology)
-    for path in (run_dir.failure, run_dir.address('coordinator')):
-        path.unlink(missing_ok=True)
-    with_python(topology, run_dir, package, options).save(run_dir)
+    places.save(with_python(topology, run_dir, package, options), run_dir)
     write_json(run_dir.ray_plan, plan(topology, run_dir, package, options))
     sys.stdout.flush()
     return _become(driver)

@@ -12,7 +12,7 @@ import sys
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.files.run_dir import RunDir, read_json, write_json
-from tflearn.launch import command
+from tflearn.launch import places
 from tflearn.launch.run_summary import write_commands
 from tflearn.launch.topology import Job, Resources, Topology, load
 
@@ -104,11 +104,16 @@ def scripts(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpt
 
 def with_steps(topology: Topology, run_dir: RunDir, package: str) -> Topology:
     """Returns the topology that the jobs' supervisors run: workers of a learner are the tasks of a step of Slurm."""
-    jobs = [
-        dataclasses.replace(job, command=_group_command(topology, job, run_dir, package)) if job.workers > 1 else job
-        for job in topology.jobs
-    ]
-    return dataclasses.replace(topology, jobs=tuple(jobs), warm_parent=None)
+    worker = (sys.executable, '-m', f'{package}.worker', str(run_dir.root), str(topology.connect_timeout_secs))
+
+    def its_command(job: Job) -> tuple[str, ...]:
+        if job.workers == 1:
+            return job.command
+        cores = (f'--cpus-per-task={job.resources.cores}',) if job.resources.cores else ()
+        tasks = (f'--nodes={job.workers}', f'--ntasks={job.workers}', '--ntasks-per-node=1', *cores)
+        return ('bash', '-c', _GROUP, 'srun', *tasks, *worker, *job.command)
+
+    return dataclasses.replace(topology.with_commands(its_command), warm_parent=None)
 
 
 def render(topology: Topology, run_dir: RunDir, package: str, options: SlurmOptions) -> str:
@@ -118,13 +123,6 @@ def render(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
         after = f' --dependency=after:<the number of {_AFTER[kind]}>' if _AFTER.get(kind) in made else ''
         texts.append(f'# {kind}: sbatch{after} < the following\n{script}')
     return '\n'.join(texts)
-
-
-def _group_command(topology: Topology, job: Job, run_dir: RunDir, package: str) -> tuple[str, ...]:
-    cores = (f'--cpus-per-task={job.resources.cores}',) if job.resources.cores else ()
-    tasks = (f'--nodes={job.workers}', f'--ntasks={job.workers}', '--ntasks-per-node=1', *cores)
-    worker = (sys.executable, '-m', f'{package}.worker', str(run_dir.root), str(topology.connect_timeout_secs))
-    return ('bash', '-c', _GROUP, 'srun', *tasks, *worker, *job.command)
 
 
 def _script(topology: Topology, kind: str, run_dir: RunDir, package: str, options: SlurmOptions) -> str:
@@ -189,9 +187,7 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
     topology = with_steps(topology, run_dir, package)
     ids = _still_there(topology, run_dir)
     if not ids:
-        for path in (run_dir.failure, run_dir.address('coordinator')):
-            path.unlink(missing_ok=True)
-        topology.save(run_dir)
+        places.save(topology, run_dir)
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     new: dict[str, str] = {}
     try:
@@ -200,11 +196,11 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
                 after = [f'--dependency=after:{ids[_AFTER[kind]]}'] if _AFTER.get(kind) in ids else []
                 # Jobs get this environment, as local ones do: PYTHONPATH, and what a user's own modules need.
                 sbatch = ['sbatch', '--parsable', '--export=ALL', *after]
-                ids[kind] = new[kind] = command.output(sbatch, script).strip().split(';')[0]
+                ids[kind] = new[kind] = places.output(sbatch, script).strip().split(';')[0]
                 write_json(run_dir.submitted, {'slurm': ids})
     except UserRuntimeError:
         if new:
-            command.output(['scancel', *new.values()])
+            places.output(['scancel', *new.values()])
         raise
     numbers = ' '.join(ids.values())
     lines = [
@@ -219,7 +215,7 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
 def _still_there(topology: Topology, run_dir: RunDir) -> dict[str, str]:
     """Returns the jobs of an earlier submission that wait or run, by kind."""
     before = (read_json(run_dir.submitted) or {}).get('slurm', {})
-    known_ids = command.output(['squeue', '--noheader', '--me', '--format=%A %F']).split() if before else []
+    known_ids = places.output(['squeue', '--noheader', '--me', '--format=%A %F']).split() if before else []
     there = {kind: number for kind, number in before.items() if number in known_ids}
     if there and load(run_dir) != topology:
         raise UserValueError(
@@ -237,7 +233,7 @@ def _still_there(topology: Topology, run_dir: RunDir) -> dict[str, str]:
 
 def _kill_wait_warning(topology: Topology) -> list[str]:
     """Returns a line if the cluster gives jobs less time to end than they may take."""
-    found = re.search(r'^KillWait\s*=\s*(\d+)', command.output(['scontrol', 'show', 'config']), re.M)
+    found = re.search(r'^KillWait\s*=\s*(\d+)', places.output(['scontrol', 'show', 'config']), re.M)
     if found and int(found[1]) < topology.stop_timeout_secs:
         return [
             f'  note          a plain scancel kills after {found[1]} s (KillWait), the jobs may take '

@@ -18,8 +18,8 @@ from typing import TextIO
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch.local import StopSignals, free_port
-from tflearn.launch.plain_view import PlainView
 from tflearn.launch.processes import OrphanReaper
+from tflearn.launch.reports import PlainView
 from tflearn.launch.supervisor import Failure, Supervisor
 from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS, Job, Topology, load
 

@@ -1,17 +1,56 @@
-"""The topology of a run: its jobs, their roles and resources. Data only; `local` and the schedulers run it."""
+"""The topology of a run: its jobs, their roles, resources, restarts. Data only; `local` and the schedulers run it."""
 
 import dataclasses
 import json
 import re
 import sys
 import types
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserValueError
 from tflearn.core.settings import Range, checked
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
-from tflearn.launch.restarts import RULES, RestartRule
+
+Spent = Literal['fail', 'drop', 'later']
+MAX_RESTARTS = 20  # of a job, within ten minutes
+
+
+@dataclasses.dataclass(frozen=True)
+class RestartRule:
+    """What follows the death of a job.
+
+    A job that a signal killed, or that asks for another try with `TRY_AGAIN_EXIT_STATUS`, is started again. So is one
+    that ended with an error if `after_error`.
+
+    Attributes:
+      after_error: whether to start it again after an error of its own, too; else the run fails.
+      spent: what follows when it may not be started again: the run fails; or it goes on without the job until no other
+        of its kind is left ('drop'); or the job is started again when the job that the run lasts for has ended
+        ('later').
+    """
+
+    after_error: bool = False
+    spent: Spent = 'fail'
+
+    def restarts(self, exit_code: int) -> bool:
+        """Whether a job that ended with `exit_code` is started again; negative: the signal that killed it."""
+        if exit_code < 0 or exit_code == TRY_AGAIN_EXIT_STATUS:
+            return True
+        return self.after_error and exit_code != 0
+
+
+# By kind of job. An error of the two first ones would come again; each of the others can be done without for a while.
+RULES = {
+    'replay_server': RestartRule(),
+    'train': RestartRule(),
+    'collect': RestartRule(after_error=True, spent='drop'),
+    'evaluate': RestartRule(after_error=True, spent='later'),
+    'coordinator': RestartRule(after_error=True),
+    'relay': RestartRule(after_error=True, spent='drop'),
+    'feed': RestartRule(after_error=True),
+    'feed_worker': RestartRule(after_error=True, spent='drop'),
+}
 
 # Stand for addresses in commands, where they are known only when a job runs: the coordinator's, and the job's own one.
 COORDINATOR_ADDRESS, OWN_ADDRESS = '{coordinator_address}', '{own_address}'
@@ -139,6 +178,12 @@ class Topology:
         """Returns the jobs of a kind, which have the same resources and differ in their names only."""
         return tuple(job for job in self.jobs if job.kind == kind)
 
+    def with_commands(self, command: Callable[[Job], tuple[str, ...]]) -> 'Topology':
+        """Returns the topology with another command for each job."""
+        return dataclasses.replace(
+            self, jobs=tuple(dataclasses.replace(job, command=command(job)) for job in self.jobs)
+        )
+
     @property
     def host(self) -> str:
         """The name of the job that is the coordinator."""
@@ -151,12 +196,10 @@ class Topology:
 
 def on_one_machine(topology: Topology) -> Topology:
     """Returns the topology as one machine runs it: the workers of a job are the processes of one program."""
-    program = (sys.executable, '-m', f'{__package__}.worker_group')
-    jobs = [
-        dataclasses.replace(job, command=(*program, str(job.workers), *job.command)) if job.workers > 1 else job
-        for job in topology.jobs
-    ]
-    return dataclasses.replace(topology, jobs=tuple(jobs))
+    program = (sys.executable, '-m', f'{__package__}.learner_workers')
+    return topology.with_commands(
+        lambda job: (*program, str(job.workers), *job.command) if job.workers > 1 else job.command
+    )
 
 
 def replay_servers(count: int) -> list[str]:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 
@@ -29,19 +29,6 @@ _UNKNOWN_EXIT_CODE = TRY_AGAIN_EXIT_STATUS  # a job that had done its work ends 
 def unbuffered_environment() -> dict[str, str]:
     """Returns the environment for jobs, whose output is to be in their logs at once."""
     return {**os.environ, 'PYTHONUNBUFFERED': '1'}
-
-
-class Process(Protocol):
-    """What a supervisor needs of a process; `subprocess.Popen` has it too."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None:
-        """Returns the exit code, None while the process lives."""
-
-    def terminate(self) -> None:
-        """Sends SIGTERM."""
 
 
 class WarmParent:
@@ -76,7 +63,7 @@ class WarmParent:
                 self._ready = self._receive() is not None
                 return
 
-    def start(self, command: Sequence[str], log: int) -> Process | None:
+    def start(self, command: Sequence[str], log: int) -> 'Fork | None':
         """Starts a job in a process group of its own.
 
         Args:
@@ -94,7 +81,7 @@ class WarmParent:
                 if 'started' in message:
                     # The system gives a process id again: what is noted under it is another job's end.
                     self._exit_codes.pop(message['started'], None)
-                    return _Fork(message['started'], self)
+                    return Fork(message['started'], self)
         self._ready = False
         return None
 
@@ -126,8 +113,8 @@ class WarmParent:
         return None
 
 
-class _Fork:
-    """A job that a warm parent started, as `subprocess.Popen` shows its own."""
+class Fork:
+    """A job that a warm parent started, with what a supervisor needs of a `subprocess.Popen`."""
 
     def __init__(self, pid: int, parent: WarmParent):
         self.pid = pid

@@ -240,20 +240,17 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-class RandomState(tf.Module):
-    """Saves and restores Python's `random`, numpy's global state, and TensorFlow's global generator.
+def random_state() -> dict[str, Any]:
+    """Returns what saves and restores Python's `random`, numpy's global state, and TensorFlow's global generator.
 
     A resumed run draws from these the numbers that it would have drawn. Other randomness is not restored: ops with a
     state in their kernel (`tf.random.uniform`, `tf.random.shuffle`, dropout, and the ops that most distributions sample
     with), which start again from the global seed; shuffles of `tf.data`; Reverb's selectors; environments; and other
     generators (`np.random.default_rng`), unless they are tracked too.
-    """
 
-    def __init__(self) -> None:
-        """Tracks the present `tf.random.get_global_generator()`: set another one before, not after."""
-        super().__init__(name='random_state')
-        self.host = _HostState()
-        self.generator = tf.random.get_global_generator()
+    It tracks the present `tf.random.get_global_generator()`: set another one before, not after.
+    """
+    return {'host': _HostState(), 'generator': tf.random.get_global_generator()}
 
 
 class _HostState(tf.train.experimental.PythonState):

@@ -21,7 +21,7 @@ from tflearn.files.numbered import KeepEvery
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import batches
 from tflearn.learner.batches import DatasetBatches, DatasetFn
-from tflearn.learner.checkpoints import Checkpoints, OptimizerNumbers, RandomState
+from tflearn.learner.checkpoints import Checkpoints, OptimizerNumbers, random_state
 from tflearn.learner.metrics import Metrics, TrainResult
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
@@ -130,7 +130,7 @@ class Learner:
         kind = tf.train.experimental.PythonState
         phases = {f'trigger_{i}': each for i, each in enumerate(self._triggers) if isinstance(each, kind)}
         self._numbers = OptimizerNumbers(self._agent)
-        more = {'random': RandomState(), 'optimizer_numbers': self._numbers, **self._loop.state(), **phases, **state}
+        more = {'random': random_state(), 'optimizer_numbers': self._numbers, **self._loop.state(), **phases, **state}
         elsewhere = ('data', 'in_process', 'loop')  # what only another job of the run has
         checkpoints = Checkpoints(
             run_dir.checkpoints,

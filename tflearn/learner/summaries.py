@@ -19,7 +19,7 @@ from tflearn.core import histograms
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
-from tflearn.learner.batch_structure import flatten_with_names
+from tflearn.learner.batches import flatten_with_names
 
 _LEAST_FREE_BYTES = 4 << 20
 

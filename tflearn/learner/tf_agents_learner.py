@@ -26,7 +26,7 @@ from tflearn.core.train_step import crossed
 from tflearn.files import opening
 from tflearn.files.run_dir import RunDir, is_url
 from tflearn.learner import batches
-from tflearn.learner.batch_structure import is_complete
+from tflearn.learner.batches import is_complete
 from tflearn.learner.checkpoints import Checkpoints
 from tflearn.learner.metrics import LOSS, Reduction, StepMetrics
 from tflearn.learner.train_loop import StepCounter

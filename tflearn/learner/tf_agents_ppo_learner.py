@@ -1,6 +1,5 @@
 """Drop-in for `tf_agents.train.ppo_learner.PPOLearner`: each `run` trains on all of its own sequences only."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,43 +12,38 @@ from tflearn.learner.tf_agents_learner import DatasetFn, Learner, Trigger, call_
 _NO_LIMIT = 1 << 62  # train steps; the end of the data ends the call
 
 
-@dataclasses.dataclass(frozen=True)
-class Minibatches:
-    """How the sequences of an iteration become minibatches.
+def minibatches(
+    make_sequences: Callable[[], tf.data.Dataset],
+    num_replicas: int,
+    num_sequences: int,
+    num_epochs: int,
+    size: int | None,
+    shuffle_buffer_size: int | None,
+) -> tf.data.Dataset:
+    """Returns the dataset of one iteration; each iterator over it is a new iteration.
 
-    Attributes:
+    Args:
+      make_sequences: returns a dataset of nests of tensors [B, T, ...]. It may be traced.
+      num_replicas: replicas that this dataset feeds; the number of minibatches is a multiple of it.
       num_sequences: elements of the sequences' dataset in an iteration.
+      num_epochs: passes over them.
       size: steps of a minibatch, from all passes together; None: the elements are the minibatches.
       shuffle_buffer_size: size of the shuffle buffer [steps].
+
+    Returns:
+      Nests of tensors [size, 1, ...]: as many full minibatches as the steps of all passes make.
     """
 
-    num_sequences: int
-    num_epochs: int
-    size: int | None
-    shuffle_buffer_size: int | None
+    def iteration(_: tf.Tensor) -> tf.data.Dataset:
+        passes = make_sequences().take(num_sequences).cache().repeat(num_epochs)
+        if size is None:
+            return passes.take(num_sequences * num_epochs // num_replicas * num_replicas)
+        steps = passes.unbatch().unbatch().shuffle(shuffle_buffer_size)
+        whole = steps.batch(1, drop_remainder=True).batch(size, drop_remainder=True)
+        return whole if num_replicas == 1 else whole.batch(num_replicas, drop_remainder=True).unbatch()
 
-    def dataset(self, make_sequences: Callable[[], tf.data.Dataset], num_replicas: int) -> tf.data.Dataset:
-        """Returns the dataset of one iteration; each iterator over it is a new iteration.
-
-        Args:
-          make_sequences: returns a dataset of nests of tensors [B, T, ...]. It may be traced.
-          num_replicas: replicas that this dataset feeds; the number of minibatches is a multiple of it.
-
-        Returns:
-          Nests of tensors [size, 1, ...]: as many full minibatches as the steps of all passes make.
-        """
-        # Within flat_map, since TensorFlow would share the cache among the iterators of a dataset.
-        return tf.data.Dataset.range(1).flat_map(lambda _: self._iteration(make_sequences(), num_replicas))
-
-    def _iteration(self, sequences: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
-        passes = sequences.take(self.num_sequences).cache().repeat(self.num_epochs)
-        if self.size is None:
-            return passes.take(self.num_sequences * self.num_epochs // num_replicas * num_replicas)
-        steps = passes.unbatch().unbatch().shuffle(self.shuffle_buffer_size)
-        minibatches = steps.batch(1, drop_remainder=True).batch(self.size, drop_remainder=True)
-        if num_replicas == 1:
-            return minibatches
-        return minibatches.batch(num_replicas, drop_remainder=True).unbatch()
+    # Within flat_map, since TensorFlow would share the cache among the iterators of a dataset.
+    return tf.data.Dataset.range(1).flat_map(iteration)
 
 
 class PPOLearner(Learner):
@@ -93,11 +87,11 @@ class PPOLearner(Learner):
           ValueError: if the arguments contradict each other.
         """
         _check(agent, minibatch_size, shuffle_buffer_size)
-        minibatches = Minibatches(num_samples, num_epochs, minibatch_size, shuffle_buffer_size)
+        given = num_samples, num_epochs, minibatch_size, shuffle_buffer_size
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             replicas = context.num_replicas_in_sync // context.num_input_pipelines
-            return minibatches.dataset(lambda: call_dataset_fn(experience_dataset_fn, context), replicas)
+            return minibatches(lambda: call_dataset_fn(experience_dataset_fn, context), replicas, *given)
 
         super().__init__(
             root_dir,

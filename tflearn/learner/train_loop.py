@@ -21,8 +21,8 @@ from tflearn.core.background import Background
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import checked_dataclass
 from tflearn.core.types import Agent
-from tflearn.learner import batch_structure, xla_loop
-from tflearn.learner.batches import Batches, SourceBatches, split
+from tflearn.learner import xla_loop
+from tflearn.learner.batches import Batches, SourceBatches, importance_weights, item_errors, split
 from tflearn.learner.metrics import IntervalMetrics, Metrics, Reduction, StepMetrics, rss_mb
 from tflearn.learner.summaries import Profile, StepSummaries, Summaries, SummaryOptions
 from tflearn.learner.xla_loop import Program, XlaLoop
@@ -384,14 +384,14 @@ class TrainLoop:
             data, info = split(element)
             if self._options.preprocess:
                 data = self._options.preprocess(data)
-            weights = batch_structure.weights(info, bool(wanted and wanted.normalize_by_max))
+            weights = importance_weights(info, bool(wanted and wanted.normalize_by_max))
             loss_info = train(data) if weights is None else train(data, weights)
             if updates and self._options.after_step:
                 self._options.after_step((data, info), loss_info)
             if summarize:
                 summarize(data, info)
             loss = tf.cast(tf.reduce_sum(loss_info.loss), tf.float32)
-            errors = batch_structure.of_items(loss_info.extra, wanted.error if wanted and updates else None)
+            errors = item_errors(loss_info.extra, wanted.error if wanted and updates else None)
             return *layout.of_replica(loss, loss_info.extra, info), loss, errors
 
         if updates:

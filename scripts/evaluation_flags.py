@@ -1,7 +1,8 @@
-"""tflearn-evaluate --data: its flags, and what it prints."""
+"""tflearn-evaluate --data and --policy: their flags, and what they print."""
 
 import math
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -13,12 +14,12 @@ from tflearn.files.run_dir import RunDir, local_path, write_json
 from . import data_flags, job_setup, preflight
 
 
-def main(description: str | None) -> None:
+def main_of_data(description: str | None) -> None:
     """Runs the program, see `job_setup.plain_main`; `description` begins its --help."""
-    job_setup.plain_main('evaluate', description, _run, _define, '--data=data/expert', _check)
+    job_setup.plain_main('evaluate', description, _run_data, _define_data, '--data=data/expert', _check_data)
 
 
-def _define() -> None:
+def _define_data() -> None:
     data_flags.define_episodes()
     flags.DEFINE_string('policy', 'greedy_policy', "Name of the run's exported policy that is evaluated.")
     flags.DEFINE_integer(
@@ -39,7 +40,7 @@ def _define() -> None:
     flags.DEFINE_string('output', None, 'A JSON file for the estimates.')
 
 
-def _check() -> None:
+def _check_data() -> None:
     if not all(flags.FLAGS.data):
         raise UserValueError('got an empty --data; need a directory of episodes, such as --data=data/expert')
     for name in ('epsilon', 'gamma'):
@@ -53,7 +54,7 @@ def _values(*names: str) -> dict[str, Any]:
     return {name: flags.FLAGS[name].value for name in names}
 
 
-def _run(stop: threading.Event) -> None:
+def _run_data(stop: threading.Event) -> None:
     with waiting.may_exit(stop, lambda: None):  # nothing is written before the end
         preflight.import_quietly('tensorflow', 'gym')
         from tflearn.api import data_evaluation
@@ -68,3 +69,47 @@ def _run(stop: threading.Event) -> None:
         print(found.text(), flush=True)
         if flags.FLAGS.output:
             write_json(local_path(flags.FLAGS.output, '--output'), facts)
+
+
+_OF_POLICY = {
+    'policy': 'policy',
+    'train_step': 'train_step',
+    'sampled': 'sampled',
+    'num_episodes': 'episodes',
+    'num_environments': 'num_environments',
+    'num_processes': 'num_processes',
+    'seed': 'seed',
+    'output': 'output',
+}
+
+
+def main_of_policy(description: str | None) -> None:
+    """Runs the program, see `job_setup.main`; `description` begins its --help."""
+    job_setup.main(
+        'evaluate_policy', description, define_flags=_define_policy, bindings=_bindings, shared=_shared_arguments,
+        program='tflearn-evaluate', module='policy_evaluation',
+    )  # fmt: skip
+
+
+def _define_policy() -> None:
+    data_flags.define_policy()
+    flags.DEFINE_bool('sampled', False, 'Sample actions from the policy; otherwise use the mode.')
+    flags.DEFINE_integer('episodes', 20, 'Episodes of all processes together.', lower_bound=1)
+    flags.DEFINE_integer('num_environments', 10, 'Environments that each process steps together.', lower_bound=1)
+    flags.DEFINE_integer('num_processes', 1, 'Number of processes.', lower_bound=1)
+    flags.DEFINE_integer('seed', 0, 'Seed of the environments.')
+    flags.DEFINE_string('output', None, 'A new JSON file; default: the next one in policy_evaluations/ of --root_dir.')
+
+
+def _bindings() -> Sequence[str]:
+    if not flags.FLAGS.policy:
+        raise UserValueError('got an empty --policy; need one, such as --policy=best')
+    # What is not given is left to the gin file.
+    values = {name: flags.FLAGS[flag].value for name, flag in _OF_POLICY.items() if flags.FLAGS[flag].present}
+    return [f'tflearn.jobs.policy_evaluation.evaluate_policy.{name} = {value!r}' for name, value in values.items()]
+
+
+def _shared_arguments() -> Mapping[str, str]:
+    """Returns which bindings of the evaluate job hold for this one."""
+    names = ('make_environment', 'options', 'num_episodes', 'num_environments')
+    return {name: f'evaluate.{name}' for name in names}

@@ -1,16 +1,19 @@
-"""Options of a scheduler, from texts to a dataclass."""
+"""What the schedulers share: their options, from texts to a dataclass; their programs; how a run begins."""
 
 import dataclasses
 import difflib
+import subprocess
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserFileNotFoundError, UserRuntimeError, UserTimeoutError, UserValueError
+from tflearn.files.run_dir import RunDir
+from tflearn.launch.topology import Topology
 
 Options = TypeVar('Options')
 
 
-def read(kind: type[Options], texts: Sequence[str]) -> Options:
+def read_options(kind: type[Options], texts: Sequence[str]) -> Options:
     """Returns the dataclass `kind` with the fields that 'name=value' texts set, its own and those of its parts.
 
     Defaults are strings or integers, or dataclasses of such (the parts).
@@ -54,3 +57,38 @@ def _made(kind: type[Options], values: dict[str, Any]) -> Options:
     }
     own = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     return kind(**parts, **{name: value for name, value in values.items() if name in own})
+
+
+_ANSWER_SECS = 60.0
+
+
+def output(command: Sequence[str], text: str = '', timeout_secs: float = _ANSWER_SECS) -> str:
+    """Returns the standard output of `command`, which reads `text` as its standard input.
+
+    Raises:
+      FileNotFoundError: if there is no such program.
+      TimeoutError: if it does not end in time.
+      RuntimeError: if it fails, with what it wrote to standard error.
+    """
+    try:
+        ended = subprocess.run(
+            list(command), input=text, capture_output=True, text=True, timeout=timeout_secs, check=False
+        )
+    except FileNotFoundError as error:
+        raise UserFileNotFoundError(
+            f'got no program {command[0]!r}; need a machine from which jobs can be submitted; --render prints what '
+            'would be submitted'
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise UserTimeoutError(f'got no answer from {command[0]} within {timeout_secs:g} s; need its server') from error
+    if ended.returncode:
+        words = ' '.join(ended.stderr.split()) or f'exit status {ended.returncode}'
+        raise UserRuntimeError(f'got an error from {command[0]}: {words}; see {command[0]} --help')
+    return ended.stdout
+
+
+def save(topology: Topology, run_dir: RunDir) -> None:
+    """Writes the topology to the run directory, without what jobs of an earlier submission have left there."""
+    for path in (run_dir.failure, run_dir.address('coordinator')):
+        path.unlink(missing_ok=True)
+    topology.save(run_dir)
