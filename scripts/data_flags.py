@@ -152,7 +152,7 @@ def read(command: str) -> None:
 
 def import_logs() -> None:
     """Runs `import`."""
-    given = {name: flags.FLAGS[name].value for name in ('from', 'columns', 'output')}
+    given: dict[str, Any] = {name: flags.FLAGS[name].value for name in ('from', 'columns', 'output')}
     for name, value in given.items():
         if not value:
             raise UserValueError(

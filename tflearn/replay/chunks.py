@@ -248,6 +248,6 @@ class ChunkBuilder(Resumable):
         """Moves the first rows of the next chunks to the front."""
         overlap = np.arange(self._length - 1)
         i = environments[:, None]
-        for rows in (self._sources, self._flags):
-            rows[i, overlap] = rows[i, self._begin[i] + overlap]
+        begin = self._begin[i] + overlap
+        self._sources[i, overlap], self._flags[i, overlap] = self._sources[i, begin], self._flags[i, begin]
         self._begin[environments], self._end[environments] = 0, self._length - 1

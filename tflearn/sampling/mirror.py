@@ -191,7 +191,7 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
             return len(chunks)
         return 0
 
-    def _take(self, reader: TableReader, count: int) -> Sequence[np.ndarray]:
+    def _take(self, reader: TableReader, count: int) -> Sequence[np.ndarray] | np.ndarray:
         """Returns some of the next `count` chunks, of which there are as many; each as it came, not copied."""
         if not reader.takes_in_graphs:
             return np.asarray(reader.take(count)[0])
@@ -204,7 +204,7 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
         take = tf.function(lambda: [reader.take(1)[0] for _ in range(count)], autograph=False)
         return take.get_concrete_function()
 
-    def _write(self, chunks: Sequence[np.ndarray]) -> None:
+    def _write(self, chunks: Sequence[np.ndarray] | np.ndarray) -> None:
         while len(chunks := chunks[self._ring.write(chunks) :]) and not self._readers.closed:
             self._readers.each[0].sleep(_POLL_SECS)  # until the next call of the compiled loop makes room
 
