@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import gymnasium
@@ -70,42 +70,36 @@ def make(
       RuntimeError: if an environment cannot be made in its worker process.
     """
     spec = registry.find(name, register)
-    wrapped = {'action_repeat': action_repeat > 1, 'mask_in_info': mask_in_info, 'reset_options': reset_options}
-    if vectorization == 'native' and (changed := [name for name, value in wrapped.items() if value]):
-        raise UserValueError(f"got vectorization='native' with {', '.join(changed)}; choose 'in_process'")
+    wrappers: dict[str, tuple[Any, Any]] = {  # the innermost one first
+        'reset_options': (sync_vector_env.ResetOptions, reset_options),
+        'action_repeat': (ActionRepeat, action_repeat if action_repeat > 1 else None),
+        'mask_in_info': (sync_vector_env.MaskFromInfo, mask_in_info),
+    }
+    wrapped = [argument for argument, (_, value) in wrappers.items() if value]
+    if vectorization == 'native' and wrapped:
+        raise UserValueError(f"got vectorization='native' with {', '.join(wrapped)}; choose 'in_process'")
     if vectorization == 'native' and spec.vector_entry_point is None:
         raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
-    try:
+    with _explained(name, kwargs, 'what an environment of fixed-size spaces takes', TypeError):
         # gymnasium's checker costs more than a step itself; our conformance test replaces it.
         more = kwargs or {}
         make_one = functools.partial(
             gymnasium.make, spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **more
         )
-        if reset_options:
-            make_one = functools.partial(sync_vector_env.ResetOptions, make_one, reset_options)
-        if action_repeat > 1:
-            make_one = functools.partial(ActionRepeat, make_one, action_repeat)
-        if mask_in_info is not None:
-            make_one = functools.partial(sync_vector_env.MaskFromInfo, make_one, mask_in_info)
+        for argument in wrapped:
+            wrapper, value = wrappers[argument]
+            make_one = functools.partial(wrapper, make_one, value)
         if max_episode_steps is not None:
             more = {**more, 'max_episode_steps': max_episode_steps}
         make_all = functools.partial(gymnasium.make_vec, spec, vectorization_mode='vector_entry_point', **more)
         if vectorization == 'auto':
-            plain = not more and not any(wrapped.values()) and spec.vector_entry_point is not None
+            plain = not more and not wrapped and spec.vector_entry_point is not None
             vectorization = 'native' if plain and _are_same_task(make_one, make_all) else 'in_process'
         if vectorization == 'native':
             return vector_env.native(functools.partial(make_all, num_envs=num_environments), seed, on_nonfinite)
         if vectorization == 'in_process':
             return vector_env.in_process(make_one, num_environments, seed, on_nonfinite)
         return vector_env.in_worker_processes(make_one, num_environments, seed, step_timeout_secs, on_nonfinite)
-    except UserError:
-        raise
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise registry.missing(name, error) from error
-    except TypeError as error:
-        raise UserValueError(
-            f'got name={name!r}, kwargs={kwargs}; need what an environment of fixed-size spaces takes ({error})'
-        ) from error
 
 
 @checked
@@ -136,14 +130,8 @@ def record(
         rendered = gymnasium.make(spec, render_mode='rgb_array', **arguments)
         return RecordVideo(rendered, folder, episode_trigger=lambda episode: True, name_prefix='film')
 
-    try:
+    with _explained(name, kwargs, 'an environment that can be rendered', TypeError, gymnasium.error.Error):
         return vector_env.in_process(make_one, 1, seed=None)
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise registry.missing(name, error) from error
-    except (TypeError, gymnasium.error.Error) as error:
-        raise UserValueError(
-            f'got name={name!r}, kwargs={kwargs}; need an environment that can be rendered ({error})'
-        ) from error
 
 
 class ActionRepeat(gymnasium.Wrapper):
@@ -189,10 +177,8 @@ def goal_reward(
       ValueError: as for `make`, and if the environment has no goals.
     """
     spec = registry.find(name, register)
-    try:
+    with _explained(name, kwargs):
         environment: Any = gymnasium.make(spec, disable_env_checker=True, **(kwargs or {})).unwrapped
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise registry.missing(name, error) from error
     if not hasattr(environment, 'compute_reward'):
         raise UserValueError(f'got name={name!r}, which has no compute_reward; need a goal environment')
 
@@ -204,6 +190,19 @@ def goal_reward(
         return tf.reshape(tf.numpy_function(compute, goals, tf.float32), tf.shape(achieved)[:-1])
 
     return reward
+
+
+@contextlib.contextmanager
+def _explained(name: str, kwargs: Any, need: str = '', *wrong: type[Exception]) -> Iterator[None]:
+    """Names the environment and what is missing, or what it needs, in what making it raises."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise registry.missing(name, error) from error
+    except wrong as error:
+        raise UserValueError(f'got name={name!r}, kwargs={kwargs}; need {need} ({error})') from error
 
 
 def _are_same_task(make_one: Callable[[], gymnasium.Env], make_all: Callable[..., VectorEnv]) -> bool:

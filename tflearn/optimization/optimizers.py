@@ -102,15 +102,16 @@ class Optimizer(tf.Module):
             self._apply(clipped, variables)
             return None
         due = tf.constant(True) if due is None else due
-        if self.num_skipped is None:
-            self._apply_if(due, due, clipped, variables)
-            return due
-        finite = tf.math.is_finite(norm)
-        if loss is not None:
-            total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, loss)
-            finite &= tf.math.is_finite(total)
-        self._apply_if(finite & due, due, clipped, variables)
-        return finite & due
+        taken = due if self.num_skipped is None else self._is_finite(norm, loss) & due
+        self._apply_if(taken, due, clipped, variables)
+        return taken
+
+    def _is_finite(self, norm: tf.Tensor, loss: tf.Tensor | None) -> tf.Tensor:
+        """Returns whether a step's gradients are finite, and its loss, if it is given."""
+        if loss is None:
+            return tf.math.is_finite(norm)
+        total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, loss)
+        return tf.math.is_finite(norm) & tf.math.is_finite(total)
 
     def clip(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
         """Returns the clipped gradients of the global batch. `norm` is their global norm."""
