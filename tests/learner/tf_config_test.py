@@ -9,17 +9,15 @@ TASK = {'type': 'worker', 'index': 1}
 
 
 def test_reads_workers():
-    assert strategies.read_tf_config(json.dumps({'cluster': CLUSTER, 'task': TASK})) == strategies.Task(
-        ('a:1', 'b:2'), 1
-    )
+    assert strategies.read_tf_config(json.dumps({'cluster': CLUSTER, 'task': TASK})) == (('a:1', 'b:2'), 1)
 
 
 def test_chief_comes_first():
     cluster = {'worker': ['a:1', 'b:2'], 'chief': ['c:3']}
     addresses = ('c:3', 'a:1', 'b:2')
     read = lambda task: strategies.read_tf_config(json.dumps({'cluster': cluster, 'task': task}))  # noqa: E731
-    assert read({'type': 'chief', 'index': 0}) == strategies.Task(addresses, 0)
-    assert read(TASK) == strategies.Task(addresses, 2)
+    assert read({'type': 'chief', 'index': 0}) == (addresses, 0)
+    assert read(TASK) == (addresses, 2)
 
 
 WRONG = {

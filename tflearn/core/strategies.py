@@ -165,7 +165,7 @@ def _mirrored(name: str, count: int | None) -> tf.distribute.Strategy:
 
 
 def _multi_worker(timeout_secs: float) -> tf.distribute.Strategy:
-    task = read_tf_config(os.environ.get('TF_CONFIG'))
+    addresses, _ = read_tf_config(os.environ.get('TF_CONFIG'))
     implementations = tf.distribute.experimental.CommunicationImplementation
     # Without GPUs there is only one; with GPUs TensorFlow chooses.
     gpus = tf.config.list_physical_devices('GPU')
@@ -174,7 +174,7 @@ def _multi_worker(timeout_secs: float) -> tf.distribute.Strategy:
     )
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with ending_after(timeout_secs, f'{len(task.addresses)} worker(s): {", ".join(task.addresses)}'):
+        with ending_after(timeout_secs, f'{len(addresses)} worker(s): {", ".join(addresses)}'):
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
         raise RuntimeError(
@@ -213,21 +213,8 @@ def _tpu(name: str, target: str, timeout_secs: float) -> tf.distribute.Strategy:
         ) from error
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A process of a cluster.
-
-    Attributes:
-      addresses: 'host:port' of every worker, the chief first.
-      index: index of this process among them.
-    """
-
-    addresses: tuple[str, ...]
-    index: int
-
-
-def read_tf_config(text: str | None) -> Task:
-    """Reads TF_CONFIG.
+def read_tf_config(text: str | None) -> tuple[tuple[str, ...], int]:
+    """Reads TF_CONFIG: 'host:port' of every worker, the chief first, and the index of this process among them.
 
     Args:
       text: the environment variable's value; None if it is not set.
@@ -252,7 +239,7 @@ def read_tf_config(text: str | None) -> Task:
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(cluster[job]):
         raise _wrong(f'the task index {index!r} in TF_CONFIG; the cluster has {len(cluster[job])} of type {job!r}')
     first = len(cluster.get('chief', ())) if job == 'worker' else 0
-    return Task(tuple(addresses), first + index)
+    return tuple(addresses), first + index
 
 
 def _addresses(cluster: dict[str, Any]) -> list[str]:

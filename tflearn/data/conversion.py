@@ -1,7 +1,6 @@
 """Data sets from one format to another: ours, Minari and RLDS."""
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import shutil
@@ -61,14 +60,8 @@ def new_directory(output: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(begun, ignore_errors=True)
 
 
-@dataclasses.dataclass
-class _Source:
-    """Episodes of any format: the leaves of each, in the order of the columns."""
-
-    specs: EnvironmentSpecs
-    stored: tuple[columns.Column, ...]
-    metadata: dict[str, Any]
-    episodes: Iterator[list[np.ndarray]]
+# The specs, the columns, the metadata, and the leaves of each episode in the order of the columns.
+_Source = tuple[EnvironmentSpecs, tuple[columns.Column, ...], dict[str, Any], Iterator[list[np.ndarray]]]
 
 
 def _open(dataset: Dataset, spaces: Spaces) -> _Source:
@@ -79,31 +72,31 @@ def _open(dataset: Dataset, spaces: Spaces) -> _Source:
         directory = reader.directories[0]
         metadata = columns.read_metadata(directory)
         episodes = (list(episode.values()) for episode in reader.episodes())
-        return _Source(columns.read_specs(directory), reader.columns, metadata, episodes)
+        return columns.read_specs(directory), reader.columns, metadata, episodes
     if len(dataset.paths) > 1 or dataset.min_return is not None or dataset.max_return is not None:
         raise UserValueError(f'got {path} of another format with more data or filters; convert it first, then filter')
-    return _Source(*(minari_format.read(path, spaces) if others[0] is minari_format else rlds_format.read(path)))
+    return minari_format.read(path, spaces) if others[0] is minari_format else rlds_format.read(path)
 
 
 def _write(path: pathlib.Path, target: str, source: _Source, spaces: Spaces, compress: bool) -> int:
-    num_episodes = 0
+    (specs, stored, metadata, episodes), num_episodes = source, 0
 
     def counted() -> Iterator[list[np.ndarray]]:
         nonlocal num_episodes
-        for leaves in source.episodes:
+        for leaves in episodes:
             num_episodes += 1
             yield leaves
 
     if target == TFLEARN:
-        writer = EpisodeWriter(path, source.specs, source.stored, metadata=source.metadata, compress=compress)
+        writer = EpisodeWriter(path, specs, stored, metadata=metadata, compress=compress)
         with contextlib.closing(writer):
             for leaves in counted():
                 writer.write(leaves)
         return num_episodes
-    names = [column.name for column in source.stored]
-    episodes = (dict(zip(names, leaves, strict=True)) for leaves in counted())
+    names = [column.name for column in stored]
+    named = (dict(zip(names, leaves, strict=True)) for leaves in counted())
     if target == MINARI:
-        minari_format.write(path, source.specs, source.stored, episodes, spaces, source.metadata)
+        minari_format.write(path, specs, stored, named, spaces, metadata)
     else:
-        rlds_format.write(path, source.specs, source.stored, episodes, source.metadata)
+        rlds_format.write(path, specs, stored, named, metadata)
     return num_episodes

@@ -13,6 +13,8 @@ from tflearn.data import estimators, linear_models
 from tflearn.data.estimators import Episodes, Estimate
 from tflearn.data.linear_models import MAX_INPUTS, Features, by_choice
 
+# Features of the states, of the actions taken in them, and of those that the evaluated policy takes.
+_ValueFeatures = tuple[np.ndarray, np.ndarray, np.ndarray]
 _FEW_EPISODES = 10.0  # of an effective sample size below which importance sampling is not to be trusted
 
 
@@ -193,15 +195,6 @@ def _padded(shape: tuple[int, int], places: tuple[np.ndarray, np.ndarray], value
     return array
 
 
-@dataclasses.dataclass(frozen=True)
-class _ValueFeatures:
-    """Features of the states, of the actions taken in them, and of those that the evaluated policy takes."""
-
-    states: np.ndarray
-    taken: np.ndarray
-    expected: np.ndarray
-
-
 def _features(steps: RecordedSteps, options: OpeOptions, warnings: list[str]) -> _ValueFeatures | None:
     num_inputs = steps.observations.shape[1]
     if num_inputs > MAX_INPUTS:
@@ -212,12 +205,12 @@ def _features(steps: RecordedSteps, options: OpeOptions, warnings: list[str]) ->
         size = max(num_inputs + 1, options.num_features // num_choices)
         states = Features(steps.observations, size, options.seed)(steps.observations)
         taken = by_choice(states, np.eye(num_choices)[steps.actions[:, 0].astype(int)])
-        return _ValueFeatures(states, taken, by_choice(states, steps.choices))
+        return states, taken, by_choice(states, steps.choices)
     both = np.concatenate([steps.observations, steps.actions], axis=1)
     make = Features(both, max(both.shape[1] + 1, options.num_features), options.seed)
     sampled = [make(np.concatenate([steps.observations, actions], axis=1)) for actions in steps.samples]
     of_state = Features(steps.observations, max(num_inputs + 1, options.num_features), options.seed)
-    return _ValueFeatures(of_state(steps.observations), make(both), np.mean(sampled, axis=0))
+    return of_state(steps.observations), make(both), np.mean(sampled, axis=0)
 
 
 def _log_behaviour(
@@ -230,7 +223,7 @@ def _log_behaviour(
         warnings.append('the data have no log-probabilities of the behaviour policy; record them')
         return None, 'unknown'
     estimated = np.zeros(len(steps.rewards))
-    states, actions = features.states[steps.is_step], steps.actions[steps.is_step]
+    states, actions = features[0][steps.is_step], steps.actions[steps.is_step]
     if steps.choices is not None:
         choices = actions[:, 0].astype(int)
         found = linear_models.log_probabilities_of_choices(states, choices, steps.choices.shape[1])
@@ -247,9 +240,10 @@ def _fitted(
     # A step at the end of the file of an episode has no next state, unless it terminated.
     last = np.cumsum(steps.lengths) - 1
     used = np.flatnonzero(steps.is_step & ((steps.discounts == 0) | ~np.isin(np.arange(len(steps.rewards)), last)))
+    _, taken, expected = features
     rows = linear_models.Rows(
-        features.taken[used],
-        features.expected,
+        taken[used],
+        expected,
         used,
         np.minimum(used + 1, len(steps.rewards) - 1),
         steps.rewards[used],

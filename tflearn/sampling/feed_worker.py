@@ -26,10 +26,6 @@ _BUFFERED = 2  # elements that wait for the learner
 NextElement = Callable[[], list[np.ndarray]]
 
 
-class Ended(RuntimeError):
-    """The worker has no more elements, since it is stopped or its source failed."""
-
-
 class Elements(abc.ABC):
     """Elements that a worker feeds. A function without arguments, for many threads.
 
@@ -42,11 +38,11 @@ class Elements(abc.ABC):
         self._given, self._lock, self.count = given, threading.Lock(), 0
 
     def __call__(self) -> list[np.ndarray]:
-        """Returns the next element; waits for it. Raises Ended if there is none."""
+        """Returns the next element; waits for it. Raises RuntimeError if there is none, since it was closed."""
         with self._lock:
             element = self._next()
             if element is None:
-                raise Ended(str(self.error or 'the feed worker is stopped'))
+                raise RuntimeError(str(self.error or 'the feed worker is stopped'))
             self.count += 1
             return element
 
