@@ -7,9 +7,6 @@ import pytest
 
 from tests.testing import conformance_cells, lanes, plain_loader
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-
 FIRST = conformance_cells.cover(1)
 PAIRS = [
     cell if cell in FIRST else pytest.param(cell, marks=pytest.mark.slow) for cell in conformance_cells.cover(2, FIRST)

@@ -1,31 +1,32 @@
-"""Every block of code in the documents: Python and complete gin files run, other gin is read.
-
-docs_commands_test.py: commands.
-"""
+"""Every block of code in the documents: Python and complete gin files run, other gin is read, commands are parsed."""
 
 import contextlib
+import functools
+import importlib.util
+import json
 import pathlib
 import re
 import runpy
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tflearn
 from tests.data import data_sets
 from tests.testing import docs_blocks, served_policies
-from tests.testing.docs_blocks import BLOCKS, DOCS, JOBS, PAGES, ROOT, SMALL
-from tflearn.config import preview
+from tests.testing.docs_blocks import BLOCKS, COMMANDS, DOCS, JOBS, OURS, PAGES, ROOT
+from tests.testing.jobs import SMALL_BINDINGS
+from tflearn.config import files, preview
 from tflearn.environments import external_client, gymnasium_env
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.launch.local import free_port
-
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
 LANGUAGES = {'bash', 'gin', 'python', 'text', 'toml'}
 
@@ -42,7 +43,7 @@ REPLACED = {
     'python.md': [
         ('max_env_steps=100_000', 'max_env_steps=1_100, exports=few'),
         ('export_interval_steps=200', 'export_interval_steps=200, num_episodes=2, exports=few'),
-        ("'dqn_cartpole')", f"'dqn_cartpole', mode='synchronous', gin_bindings={[*SMALL, GREEDY]})"),
+        ("'dqn_cartpole')", f"'dqn_cartpole', mode='synchronous', gin_bindings={[*SMALL_BINDINGS, GREEDY]})"),
     ],
     # tests/learner/multi_worker_test.py has two workers.
     'distributed.md': [("make('multi_worker')", "make('default')"), ("'/shared/run'", "'shared/run'")],
@@ -203,8 +204,6 @@ def test_from_python(user):
 PROGRAMS = sorted(AFTER.keys() - {'python.md', 'serving.md'})  # which have tests of their own
 
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-@pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 @pytest.mark.parametrize('page', PROGRAMS)
 def test_python(user, page):
     shutil.rmtree('runs/inliner', ignore_errors=True)  # which two pages make
@@ -265,7 +264,6 @@ def _complete() -> Iterator[object]:
             yield pytest.param(block, marks=[pytest.mark.slow] if slow else [], id=str(block))
 
 
-@pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')  # as in test_python
 @pytest.mark.parametrize('block', [*_complete()])
 def test_a_complete_gin_block_runs_to_its_end(block, tmp_path):
     bindings = [*FEW_STEPS]
@@ -316,3 +314,106 @@ def test_simulators_train_a_run_of_external_simulators(tmp_path):
 
 def test_exceptions_are_needed():
     assert NOT_RUN.keys() <= {block.file_name for block in docs_blocks.of('gin') if 'include ' in block.text}
+
+
+# Every command in the documents is parsed by its program.
+
+# Programs whose command lines are not checked, and why.
+UNCHECKED = {
+    'openssl': 'tests/replay/tunnel_test.py runs the commands of security.md',
+    'stunnel': 'tests/replay/tunnel_test.py runs it where it is installed',
+    'curl': 'tests/environments/external_server_test.py runs the commands of the page',
+    'docker': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
+    'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
+}
+
+OTHERS = [(place, words) for place, words in COMMANDS if words not in [ours for _, _, ours in OURS]]
+
+
+# Parses each command by its program, which then shows its help; in a fork of one small process.
+PARSE = """
+import importlib, io, json, os, sys
+commands = json.load(sys.stdin)
+for name in {'job_flags', 'job_process', *(program for program, _ in commands)}:
+    importlib.import_module(f'scripts.{name}')
+for program, arguments in commands:
+    if os.fork() == 0:
+        status, sys.argv, sys.stderr = 0, [program, *arguments, '--help'], io.StringIO()
+        try:
+            sys.stdout = io.StringIO()
+            importlib.import_module(f'scripts.{program}').main()
+        except SystemExit as exit:
+            status = exit.code
+        print(json.dumps([status, sys.stderr.getvalue()]), file=sys.__stdout__, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope='module')
+def parsed() -> dict[str, tuple[int, str]]:
+    """Exit status and error output by page and line."""
+    commands = json.dumps([[program, words[1:]] for _, program, words in OURS])
+    done = subprocess.run(
+        [sys.executable, '-c', PARSE], input=commands, cwd=ROOT, text=True, capture_output=True, timeout=250, check=True
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    return {place: result for (place, _, _), result in zip(OURS, results, strict=True)}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> pathlib.Path:
+    """A folder with the files of the documents."""
+    folder = tmp_path_factory.mktemp('docs')
+    for block in BLOCKS:
+        if block.file_name:
+            (folder / block.file_name).write_text(block.text, encoding='utf-8')
+    return folder
+
+
+@functools.cache
+def _check(folder, gin_file, bindings):
+    with docs_blocks.working_in(folder):
+        preview.check(files.resolve(gin_file), bindings, JOBS)
+
+
+@pytest.mark.parametrize(('place', 'program', 'words'), OURS, ids=[f'{item[0]}-{item[1]}' for item in OURS])
+def test_our_commands(parsed, folder, place, program, words):
+    assert parsed[place] == [0, '']
+    flags = dict(word.removeprefix('--').split('=', 1) for word in words[1:] if word.startswith('--') and '=' in word)
+    if program in ('replay_server', 'collect', 'train', 'synchronous', 'evaluate', 'launch'):
+        bindings = tuple(word.split('=', 1)[1] for word in words if word.startswith('--gin_bindings='))
+        _check(folder, flags.get('gin_file', 'dqn_cartpole'), bindings)
+
+
+@pytest.mark.parametrize(('place', 'words'), OTHERS, ids=[f'{item[0]}-{item[1][0]}' for item in OTHERS])
+def test_commands_of_others(place, words):
+    program = pathlib.Path(words[0]).name
+    if words[0].removeprefix('./').startswith('scripts/'):
+        assert (ROOT / words[0]).stat().st_mode & 0o111
+        assert [word for word in words[1:] if '/' in word and not (ROOT / word).exists()] == []
+    elif program in ('vulture', 'radon'):
+        assert importlib.util.find_spec(program)
+    elif program in ('python', 'python3.13') and words[1] == '-m':
+        assert importlib.util.find_spec(words[2])
+    elif program == 'python':
+        text = (ROOT / words[1]).read_text(encoding='utf-8')
+        assert [word for word in words[2:] if f"'{word.partition('=')[0]}'" not in text] == []
+    elif program == 'saved_model_cli':
+        text = (pathlib.Path(tf.__spec__.origin).parent / 'python' / 'tools' / 'saved_model_cli.py').read_text('utf-8')
+        named = [word.removeprefix('--') for i, word in enumerate(words) if i == 1 or word.startswith('--')]
+        assert [name for name in named if f"'{name}'" not in text and f"'--{name}'" not in text] == []
+    elif program in ('pip', 'uv'):  # tests/clean_install_test.py runs them
+        if words[:2] == ['uv', 'venv']:
+            return
+        named = {extra for word in words for extra in re.findall(r'^\.\[([\w,-]+)\]$', word)}
+        assert 'install' in words[1:3] and named <= set(
+            re.findall(r"^    '([\w-]+)': \[", (ROOT / 'setup.py').read_text(), re.M)
+        )
+        assert [word for word in words if word.endswith('.txt') and not (ROOT / word).exists()] == []
+    else:
+        assert program in UNCHECKED
+
+
+def test_exceptions_of_commands_are_needed():
+    assert set(UNCHECKED) <= {pathlib.Path(words[0]).name for _, words in OTHERS}

@@ -2,7 +2,7 @@
 
 tflearn-launch is the program that users have, the others are forks; tests/packaging_test.py starts installed ones. They
 run in one folder, as a user's. A command that needs a run or data comes after the command of the documents that makes
-them. docs_commands_test.py parses all commands, also those that are not run here.
+them. docs_code_test.py parses all commands, also those that are not run here.
 """
 
 import contextlib

@@ -123,7 +123,6 @@ def test_what_is_named_is_there(owner):
     assert named <= names
 
 
-@pytest.mark.filterwarnings('ignore:Conversion of an array:DeprecationWarning')  # tf_agents'
 def test_describes_nested_observations():
     assert 'Every agent takes it as an observation' in PAGE
     with contextlib.closing(gymnasium_env.make('CartPole-v1', 1, seed=0)) as environment:

@@ -1,11 +1,10 @@
-"""A learner is killed and started again, while its collector waits with a full queue: real programs, real signals."""
+"""A learner is killed and started again, and a collector is lost: real programs, real signals."""
 
-import contextlib
 import signal
 
 import pytest
 
-from tests.end_to_end.programs import Addresses, Program, metric, pid
+from tests.end_to_end.programs import metric, pid, starter
 from tests.testing import written_summaries
 from tflearn.files.run_dir import RunDir
 
@@ -25,14 +24,7 @@ BINDINGS = (
 @pytest.mark.slow
 def test_it_goes_on_without_stale_batches_and_with_the_same_collector(tmp_path):
     run_dir = RunDir(tmp_path / 'run')
-    addresses = Addresses()
-    flags = ['--root_dir=run', '--gin_file=impala_cartpole']
-    flags += [f'--gin_bindings={binding}' for binding in BINDINGS]
-    with contextlib.ExitStack() as programs:
-
-        def start(job, name=''):
-            return programs.enter_context(Program(job, *flags, *addresses.flags(job), folder=tmp_path, name=name))
-
+    with starter(tmp_path, 'impala_cartpole', BINDINGS) as start:
         start('replay_server')
         collect, killed = start('collect'), start('train')
         killed.wait_for(lambda: metric(run_dir, 'train', 'train_step') > 100, 'training')
@@ -54,3 +46,50 @@ def test_it_goes_on_without_stale_batches_and_with_the_same_collector(tmp_path):
     histograms = written_summaries.histograms(run_dir.summaries('train'))['data/policy_lag']
     assert all(greatest <= MAX_LAG for _, greatest, _ in histograms.values())
     assert max(histograms) > step
+
+
+# PPO with two collectors, of which one is stopped, goes on, and is killed: real programs, real signals.
+
+LOST_COLLECTOR_BINDINGS = (
+    'networks.NetworkOptions.fc_layer_params=(16,)',
+    'collect.num_environments=4',  # of the 32 items of an iteration: both have a share in each
+    'train.StopConditions.num_train_steps=1_000_000',
+    'train.Intervals.export_interval_steps=1_000_000',
+    'train.LearnerOptions.checkpoint_interval_steps=1_000_000',
+    'train.SummaryOptions.interval_steps=1_000_000',
+)
+
+
+@pytest.mark.slow
+def test_iterations_continue_without_one_collector(tmp_path):
+    run_dir = RunDir(tmp_path / 'run')
+    with starter(tmp_path, 'ppo_cartpole', LOST_COLLECTOR_BINDINGS) as start:
+
+        def version():
+            return metric(run_dir, 'train', 'policy_version')
+
+        def goes_on(count=30):
+            begun = version()
+            learner.wait_for(lambda: version() >= begun + count, f'{count} iterations')
+
+        start('replay_server')
+        learner = start('train')
+        start('collect', 'collect_0')
+        lost = start('collect', 'collect_1', '--collector_name=collect_1')
+        learner.wait_for(lambda: metric(run_dir, 'collect_1', 'env_steps') > 500, 'both collectors')
+        goes_on()
+
+        lost.send(signal.SIGSTOP)
+        learner.wait_for(lambda: 'collect_1' in learner.output, 'the end of its lease')
+        steps = metric(run_dir, 'collect_1', 'env_steps')
+        goes_on()
+        lost.send(signal.SIGCONT)
+        lost.wait_for(lambda: metric(run_dir, 'collect_1', 'env_steps') > steps + 500, 'a share for it again')
+        goes_on()
+
+        lost.send(signal.SIGKILL)
+        assert lost.end() == -signal.SIGKILL
+        learner.wait_for(lambda: learner.output.count('has not reported') >= 2, 'the end of its lease')
+        stale = metric(run_dir, 'train', 'stale_sequences')
+        goes_on(100)
+        assert metric(run_dir, 'train', 'stale_sequences') - stale <= 16, 'what was made for the lost one, at most'

@@ -4,7 +4,6 @@ Slow: `TFLEARN_TEST_OTHER_PYTHON=FILE scripts/test -m slow tests/mixed_lanes_tes
 lane's lock.
 """
 
-import contextlib
 import os
 import pathlib
 import signal
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end import results
-from tests.end_to_end.programs import Addresses, Program, metric
+from tests.end_to_end.programs import metric, starter
 from tflearn.files.run_dir import RunDir, read_json
 
 OTHER = pathlib.Path(os.environ.get('TFLEARN_TEST_OTHER_PYTHON', '')).absolute()
@@ -40,18 +39,11 @@ pytestmark = [
 
 @pytest.mark.parametrize('learns_here', [True, False])
 def test_collector_and_learner_of_different_lanes(tmp_path, learns_here):
-    here, run_dir, addresses = pathlib.Path(sys.executable), RunDir(tmp_path / 'run'), Addresses()
+    here, run_dir = pathlib.Path(sys.executable), RunDir(tmp_path / 'run')
     learner, collector = (here, OTHER) if learns_here else (OTHER, here)
-    flags = ['--root_dir=run', '--gin_file=dqn_cartpole', *(f'--gin_bindings={binding}' for binding in BINDINGS)]
-    with contextlib.ExitStack() as programs:
-
-        def start(job, python, *more):
-            return programs.enter_context(
-                Program(job, *flags, *more, *addresses.flags(job), folder=tmp_path, python=python)
-            )
-
-        replay = start('replay_server', learner, '--replay_backend=valkey')
-        jobs = [start('train', learner), start('collect', collector)]
+    with starter(tmp_path, 'dqn_cartpole', BINDINGS) as start:
+        replay = start('replay_server', '', '--replay_backend=valkey', python=learner)
+        jobs = [start('train', python=learner), start('collect', python=collector)]
         for job in jobs:
             assert job.end() == 0, job.output
         replay.send(signal.SIGTERM)

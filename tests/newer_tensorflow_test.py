@@ -29,17 +29,9 @@ print(tf.__version__)
 """
 # What the Learner and TF-Agents' agents need besides; TF-Agents' own pins exclude newer versions.
 LEARNER_NEEDS = (
-    'absl-py',
-    'cloudpickle',
-    'gin-config',
-    'gym==0.23.0',
-    'pillow',
-    'six',
-    'tensorboard',
-    'tensorflow-probability',
-    'tf-keras',
+    *('absl-py', 'cloudpickle', 'gin-config', 'gym==0.23.0', 'pillow', 'six', 'tensorboard'),
+    *('tensorflow-probability', 'tf-keras'),
 )
-
 pytestmark = pytest.mark.slow
 
 

@@ -27,17 +27,7 @@ OWNER = ROOT / 'owner.toml'
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
 PROGRAMS = (*JOBS, 'run_metrics', 'data', 'doctor', 'coordinator', 'feed', 'seeds', 'compare', 'check_env')
 EXTRAS = (
-    'mujoco',
-    'atari',
-    'minatar',
-    'box2d',
-    'envpool',
-    'dm-control',
-    'video',
-    'minari',
-    'rlds',
-    'remote',
-    'gpu',
+    *('mujoco', 'atari', 'minatar', 'box2d', 'envpool', 'dm-control', 'video', 'minari', 'rlds', 'remote', 'gpu'),
     'all',
 )
 LANES = {'classic': ('3.11',), 'current': ('3.12', '3.13')}  # and their versions of Python

@@ -17,15 +17,8 @@ def test_it_trains_and_acts(tmp_path):
     (tmp_path / 'script.py').write_text('\n'.join([*blocks, AFTER]), encoding='utf-8')
     environment = os.environ | {'PYTHONPATH': str(docs_blocks.ROOT)}
     environment.pop('TF_USE_LEGACY_KERAS', None)
-    done = subprocess.run(
-        [sys.executable, 'script.py'],
-        cwd=tmp_path,
-        env=environment,
-        text=True,
-        capture_output=True,
-        timeout=250,
-        check=False,
-    )
+    given = {'cwd': tmp_path, 'env': environment, 'text': True, 'capture_output': True}
+    done = subprocess.run([sys.executable, 'script.py'], **given, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r'^train step 100, loss \d+\.\d+, action [01]$', done.stdout, re.M), done.stdout
     run = tmp_path / 'runs' / 'their_dqn'

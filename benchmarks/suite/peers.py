@@ -6,7 +6,6 @@
 import argparse
 import json
 import os
-import pathlib
 import platform
 import time
 from importlib import metadata
@@ -23,12 +22,7 @@ def main() -> None:
     """Runs one seed and writes its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--side', choices=zoo.MODULES, required=True)
-    parser.add_argument('--settings', type=json.loads, required=True, help="JSON: the row's settings of that side")
-    parser.add_argument('--seed', type=int, required=True)
-    parser.add_argument('--output', type=pathlib.Path, required=True, help='JSON file of the result')
-    parser.add_argument('--parent', type=int, required=True, help='process id of the suite, with which it ends')
-    options = parser.parse_args()
-    suite_process.end_with_parent(options.parent)
+    options = suite_process.parsed(parser)
     # Small networks take longer with more threads, above all beside other programs.
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     result = run(options.side, options.settings, options.seed)

@@ -1,7 +1,6 @@
 """One run of the suite by our side: curve and seconds, as JSON. `python -m benchmarks.suite` starts it."""
 
 import argparse
-import json
 import pathlib
 import platform
 import tempfile
@@ -19,13 +18,7 @@ from tflearn.launch.code_revision import code_revision
 
 def main() -> None:
     """Runs one seed and writes its result."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--settings', type=json.loads, required=True, help="JSON: the row's settings of our side")
-    parser.add_argument('--seed', type=int, required=True)
-    parser.add_argument('--output', type=pathlib.Path, required=True, help='JSON file of the result')
-    parser.add_argument('--parent', type=int, required=True, help='process id of the suite, with which it ends')
-    options = parser.parse_args()
-    suite_process.end_with_parent(options.parent)
+    options = suite_process.parsed(argparse.ArgumentParser(description=__doc__))
     settings = options.settings
     with tempfile.TemporaryDirectory(dir=options.output.parent) as temporary:
         root = pathlib.Path(temporary)

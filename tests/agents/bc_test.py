@@ -1,6 +1,5 @@
 import dataclasses
 import functools
-import json
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from tests.data import data_sets
 from tests.jobs.train_offline_test import train
 from tests.testing import experiences
 from tflearn.agents import bc, ppo
-from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.core.experience import BatchItems, Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
@@ -22,14 +21,9 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_settings import Initial
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
-from tflearn.policies import loader
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 SMALL = NetworkOptions(fc_layer_params=(16, 8))
 MID, LAST, FIRST = (int(kind) for kind in (ts.StepType.MID, ts.StepType.LAST, ts.StepType.FIRST))
-UNBOUNDED_CHOICE = tensor_spec.BoundedTensorSpec((), tf.int64, tf.int64.min, tf.int64.max)
-OTHER_FLOATS = tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0)
 
 
 def make_agent(specs=example_data.DISCRETE, experience=bc.EXPERIENCE, loss=None, network=SMALL, **changes):
@@ -170,35 +164,6 @@ def test_actions_that_the_mask_forbids_are_not_imitated():
     assert not agent.collect_policy.action(ts.restart(masked, 50)).action.numpy().any()
 
 
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'experience': Experience(replay=Queue())}, r'got Experience.replay of the type Queue; .* needs Uniform'),
-        ({'experience': Experience(replay=Prioritized())}, 'of the type Prioritized; .* needs Uniform'),
-        (
-            {'experience': Experience(slicing=Slicing(sequence_length=5, store_policy_state=True))},
-            'got Slicing.store_policy_state=True',
-        ),
-        ({'loss': {'kind': 'mse'}}, "got kind='mse' for the action .*; need actions of floats"),
-        ({'loss': {'kind': 'huber'}}, "got BCLoss.kind='huber'; need one of log_likelihood, mse"),
-        ({'loss': {'weight': 'quality'}}, "got weight='quality'; need one of episode_return, return_to_go, .*reward"),
-        ({'loss': {'weight_temperature': 2.0}}, 'got weight_temperature=2.0 without a weight'),
-        (
-            {'loss': {'weight': 'reward', 'weight_temperature': 0.0}},
-            'got BCLoss.weight_temperature=0.0; need a number above',
-        ),
-        (
-            {'specs': EnvironmentSpecs(OTHER_FLOATS, UNBOUNDED_CHOICE)},
-            'needs bounded discrete actions',
-        ),
-    ],
-)
-def test_what_it_cannot_learn_from_is_refused_in_one_line(changes, message):
-    with pytest.raises(ValueError, match=message) as error:
-        make_agent(**changes)
-    assert '\n' not in str(error.value)
-
-
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
     """A run of this agent on episodes in files, weighted by their returns."""
@@ -239,14 +204,3 @@ def test_ppo_begins_with_its_policy(trained, tmp_path, source, initial):
     objects.restore(tf.train.latest_checkpoint(str(trained.checkpoints))).expect_partial()
     np.testing.assert_array_equal(logits_of(beginning.collect_policy), logits_of(agent.policy.wrapped_policy))
     assert np.abs(before - logits_of(beginning.collect_policy)).max() > 0.05
-
-
-def test_the_exported_policy_acts_as_the_agent(trained):
-    specs = EnvironmentSpecs(*data_sets.SPEC[1:3])
-    agent = bc.make_agent(specs, create_train_step(), bc.EXPERIENCE, network=SMALL)
-    tf.train.Checkpoint(agent=agent).restore(tf.train.latest_checkpoint(str(trained.checkpoints))).expect_partial()
-    exported = loader.load_newest(trained.policy('greedy_policy'))
-    steps = ts.restart(observations(), 50)
-    got, _ = exported.action(tf.nest.map_structure(lambda leaf: leaf.numpy(), steps), ())
-    np.testing.assert_array_equal(got, agent.policy.action(steps).action)
-    assert exported.train_step == json.loads(trained.train_result.read_text())['train_step']

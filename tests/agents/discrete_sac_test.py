@@ -10,14 +10,11 @@ from tests.agents import example_data, oracles
 from tests.agents.iql_test import batch, check_extra, rows_of
 from tests.testing import experiences
 from tflearn.agents import discrete_sac
-from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 SMALL = {'network': NetworkOptions(fc_layer_params=(16, 8), critic_fc_layer_params=(8, 16))}
 
 
@@ -112,33 +109,3 @@ def test_it_learns_a_bandit_at_the_target_entropy():
     assert float(info.extra['entropy']) == pytest.approx(0.5 * np.log(2), abs=0.1)
     steps = ts.restart(example_data.sequences(agent, 200, 2).observation[:, 0], 200)
     assert agent.policy.action(steps).action.numpy().mean() < 0.05
-
-
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'specs': example_data.CONTINUOUS}, 'got the action .*; discrete SAC needs one discrete action'),
-        (
-            {'experience': Experience(replay=Queue())},
-            'got a Queue as Experience.replay; discrete SAC needs Uniform or Prioritized',
-        ),
-    ],
-)
-def test_refuses_what_it_cannot_learn_from(changes, message):
-    with pytest.raises(ValueError, match=message):
-        make_agent(**changes)
-
-
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'gamma': 1.5}, 'got DiscreteSACLoss.gamma=1.5; need a number of at least 0 and at most 1'),
-        (
-            {'target_entropy_share': 1.0},
-            'got DiscreteSACLoss.target_entropy_share=1.0; need a number above 0 and below 1',
-        ),
-    ],
-)
-def test_numbers_have_bounds(changes, message):
-    with pytest.raises(ValueError, match=message):
-        discrete_sac.DiscreteSACLoss(**changes)

@@ -10,7 +10,7 @@ from tf_agents.utils import common
 
 from tests.agents import example_data
 from tflearn.agents import dqn
-from tflearn.core.experience import Experience, Prioritized, Queue, Slicing
+from tflearn.core.experience import Experience, Prioritized, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
@@ -150,28 +150,6 @@ def test_weights_of_prioritized_items():
     assert extra.td_error.shape == (2,)
     np.testing.assert_allclose(extra.td_error, errors, rtol=1e-5)
     assert float(loss) == pytest.approx((0.25 * errors[0] ** 2 + errors[1] ** 2) / 2, rel=1e-5)
-
-
-def test_gradient_is_clipped_by_its_global_norm():
-    """A step of RMSProp without memory: its slots are the squares of the clipped gradient."""
-    agent = _agent(2, optimizer=OptimizerOptions(gradient_clipping=0.1, kind='rmsprop', arguments={'rho': 0.0}))
-    agent.initialize()
-    agent.train(_sequence([0.0, 1.0], [100.0, 0.0]))
-    slots = [slot.numpy() for slot in agent._optimizer.keras.variables[1:]]
-    assert np.sqrt(sum(slot.sum() for slot in slots)) == pytest.approx(0.1, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ('action', 'experience', 'message'),
-    [
-        (tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0), Experience(), 'needs one discrete action'),
-        (tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1), Experience(), 'needs one discrete action'),
-        (SPECS.action, Experience(replay=Queue()), 'needs Uniform or Prioritized'),
-    ],
-)
-def test_rejects_what_it_cannot_learn(action, experience, message):
-    with pytest.raises(ValueError, match=message):
-        dqn.make_agent(EnvironmentSpecs(SPECS.observation, action), create_train_step(), experience)
 
 
 @pytest.mark.parametrize('double', [True, False])

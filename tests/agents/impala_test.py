@@ -10,16 +10,13 @@ from tf_agents.trajectories import time_step as ts
 from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import appo, impala
-from tflearn.core.experience import Experience, Prioritized
 from tflearn.core.train_step import create_train_step
-from tflearn.core.types import EnvironmentSpecs, zeros
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules, vtrace
 from tflearn.optimization.impala_loss import ImpalaLoss
 from tflearn.optimization.optimizers import OptimizerOptions
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 SMALL = NetworkOptions(fc_layer_params=(16,))
 RECURRENT = NetworkOptions(fc_layer_params=(8,), lstm_size=(6,))
 SEVERAL = EnvironmentSpecs(
@@ -236,63 +233,6 @@ def test_memory_continues_from_the_stored_state(shared):
     assert np.isfinite(agent.train(data).loss)
 
 
-def _bandit(agent, specs, size=64):
-    """Episodes of one step, whose reward is the action's first number."""
-    train, act = tf.function(agent.train, autograph=False), tf.function(agent.collect_policy.action, autograph=False)
-    for _ in range(100):
-        step = act(zeros(specs.time_step, (size,)))
-        reward = tf.cast(tf.reshape(step.action, (size, -1))[:, 0], tf.float32)
-        pair = lambda value: tf.stack([value, value], axis=1)  # noqa: E731
-        data = example_data.sequences(agent, size, 2)
-        data = data._replace(
-            action=pair(step.action),
-            policy_info=tf.nest.map_structure(pair, step.info),
-            reward=pair(reward),
-            discount=tf.zeros((size, 2)),
-            next_step_type=tf.fill((size, 2), tf.constant(ts.StepType.LAST)),
-            observation=tf.zeros_like(data.observation),
-        )
-        train(data)
-    return float(tf.reduce_mean(reward))
-
-
-BANDITS = pytest.mark.parametrize(
-    ('specs', 'least'),
-    [(example_data.DISCRETE, 0.85), (example_data.CONTINUOUS, 0.25), (SEVERAL, 0.85)],
-    ids=['one', 'floats', 'many'],
-)
-
-
-@BANDITS
-@pytest.mark.parametrize('corrects', [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_impala_learns(specs, least, corrects):
-    assert (
-        _bandit(_impala(specs=specs, optimizer=OptimizerOptions(1e-2), off_policy_correction=corrects), specs) > least
-    )
-
-
-@pytest.mark.slow
-@BANDITS
-def test_appo_learns(specs, least):
-    assert _bandit(_agent(appo.make_agent, specs, optimizer=OptimizerOptions(1e-2)), specs) > least
-
-
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'experience': Experience(replay=Prioritized())}, 'need Queue or Uniform'),
-        (
-            {'optimizer': OptimizerOptions({'value': 1e-3}), 'network': dataclasses.replace(SMALL, shared=True)},
-            'need shared=False',
-        ),
-        ({'network': dataclasses.replace(SMALL, conv_layer_params=((8, 3, 2),))}, 'need images'),
-    ],
-)
-def test_rejects_what_it_cannot_learn(make, changes, message):
-    with pytest.raises(ValueError, match=message):
-        make(**changes)
-
-
 @pytest.mark.parametrize(
     'changes',
     [{'gamma': 1.1}, {'rho_bar': 0.0}, {'value_coefficient': -1.0}, {'reward_clipping': 'soft'}, {'reduction': 'max'}],
@@ -309,3 +249,93 @@ def test_learns_from_images():
     network = NetworkOptions(conv_layer_params=((8, 8, 4), (8, 4, 2)), fc_layer_params=(16,), shared=True)
     agent = _impala(specs=specs, network=network)
     assert np.isfinite(agent.train(_collected(agent, 2, 3)).loss)
+
+
+# The features that APPO has in addition to IMPALA's; impala_test.py tests both.
+
+
+def _appo(learning_rate=1e-2, **surrogate):
+    agent = appo.make_agent(
+        example_data.DISCRETE,
+        create_train_step(),
+        appo.EXPERIENCE,
+        optimizer=OptimizerOptions(learning_rate),
+        network=NetworkOptions(fc_layer_params=(16,)),
+        loss=ImpalaLoss(value_coefficient=0.0, entropy_coefficient=0.0),
+        surrogate=appo.SurrogateOptions(**surrogate),
+    )
+    agent.initialize()
+    return agent
+
+
+def _pairs(agent):
+    return list(zip(agent._target.variables, agent._network.variables, strict=True))
+
+
+def _distance(agent):
+    return max(np.abs(a - b).max() for a, b in _pairs(agent))
+
+
+def test_target_is_updated_at_its_interval():
+    agent = _appo(target_update_interval=3)
+    data = example_data.sequences(agent, 4, 9)
+    distances = []
+    for _ in range(6):
+        agent.train(data)
+        distances.append(_distance(agent) == 0)
+    assert distances == [False, False, True, False, False, True]
+
+
+def test_target_is_updated_in_part():
+    agent = _appo(target_update_tau=0.25)
+    before = [target.numpy() for target, _ in _pairs(agent)]
+    agent.train(example_data.sequences(agent, 4, 9))
+    for old, (target, trained) in zip(before, _pairs(agent), strict=True):
+        np.testing.assert_allclose(target, 0.75 * old + 0.25 * trained, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(('divergence', 'factor'), [(0.1, 1.5), (0.012, 1.0), (0.001, 0.5)])
+def test_kl_coefficient_adapts(divergence, factor):
+    agent = _appo(kl_coefficient=0.2, kl_target=0.01)
+    agent._adapt(tf.constant(divergence))
+    assert float(agent._kl_coefficient) == pytest.approx(0.2 * factor)
+    fixed = _appo(kl_coefficient=0.2, kl_target=None)
+    fixed._adapt(tf.constant(divergence))
+    assert float(fixed._kl_coefficient) == pytest.approx(0.2)
+
+
+def test_loss_equals_the_papers_of_appo():
+    agent = _appo(clip_epsilon=0.1, ratio_bar=1.2, kl_coefficient=0.3, target_update_interval=100)
+    data = example_data.sequences(agent, 4, 9)
+    data = data._replace(action=tf.cast(data.observation[..., 0] > 0, tf.int64))
+    for _ in range(5):  # away from the target
+        agent.train(data)
+    logits = [net(data.observation)[0][0].logits for net in (agent._network, agent._target)]
+    logits.append(data.policy_info['dist_params']['logits'])
+    every = [tf.nn.log_softmax(part).numpy()[:, :-1] for part in logits]
+    action = data.action.numpy()[:, :-1, None]
+    trained, target, behaviour = (np.take_along_axis(part, action, -1)[..., 0] for part in every)
+    ratio = np.minimum(np.exp(behaviour - target), 1.2) * np.exp(trained - behaviour)
+    seen = []
+    unroll = agent._unroll(data, False)
+    log_ratios, loss, _ = agent._objective(unroll, False)
+    advantages = np.random.default_rng(0).normal(size=ratio.shape).astype(np.float32)
+    seen = loss(advantages)
+    divergence = (np.exp(every[1]) * (every[1] - every[0])).sum(-1)
+    expected = 0.3 * divergence - np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages)
+    np.testing.assert_allclose(log_ratios, target - behaviour, rtol=1e-4, atol=1e-5)
+    assert float(agent._kl_coefficient) == pytest.approx(0.3)
+    np.testing.assert_allclose(seen, expected, rtol=1e-3, atol=1e-5)
+    metrics = agent.loss(data).extra
+    assert float(metrics['kl_to_target']) == pytest.approx(divergence.mean(), rel=1e-3)
+    assert float(metrics['surrogate_clipped_share']) == pytest.approx((np.abs(ratio - 1) > 0.1).mean())
+    assert 0 < float(metrics['surrogate_clipped_share']) < 1
+
+
+@pytest.mark.parametrize(
+    'changes', [{'clip_epsilon': 0.0}, {'ratio_bar': 0.5}, {'target_update_interval': 0}, {'kl_target': 0.0}], ids=str
+)
+def test_rejects_invalid_options_of_appo(changes):
+    name, value = next(iter(changes.items()))
+    with pytest.raises(ValueError, match=f'{name}={value!r}'):
+        appo.SurrogateOptions(**changes)

@@ -10,15 +10,11 @@ from tests.agents import example_data, oracles
 from tests.agents.bc_test import two_episodes
 from tests.testing import experiences
 from tflearn.agents import awac, iql
-from tflearn.core.experience import Experience, Queue, Slicing
 from tflearn.core.train_step import create_train_step
-from tflearn.core.types import EnvironmentSpecs, zeros
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import offline_loss
-from tflearn.optimization.optimizers import OptimizerOptions
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 DISCRETE, CONTINUOUS = example_data.DISCRETE, example_data.CONTINUOUS
 SMALL = {
     iql: {'network': NetworkOptions(fc_layer_params=(16, 8), activation='relu', critic_fc_layer_params=(8, 16))},
@@ -158,39 +154,6 @@ def test_targets_follow_their_critics(module):
     assert int(agent.train_step_counter) == 1
 
 
-BANDIT = {
-    iql: {'loss': {'inverse_temperature': 4.0}},
-    awac: {'loss': {'temperature': 0.25}},
-}
-
-
-@BOTH
-@pytest.mark.parametrize(
-    'specs', [pytest.param(DISCRETE, marks=pytest.mark.slow), CONTINUOUS], ids=['discrete', 'continuous']
-)
-def test_it_learns_the_best_of_the_recorded_actions(module, specs):
-    """Episodes of one step; the reward is the nearness of random actions to the best. Cloning would choose the mean."""
-    agent = make_agent(
-        module,
-        specs,
-        experiences.changed(module.EXPERIENCE, sequence_length=2),
-        optimizer=OptimizerOptions(1e-2),
-        target_update_tau=0.1,
-        **BANDIT[module],
-    )
-    data = example_data.sequences(agent, 128, 2)
-    if specs is CONTINUOUS:
-        data = data._replace(reward=-2 * tf.abs(2 * data.action[..., 0] - 1.0))
-    else:
-        data = data._replace(reward=tf.cast(data.action, tf.float32))
-    data = data._replace(discount=tf.zeros_like(data.discount), observation=tf.zeros_like(data.observation))
-    step = tf.function(agent.train, autograph=False)
-    for _ in range(250):
-        step(data)
-    chosen = agent.policy.action(zeros(specs.time_step, (1,))).action.numpy()
-    assert chosen[0] == 1 if specs is DISCRETE else chosen[0, 0] == pytest.approx(0.5, abs=0.175)
-
-
 @BOTH
 def test_a_mask_of_legal_actions_holds_in_the_losses(module):
     mask = tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1)
@@ -204,55 +167,3 @@ def test_a_mask_of_legal_actions_holds_in_the_losses(module):
     assert np.isfinite(info.loss) and float(info.extra['actor_loss']) == 0.0, 'only forbidden actions were recorded'
     steps = ts.restart({'state': tf.zeros((20, 3)), 'mask': masks[:4].numpy().reshape(20, 2)}, 20)
     assert not agent.collect_policy.action(steps).action.numpy().any()
-
-
-UNBOUNDED_CHOICE = tensor_spec.BoundedTensorSpec((), tf.int64, tf.int64.min, tf.int64.max)
-UNBOUNDED = tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, 1)
-NESTED = {'push': CONTINUOUS.action, 'which': DISCRETE.action}
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        (
-            {'specs': EnvironmentSpecs(CONTINUOUS.observation, NESTED)},
-            'needs one discrete action with bounds, or one vector',
-        ),
-        (
-            {'specs': EnvironmentSpecs(CONTINUOUS.observation, UNBOUNDED_CHOICE)},
-            'needs one discrete action with bounds',
-        ),
-        (
-            {
-                'specs': EnvironmentSpecs(
-                    CONTINUOUS.observation, tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, 1)
-                )
-            },
-            'needs bounded actions',
-        ),
-        (
-            {'experience': Experience(replay=Queue())},
-            'got a Queue as Experience.replay; .* needs Uniform or Prioritized',
-        ),
-        ({'experience': Experience(slicing=Slicing(store_policy_state=True))}, 'got Slicing.store_policy_state=True'),
-        ({'target_update_tau': 0.0}, 'target_update_tau=0.0; need'),
-        ({'loss': {'gamma': 1.5}}, 'Loss.gamma=1.5; need a number of at least 0 and at most 1'),
-    ],
-)
-def test_what_it_cannot_learn_from_is_refused_in_one_line(module, changes, message):
-    with pytest.raises(ValueError, match=message) as error:
-        make_agent(module, **changes)
-    assert '\n' not in str(error.value)
-
-
-def test_other_mistakes_are_refused():
-    for wrong in ({'expectile': 1.0}, {'inverse_temperature': -1.0}, {'max_weight': 0.0}):
-        with pytest.raises(ValueError, match=f'got IQLLoss.{next(iter(wrong))}='):
-            iql.IQLLoss(**wrong)
-    for wrong in ({'temperature': 0.0}, {'num_action_samples': 0}):
-        with pytest.raises(ValueError, match=f'got AWACLoss.{next(iter(wrong))}='):
-            awac.AWACLoss(**wrong)
-    for wrong in (NetworkOptions(shared=True), NetworkOptions(lstm_size=(4,))):
-        with pytest.raises(ValueError, match='got NetworkOptions..*; IQL has no use for it'):
-            make_agent(iql, network=wrong)

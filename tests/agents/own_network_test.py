@@ -16,9 +16,6 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import sets
 from tflearn.networks.networks import NetworkOptions
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-
 CONTINUOUS, DISCRETE = example_data.CONTINUOUS, example_data.DISCRETE
 NAMES = names('dqn', 'sac', 'iql', 'bc', 'td3', 'ppo', 'impala', 'reinforce', argument='network')
 

@@ -11,7 +11,6 @@ from tflearn.actors import exploration
 from tflearn.agents import r2d2
 from tflearn.agents.r2d2 import R2D2Loss
 from tflearn.core import strategies
-from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.networks.networks import NetworkOptions
@@ -255,31 +254,3 @@ def test_a_network_of_ones_own_gets_a_memory():
     data = _sequences(agent)
     errors = _oracle(agent, data, OPTIONS)
     assert float(agent.loss(data).loss) == pytest.approx(0.5 * np.mean(np.square(list(errors.values()))), rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'specs': example_data.CONTINUOUS}, 'R2D2 needs one discrete action'),
-        ({'experience': Experience(replay=Queue())}, 'got a Queue .*; R2D2 needs Uniform or Prioritized'),
-        ({'experience': experiences.changed(EXPERIENCE, sequence_length=3, stride=1)}, 'need at least 4, so that'),
-        ({'target_update_period': 0}, 'got target_update_period=0, .* need at least 1'),
-        ({'action_mask': 'mask'}, "got action_mask='mask'"),
-    ],
-)
-def test_rejects_what_it_cannot_learn(changes, message):
-    with pytest.raises(ValueError, match=message):
-        _agent(**changes)
-
-
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'gamma': 1.5}, 'got R2D2Loss.gamma=1.5; need a number of at least 0 and at most 1'),
-        ({'n_step': 0}, 'got R2D2Loss.n_step=0; need an integer of at least 1'),
-        ({'rescaling': 0.0}, 'got R2D2Loss.rescaling=0.0; need a number above 0, or None'),
-    ],
-)
-def test_rejects_invalid_loss_options(changes, message):
-    with pytest.raises(ValueError, match=message):
-        R2D2Loss(**changes)

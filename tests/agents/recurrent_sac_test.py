@@ -164,16 +164,3 @@ def test_nested_observations_enter_both(agent):
     made = _agent(nested)
     data = _sequences(made)
     assert np.isfinite(made.train(data).loss)
-
-
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'loss': sac.SACLoss(burn_in_steps=6)}, 'got Slicing.sequence_length=7 with burn_in_steps=6; need at least 8'),
-        ({'actor_network': object()}, 'got actor_network with lstm_size; need one of them'),
-        ({'network': NetworkOptions()}, 'got Slicing.store_policy_state=True; SAC needs False: it has no memory'),
-    ],
-)
-def test_rejects_what_it_cannot_learn(changes, message):
-    with pytest.raises(ValueError, match=message):
-        _agent(**changes)

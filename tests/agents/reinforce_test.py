@@ -4,16 +4,11 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
-from tests.testing import experiences
 from tflearn.agents import reinforce
-from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import OptimizerOptions
-
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
 
 def _agent(**changes):
@@ -102,14 +97,6 @@ def test_it_learns():
         train(data._replace(action=action, reward=tf.cast(action, tf.float32)))
     assert float(tf.reduce_mean(tf.cast(action, tf.float32))) > 0.85
     assert agent.train_step_counter.numpy() == 60
-
-
-def test_rejects_what_it_cannot_learn_from():
-    with pytest.raises(ValueError, match='REINFORCE learns once from complete episodes'):
-        reinforce.make_agent(example_data.DISCRETE, create_train_step(), Experience())
-    stored = experiences.changed(reinforce.EXPERIENCE, store_policy_state=True)
-    with pytest.raises(ValueError, match='REINFORCE needs False: its sequences start with their episodes'):
-        reinforce.make_agent(example_data.DISCRETE, create_train_step(), stored)
 
 
 def test_baseline_and_normalization_equal_the_definition():

@@ -5,16 +5,18 @@ import pytest
 import tensorflow as tf
 from tf_agents.agents.ddpg import critic_network
 from tf_agents.agents.sac import sac_agent
-from tf_agents.specs import tensor_spec
 from tf_agents.utils import common
 
 from tests.agents import example_data, oracles
-from tflearn.agents import sac
-from tflearn.core.experience import Experience, Queue, Slicing
+from tests.testing import deterministic_oracle as oracle
+from tests.testing import experiences
+from tflearn.agents import droq, sac, tqc
 from tflearn.core.train_step import create_train_step
-from tflearn.core.types import EnvironmentSpecs, zeros
+from tflearn.core.types import zeros
 from tflearn.networks import heads, networks
 from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import ensemble
+from tflearn.optimization.conservative import Conservative
 from tflearn.optimization.optimizers import OptimizerOptions
 
 SPECS = example_data.CONTINUOUS
@@ -49,16 +51,6 @@ def test_the_temperature_is_learned_for_the_papers_entropy():
         agent.train(example_data.sequences(agent, 32, 2))
     assert falling._target_entropy == -2.0
     assert float(falling._log_alpha) < 0.0 < float(rising._log_alpha)
-
-
-def test_each_optimizer_clips_on_its_own():
-    agent = _agent(optimizer=OptimizerOptions(gradient_clipping=1e-3))
-    agent.train(example_data.sequences(agent, 8, 2))
-    assert agent._optimizers.keys() == {'actor', 'critic', 'alpha'}
-    for optimizer in agent._optimizers.values():
-        # After one step of Adam with beta_1 = 0.9.
-        slots = [slot.numpy() for slot in optimizer.keras.variables if '/m/' in slot.name or slot.name.startswith('m/')]
-        assert np.sqrt(sum(np.square(slot).sum() for slot in slots)) == pytest.approx(0.1 * 1e-3, rel=1e-3)
 
 
 class _TheirAgent(sac_agent.SacAgent):
@@ -152,45 +144,159 @@ def test_target_networks_are_updated():
         np.testing.assert_array_equal(critic.numpy(), target.numpy())
 
 
-def test_it_learns_a_bandit():
-    """Episodes of one step, whose reward is minus the distance of the first action from 0.5."""
-    agent = _agent(
-        optimizer=OptimizerOptions({'actor': 1e-2, 'critic': 1e-2, 'alpha': 1e-2}),
-        loss=sac.SACLoss(gamma=0.9),
-        target_update_tau=0.1,
-    )
-    train = tf.function(agent.train, autograph=False)
-    data = example_data.sequences(agent, 64, 2)
-    data = data._replace(
-        discount=tf.zeros_like(data.discount),
-        reward=-4 * tf.abs(2 * data.action[..., 0] - 1.0),
-        observation=tf.zeros_like(data.observation),
-    )
-    for _ in range(500):
-        train(data)
-    action = agent.policy.distribution(zeros(SPECS.time_step, (1,))).action.mode()  # what is drawn has a spread
-    assert action.numpy()[0, 0] == pytest.approx(0.5, abs=0.15)
-    assert int(agent.train_step_counter) == 500
+# CQL as a setting of SAC.
 
 
-@pytest.mark.parametrize(
-    ('action', 'experience', 'message'),
-    [
-        (example_data.DISCRETE.action, Experience(), 'SAC needs one vector of continuous actions'),
-        ((SPECS.action, SPECS.action), Experience(), 'SAC needs one vector of continuous actions'),
-        (
-            SPECS.action,
-            Experience(replay=Queue()),
-            'got a Queue as Experience.replay; SAC needs Uniform or Prioritized',
-        ),
-        (SPECS.action, Experience(slicing=Slicing(store_policy_state=True)), 'SAC needs False: it has no memory'),
-        (
-            tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, np.inf),
-            Experience(),
-            'SAC needs bounded actions',
-        ),
-    ],
+def _gaps(agent, data, actions, log_densities):
+    """Returns the sum of both critics' gaps [B], in float64."""
+    observation, own = (np.asarray(part, np.float64)[:, 0] for part in (data.observation, data.action))
+    total = 0.0
+    for critic in oracles.members(agent._critics):
+        value = lambda action, critic=critic: oracle.network(  # noqa: E731
+            critic.variables, np.concatenate([observation, action], axis=1)
+        )[:, 0]
+        drawn = np.stack([value(actions[:, k]) for k in range(actions.shape[1])], axis=1)
+        total += np.log(np.exp(drawn - log_densities).mean(axis=1)) - value(own)
+    return total
+
+
+@pytest.mark.parametrize('target', [None, 4.0])
+def test_the_regularizer_is_the_papers(target):
+    agent, plain = (
+        _agent(conservative=Conservative(5.0, target, num_actions=3)),
+        _agent(),
+    )
+    data = example_data.sequences(agent, 8, 2)
+    generator = np.random.default_rng(1)
+    actions, densities = generator.uniform(-1, 1, (8, 6, 2)), generator.normal(size=(8, 6))
+    agent._draw_others = lambda batch: (tf.constant(actions, tf.float32), tf.constant(densities, tf.float32))
+    weights = np.linspace(0.5, 1.5, 8)
+    excess = _gaps(agent, data, actions, densities) - 2 * (target or 0.0)
+    np.testing.assert_allclose(agent._excess_gaps(agent._transitions(data)), excess, rtol=1e-4)
+    losses = []
+    for each in (agent, plain):
+        for name in ('_actor', '_critics'):
+            for mine, other in zip(getattr(each, name).variables, getattr(agent, name).variables, strict=True):
+                mine.assign(other)
+        each.initialize()
+        each._draws = agent._draws
+        losses.append(float(each.loss(data, tf.constant(weights, tf.float32)).loss))
+    of_weight = 0.0 if target is None else -5.0 * (weights * excess).mean() / 2
+    assert losses[0] - losses[1] == pytest.approx(5.0 * (weights * excess).mean() + of_weight, rel=1e-3)
+
+
+def test_actions_are_drawn_from_the_densities_that_are_reported():
+    agent = _agent(conservative=Conservative(1.0, num_actions=3))
+    batch = agent._transitions(example_data.sequences(agent, 4, 2))
+    agent._draws.restart()
+    actions, log_densities = (part.numpy().astype(np.float64) for part in agent._draw_others(batch))
+    assert actions.shape == (4, 6, 2) and log_densities.shape == (4, 6)
+    np.testing.assert_allclose(log_densities[:, :3], -2 * np.log(2.0), rtol=1e-6)
+    distribution = agent._distribution(batch.observation, training=True).input_distribution
+    mean, deviation = distribution.mean().numpy()[:, None], distribution.stddev().numpy()[:, None]
+    shares = actions[:, 3:]
+    normal = -0.5 * ((np.arctanh(shares) - mean) / deviation) ** 2 - np.log(deviation * np.sqrt(2 * np.pi))
+    expected = (normal - np.log(1 - shares**2)).sum(axis=2)
+    np.testing.assert_allclose(log_densities[:, 3:], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_weight_is_adapted_to_the_target_gap():
+    """The gap of critics without weights is the log of the actions' volume, log 4."""
+    for target, grows in ((1.0, True), (10.0, False)):
+        agent = _agent(
+            optimizer=OptimizerOptions({'critic': 0.01}), conservative=Conservative(1.0, target, num_actions=3)
+        )
+        for variable in agent._critics.variables:
+            variable.assign(tf.zeros_like(variable))
+        agent.train(example_data.sequences(agent, 8, 2))
+        assert (float(agent._log_conservative_weight) > 0) == grows
+
+
+@pytest.mark.slow  # the tests above check the loss that does it
+def test_values_of_other_actions_fall():
+    """Rewards are 0 everywhere; the data's actions are at the upper bounds."""
+    differences = {}
+    for weight in (0.0, 1.0):
+        agent = _agent(
+            optimizer=OptimizerOptions({'critic': 1e-2}),
+            loss=sac.SACLoss(gamma=0.0),
+            conservative=Conservative(weight, num_actions=3),
+        )
+        data = example_data.sequences(agent, 32, 2)
+        data = data._replace(action=tf.fill(data.action.shape, 0.95), reward=tf.zeros_like(data.reward))
+        train = tf.function(agent.train, autograph=False)
+        for _ in range(60):
+            train(data)
+        observation = data.observation[:, 0]
+        own, other = (tf.reduce_mean(agent._critics(observation, tf.fill((32, 2), action))) for action in (0.95, -0.95))
+        differences[weight] = float(own - other)
+    assert differences[1.0] > differences[0.0] + 0.5
+
+
+def test_without_it_the_agent_has_the_same_variables():
+    assert len(_agent().variables) == len(_agent(conservative=Conservative(1.0, num_actions=3)).variables)
+
+
+def test_is_not_for_memory():
+    with pytest.raises(ValueError, match='got Conservative.weight with lstm_size; need one of them'):
+        _agent(network=NetworkOptions(lstm_size=(4,)), conservative=Conservative(1.0, num_actions=3))
+
+
+# TQC and DroQ: losses of their agent, learning, refusals; tests/optimization/ensemble_test.py has the equations.
+
+QUANTILES = {'num_critics': 3, 'truncated': ensemble.Truncated(5, 2)}
+BOTH = pytest.mark.parametrize(
+    ('module', 'arguments'), [(tqc, QUANTILES), (droq, {'num_critics': 3, 'critic_dropout': 0.0})], ids=['tqc', 'droq']
 )
-def test_rejects_what_it_cannot_learn(action, experience, message):
-    with pytest.raises(ValueError, match=message):
-        sac.make_agent(EnvironmentSpecs(SPECS.observation, action), create_train_step(), experience)
+
+
+def make_agent(module=tqc, specs=SPECS, experience=None, **changes):
+    agent = module.make_agent(specs, create_train_step(), experience or module.EXPERIENCE, **{**SMALL, **changes})
+    agent.initialize()
+    return agent
+
+
+@BOTH
+def test_losses_are_the_papers(module, arguments):
+    """With what the policy draws, which is the same again for the same train step."""
+    loss = sac.SACLoss(0.9, reward_scale=3.0, target_entropy=-1.5, initial_log_alpha=-0.5)
+    agent, alpha = make_agent(module, loss=loss, **arguments), np.exp(-0.5)
+    data = example_data.sequences(agent, 6, 2)
+    data = data._replace(discount=tf.constant([[0.0, 1.0]] * 2 + [[1.0, 1.0]] * 4))
+    row = lambda i: tf.nest.map_structure(lambda leaf: leaf[:, i], data)  # noqa: E731
+    now, following = row(0), row(1).observation
+
+    def drawn(observation):
+        distribution, _ = agent._actor(observation, step_type=(), network_state=())
+        action = heads.sample(distribution, agent._draws)
+        return action, common.log_probability(distribution, action, SPECS.action).numpy()
+
+    agent._draws.restart()
+    next_action, next_log_probs = drawn(following)
+    kept = agent._rule.bootstraps(
+        agent._target_critics(following, next_action, draws=agent._draws), agent._draws
+    ).numpy()
+    action, log_probs = drawn(now.observation)
+    discount = 0.9 * np.array([0.0] * 2 + [1.0] * 4)
+    targets = 3.0 * now.reward.numpy()[:, None] + discount[:, None] * (kept - alpha * next_log_probs[:, None])
+    critic_loss = agent._rule.losses(agent._critics(now.observation, now.action), tf.cast(targets, tf.float32))
+    values = agent._critics(now.observation, now.action).numpy().mean(axis=2)
+    errors = np.abs(targets.mean(axis=1, keepdims=True) - values).mean(axis=1)
+    value = agent._critics(now.observation, action).numpy().mean(axis=(1, 2))
+    expected = {
+        'critic_loss': critic_loss.numpy().mean(),
+        'actor_loss': (alpha * log_probs - value).mean(),
+        'value': value.mean(),
+        'alpha_loss': (-0.5 * (-log_probs + 1.5)).mean(),
+        'entropy': -log_probs.mean(),
+        'alpha': alpha,
+        'valid_share': 1.0,
+    }
+    info = agent.loss(data)
+    np.testing.assert_allclose(info.extra.pop('td_error'), errors, rtol=1e-4)
+    assert {name: float(value) for name, value in info.extra.items()} == pytest.approx(expected, rel=1e-4)
+
+
+def test_returns_of_several_steps_and_rows_between_episodes():
+    agent = make_agent(experience=experiences.changed(tqc.EXPERIENCE, sequence_length=4), **QUANTILES)
+    assert np.isfinite(agent.train(example_data.sequences(agent, 6, 4)).loss)

@@ -7,8 +7,8 @@ from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
 from tests.testing import deterministic_oracle as oracle
-from tflearn.agents import td3
-from tflearn.core.experience import Queue, Slicing
+from tflearn.agents import ddpg, td3
+from tflearn.core.experience import Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.networks.networks import NetworkOptions
@@ -184,22 +184,30 @@ def test_behavior_cloning_keeps_the_data_s_actions():
     assert abs(actions[0.01]) < 0.25
 
 
-@pytest.mark.parametrize(
-    ('action', 'experience', 'message'),
-    [
-        (example_data.DISCRETE.action, td3.EXPERIENCE, 'TD3 needs continuous actions'),
-        ((SPECS.action, example_data.DISCRETE.action), td3.EXPERIENCE, 'TD3 needs continuous actions'),
-        ((), td3.EXPERIENCE, 'TD3 needs continuous actions'),
-        (SPECS.action, dataclasses.replace(td3.EXPERIENCE, replay=Queue()), 'TD3 needs Uniform or Prioritized'),
-        (tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, np.inf), td3.EXPERIENCE, 'TD3 needs bounded actions'),
-    ],
-)
-def test_rejects_what_it_cannot_learn(action, experience, message):
-    with pytest.raises(ValueError, match=message) as error:
-        td3.make_agent(EnvironmentSpecs(SPECS.observation, action), create_train_step(), experience)
-    assert '\n' not in str(error.value)
+def _ddpg(**changes):
+    agent = ddpg.make_agent(example_data.CONTINUOUS, create_train_step(), ddpg.EXPERIENCE, **SMALL | changes)
+    agent.initialize()
+    return agent
 
 
-def test_rejects_negative_noise():
-    with pytest.raises(ValueError, match='got exploration_noise=-0.1; need a number of at least 0'):
-        _agent(exploration_noise=-0.1)
+def test_losses_are_the_papers_of_ddpg():
+    agent = _ddpg(gamma=0.9, reward_scale=2.0)
+    for i, variable in enumerate(agent.variables):
+        if variable.dtype.is_floating and variable.shape.rank:
+            variable.assign(tf.random.stateless_uniform(variable.shape, (i, 3), -0.7, 0.7))
+    data = example_data.sequences(agent, 16, 2)
+    critic, actor = oracle.Losses(gamma=0.9, reward_scale=2.0, sigma=0.0, clip=0.0, alpha=None)(agent, data, 0.0, 1.0)
+    info = agent.loss(data)
+    assert float(info.extra['critic_loss']) == pytest.approx(critic, rel=1e-5)
+    assert float(info.extra['actor_loss']) == pytest.approx(actor, rel=1e-5)
+    assert agent._critics._options.num == 1
+
+
+def test_all_networks_are_updated_in_each_step():
+    agent = _ddpg(target_update_tau=0.5)
+    parts = (agent._actor, agent._target_actor, agent._critics, agent._target_critics)
+    variables = [variable for part in parts for variable in part.variables]
+    before = [variable.numpy() for variable in variables]
+    agent.train(example_data.sequences(agent, 8, 2))
+    assert len(variables) == 16
+    assert all(np.any(a != b.numpy()) for a, b in zip(before, variables, strict=True))

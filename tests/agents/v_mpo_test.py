@@ -7,15 +7,11 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data, oracles
 from tflearn.agents import v_mpo
-from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
-from tflearn.core.types import zeros
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.optimization.v_mpo_loss import VMPOLoss
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 SPECS = pytest.mark.parametrize('specs', [example_data.DISCRETE, example_data.CONTINUOUS], ids=['integers', 'floats'])
 PLAIN = {'normalize_observations': False, 'normalize_rewards': False}
 
@@ -95,39 +91,3 @@ def test_the_loss_does_not_depend_on_invalid_steps():
         data = data._replace(next_step_type=tf.constant(types), reward=tf.constant(rewards))
         losses.append(float(agent.loss(data).loss))
     assert losses[0] == losses[1]
-
-
-@pytest.mark.parametrize(
-    ('specs', 'least'),
-    [(example_data.DISCRETE, 0.85), pytest.param(example_data.CONTINUOUS, 0.25, marks=pytest.mark.slow)],
-    ids=['integers', 'floats'],
-)
-def test_learns_a_bandit(specs, least):
-    """Episodes of one step, whose reward is the action's first number."""
-    agent, size = (
-        _agent(specs, optimizer=OptimizerOptions(1e-2), loss=VMPOLoss(epsilon_alpha=0.1, epsilon_mean=0.1)),
-        32,
-    )
-    act = tf.function(lambda step: agent.collect_policy.action(step), autograph=False)
-    train = tf.function(agent.train, autograph=False)
-    pair = lambda value: tf.stack([value, value], axis=1)  # noqa: E731
-    for _ in range(40):
-        step = act(zeros(specs.time_step, (size,)))
-        reward = tf.cast(tf.reshape(step.action, (size, -1))[:, 0], tf.float32)
-        data = example_data.sequences(agent, size, 2)
-        train(
-            data._replace(
-                action=pair(step.action),
-                policy_info=tf.nest.map_structure(pair, step.info),
-                reward=pair(reward),
-                discount=tf.zeros((size, 2)),
-                next_step_type=tf.fill((size, 2), tf.constant(ts.StepType.LAST)),
-                observation=tf.zeros_like(data.observation),
-            )
-        )
-    assert float(tf.reduce_mean(reward)) > least
-
-
-def test_rejects_other_experience():
-    with pytest.raises(ValueError, match='V-MPO needs a Queue without Reuse'):
-        v_mpo.make_agent(example_data.DISCRETE, create_train_step(), Experience())

@@ -9,11 +9,8 @@ from tests.testing import algorithms, written_summaries
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.policy_exports import ExportOptions
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
-
-@pytest.mark.parametrize('name', algorithms.names('sac', 'r2d2', data='prioritized'))
+@pytest.mark.parametrize('name', algorithms.names('sac', data='prioritized'))
 def test_errors_of_items_become_their_priorities(name, tmp_path):
     algorithm = algorithms.ALGORITHMS[name]
     environment = 'CartPole-v1' if 'discrete' in algorithm.example.actions else 'Pendulum-v1'

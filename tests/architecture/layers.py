@@ -43,17 +43,8 @@ EXCEPTIONS = {
     'scripts/coordinator.py': ('tflearn.coordinator', 'tflearn.net'),  # no job, and without TensorFlow
 }
 JOBS = (
-    'replay_server',
-    'collect',
-    'train',
-    'synchronous',
-    'train_offline',
-    'record',
-    'evaluate',
-    'policy_evaluation',
-    'serve',
-    'export',
-    'feed',
+    *('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'record', 'evaluate', 'policy_evaluation'),
+    *('serve', 'export', 'feed'),
 )
 CORE_LIBRARIES = (
     *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),

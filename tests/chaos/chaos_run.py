@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tflearn.files.run_dir import RunDir, read_json
+from tests.end_to_end import programs
+from tflearn.files.run_dir import RunDir
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_SECS = 900.0
@@ -85,9 +86,7 @@ class ChaosRun:
 
     def status(self, job: str) -> dict[str, Any]:
         """Returns the newest status of a job; {} if there is none."""
-        with contextlib.suppress(ValueError, OSError):
-            return read_json(self.run_dir.status(job)) or {}
-        return {}
+        return programs.status(self.run_dir, job)
 
     @property
     def train_step(self) -> int:

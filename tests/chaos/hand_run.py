@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.chaos.chaos_run import ROOT, wait_for
-from tflearn.files.run_dir import RunDir, read_json
+from tests.end_to_end import programs
+from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_port
 
 
@@ -80,9 +81,7 @@ class HandRun:
 
     def status(self, job: str) -> dict[str, Any]:
         """The newest status of a job; {} if there is none."""
-        with contextlib.suppress(ValueError, OSError):
-            return read_json(self.run_dir.status(job)) or {}
-        return {}
+        return programs.status(self.run_dir, job)
 
     @property
     def train_step(self) -> int:

@@ -1,12 +1,13 @@
 """The real programs as processes: watched with deadlines, never left behind."""
 
+import contextlib
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import scripts
@@ -110,3 +111,24 @@ def metric(run_dir: RunDir, job: str, key: str) -> Any:
 
 def pid(run_dir: RunDir, job: str) -> int:
     return int(read_json(run_dir.status(job))['pid'])
+
+
+@contextlib.contextmanager
+def starter(folder: pathlib.Path, gin_file: str, bindings: Iterable[str]) -> Iterator[Callable[..., Program]]:
+    """Gives a function (job, name, *more flags) -> Program of one run in `folder`; all are killed at the end."""
+    addresses = Addresses()
+    flags = ['--root_dir=run', f'--gin_file={gin_file}', *(f'--gin_bindings={binding}' for binding in bindings)]
+    with contextlib.ExitStack() as programs:
+
+        def start(job: str, name: str = '', *more: str, **options: Any) -> Program:
+            given = [*flags, *(addresses.flags(job) if job != 'synchronous' else ()), *more]
+            return programs.enter_context(Program(job, *given, folder=folder, name=name, **options))
+
+        yield start
+
+
+def status(run_dir: RunDir, job: str) -> dict[str, Any]:
+    """Returns the newest status of a job; {} if there is none."""
+    with contextlib.suppress(ValueError, OSError):
+        return read_json(run_dir.status(job)) or {}
+    return {}

@@ -33,5 +33,3 @@ def test_rejects_invalid_arguments():
         dm_control_env.make('cartpole', 'fly', 1, seed=0)
     with pytest.raises(ValueError, match="got domain='kite', task='fly'; .*choose from acrobot, "):
         dm_control_env.make('kite', 'fly', 1, seed=0)
-    with pytest.raises(ValueError, match="got vectorization='native'; need one of in_process, worker_processes"):
-        dm_control_env.make('cartpole', 'balance', 1, seed=0, vectorization='native')

@@ -6,12 +6,12 @@ import signal
 import pytest
 
 from tests.testing import forks
-from tests.testing.docs_blocks import SMALL
+from tests.testing.jobs import SMALL_BINDINGS
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, read_json
 
 DEADLINE_SECS = 240.0
-BINDINGS = [f'--gin_bindings={binding}' for binding in SMALL]
+BINDINGS = [f'--gin_bindings={binding}' for binding in SMALL_BINDINGS]
 
 
 @pytest.fixture

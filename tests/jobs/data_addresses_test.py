@@ -16,9 +16,6 @@ from tflearn.networks.networks import NetworkOptions
 from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY
 
-# TF-Agents' own
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-
 
 def test_each_collector_writes_to_one_server_and_the_learner_reads_all(small_run, tmp_path):
     network = NetworkOptions(fc_layer_params=(8,))

@@ -5,20 +5,26 @@ import functools
 import threading
 
 import pytest
+import tensorflow as tf
 
+from tests.jobs.synchronous_test import assert_same
 from tests.testing import jobs, lanes, written_summaries
+from tests.testing.jobs import job_arguments
 from tflearn.actors.actor import Actor
-from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing, Uniform
-from tflearn.data.demonstrations import Demonstrations
+from tflearn.agents import bc, ppo
+from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
+from tflearn.core.waiting import wait_until
+from tflearn.data.demonstrations import Cloning, Demonstrations
 from tflearn.data.reader import Dataset
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter
 from tflearn.environments import gymnasium_env
-from tflearn.files.run_dir import read_json
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.record import _Acting
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Data, Initial
+from tflearn.networks.networks import NetworkOptions
 
 FEW = {
     'num_environments': 2,
@@ -74,7 +80,6 @@ def test_a_filled_replay_needs_no_steps_before_training(tmp_path, data):
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights(tmp_path, data):
-    from tests.jobs.synchronous_test import assert_same
 
     shown = Demonstrations(data, num_pretrain_steps=10, fill_replay=True)
     assert_same(*(run_synchronously(tmp_path / name, shown, num_train_steps=30) for name in ('one', 'same')))
@@ -105,10 +110,6 @@ def test_jobs_train_on_demonstrations_before_anything_is_collected(small_run, da
     assert sizes[70] > 200, 'the episodes count for min_size, so training does not wait for 50 more items'
 
 
-def settings(**changes):
-    return {'intervals': None, **changes}
-
-
 @pytest.mark.slow
 def test_two_replicas_train_on_demonstrations(small_run, data):
     small_run.start_replay()
@@ -119,15 +120,9 @@ def test_two_replicas_train_on_demonstrations(small_run, data):
     assert shares == {20: 1.0, 40: 0.25}
 
 
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'share': 0}, r'got Demonstrations.share=0 with num_pretrain_steps=0 .* no episode would be used'),
-    ],
-)
-def test_rejects_bad_settings(data, changes, message):
-    with pytest.raises(ValueError, match=message):
-        Demonstrations(data, **changes)
+def test_rejects_settings_that_use_no_episode(data):
+    with pytest.raises(ValueError, match='got Demonstrations.share=0 with num_pretrain_steps=0 .* no episode would be'):
+        Demonstrations(data, share=0)
 
 
 @pytest.mark.parametrize(
@@ -164,3 +159,86 @@ def test_rejects_weights_of_several_servers(data):
     several = Data(addresses=('localhost:1',), weights=(1.0,))
     with pytest.raises(ValueError, match=r'got Data.weights=\(1.0,\) with Initial.demonstrations'):
         several.check(Uniform(), Initial(demonstrations=Demonstrations(data)))
+
+
+# A run that begins with a policy cloned from recorded episodes, in one run directory.
+
+NETWORK = NetworkOptions(fc_layer_params=(8,))
+PPO = {
+    'make_agent': functools.partial(ppo.make_agent, network=NETWORK),
+    'experience': Experience(
+        slicing=Slicing(sequence_length=9, stride=8, cross_episodes=True),
+        replay=Queue(max_size=4, training=Iteration(num_epochs=2, minibatch_steps=16)),
+        batch=BatchItems(4),
+    ),
+}
+
+
+def cloning_of(data, num_train_steps=60, **settings):
+    make_agent = functools.partial(bc.make_agent, network=NETWORK)
+    return Cloning(data, make_agent, num_train_steps, Experience(batch=BatchItems(16)), **settings)
+
+
+def logits(run_dir, step):
+    """The first layers' weights of the exported policy of a train step."""
+    policy = tf.saved_model.load(str(run_dir.greedy_policy / str(step)))
+    return {variable.name: variable.numpy() for variable in policy.model_variables}
+
+
+@pytest.mark.slow
+def test_ppo_begins_with_the_cloned_policy_and_collects_after_it(small_run, data):
+    small_run.start_replay(**PPO)
+    collector = small_run.start(collect, num_environments=2, **PPO)
+    given = {**PPO, 'cloning': cloning_of(data), 'publish_interval_steps': 1, 'export_interval_steps': 1_000}
+    small_run.start(train, num_train_steps=4, **given).join()
+    collector.join()
+    result = read_json(small_run.dir.train_result)
+    assert result['train_step'] == 4
+    own = RunDir(small_run.dir.cloning)
+    assert (own.checkpoints / 'ckpt-60.index').exists()
+    assert len(written_summaries.scalars(own.summaries('train'))['train/loss']) == 60
+    cloned = tf.train.load_checkpoint(str(own.checkpoints))
+    values = [
+        cloned.get_tensor(name) for name in cloned.get_variable_to_shape_map() if name.startswith('agent/_network')
+    ]
+    first = logits(small_run.dir, 0)
+    assert len(first) >= 6
+    for name, value in first.items():
+        if value.ndim == 2:
+            assert any(other.shape == value.shape and (other == value).all() for other in values), name
+    assert any((logits(small_run.dir, 4)[name] != value).any() for name, value in first.items())
+    # The run continues from its own checkpoint, even if its data are gone.
+    given['cloning'] = cloning_of(Dataset(['nowhere']))
+    collector = small_run.start(collect, num_environments=2, **PPO)
+    small_run.start(train, num_train_steps=8, **given).join()
+    collector.join()
+    assert read_json(small_run.dir.train_result)['train_step'] == 8
+
+
+@pytest.mark.slow
+def test_a_cloning_that_was_stopped_goes_on(small_run, data):
+    small_run.start_replay(**PPO)
+    given = {**PPO, 'num_train_steps': 1}
+    job = small_run.start(train, cloning=cloning_of(data, 10**9), **given)
+    wait_until(lambda: small_run.status('train').get('cloning_step') or job.ended, 'the cloning', 60)
+    job.stop.set()
+    job.join()
+    assert small_run.status('train')['state'] == 'stopped'
+    checkpoints = RunDir(small_run.dir.cloning).checkpoints
+    last = max(int(path.stem.partition('-')[2]) for path in checkpoints.glob('*.index'))
+    assert last >= 200
+    collector = small_run.start(collect, num_environments=2, **PPO)
+    small_run.start(train, cloning=cloning_of(data, last + 20), **given).join()
+    collector.join()
+    assert (checkpoints / f'ckpt-{last + 20}.index').exists()
+    assert read_json(small_run.dir.train_result)['train_step'] >= 1
+
+
+def test_rejects_what_cannot_be_cloned(small_run, data):
+    with pytest.raises(ValueError, match=r"got Initial.cloning and the values of 'before'; need one of them"):
+        Initial(cloning=cloning_of(data), policy='before')
+    with pytest.raises(ValueError, match=r'got Cloning.experience with replay=Queue\(.*; need Uniform'):
+        Cloning(data, bc.make_agent, 1, Experience(replay=Queue()))
+    given = {'run_dir': small_run.dir, **small_run.factories(), 'cloning': cloning_of(data), 'num_train_steps': 1}
+    with pytest.raises(ValueError, match='got Initial.cloning in the synchronous job; need None'):
+        synchronous(**job_arguments(synchronous, given))

@@ -14,9 +14,6 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.jobs.train import train
 from tflearn.networks.networks import NetworkOptions
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-
 
 def _dry(run, shape='2x4', **given):
     run.start(train, num_train_steps=10, dry_run=shape, **given).join()

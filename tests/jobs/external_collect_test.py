@@ -20,8 +20,6 @@ from tflearn.jobs.train import train
 from tflearn.launch.local import free_port
 from tflearn.networks.networks import NetworkOptions
 
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-
 EXPERIENCE = Experience(
     slicing=Slicing(sequence_length=9, stride=8, cross_episodes=True),
     replay=Queue(max_size=8, max_policy_lag=2, versions_ahead=1, training=Iteration(num_epochs=2, minibatch_steps=12)),

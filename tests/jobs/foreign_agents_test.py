@@ -20,9 +20,6 @@ from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.policies.policy_function import load_policy
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-
 UNIFORM = Experience(replay=Uniform(min_size=50, samples_per_insert=8.0, max_size=2000), batch=BatchItems(8))
 SEQUENCES = Experience(
     slicing=Slicing(sequence_length=6, stride=5),
@@ -44,7 +41,7 @@ ITERATION = queue(Iteration(num_epochs=2, minibatch_steps=12))
 POLICIES = ExportOptions()
 
 
-def factories(task, make_agent, experience):
+def factories(make_agent, task, experience):
     return {
         'make_environment': functools.partial(gymnasium_env.make, task),
         'make_agent': make_agent,
@@ -79,7 +76,7 @@ def exported(run, policy, train_step, output):
 @pytest.mark.slow
 def test_ppo_with_iterations_runs_in_all_jobs_and_resumes(small_run, tmp_path):
     """It computes advantages in `preprocess_sequence`, once for an iteration; the job makes its minibatches."""
-    given = factories('CartPole-v1', functools.partial(foreign_agents.ppo, **foreign_agents.FOR_ITERATIONS), ITERATION)
+    given = factories(functools.partial(foreign_agents.ppo, **foreign_agents.FOR_ITERATIONS), 'CartPole-v1', ITERATION)
     small_run.factories = lambda: given
     small_run.start_replay()
     assert run_jobs(small_run, 12, summary_interval_steps=6)['train_step'] == 12
@@ -110,7 +107,7 @@ def synchronously(root, num_train_steps, **given):
 @pytest.mark.slow
 def test_cloning_of_single_steps_begins_with_an_exported_policy(tmp_path):
     """Behavioral cloning trains on steps [B, ...], without a dimension of time."""
-    given = factories('CartPole-v1', foreign_agents.behavioral_cloning, UNIFORM)
+    given = factories(foreign_agents.behavioral_cloning, 'CartPole-v1', UNIFORM)
     run = synchronously(tmp_path / 'first', 20, **given, summary_interval_steps=10)
     assert read_json(run.dir.train_result)['train_step'] == 20
     assert evaluated(run, given['make_environment']) > 0
@@ -122,18 +119,27 @@ def test_cloning_of_single_steps_begins_with_an_exported_policy(tmp_path):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
+CARTPOLE = 'CartPole-v1'
+AGENTS = {
+    'c51': (foreign_agents.c51, CARTPOLE, UNIFORM),
+    'ddpg': (foreign_agents.ddpg, 'Pendulum-v1', UNIFORM),
+    'td3': (foreign_agents.td3, 'Pendulum-v1', UNIFORM),
+    'recurrent_dqn': (foreign_agents.recurrent_dqn, CARTPOLE, SEQUENCES),
+    'cloning': (functools.partial(foreign_agents.behavioral_cloning, num_outer_dims=2), CARTPOLE, SEQUENCES),
+    'ppo': (functools.partial(foreign_agents.ppo, num_epochs=3), CARTPOLE, queue()),
+    'recurrent_ppo': (functools.partial(foreign_agents.ppo, num_epochs=2, memory=True), CARTPOLE, queue()),
+    'ppo_with_advantages': (
+        functools.partial(foreign_agents.ppo, num_epochs=3, compute_value_and_advantage_in_train=False),
+        CARTPOLE,
+        queue(),
+    ),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('make_agent', 'task', 'experience'),
-    [
-        (foreign_agents.c51, 'CartPole-v1', UNIFORM),
-        (foreign_agents.td3, 'Pendulum-v1', UNIFORM),
-        (foreign_agents.recurrent_dqn, 'CartPole-v1', SEQUENCES),
-    ],
-    ids=['c51', 'td3', 'recurrent_dqn'],
-)
-def test_off_policy_agents_in_one_process(tmp_path, make_agent, task, experience):
-    given = factories(task, make_agent, experience)
+@pytest.mark.parametrize('name', ['c51', 'td3', 'recurrent_dqn'])
+def test_off_policy_agents_in_one_process(tmp_path, name):
+    given = factories(*AGENTS[name])
     for num_train_steps in (20, 30):
         run = synchronously(tmp_path, num_train_steps, **given)
         assert read_json(run.dir.train_result)['train_step'] == num_train_steps
@@ -143,26 +149,9 @@ def test_off_policy_agents_in_one_process(tmp_path, make_agent, task, experience
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('make_agent', 'task', 'experience'),
-    [
-        (foreign_agents.c51, 'CartPole-v1', UNIFORM),
-        (foreign_agents.ddpg, 'Pendulum-v1', UNIFORM),
-        (foreign_agents.td3, 'Pendulum-v1', UNIFORM),
-        (foreign_agents.recurrent_dqn, 'CartPole-v1', SEQUENCES),
-        (functools.partial(foreign_agents.behavioral_cloning, num_outer_dims=2), 'CartPole-v1', SEQUENCES),
-        (functools.partial(foreign_agents.ppo, num_epochs=3), 'CartPole-v1', queue()),
-        (functools.partial(foreign_agents.ppo, num_epochs=2, memory=True), 'CartPole-v1', queue()),
-        (
-            functools.partial(foreign_agents.ppo, num_epochs=3, compute_value_and_advantage_in_train=False),
-            'CartPole-v1',
-            queue(),
-        ),
-    ],
-    ids=['c51', 'ddpg', 'td3', 'recurrent_dqn', 'cloning', 'ppo', 'recurrent_ppo', 'ppo_with_advantages'],
-)
-def test_agents_in_all_jobs(small_run, tmp_path, make_agent, task, experience):
-    given = factories(task, make_agent, experience)
+@pytest.mark.parametrize('name', AGENTS)
+def test_agents_in_all_jobs(small_run, tmp_path, name):
+    given = factories(*AGENTS[name])
     small_run.factories = lambda: given
     small_run.start_replay()
     assert run_jobs(small_run, 12)['train_step'] == 12

@@ -25,8 +25,6 @@ from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 EXPERIENCE = Experience(
     slicing=Slicing(sequence_length=9, stride=8, cross_episodes=True),
     replay=Queue(max_size=8, max_policy_lag=2, versions_ahead=1, training=Iteration(num_epochs=2, minibatch_steps=12)),

@@ -83,10 +83,3 @@ def test_unnamed_policy_without_versions_does_not_end_the_server(start, tmp_path
     job._thread.join(1.0)
     assert not job.ended and status(run_dir)['state'] == 'running'
     assert health(status(run_dir)['port']) == health_pb2.HealthCheckResponse.SERVING
-
-
-@pytest.mark.parametrize('options', [{'max_rows': 0}, {'poll_secs': -1.0}, {'poll_secs': float('nan')}])
-def test_rejects_invalid_options(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=f'got ServeOptions.{name}='):
-        serve.ServeOptions(**options)

@@ -33,8 +33,6 @@ SEVERAL = spaces.MultiDiscrete([2, 3], start=[1, -4])
 NESTED = spaces.Dict(gear=GEAR, several=SEVERAL)
 FEW, FEW_LAYERS = {'network': NetworkOptions(fc_layer_params=(8,))}, NetworkOptions(fc_layer_params=(8,))
 
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-
 
 def environment(action_space, masked=0, make=vector_env.in_process):
     return functools.partial(make, functools.partial(example_environments.Numbered, action_space, masked))

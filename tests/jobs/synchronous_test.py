@@ -1,5 +1,6 @@
 """The synchronous job collects and trains alternately: in an exact ratio, with bit-equal results."""
 
+import dataclasses
 import functools
 import threading
 
@@ -7,20 +8,30 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.data import data_sets
 from tests.testing import jobs, lanes, written_summaries
-from tflearn.agents import dqn
+from tflearn.agents import appo, dqn, impala, ppo, reinforce, td3, v_mpo
 from tflearn.core.errors import UserRuntimeError
-from tflearn.core.experience import Experience, Prioritized
+from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Reuse, Slicing, Uniform
+from tflearn.data import columns
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
-from tflearn.jobs.run import Hooks
+from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.run import Hooks, Run
 from tflearn.jobs.synchronous import synchronous
+from tflearn.jobs.train_offline import train_offline
+from tflearn.jobs.train_settings import Initial
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.networks import mlp
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import versions
+from tflearn.policies.policy_function import load_policy
 from tflearn.policies.updates import ModelFiles
+from tflearn.transforms import normalize, transformed
 
 # Batches of 8, 2 environments, 8 draws of each sequence: two train steps for a batched step.
 FEW = {'num_environments': 2, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50}
@@ -251,8 +262,6 @@ def test_a_wrong_export_is_not_published_and_ends_a_run_only_as_its_last(tmp_pat
     ('arguments', 'message'),
     [
         ({'strategy': 'mirrored:2'}, "got strategy='mirrored:2'; need 'default'"),
-        ({'num_environments': 0}, 'got num_environments=0'),
-        ({'num_train_steps': 0}, 'got StopConditions.num_train_steps=0'),
         ({'num_train_steps': None}, 'got no stop condition; need one of StopConditions.num_train_steps'),
         (
             {'collect_options': CollectOptions(episode_limit=EpisodeLimit(1))},
@@ -271,3 +280,130 @@ def test_rejects_a_limit_of_draws_before_any_work(tmp_path):
     with pytest.raises(ValueError, match=r'need Uniform\('):
         run_synchronously(tmp_path, num_train_steps=1, experience=experience)
     assert list(tmp_path.iterdir()) == []
+
+
+# Agents that need a queue, in one process: it collects the items of a batch, and trains on them.
+
+SMALL_NETWORK = NetworkOptions(fc_layer_params=(8,))
+CROSSING = Slicing(sequence_length=9, stride=8, cross_episodes=True)
+# Two environments make two items in 8 batched steps, or 16 environment steps (less between two episodes).
+ITERATION = Experience(CROSSING, Queue(max_size=1, training=Iteration(2, 8)), BatchItems(2))
+EPISODES = Experience(Slicing(sequence_length=21, stride=20, pad_episodes=True), Queue(), BatchItems(4))
+AGENTS = {
+    'ppo': (ppo, ITERATION),
+    'v_mpo': (v_mpo, ITERATION),
+    'impala': (impala, Experience(CROSSING, Queue(), BatchItems(2))),
+    'appo': (appo, Experience(CROSSING, Queue(training=Reuse(3, 2, 1.0, 4)), BatchItems(2))),
+    'reinforce': (reinforce, EPISODES),
+}
+
+
+def train(root, agent='ppo', **arguments):
+    """Trains by a queue; returns the run's directory."""
+    module, experience = AGENTS[agent]
+    given = {'make_agent': functools.partial(module.make_agent, network=SMALL_NETWORK), 'experience': experience}
+    return run_synchronously(root, **{**given, 'num_train_steps': 24, 'seed': 3, **arguments})
+
+
+@pytest.fixture(scope='module')
+def of_ppo(tmp_path_factory):
+    """The directory of a run that has ended."""
+    return train(tmp_path_factory.mktemp('ppo'))
+
+
+def test_the_same_seed_gives_the_same_weights_and_metrics_another_one_others(of_ppo, tmp_path):
+    same, other = (train(tmp_path / str(seed), seed=seed) for seed in (3, 4))
+    assert_same(of_ppo, same)
+    assert read_json(same.train_result)['train_step'] == 24
+    one, another = agent_variables(of_ppo), agent_variables(other)
+    assert any((one[name] != another[name]).any() for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('agent', [*AGENTS][1:])
+def test_the_same_seed_gives_the_same_weights_and_metrics(tmp_path, agent):
+    assert_same(*(train(tmp_path / name, agent) for name in 'ab'))
+
+
+def test_collects_what_an_iteration_needs_and_no_more(of_ppo):
+    # 24 train steps are 6 iterations, each of 2 epochs of 2 minibatches.
+    assert 0 <= 6 * 16 + 2 - read_json(of_ppo.train_result)['env_steps'] < 6 * 4
+
+
+@lanes.classic
+def test_counts_a_version_for_each_batch(tmp_path):
+    version = load_policy(train(tmp_path, 'appo').root).metadata['policy_version']
+    assert 0 < version < 24, 'each is trained on three times'
+
+
+@lanes.classic
+def test_drops_items_of_an_older_policy(tmp_path):
+    """With 4 environments an iteration of 3 items leaves one, whose policy is one version old."""
+    queue = dataclasses.replace(ITERATION.replay, max_policy_lag=0)
+    experience = dataclasses.replace(ITERATION, replay=queue, batch=BatchItems(3))
+    status = read_json(train(tmp_path, experience=experience, num_environments=4).status('train'))
+    assert status['stale_sequences'] > 0
+    assert status['greatest_policy_lag'] == 0
+
+
+# TD3 through the jobs: collected and trained alternately, and with behavioural cloning from files.
+
+SMALL = {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))}
+RUN = {
+    'make_environment': functools.partial(gymnasium_env.make, 'Pendulum-v1', max_episode_steps=20),
+    'make_agent': functools.partial(td3.make_agent, exploration_noise=schedules.linear(0.3, 0.1, 10), **SMALL),
+    'experience': Experience(
+        Slicing(sequence_length=3), Uniform(max_size=2_000, min_size=50, samples_per_insert=8.0), BatchItems(8)
+    ),
+}
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_weights(tmp_path):
+    found = []
+    for name in ('a', 'b'):
+        run_dir = RunDir(tmp_path / name)
+        given = {'run_dir': run_dir, 'stop': threading.Event(), 'num_environments': 2, 'num_train_steps': 60, 'seed': 3}
+        synchronous(**jobs.job_arguments(synchronous, {**RUN, **given, 'checkpoint_interval_steps': 60}))
+        reader = tf.train.load_checkpoint(str(run_dir.checkpoints))
+        names = [name for name in reader.get_variable_to_shape_map() if name.startswith('agent')]
+        found.append({name: reader.get_tensor(name) for name in names})
+    tf.nest.map_structure(np.testing.assert_array_equal, *found)
+
+
+def test_behavior_cloning_from_files_with_the_data_s_mean_and_variance(tmp_path):
+    environment = RUN['make_environment'](4, 0)
+    data_sets.write(tmp_path / 'data', 200, environment)
+    run_dir, agents = RunDir(tmp_path / 'run'), []
+
+    def make_agent(*arguments):
+        agents.append(
+            transformed.make_agent(
+                *arguments,
+                make_agent=functools.partial(td3.make_agent, loss=td3.TD3Loss(behavior_cloning_alpha=2.5), **SMALL),
+                transforms=[normalize.Observations(clipping=10.0)],
+            )
+        )
+        return agents[-1]
+
+    train_offline(
+        run=Run(run_dir),
+        dataset=Dataset([str(tmp_path / 'data')]),
+        make_agent=make_agent,
+        experience=Experience(batch=BatchItems(256)),
+        stop_conditions=StopConditions(num_train_steps=40),
+        initial=Initial(seed=3),
+        exports=ExportOptions(('greedy_policy',)),
+    )
+    assert read_json(run_dir.train_result)['train_step'] == 40
+    reader = EpisodeReader(Dataset([str(tmp_path / 'data')]), columns.data_spec(environment.specs))
+    observations = np.concatenate([episode.observation for episode in reader.episodes()])
+    statistics = agents[-1]._statistics[0]
+    np.testing.assert_allclose(statistics.means[0], observations.mean(axis=0), atol=0.1)
+    np.testing.assert_allclose(statistics.variances[0], observations.var(axis=0), rtol=0.2)
+    policy = load_policy(run_dir.root)
+    first = np.array([[1.0, 0.0, 0.0]], np.float32)
+    steps = environment.reset()._replace(observation=np.repeat(first, 4, axis=0))
+    expected = agents[-1].policy.action(tf.nest.map_structure(tf.constant, steps)).action
+    np.testing.assert_allclose(policy(first[0]), expected[0], rtol=1e-5)
+    environment.close()

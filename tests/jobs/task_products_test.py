@@ -16,10 +16,7 @@ from tflearn.jobs.train import train
 from tflearn.policies import products, tflite
 from tflearn.policies.products import ProductOptions
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning'),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize('task', ['inlining', 'floorplan'])

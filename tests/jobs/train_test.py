@@ -5,17 +5,21 @@ import dataclasses
 import functools
 import json
 import re
+import threading
 
 import pytest
 import tensorflow as tf
 
 from tests.testing import lanes, written_summaries
+from tests.testing.jobs import QUEUE
+from tflearn.agents import dqn, impala
 from tflearn.coordinator.client import Access
 from tflearn.coordinator.server import CoordinatorServer
+from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
 from tflearn.core.waiting import wait_until
-from tflearn.environments import pacing
+from tflearn.environments import gymnasium_env, pacing
 from tflearn.files.manifests import Manifests
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import initial_agent
@@ -24,12 +28,14 @@ from tflearn.jobs.collectors import Progress
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run import Hooks
 from tflearn.jobs.train import train
-from tflearn.jobs.train_settings import Device, Initial, Intervals, grouped
+from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings, grouped
 from tflearn.launch.local import free_port
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import Forecast, StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.net.server_options import ServerOptions
+from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import schedules
 from tflearn.policies import updates
 from tflearn.replay.checkpoints import CheckpointDirectory
 from tflearn.transforms import rewards, transformed
@@ -317,3 +323,99 @@ def test_rejects_a_policy_version_of_the_user(small_run):
     with pytest.raises(ValueError, match='got SummarySources.policy_version; need None'):
         small_run.start(train, num_train_steps=9, options=options).join()
     assert not small_run.dir.root.exists()
+
+
+# Schedules by environment steps, in the jobs train and collect.
+
+
+@pytest.mark.slow
+def test_learner_and_collectors_follow_the_runs_environment_steps(small_run):
+    """Each job makes an agent with a schedule of its own."""
+    schedule = schedules.linear(1.0, 0.0, 10_000)
+    made = []
+
+    def make_agent(specs, train_step, experience):
+        made.append(schedules.by_env_steps(schedule))
+        return dqn.make_agent(
+            specs, train_step, experience, network=NetworkOptions(fc_layer_params=(8,)), epsilon=made[-1]
+        )
+
+    def values():
+        return [round((1.0 - float(each(tf.constant(0, tf.int64)))) * 10_000) for each in made]
+
+    given = {'make_agent': make_agent}
+    small_run.start_replay(**given)
+    small_run.start(collect, num_environments=2, **given)
+    job = small_run.start(train, num_train_steps=10**6, publish_interval_steps=20, export_interval_steps=10**6, **given)
+    wait_until(lambda: job.ended or min(values()[-2:]) > 100, 'both to know some environment steps', 60)
+    job.stop.set()
+    job.join()
+    assert read_json(small_run.dir.status('train'))['env_steps'] >= max(values())
+
+
+# The policy lag of the data that the learner trains on, with a real collector and a real queue.
+
+NUM_STEPS = 40
+# Slower than the collector, so that the queue blocks the collector.
+SECS_PER_STEP = 0.05
+
+
+@pytest.mark.slow
+def test_policy_lag_is_bounded_and_has_a_histogram(small_run):
+    given = {
+        'make_environment': functools.partial(gymnasium_env.make, 'Pendulum-v1'),
+        'make_agent': functools.partial(impala.make_agent, network=NetworkOptions(fc_layer_params=(8,))),
+        'experience': QUEUE,
+    }
+    never = threading.Event()
+    small_run.start_replay(**given)
+    collector = small_run.start(collect, num_environments=8, **given)
+    small_run.start(
+        train,
+        num_train_steps=NUM_STEPS,
+        publish_interval_steps=1,
+        summary_interval_steps=1,
+        options=LearnerOptions(after_run=lambda result: never.wait(SECS_PER_STEP)),
+        **given,
+    ).join()
+    collector.join()
+    summaries = small_run.dir.summaries('train')
+    lags = written_summaries.histograms(summaries)['data/policy_lag']
+    assert set(lags) == set(range(1, NUM_STEPS + 1))
+    assert all(0 <= least <= greatest <= 2 for least, greatest, _ in lags.values())
+    assert any(greatest for _, greatest, _ in lags.values())
+    metrics = written_summaries.scalars(summaries)
+    assert max(metrics['train/greatest_policy_lag'].values()) <= 2
+    # The short queue alone keeps the lag within the bound.
+    assert max(metrics['train/stale_sequences'].values()) < NUM_STEPS * QUEUE.per_replica_batch_size
+
+
+# The settings that the jobs train and synchronous share.
+
+
+def over(num_train_steps, summaries=SummaryOptions(), **intervals):
+    """Returns the settings of a run of so many train steps."""
+    groups = Intervals(**intervals), LearnerOptions(summaries=summaries), ExportOptions(), Initial(), Experience()
+    return Settings.make(*groups, StopConditions(num_train_steps))
+
+
+def test_totals_become_intervals_of_a_run():
+    settings = over(100, num_checkpoints=4, num_exports=3, num_summaries=10)
+    assert settings.learner.checkpoint_interval_steps == 25
+    assert settings.intervals.export_interval_steps == 34, 'the last one is at the end'
+    assert settings.summary_steps == 10
+    assert over(100, summaries=None, num_summaries=2).summary_steps == 50
+
+
+def test_without_totals_intervals_stay():
+    assert over(100, export_interval_steps=7).intervals == Intervals(export_interval_steps=7)
+
+
+def test_rejects_totals_that_no_run_has():
+    with pytest.raises(ValueError, match=r'got Intervals.num_summaries=101 in a run of num_train_steps=100; need at'):
+        over(100, num_summaries=101)
+
+
+def test_rejects_two_sources_of_first_values():
+    with pytest.raises(ValueError, match=r"got Initial.checkpoint='a' and policy='b'; need one of them"):
+        Initial(checkpoint='a', policy='b')

@@ -1,6 +1,7 @@
 """Runs of fake jobs, in this process or in a launch process of their own, and what is left of them."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import pickle
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.launch.topology import RULES, Job, Resources, Topology
+from tflearn.launch.topology import COORDINATOR_ADDRESS, RULES, Job, Resources, Topology
 
 DEADLINE_SECS = 20.0
 _PROGRAM = pathlib.Path(__file__).with_name('fake_job.py')
@@ -50,6 +51,17 @@ def topology(
         its_resources = (resources or {}).get(kind, Resources())
         jobs.append(Job(name, command, kind, restart=RULES[kind], resources=its_resources, **ROLES[kind]))
     return Topology(tuple(jobs), warm_parent)
+
+
+def run_on_nodes(run_dir: RunDir, train_cores: int, stop_timeout_secs: float) -> Topology:
+    """Jobs that say where the server is, of them a learner of two workers, for a cluster that loses nodes."""
+    say = f'say=the server is at {COORDINATOR_ADDRESS}'
+    steps = {job: [say, RUNNING, 'wait=900'] for job in ('replay_server', 'collect_0')}
+    steps |= {'train': ['env=TF_CONFIG', say, RUNNING, 'wait=900'], 'evaluate': [RUNNING, 'wait=900']}
+    resources = {'train': Resources(cores=train_cores), 'replay_server': Resources(cores=2)}
+    made = topology(run_dir, resources=resources, **steps)
+    jobs = tuple(dataclasses.replace(job, workers=2 if job.kind == 'train' else 1) for job in made.jobs)
+    return dataclasses.replace(made, jobs=jobs, stop_timeout_secs=stop_timeout_secs)
 
 
 @contextlib.contextmanager

@@ -13,11 +13,11 @@ import sys
 
 import pytest
 
-from tests.launch.fake_run import RUNNING, gone, topology
+from tests.end_to_end import programs
+from tests.launch.fake_run import RUNNING, gone, run_on_nodes, topology
 from tests.launch.ray_nodes import cluster
 from tests.launch.slurm_cluster import wait_for
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.launch.topology import COORDINATOR_ADDRESS, Resources
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +73,7 @@ class Driver:
         return [line.removeprefix(beginning) for line in self.log(job).splitlines() if line.startswith(beginning)]
 
     def status(self, job):
-        with contextlib.suppress(ValueError, OSError):
-            return read_json(self.run_dir.status(job)) or {}
-        return {}
+        return programs.status(self.run_dir, job)
 
     def wait_for(self, condition, what, secs):
         def checked():
@@ -92,17 +90,8 @@ class Driver:
 
 def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(ray, tmp_path):
     """All of Ray's part, with jobs that need no TensorFlow."""
-    run_dir, say = RunDir(tmp_path / 'run'), f'say=the server is at {COORDINATOR_ADDRESS}'
-    fakes = topology(
-        run_dir,
-        replay_server=[say, RUNNING, 'wait=900'],
-        train=['env=TF_CONFIG', say, RUNNING, 'wait=900'],
-        evaluate=[RUNNING, 'wait=900'],
-        collect_0=[say, RUNNING, 'wait=900'],
-        resources={'train': Resources(cores=2), 'replay_server': Resources(cores=2)},
-    )
-    jobs = tuple(dataclasses.replace(job, workers=2 if job.kind == 'train' else 1) for job in fakes.jobs)
-    fakes = dataclasses.replace(fakes, jobs=jobs, stop_timeout_secs=5.0)
+    run_dir = RunDir(tmp_path / 'run')
+    fakes = run_on_nodes(run_dir, 2, stop_timeout_secs=5.0)
     options = {'address': ray.address, 'ray_python': ray.python, 'strategy': 'SPREAD'}
     (tmp_path / 'submit.pickle').write_bytes(pickle.dumps((fakes, options)))
     command = [sys.executable, '-c', _SUBMIT, str(run_dir.root), str(tmp_path / 'submit.pickle')]

@@ -1,7 +1,5 @@
 """CartPole on three nodes of a real Slurm cluster: solved, though jobs are killed, a node is lost, workers die."""
 
-import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -12,11 +10,11 @@ import sys
 
 import pytest
 
-from tests.launch.fake_run import RUNNING, topology
+from tests.end_to_end import programs
+from tests.launch.fake_run import run_on_nodes
 from tests.launch.slurm_cluster import cluster, wait_for
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch import slurm as slurm_scripts
-from tflearn.launch.topology import COORDINATOR_ADDRESS, Resources
 
 pytestmark = pytest.mark.slow
 
@@ -58,9 +56,7 @@ class SlurmRun:
         return read_json(self.run_dir.submitted)['slurm']
 
     def status(self, job):
-        with contextlib.suppress(ValueError, OSError):
-            return read_json(self.run_dir.status(job)) or {}
-        return {}
+        return programs.status(self.run_dir, job)
 
     def trains_after(self, pid):
         status = self.status('train')
@@ -84,17 +80,8 @@ def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(slurm, tmp_path, 
     """All of Slurm's part, with jobs that need no TensorFlow."""
     for name in ('SLURM_CONF', 'PYTHONPATH'):
         monkeypatch.setenv(name, {**slurm.environment, 'PYTHONPATH': str(ROOT)}[name])
-    run_dir, say = RunDir(tmp_path / 'run'), f'say=the server is at {COORDINATOR_ADDRESS}'
-    fakes = topology(
-        run_dir,
-        replay_server=[say, RUNNING, 'wait=900'],
-        train=['env=TF_CONFIG', say, RUNNING, 'wait=900'],
-        evaluate=[RUNNING, 'wait=900'],
-        collect_0=[say, RUNNING, 'wait=900'],
-        resources={'train': Resources(cores=1), 'replay_server': Resources(cores=2)},
-    )
-    jobs = tuple(dataclasses.replace(job, workers=2 if job.kind == 'train' else 1) for job in fakes.jobs)
-    fakes = dataclasses.replace(fakes, jobs=jobs, stop_timeout_secs=10.0)
+    run_dir = RunDir(tmp_path / 'run')
+    fakes = run_on_nodes(run_dir, 1, stop_timeout_secs=10.0)
     text = slurm_scripts.submit(fakes, run_dir, 'scripts', slurm_scripts.SlurmOptions())
     assert text.startswith('Submitted: replay_server '), text
 

@@ -45,11 +45,6 @@ def test_a_run_lasts_for_train_and_evaluate():
     assert all(job.restart == RULES[job.kind] for job in jobs)
 
 
-def test_a_run_without_collectors_is_refused():
-    with pytest.raises(ValueError, match='got num_collectors=0; need an integer of at least 1 and at most 10000'):
-        make(num_collectors=0)
-
-
 def test_each_replay_server_is_watched_alone_and_saves_last():
     addresses = Addresses('c:1', ('a:1', 'b:1', 'c:1'))
     topology = run_topology(package='some_scripts', flags=['--a=1'], num_collectors=1, addresses=addresses)

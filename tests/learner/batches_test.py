@@ -167,11 +167,6 @@ def test_tpu_rejects_an_incomplete_last_batch(tpu):
         batches.check_dataset(numbers.batch(4), tpu)
 
 
-def test_tpu_rejects_strings(tpu):
-    with pytest.raises(ValueError, match='got strings in .*name of the data; need numbers'):
-        batches.check_dataset(_endless({'name': tf.TensorSpec((4,), tf.string)}), tpu)
-
-
 def test_tpu_rejects_a_dataset_that_may_end(tpu):
     with pytest.raises(ValueError, match='got a dataset of 8 elements; need an endless one'):
         batches.check_dataset(tf.data.Dataset.range(8), tpu)

@@ -4,25 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tflearn.core import strategies
 from tflearn.files.manifests import Manifests
 from tflearn.files.numbered import KeepEvery
 from tflearn.learner.checkpoints import Checkpoints
+from tflearn.learner.snapshots import CheckpointLayout
 
 
 def _objects(value=0.0, units=3):
     return {'a': tf.Variable(tf.fill((units,), value)), 'step': tf.Variable(0, dtype=tf.int64)}
-
-
-def test_restores_newest(tmp_path):
-    saver = Checkpoints(tmp_path, objects := _objects(1.0))
-    assert saver.restore_newest() is None
-    saver.save(5)
-    objects['a'].assign(tf.fill((3,), 2.0))
-    saver.save(9)
-    restored = _objects()
-    path = Checkpoints(tmp_path, restored).restore_newest()
-    assert path == str(tmp_path / 'ckpt-9')
-    assert restored['a'].numpy().tolist() == [2.0] * 3
 
 
 def test_skips_a_damaged_newest_checkpoint(tmp_path):
@@ -66,6 +56,7 @@ def test_names_differences_and_restores_nothing(tmp_path, objects, message):
 @pytest.mark.parametrize('state', [None, '', 'rubbish', 'model_checkpoint_path: "ckpt-5"\n'])
 def test_finds_the_newest_without_the_state_file(tmp_path, state):
     saver = Checkpoints(tmp_path, objects := _objects(1.0))
+    assert saver.restore_newest() is None
     saver.save(5)
     objects['a'].assign(tf.fill((3,), 2.0))
     saver.save(9)
@@ -82,11 +73,6 @@ def test_deletes_old_checkpoints(tmp_path):
     for step in (1, 2, 3, 4):
         saver.save(step)
     assert sorted(path.name for path in tmp_path.glob('*.index')) == ['ckpt-3.index', 'ckpt-4.index']
-
-
-def test_rejects_max_to_keep_below_one():
-    with pytest.raises(ValueError, match='max_to_keep=0'):
-        Checkpoints('nowhere', {}, max_to_keep=0)
 
 
 def test_optional_objects_may_be_absent_on_either_side(tmp_path, caplog):
@@ -223,3 +209,153 @@ def test_restores_what_the_newest_manifest_names(tmp_path, caplog):
     with pytest.raises(RuntimeError, match='of epoch 1; need epoch 2, which has taken over'):
         saver.save(11)  # the first process comes back
     assert checkpoints(3, _objects())[0].restore_newest() == str(tmp_path / 'train' / 'ckpt-5')
+
+
+# Snapshots compared with TensorFlow's own checkpoints, value by value.
+
+
+class Words(tf.train.experimental.PythonState):
+    text = 'before'
+
+    def serialize(self):
+        return self.text
+
+    def deserialize(self, string_value):
+        self.text = string_value.decode()
+
+
+def _saved(path):
+    reader = tf.train.load_checkpoint(path)
+    return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+
+
+def _assert_equal(path, other):
+    ours, theirs = _saved(path), _saved(other)
+    assert ours.keys() == theirs.keys()
+    for key in ours:
+        np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
+
+
+def _model(optimizer):
+    """Two layers, an embedding, and an optimizer that has been used."""
+    model = tf.Module()
+    model.embedding = tf.Variable(tf.random.normal((10, 4)))
+    model.kernels = [tf.Variable(tf.random.normal((4, 4))), tf.Variable(tf.random.normal((4, 4)))]
+    variables = [model.embedding, *model.kernels]
+
+    def step():
+        with tf.GradientTape() as tape:
+            value = tf.gather(model.embedding, [1, 5]) @ model.kernels[0] @ model.kernels[1]
+            loss = tf.reduce_sum(value**2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    step()
+    return {'model': model, 'optimizer': optimizer, 'words': Words()}, step
+
+
+OPTIMIZERS = {
+    'keras': lambda: tf.keras.optimizers.Adam(0.1),
+    'legacy': lambda: tf.keras.optimizers.legacy.Adam(0.1),
+    'v1': lambda: tf.compat.v1.train.AdamOptimizer(0.1),
+}
+
+
+@pytest.mark.parametrize('jit_compile', [False, True])
+@pytest.mark.parametrize('optimizer', OPTIMIZERS)
+def test_snapshot_equals_tensorflows_checkpoint_despite_later_updates(tmp_path, optimizer, jit_compile):
+    objects, step = _model(OPTIMIZERS[optimizer]())
+    checkpoint = tf.train.Checkpoint(**objects)
+    layout = CheckpointLayout(checkpoint)
+    assert layout.unmapped == []
+    compiled = tf.function(step, jit_compile=jit_compile)
+    compiled()
+    expected = checkpoint.write(str(tmp_path / 'expected'))
+    snapshot = layout.snapshot()
+    for _ in range(5):
+        compiled()
+    objects['model'].embedding.scatter_nd_update([[1]], [[0.0] * 4])
+    objects['words'].text = 'later'
+    snapshot.write(str(tmp_path / 'snapshot'))
+    _assert_equal(str(tmp_path / 'snapshot'), expected)
+    assert not layout.stale()
+
+
+def test_snapshots_of_agents(tmp_path, make_agent):
+    agent = make_agent()
+    agent.initialize()
+    checkpoint = tf.train.Checkpoint(agent=agent, train_step=agent.train_step_counter)
+    layout = CheckpointLayout(checkpoint)
+    assert layout.unmapped == []
+    layout.snapshot().write(str(tmp_path / 'snapshot'))
+    _assert_equal(str(tmp_path / 'snapshot'), checkpoint.write(str(tmp_path / 'expected')))
+
+
+@pytest.mark.parametrize('optimizer', OPTIMIZERS)
+def test_snapshots_of_mirrored_variables(tmp_path, optimizer):
+    strategy = strategies.make('mirrored:2')
+    on_read, modes = tf.VariableSynchronization.ON_READ, tf.VariableAggregation
+    with strategy.scope():
+        objects = _used_optimizer(strategy, OPTIMIZERS[optimizer]())
+        for mode in (modes.SUM, modes.MEAN, modes.ONLY_FIRST_REPLICA):
+            objects[mode.name] = tf.Variable(0.0, synchronization=on_read, aggregation=mode, trainable=False)
+
+        @tf.function
+        def count():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            for mode in (modes.SUM, modes.MEAN, modes.ONLY_FIRST_REPLICA):
+                objects[mode.name].assign_add(1.0 + tf.cast(replica, tf.float32))
+
+        strategy.run(count)
+    checkpoint = tf.train.Checkpoint(**objects)
+    layout = CheckpointLayout(checkpoint)
+    assert layout.unmapped == []
+    expected = checkpoint.write(str(tmp_path / 'expected'))
+    snapshot = layout.snapshot()
+    with strategy.scope():
+        strategy.run(count)
+    snapshot.write(str(tmp_path / 'snapshot'))
+    _assert_equal(str(tmp_path / 'snapshot'), expected)
+    assert _saved(expected)['SUM/.ATTRIBUTES/VARIABLE_VALUE'] == 3.0
+
+
+def _used_optimizer(strategy, optimizer):
+    """A mirrored variable and an optimizer that has been used."""
+    objects = {'kernel': tf.Variable([1.0, 2.0]), 'optimizer': optimizer}
+
+    @tf.function
+    def step():
+        strategy.run(lambda: optimizer.apply_gradients([(tf.ones(2), objects['kernel'])]))
+
+    step()
+    return objects
+
+
+def test_new_variables_make_the_layout_stale():
+    model, optimizer = tf.Module(), tf.compat.v1.train.AdamOptimizer(0.1)
+    model.kernel = tf.Variable([1.0])
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    layout = CheckpointLayout(checkpoint)
+    optimizer.apply_gradients([(tf.ones(1), model.kernel)])  # makes the slots
+    assert layout.stale()
+    layout = CheckpointLayout(checkpoint)
+    assert not layout.stale()
+    model.kernel = tf.Variable([1.0])
+    assert layout.stale()
+
+
+def test_names_objects_without_a_snapshot():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    assert CheckpointLayout(tf.train.Checkpoint(a=tf.Variable(0.0), table=table)).unmapped == ['table']
+
+
+def test_recognizes_values_of_optimizers():
+    objects, _ = _model(tf.keras.optimizers.legacy.Adam(0.1))
+    layout = CheckpointLayout(tf.train.Checkpoint(**objects))
+    names = set(layout.described)
+    assert {name for name in names if not layout.is_optimizers(name)} == {
+        'model/embedding',
+        'model/kernels/0',
+        'model/kernels/1',
+        'words',
+    }
+    assert {'optimizer/beta_1', 'model/kernels/0/.OPTIMIZER_SLOT/optimizer/m'} <= names

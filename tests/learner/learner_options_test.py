@@ -164,15 +164,9 @@ def test_max_secs_does_not_count_compiling(tmp_path, make_agent, make_dataset_fn
     assert len(calls) > 1
 
 
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        ({'extra_reductions': {'td_loss': 'median'}}, "'median'; need one of mean, sum, max, min"),
-    ],
-)
-def test_rejects_invalid_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        LoopOptions(**options)
+def test_rejects_another_reduction():
+    with pytest.raises(ValueError, match="'median'; need one of mean, sum, max, min"):
+        LoopOptions(extra_reductions={'td_loss': 'median'})
 
 
 def test_training_ends_when_checkpoints_cannot_be_saved_again_and_again(tmp_path, make_agent, make_dataset_fn):

@@ -5,10 +5,12 @@ import resource
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from tflearn.core.waiting import PeerStopped, Stopped
 from tflearn.learner import machine
+from tflearn.learner.metrics import rss_mb
 
 
 def test_warns_of_more_memory_than_there_is(monkeypatch, caplog):
@@ -126,3 +128,14 @@ def test_a_server_that_is_not_googles_is_no_notice(metadata, monkeypatch, caplog
     with machine.notices_watched(True, stop, poll_secs=0.01):
         assert not stop.wait(0.2)
     assert caplog.text.count('no notice of maintenance can be seen') == 1
+
+
+def test_rss_grows_with_allocated_memory():
+    before = rss_mb()
+    held = np.ones(200_000_000, np.uint8)
+    assert 190 < rss_mb() - before < 400
+    assert held[-1] == 1
+
+
+def test_rss_is_none_without_statm(tmp_path):
+    assert rss_mb(tmp_path / 'absent') is None

@@ -23,35 +23,16 @@ from tf_agents.utils import common
 from tests.agents import example_data
 from tests.testing import experiences
 from tests.testing.algorithms import ALGORITHMS, names
-from tflearn.agents import (
-    appo,
-    awac,
-    bc,
-    ddpg,
-    discrete_sac,
-    impala,
-    iql,
-    linear_bandit,
-    ppo,
-    reinforce,
-    sac,
-    td3,
-    tqc,
-    v_mpo,
-)
+from tflearn.agents import appo, bc, discrete_sac, reinforce, sac
 from tflearn.core import strategies
 from tflearn.core.experience import BatchItems
-from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import optimizers, ppo_loss
 from tflearn.optimization.conservative import Conservative
-from tflearn.optimization.ensemble import Truncated
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 NUM_STEPS = 50
 BATCH_SIZE = 8
 CLIPPING = 0.05  # clips nearly every gradient, each by another factor
@@ -112,49 +93,6 @@ class _Equal:
         return tf.fill(shape, 0.7)
 
 
-def _make_any(name, experience, **settings):
-    agent = ALGORITHMS[name].make(experience=experience, **settings)
-    agent._draws = _Equal()
-    return agent
-
-
-def _make_sac(experience, **settings):
-    specs = example_data.CONTINUOUS
-    return sac.make_agent(
-        specs,
-        create_train_step(),
-        experience,
-        network=NetworkOptions(critic_fc_layer_params=(16,)),
-        actor_network=actor_distribution_network.ActorDistributionNetwork(
-            specs.observation, specs.action, fc_layer_params=(16,), continuous_projection_net=_Projection
-        ),
-        **settings,
-    )
-
-
-def _make_cql(experience, **settings):
-    agent = _make_sac(experience, conservative=Conservative(0.5, 2.0), **settings)
-
-    def draw(batch):
-        actions = tf.stack([tf.sin(k * batch.observation[:, :2]) for k in range(4)], axis=1)
-        return actions, tf.reduce_sum(actions, axis=2)
-
-    agent._draw_others = draw
-    return agent
-
-
-def _make_td3(experience, make_agent=td3.make_agent, **settings):
-    agent = make_agent(
-        example_data.CONTINUOUS,
-        create_train_step(),
-        experience,
-        network=NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,)),
-        **settings,
-    )
-    agent._noise = lambda actions: tf.sin(10.0 * actions)
-    return agent
-
-
 NESTED = EnvironmentSpecs(
     {
         'arm': (example_data.CONTINUOUS.observation, tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0)),
@@ -163,125 +101,69 @@ NESTED = EnvironmentSpecs(
     },
     example_data.DISCRETE.action,
 )
+# AWAC and discrete SAC draw nothing for discrete actions.
+SPECS = {'nested ppo': NESTED, **dict.fromkeys(('iql', 'bc', 'ppo', 'v_mpo'), example_data.CONTINUOUS)}
+BOTH = {'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,))}
+# More than an example has, or what has greater gradients.
+SETTINGS = {
+    **{name: {} for name in ('iql', 'awac', 'v_mpo', 'impala')},
+    **dict.fromkeys(('td3', 'td3_bc', 'ddpg'), BOTH),
+    'cql': {'conservative': Conservative(0.5, 2.0)},
+    'discrete_sac': {'loss': discrete_sac.DiscreteSACLoss(reward_scale=10.0, initial_log_alpha=3.0)},
+    'bc': {'loss': bc.BCLoss(weight='return_to_go', weight_temperature=0.5, entropy_coefficient=0.01)},
+    'ppo': {'loss': ppo_loss.PPOLoss(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)},
+    'nested ppo': {'action_mask': 'mask'},
+    'a2c': {'loss': ppo_loss.PPOLoss(lambda_=1.0, clip_epsilon=None, normalize_advantages=False)},
+    'reinforce': {
+        'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(8,), lstm_size=(8,)),
+        'loss': reinforce.ReinforceLoss(entropy_coefficient=0.01),
+        'normalize_observations': True,
+        'normalize_rewards': True,
+    },
+    'appo': {'surrogate': appo.SurrogateOptions(target_update_interval=3, kl_coefficient=0.1)},
+    'tqc': {**BOTH, 'num_critics': 3, 'loss': sac.SACLoss(reward_scale=10.0, initial_log_alpha=1.0)},
+}
 
 
-def _make_nested_ppo(experience, **settings):
-    network = NetworkOptions(fc_layer_params=(16,))
-    return ppo.make_agent(NESTED, create_train_step(), experience, network=network, action_mask='mask', **settings)
-
-
-def _make_ppo(experience, **settings):
-    loss = ppo_loss.PPOLoss(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)
-    network = NetworkOptions(fc_layer_params=(16,))
-    return ppo.make_agent(
-        example_data.CONTINUOUS, create_train_step(), experience, network=network, loss=loss, **settings
-    )
-
-
-def _make_a2c(experience, **settings):
-    loss = ppo_loss.PPOLoss(lambda_=1.0, clip_epsilon=None, normalize_advantages=False)
-    return _make_impala(experience, ppo.make_agent, loss=loss, **settings)
-
-
-def _make_reinforce(experience, **settings):
-    return reinforce.make_agent(
-        example_data.DISCRETE,
-        create_train_step(),
-        experience,
-        network=NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(8,), lstm_size=(8,)),
-        loss=reinforce.ReinforceLoss(entropy_coefficient=0.01),
-        normalize_observations=True,
-        normalize_rewards=True,
-        **settings,
-    )
-
-
-def _make_linear_bandit(experience, **_):  # without an optimizer
-    return linear_bandit.make_agent(example_data.DISCRETE, create_train_step(), experience)
-
-
-def _make_v_mpo(experience, **settings):
-    network = NetworkOptions(fc_layer_params=(16,))
-    return v_mpo.make_agent(example_data.CONTINUOUS, create_train_step(), experience, network=network, **settings)
-
-
-def _make_impala(experience, make_agent=impala.make_agent, **settings):
-    network = NetworkOptions(fc_layer_params=(16,))
-    return make_agent(example_data.DISCRETE, create_train_step(), experience, network=network, **settings)
-
-
-def _make_appo(experience, **settings):
-    surrogate = appo.SurrogateOptions(target_update_interval=3, kl_coefficient=0.1)
-    return _make_impala(experience, functools.partial(appo.make_agent, surrogate=surrogate), **settings)
-
-
-def _make_bc(experience, **settings):
-    network = NetworkOptions(fc_layer_params=(16,))
-    loss = bc.BCLoss(weight='return_to_go', weight_temperature=0.5, entropy_coefficient=0.01)
-    return bc.make_agent(
-        example_data.CONTINUOUS, create_train_step(), experience, network=network, loss=loss, **settings
-    )
-
-
-def _make_iql(experience, **settings):
-    network = NetworkOptions(fc_layer_params=(16,))
-    return iql.make_agent(
-        example_data.CONTINUOUS,
-        create_train_step(),
-        experience,
-        network=network,
-        **settings,
-    )
-
-
-def _make_awac(experience, make_agent=awac.make_agent, **settings):
-    # For discrete actions it draws nothing.
-    units = {'network': NetworkOptions(fc_layer_params=(16,))}
-    return make_agent(example_data.DISCRETE, create_train_step(), experience, **units, **settings)
-
-
-def _make_tqc(experience, **settings):
-    units = {'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,)), 'num_critics': 3}
-    loss, truncated = sac.SACLoss(reward_scale=10.0, initial_log_alpha=1.0), Truncated(4, 1)
-    specs = example_data.CONTINUOUS
-    agent = tqc.make_agent(specs, create_train_step(), experience, loss=loss, truncated=truncated, **units, **settings)
-
-    def draw(batch, training=False, following=False):
-        distribution = agent._distribution(batch, training, following)
-        action = distribution.mode()
-        return action, common.log_probability(distribution, action, specs.action)
-
-    agent._draw = draw
+def _make(name, experience, **settings):
+    """Makes an agent whose draws are the same on every replica, or a function of the data."""
+    algorithm = ALGORITHMS[name.removeprefix('nested ')]
+    if name in SETTINGS:
+        settings = {'network': NetworkOptions(fc_layer_params=(16,)), **SETTINGS[name], **settings}
+    if name in ('sac', 'cql'):
+        settings |= _networks_of_sac()
+    if not algorithm.takes('optimizer'):
+        del settings['optimizer']
+    agent = algorithm.make(SPECS.get(name), experience, **settings)
+    if name not in ('sac', *SETTINGS):
+        agent._draws = _Equal()
+    if name in ('td3', 'td3_bc', 'ddpg'):
+        agent._noise = lambda actions: tf.sin(10.0 * actions)
+    if name == 'cql':
+        agent._draw_others = _others
+    if name == 'tqc':
+        agent._drawn = _mode
     return agent
 
 
-def _make_discrete_sac(experience, **settings):
-    loss = discrete_sac.DiscreteSACLoss(reward_scale=10.0, initial_log_alpha=3.0)
-    return _make_awac(experience, discrete_sac.make_agent, loss=loss, **settings)
+def _networks_of_sac():
+    specs = example_data.CONTINUOUS
+    actor = actor_distribution_network.ActorDistributionNetwork(
+        specs.observation, specs.action, fc_layer_params=(16,), continuous_projection_net=_Projection
+    )
+    return {'network': NetworkOptions(critic_fc_layer_params=(16,)), 'actor_network': actor}
 
 
-# What is random, or has small gradients, is made in another way; and more than an example has.
-MAKE = {
-    'iql': _make_iql,
-    'awac': _make_awac,
-    'discrete_sac': _make_discrete_sac,
-    'bc': _make_bc,
-    'sac': _make_sac,
-    'cql': _make_cql,
-    'tqc': _make_tqc,
-    'td3': _make_td3,
-    'td3_bc': functools.partial(_make_td3, loss=td3.TD3Loss(behavior_cloning_alpha=2.5)),
-    'ddpg': functools.partial(_make_td3, make_agent=ddpg.make_agent),
-    'ppo': _make_ppo,
-    'nested ppo': _make_nested_ppo,
-    'a2c': _make_a2c,
-    'reinforce': _make_reinforce,
-    'linear_bandit': _make_linear_bandit,
-    'thompson': _make_linear_bandit,
-    'v_mpo': _make_v_mpo,
-    'impala': _make_impala,
-    'appo': _make_appo,
-}
+def _others(batch):
+    actions = tf.stack([tf.sin(k * batch.observation[:, :2]) for k in range(4)], axis=1)
+    return actions, tf.reduce_sum(actions, axis=2)
+
+
+def _mode(distribution):
+    action = distribution.mode()
+    return action, common.log_probability(distribution, action, example_data.CONTINUOUS.action)
+
+
 CHANGED = {
     'bc': {'sequence_length': 3},
     'td3': {'sequence_length': 3},
@@ -348,12 +230,11 @@ def _dataset_fn(agent, length, context):
 
 @functools.cache
 def _run(name, replicas, directory):
-    make = MAKE.get(name, functools.partial(_make_any, name))
     experience = experiences.changed(ALGORITHMS[name.removeprefix('nested ')].experience, **CHANGED.get(name, {}))
     experience = dataclasses.replace(experience, batch=BatchItems(BATCH_SIZE // replicas))
     strategy = strategies.make('default' if replicas == 1 else f'mirrored:{replicas}')
     with strategy.scope():
-        agent = make(experience, optimizer=_Recording(gradient_clipping=CLIPPING))
+        agent = _make(name, experience, optimizer=_Recording(gradient_clipping=CLIPPING))
         _set_weights(agent)
     dataset_fn = functools.partial(_dataset_fn, agent, experience.slicing.sequence_length)
     learner = Learner(agent, dataset_fn, RunDir(directory / f'{name}_{replicas}'), strategy=strategy)

@@ -22,7 +22,6 @@ from tflearn.learner.triggers import IntervalTrigger
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.ppo_loss import PPOLoss
 
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 SPECS = EnvironmentSpecs(
     tf.TensorSpec((2,), tf.float32, 'observation'), tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action')
 )

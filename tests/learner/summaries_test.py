@@ -1,10 +1,15 @@
+import dataclasses
 import shutil
 
 import pytest
 import tensorflow as tf
 
+from tests.agents import example_data
 from tests.testing import written_summaries
-from tflearn.learner.summaries import Summaries, SummaryOptions, SummarySources
+from tests.testing.algorithms import ALGORITHMS, names
+from tflearn.agents import dqn
+from tflearn.core.train_step import create_train_step
+from tflearn.learner.summaries import Profile, StepSummaries, Summaries, SummaryOptions, SummarySources
 
 
 def _steps(options, last, start=0):
@@ -13,17 +18,6 @@ def _steps(options, last, start=0):
     while (step := options.next_step(steps[-1] if steps else start)) is not None and step <= last:
         steps.append(step)
     return steps
-
-
-def test_every_multiple_is_due():
-    assert _steps(SummaryOptions(10), 35) == [10, 20, 30]
-    assert _steps(SummaryOptions(10), 35, start=10) == [20, 30]
-    assert _steps(SummaryOptions(1), 3) == [1, 2, 3]
-
-
-def test_every_step_of_the_first_interval_is_due():
-    assert _steps(SummaryOptions(4, first_interval=True), 13) == [1, 2, 3, 4, 8, 12]
-    assert _steps(SummaryOptions(4, first_interval=True), 13, start=2) == [3, 4, 8, 12]
 
 
 @pytest.mark.parametrize(('total', 'num_train_steps'), [(1, 7), (3, 10), (7, 7), (4, 1000)])
@@ -37,10 +31,6 @@ def test_a_total_is_spread_evenly(total, num_train_steps):
 
 def test_intervals_may_be_combined():
     assert _steps(SummaryOptions(4, total=2, num_train_steps=10), 12) == [4, 5, 8, 10, 12]
-
-
-def test_no_interval_means_no_summaries():
-    assert SummaryOptions(None).next_step(0) is None
 
 
 def test_seconds_make_the_next_step_due(tmp_path):
@@ -118,3 +108,122 @@ def test_nothing_is_written_while_the_disk_is_full(tmp_path, monkeypatch, caplog
     summaries.close()
     assert written_summaries.scalars(tmp_path)['train/loss'] == {10: 1.0, 30: 3.0}
     assert caplog.text.count('no summaries are written while the disk') == 1
+
+
+# The summaries of a train step for every agent; train_loop_test.py tests them through the Learner.
+
+NAMES = names('dqn', 'sac', 'td3', 'ppo')
+
+
+def _write(directory, agent, data, info, options):
+    with tf.distribute.get_strategy().scope():
+        step_summaries = StepSummaries(agent, options)
+    step_summaries.prepare()
+    summaries = Summaries(directory, options)
+    with summaries.recording(agent.train_step_counter):
+        tf.function(step_summaries, autograph=False)(data, info)
+    summaries.close()
+    return written_summaries.histograms(directory)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_writes_histograms_of_actions(tmp_path, name):
+    algorithm = ALGORITHMS[name]
+    agent, action = algorithm.make(), algorithm.specs.action
+    data = example_data.sequences(agent, 6, algorithm.length)
+    found = _write(tmp_path, agent, data, {}, SummaryOptions())
+    size = action.shape.num_elements() or 1
+    counts = {'actions/batch': 6 * algorithm.length * size, 'actions/policy': 6 * size}
+    assert {tag: values[0][2] for tag, values in found.items()} == counts
+    bound = 2.0 if action.dtype.is_floating else float(action.maximum)
+    for least, greatest, _ in (values[0] for values in found.values()):
+        assert -bound <= least <= greatest <= bound
+
+
+@pytest.mark.parametrize(
+    ('name', 'parameters'),
+    [
+        ('dqn', {'logits': 6 * 2}),
+        ('sac', {'loc': 6 * 2, 'scale': 6 * 2}),
+        ('td3', {'loc': 6 * 2}),
+        ('ppo', {'logits': 6 * 2}),
+    ],
+)
+def test_writes_histograms_of_the_distributions_parameters(tmp_path, name, parameters):
+    agent = ALGORITHMS[name].make()
+    data = example_data.sequences(agent, 6, ALGORITHMS[name].length)
+    found = _write(tmp_path, agent, data, {}, SummaryOptions(actions='distributions'))
+    counts = {tag: values[0][2] for tag, values in found.items() if tag.startswith('distributions/')}
+    assert counts, set(found)
+    for part, count in parameters.items():
+        assert any(part in tag and found == count for tag, found in counts.items()), counts
+    assert 'actions/policy' in found
+
+
+def test_writes_histograms_of_data_without_a_time_dimension(tmp_path):
+    agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), dqn.EXPERIENCE)
+    data = tf.nest.map_structure(lambda column: column[:, 0], example_data.sequences(agent, 6, 2))
+    found = _write(tmp_path, agent, data, {}, SummaryOptions())
+    assert {tag: values[0][2] for tag, values in found.items()} == {'actions/batch': 6, 'actions/policy': 6}
+
+
+def test_writes_only_available_and_requested_histograms(tmp_path):
+    agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), dqn.EXPERIENCE)
+    data = example_data.sequences(agent, 6, 2)
+    info = {'policy_version': tf.constant([[3, 4], [5, 9]], tf.int64)}
+    versions = SummaryOptions(sources=SummarySources(policy_version=lambda: 9))
+    assert _write(tmp_path / 'no_trajectory', agent, tuple(data), (), versions) == {}
+    plain = _write(tmp_path / 'no_actions', agent, data, info, dataclasses.replace(versions, actions=False))
+    assert plain == {'data/policy_lag': {0: (0.0, 6.0, 4.0)}}
+    assert 'data/policy_lag' not in _write(tmp_path / 'no_versions', agent, data, info, SummaryOptions())
+
+
+def _traces(directory):
+    return list(directory.glob('plugins/profile/*/*.xplane.pb'))
+
+
+def test_boundaries_are_where_the_trace_begins_and_ends(tmp_path):
+    profile = Profile(tmp_path, (11, 20))
+    assert [profile.boundary(before) for before in (0, 9, 10, 19, 20, 100)] == [10, 10, 20, 20, None, None]
+    assert Profile(tmp_path, (1, 1)).boundary(0) == 1
+
+
+@pytest.mark.parametrize('start', [10, 15])
+def test_writes_the_trace_once(tmp_path, start):
+    profile = Profile(tmp_path, (11, 20))
+    profile.at(0)
+    profile.at(start)
+    tf.add(1.0, 2.0)
+    assert not _traces(tmp_path)
+    for step in (20, 20, 30):
+        profile.at(step)
+    profile.stop()
+    assert len(_traces(tmp_path)) == 1
+
+
+def test_stop_writes_an_unfinished_trace(tmp_path):
+    profile = Profile(tmp_path, (1, 100))
+    profile.at(0)
+    profile.stop()
+    assert len(_traces(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(('steps', 'start'), [(None, 0), ((1, 5), 5)])
+def test_traces_nothing_outside_the_steps(tmp_path, steps, start):
+    profile = Profile(tmp_path, steps)
+    for step in (start, start + 10):
+        profile.at(step)
+    profile.stop()
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_continues_while_another_trace_runs(tmp_path):
+    tf.profiler.experimental.start(str(tmp_path / 'other'))
+    try:
+        profile = Profile(tmp_path / 'mine', (1, 5))
+        profile.at(0)
+        profile.at(5)
+        profile.stop()
+    finally:
+        tf.profiler.experimental.stop(save=False)
+    assert not (tmp_path / 'mine').exists()

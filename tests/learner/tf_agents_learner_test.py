@@ -8,7 +8,7 @@ from tf_agents.train import interval_trigger
 from tf_agents.train import learner as peer
 from tf_agents.train import triggers as peer_triggers
 
-from tests.agents import event_files
+from tests.testing import recording_agent, written_summaries
 from tflearn.core import strategies
 from tflearn.learner.tf_agents_learner import Learner
 from tflearn.learner.triggers import IntervalTrigger
@@ -102,7 +102,7 @@ def test_loss_has_no_other_effect(tmp_path, make_agent, make_dataset_fn):
     assert len(called) == traced
     for a, b in zip(before, (*agent.policy.variables(), agent.train_step_counter), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert event_files.tags(tmp_path / 'train') == set()
+    assert written_summaries.tags(tmp_path / 'train') == set()
 
 
 def test_callback_gets_the_sample_and_the_loss(tmp_path, make_agent, make_dataset_fn):
@@ -164,7 +164,7 @@ def test_tf_agents_policy_trigger_works(tmp_path, make_agent, make_dataset_fn):
     learner.close()
     names = {path.name for path in (tmp_path / 'policies' / 'checkpoints').iterdir()}
     assert 'policy_checkpoint_0000000005' in names
-    assert 'RunTime/train_steps_per_sec' in event_files.tags(tmp_path / 'train')
+    assert 'RunTime/train_steps_per_sec' in written_summaries.tags(tmp_path / 'train')
 
 
 @pytest.mark.parametrize(('first', 'second'), [(peer.Learner, Learner), (Learner, peer.Learner)])
@@ -278,3 +278,104 @@ def test_a_root_in_an_object_store(tmp_path, make_agent, make_dataset_fn):
     for a, b in zip(_values(agent), _values(restored), strict=True):
         np.testing.assert_array_equal(a, b)
     again.close()
+
+
+# Inputs of the drop-in: formats of samples, keywords, input contexts.
+
+
+def test_forms_of_samples(tmp_path, make_agent, make_dataset_fn):
+    expected = _learner(tmp_path / 'pair', make_agent(), make_dataset_fn(1)).run(3).loss.numpy()
+
+    def loss(name, change, **arguments):
+        samples = lambda context: make_dataset_fn()(context).map(change)  # noqa: E731
+        learner = _learner(tmp_path / name, make_agent(), samples, **arguments)
+        assert np.isfinite(learner.loss().loss)
+        return learner.run(3).loss.numpy()
+
+    assert loss('direct', lambda data, info: data, direct_sampling=True) == pytest.approx(expected)
+    keywords = lambda data, info: ({'experience': data, 'weights': tf.ones(8)}, info)  # noqa: E731
+    assert loss('keywords', keywords, use_kwargs_in_agent_train=True) == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r'need \(experience, sample_info\), or direct_sampling=True'):
+        loss('wrong', lambda data, info: data)
+
+
+def test_keywords_reach_the_agent_and_the_callback(tmp_path, make_agent, make_dataset_fn):
+    seen = []
+    zeros = lambda context: make_dataset_fn()(context).map(  # noqa: E731
+        lambda data, info: ({'experience': data, 'weights': tf.zeros(8)}, info)
+    )
+    learner = _learner(
+        tmp_path,
+        make_agent(),
+        zeros,
+        use_kwargs_in_agent_train=True,
+        after_train_strategy_step_fn=lambda experience, loss_info: seen.append(set(experience[0])),
+    )
+    assert learner.run(2).loss == 0.0
+    assert seen[-1] == {'experience', 'weights'}
+
+
+def test_dataset_functions_may_take_the_input_context(tmp_path, make_agent, make_dataset_fn):
+    contexts = []
+
+    def dataset_fn(context):
+        contexts.append(context.num_replicas_in_sync)
+        return make_dataset_fn()(context)
+
+    strategy = strategies.make('mirrored:2')
+    _learner(tmp_path / 'a', make_agent(strategy), dataset_fn, strategy=strategy).run(1)
+    assert contexts == [2]
+    without = lambda size=4: make_dataset_fn()(tf.distribute.InputContext())  # noqa: E731
+    assert _learner(tmp_path / 'b', make_agent(), without).run(1).loss > 0
+
+
+# The summaries of the drop-in: its own and the agent's.
+
+
+@pytest.mark.parametrize('interval', [None, 0, -1])
+def test_no_summaries(tmp_path, make_agent, make_dataset_fn, interval):
+    """They are not written to the caller's writer either."""
+    with tf.summary.create_file_writer(str(tmp_path / 'mine')).as_default(step=0):
+        learner = _learner(tmp_path, recording_agent.make(), make_dataset_fn(), summary_interval=interval)
+        learner.run(3)
+        learner.loss()
+    learner.close()
+    assert written_summaries.tags(tmp_path / 'mine') == set()
+    assert not list(tmp_path.glob('train/events*'))
+
+
+@pytest.mark.slow
+def test_summaries_at_the_multiples(tmp_path, make_dataset_fn):
+    tf.random.set_seed(1)
+    learner = _learner(
+        tmp_path, recording_agent.make(), make_dataset_fn(), summary_interval=4, summary_root_dir=tmp_path / 'summaries'
+    )
+    for iterations in (3, 7, 2):
+        learner.run(iterations)
+    learner.close()
+    directory = tmp_path / 'summaries' / 'train'
+    assert set(written_summaries.scalars(directory)['train/loss']) == {4, 8, 12}
+    assert len(written_summaries.scalars(directory)['Losses/td_loss']) == 3  # the agent's own
+
+
+@pytest.mark.parametrize('calls', [(9,), (1, 5, 3)])
+def test_summaries_are_at_the_step_of_the_variable(tmp_path, make_dataset_fn, calls):
+    """The variable grows by 2 with each train step: 6, 10 and 16 are the first values that reach 5, 10 and 15."""
+    agent = recording_agent.make(counts_twice=True)
+    learner = _learner(tmp_path, agent, make_dataset_fn(), summary_interval=5)
+    for iterations in calls:
+        learner.run(iterations)
+    learner.close()
+    assert int(agent.train_step_counter) == 18
+    assert list(written_summaries.scalars(tmp_path / 'train')['train/loss']) == [6, 10, 16]
+    assert len(written_summaries.scalars(tmp_path / 'train')['Losses/td_loss']) == 3
+
+
+def test_summarized_loss_is_the_mean_since_the_last_summary(tmp_path, make_agent, make_dataset_fn):
+    single = _learner(tmp_path / 'a', make_agent(), make_dataset_fn(), summary_interval=None)
+    losses = [single.run().loss.numpy() for _ in range(8)]
+    learner = _learner(tmp_path, make_agent(), make_dataset_fn(), summary_interval=4)
+    learner.run(8)
+    learner.close()
+    expected = {4: pytest.approx(np.mean(losses[:4]), rel=1e-4), 8: pytest.approx(np.mean(losses[4:]), rel=1e-4)}
+    assert written_summaries.scalars(tmp_path / 'train')['train/loss'] == expected

@@ -30,9 +30,8 @@ from tflearn.sampling.local import LocalReplay
 from tflearn.sampling.minibatches import MinibatchSource
 from tflearn.sampling.source import Source
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 LENGTH = 5
+SLOW = pytest.mark.slow
 SMALL = NetworkOptions(fc_layer_params=(8,))
 REPLAY = Experience(replay=Uniform(max_size=500, min_size=1, samples_per_insert=1e9), batch=BatchItems(8))
 
@@ -163,7 +162,7 @@ def test_summarized_steps_are_taken_without(tmp_path):
     assert list(scalars['Losses/td_loss']) == [9, 19, 29], 'of the steps that are summarized'
 
 
-@pytest.mark.parametrize('on_nonfinite', ['stop', 'skip', 'ignore'])
+@pytest.mark.parametrize('on_nonfinite', ['stop', *(pytest.param(how, marks=SLOW) for how in ('skip', 'ignore'))])
 def test_losses_that_are_not_finite(tmp_path, on_nonfinite):
     def make():
         skipping = OptimizerOptions(skip_nonfinite=True)
@@ -252,25 +251,18 @@ def test_rule_counts_matrix_products(shape, reason):
     assert (reason in found) if reason else found is None
 
 
-def test_rule_refuses_random_numbers():
-    graph = tf.function(lambda: tf.random.normal((3,), seed=1)).get_concrete_function().graph
-    assert 'random numbers' in xla_loop.why_slower_in_xla(graph)
+def _loop(a):
+    return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a @ tf.ones((8, 8))), (0, a))
 
 
-def test_rule_does_not_know_the_size_of_products_in_loops():
-    def loop(a):
-        return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a @ tf.ones((8, 8))), (0, a))
-
-    graph = tf.function(loop).get_concrete_function(tf.TensorSpec((8, 8))).graph
-    assert 'in loops' in xla_loop.why_slower_in_xla(graph)
-
-
-def test_rule_refuses_convolutions():
-    convolve = tf.function(lambda x: tf.nn.conv2d(x, tf.ones((3, 3, 1, 2)), 1, 'SAME'))
-    graph = convolve.get_concrete_function(tf.TensorSpec((1, 8, 8, 1))).graph
-    assert 'convolutions' in xla_loop.why_slower_in_xla(graph)
-
-
-def test_rejects_other_values():
-    with pytest.raises(ValueError, match="got LoopOptions.jit_compile='yes'; need True or False, or 'auto'"):
-        LoopOptions(jit_compile='yes')
+@pytest.mark.parametrize(
+    ('function', 'shape', 'reason'),
+    [
+        (lambda _: tf.random.normal((3,), seed=1), (8, 8), 'random numbers'),
+        (_loop, (8, 8), 'in loops'),  # whose number is not known
+        (lambda x: tf.nn.conv2d(x, tf.ones((3, 3, 1, 2)), 1, 'SAME'), (1, 8, 8, 1), 'convolutions'),
+    ],
+)
+def test_rule_names_what_is_slower_in_xla(function, shape, reason):
+    graph = tf.function(function).get_concrete_function(tf.TensorSpec(shape)).graph
+    assert reason in xla_loop.why_slower_in_xla(graph)

@@ -12,17 +12,16 @@ from tests.agents import example_data
 from tests.environments import example_environments
 from tests.testing.algorithms import ALGORITHMS, names
 from tflearn.agents import dqn, ppo
+from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
 from tflearn.learner import precision
-from tflearn.networks import encoder, networks
+from tflearn.networks import encoder, mlp, networks, noisy
 from tflearn.networks.critics import Critics
 from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import distributional
 from tflearn.optimization.optimizers import OptimizerOptions
-
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
 
 def bounded(shape, dtype, low, high):
@@ -256,3 +255,102 @@ class _WithoutConfig(tf.keras.layers.Layer):
 
     def call(self, inputs):
         return self._function(inputs)
+
+
+SPEC = {'arm': tf.TensorSpec((3,), tf.float32), 'kind': tensor_spec.BoundedTensorSpec((), tf.int64, 0, 3, 'kind')}
+OBSERVATION = {'arm': tf.constant([[1.0, -2.0, 3.0]]), 'kind': tf.constant([2], tf.int64)}
+
+
+def test_layers_are_normalized_before_their_activation():
+    network = mlp.make_network(SPEC, 'actor', (8,), 'gelu', layer_norm=True)
+    features = network(OBSERVATION)
+    kernel, bias, scale, offset = network.trainable_variables
+    assert kernel.shape == (3 + 4, 8) and scale.shape == offset.shape == (8,)
+    encoded = np.float32([[1, -2, 3, 0, 0, 1, 0]])
+    dense = encoded @ kernel.numpy() + bias.numpy()
+    normal = (dense - dense.mean()) / np.sqrt(dense.var() + 1e-3)
+    np.testing.assert_allclose(features, tf.keras.activations.gelu(tf.constant(normal)), rtol=1e-4, atol=1e-5)
+
+
+def test_training_drops_features_and_acting_does_not():
+    network = encoder.own_network(
+        lambda spec, name: mlp.make_network(spec, name, (200,), 'softplus', dropout=0.5), SPEC, 'actor'
+    )
+    kept, _ = network(OBSERVATION)
+    trained, _ = network(OBSERVATION, training=True)
+    np.testing.assert_array_equal(network(OBSERVATION)[0], kept)
+    assert 50 < np.count_nonzero(trained.numpy() == 0) < 150 and np.all(kept.numpy() > 0)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ({'activation': 'best'}, "got activation='best'; need the name"),
+        ({'dropout': 1.0}, 'got dropout=1.0; need a share'),
+        ({'fc_layer_params': ()}, 'got fc_layer_params without a layer; need'),
+        (
+            {'preprocessing_layers': {'leg': tf.keras.layers.Dense(2)}},
+            "got preprocessing_layers for 'leg'; need one of",
+        ),
+    ],
+)
+def test_rejects_what_does_not_fit(arguments, message):
+    with pytest.raises(ValueError, match=f'^{message}'):
+        mlp.make_network(SPEC, 'actor', **arguments)
+
+
+SMALL = {'network': NetworkOptions(fc_layer_params=(8,)), 'noisy_sigma': 0.5, 'epsilon': 0.0}
+
+
+def test_noise_has_the_papers_deviation_in_each_row():
+    """Against numpy in float64: E[f(noise)^2] = E|noise| = sqrt(2 / pi) for each input and output."""
+    noise = noisy.Noise(0.5)
+    layer = noisy.NoisyDense(3, noise)
+    one = np.array([[1.0, -2.0, 0.5, 3.0]], np.float32)
+    rows = tf.repeat(one, 40_000, axis=0)
+    plain = layer(rows)
+    kernel, bias, kernel_sigma, bias_sigma = (np.float64(weight) for weight in layer.get_weights())
+    np.testing.assert_allclose(kernel_sigma, 0.5 / np.sqrt(4))
+    assert np.abs(kernel).max() <= np.abs(bias).max() + 0.5 <= 1.0
+    np.testing.assert_allclose(plain, np.repeat(one @ kernel + bias, 40_000, axis=0), rtol=1e-5)
+    with noise.drawn():
+        drawn = np.float64(layer(rows))
+    second = np.sqrt(2 / np.pi)
+    variance = (second * (np.square(one) @ np.square(kernel_sigma)) + np.square(bias_sigma)) * second
+    np.testing.assert_allclose(drawn.mean(axis=0), plain[0], atol=5 * np.sqrt(variance.max() / 40_000))
+    np.testing.assert_allclose(drawn.var(axis=0), variance[0], rtol=0.1)
+    assert np.abs(np.corrcoef(drawn[:-1, 0], drawn[1:, 0])[0, 1]) < 0.03, 'rows have noise of their own'
+    np.testing.assert_array_equal(layer(rows), plain)
+
+
+def test_sigma_has_a_bound():
+    with pytest.raises(ValueError, match=r'got noisy_sigma=0.0; need a number above 0'):
+        dqn.make_agent(example_data.DISCRETE, create_train_step(), Experience(), noisy_sigma=0.0)
+
+
+@pytest.mark.parametrize(
+    ('distribution', 'dueling'), [(None, False), (distributional.Categorical(5, -1.0, 1.0), True)], ids=['dqn', 'c51']
+)
+def test_the_collect_policy_and_the_loss_draw_noise_and_the_greedy_policy_does_not(distribution, dueling):
+    changes = {'distribution': distribution, 'dueling': dueling} | SMALL
+    agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), Experience(), **changes)
+    agent.initialize()
+    data = example_data.sequences(agent, 64, 2)
+    steps = agent.time_step_spec
+    steps = tf.nest.map_structure(lambda spec: tf.zeros((500, *spec.shape), spec.dtype), steps)
+    act = {policy: tf.function(policy.action, autograph=False) for policy in (agent.policy, agent.collect_policy)}
+    greedy = [act[agent.policy](steps).action.numpy() for _ in range(2)]
+    np.testing.assert_array_equal(*greedy)
+    assert np.unique(greedy[0]).size == 1
+    draws = [act[agent.collect_policy](steps).action.numpy() for _ in range(2)]
+    assert np.unique(draws[0]).size == 2
+    assert (draws[0] != draws[1]).any()
+    losses = [float(agent.loss(data).loss) for _ in range(2)]
+    agent.train_step_counter.assign_add(1)
+    assert losses[0] == losses[1] != float(agent.loss(data).loss), 'each train step draws its own'
+    sigmas = [variable for variable in agent._q_network.trainable_variables if 'sigma' in variable.name]
+    assert len(sigmas) == 4 + 2 * dueling
+    before = [variable.numpy() for variable in sigmas]
+    tf.function(agent.train, autograph=False)(data)
+    assert all((new.numpy() != old).any() for new, old in zip(sigmas, before, strict=True))
+    assert not {id(v) for v in agent._q_network.variables} & {id(v) for v in agent._target_q_network.variables}

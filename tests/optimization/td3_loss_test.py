@@ -28,18 +28,3 @@ def test_distances_are_in_half_ranges():
     bounds = np.float32([-2.0, 0.0, 5.0]), np.float32([2.0, 1.0, 5.0])
     found = td3_loss.distances(tf.constant([[1.0, 0.0, 5.0]]), tf.constant([[-1.0, 0.25, 5.0]]), bounds)
     np.testing.assert_allclose(found, [(1.0 + 0.25) / 3])
-
-
-@pytest.mark.parametrize(
-    ('settings', 'message'),
-    [
-        ({'gamma': 1.1}, 'got TD3Loss.gamma=1.1; need a number of at least 0 and at most 1'),
-        ({'policy_delay': 0}, 'got TD3Loss.policy_delay=0; need an integer of at least 1'),
-        ({'target_policy_noise': -0.1}, 'got TD3Loss.target_policy_noise=-0.1; need a number of at least 0'),
-        ({'target_policy_noise_clip': float('nan')}, 'noise_clip=nan; need a finite number of at least 0'),
-        ({'behavior_cloning_alpha': 0.0}, 'got TD3Loss.behavior_cloning_alpha=0.0; need a number above 0, or None'),
-    ],
-)
-def test_rejects_invalid_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TD3Loss(**settings)

@@ -20,8 +20,6 @@ from tflearn.policies import loader
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError, _log_cdf, _log_probability
 from tflearn.policies.exporter import ACTION_MASK, PolicyExporter
 
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 PENDULUM = functools.partial(gymnasium_env.make, 'Pendulum-v1')
 MAKE = {

@@ -22,17 +22,10 @@ from tflearn.policies import loader, signatures, tflite
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.served_version import ServedVersion
 
-POLICIES = [
-    'greedy',
-    'epsilon_greedy',
-    'recurrent',
-    'stochastic_actor',
-    'greedy_actor',
-    'normalized',
-    'nested',
-    'random',
+POLICIES = (
+    *('greedy', 'epsilon_greedy', 'recurrent', 'stochastic_actor', 'greedy_actor', 'normalized', 'nested', 'random'),
     'with_info',
-]
+)
 # What they have beside serving_default and action; the others have their distribution.
 SIGNATURES = {'epsilon_greedy': (), 'random': (), 'recurrent': ('distribution', 'get_initial_state')}
 DETERMINISTIC = ['greedy', 'recurrent', 'greedy_actor', 'normalized', 'nested']

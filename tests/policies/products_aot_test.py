@@ -16,10 +16,7 @@ from tests.policies.products_test import stochastic_policy
 from tflearn.files.run_dir import RunDir
 from tflearn.policies.exporter import PolicyExporter
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning'),
-]
+pytestmark = pytest.mark.slow
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 TOOL = [sys.executable, '-m', 'tensorflow.python.tools.saved_model_cli']

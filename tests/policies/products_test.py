@@ -1,6 +1,9 @@
 """Models for products: their names, their outputs, and TFLite models that act as the exported versions."""
 
 import json
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,9 +17,6 @@ from tests.testing import example_policies, lanes
 from tflearn.policies import products, tflite
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
-
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
 FEATURES = {name: tf.TensorSpec((), tf.int64) for name in ('callee_users', 'node_count')}
 ACTION = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 2, 'action')
@@ -199,3 +199,25 @@ def stochastic_policy_of_seed():
     policy = stochastic_policy()
     example_policies.reweigh(policy, seed=3)
     return policy
+
+
+# TensorFlow's tool shows the inputs and outputs of an exported policy.
+
+
+@pytest.mark.slow
+def test_signatures_and_names_are_readable(tmp_path):
+    version = PolicyExporter(example_policies.recurrent(), tmp_path).export(1, {})
+    tool = [sys.executable, '-m', 'tensorflow.python.tools.saved_model_cli']
+    command = [*tool, 'show', '--dir', str(version), '--all']
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    signatures = dict(re.findall(r"signature_def\['(\w+)'\]:\n(.*?)Method name", shown, re.DOTALL))
+    assert {'serving_default', 'action', 'distribution', 'get_initial_state'} <= set(signatures)
+    named = {name: set(re.findall(r"(?:inputs|outputs)\['(\w+)'\]", text)) for name, text in signatures.items()}
+    state = {'policy_state_0', 'policy_state_1'}
+    assert named['serving_default'] == {'observation', 'action', *state}
+    assert named['action'] == {'step_type', 'reward', 'discount', 'observation', 'action', *state}
+    assert named['get_initial_state'] == {'batch_size', *state}
+    assert any(name.startswith('distribution') for name in named['distribution'])
+    functions = shown.partition('Concrete Functions')[2]
+    for argument in ('step_type', 'reward', 'discount', 'observation', 'policy_state', 'batch_size'):
+        assert f"name='{argument}" in functions

@@ -21,8 +21,6 @@ from tflearn.policies.exporter import PolicyExporter
 from tflearn.sampling.minibatches import MinibatchSource
 from tflearn.sampling.source import Source
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 LENGTH = 5
 
 

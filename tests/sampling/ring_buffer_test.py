@@ -1,13 +1,16 @@
+import mmap
 import threading
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.testing.replay import DATA_SPEC, chunks_of, experience, ring_content
+from tflearn.core.layout import ColumnLayout
 from tflearn.core.waiting import wait_until
 from tflearn.replay.chunks import REPEATED, chunk_rows
 from tflearn.replay.storage import Storage
-from tflearn.sampling.ring_buffer import RingBuffer
+from tflearn.sampling.ring_buffer import RingBuffer, RingColumns, SharedArray
 
 
 def test_keeps_the_newest_sequences():
@@ -167,3 +170,72 @@ def test_draws_are_complete_while_another_thread_writes():
         done.set()
         thread.join(30)
     assert newest > 2 * 4 * storage.mirror_rows // 6, 'the ring wrapped at least once'
+
+
+SPEC = {
+    'image': tf.TensorSpec((12, 12, 3), tf.uint8, 'image'),
+    'state': (tf.TensorSpec((3,), tf.float32, 'velocity'), tf.TensorSpec((100, 2), tf.float32, 'map')),
+    'done': tf.TensorSpec((), tf.bool, 'done'),
+    'count': tf.TensorSpec((), tf.int64, 'count'),
+}
+
+
+def _values(num_rows):
+    random = np.random.default_rng(0)
+    return tf.nest.map_structure(
+        lambda spec: random.integers(0, 2, (num_rows, *spec.shape)).astype(spec.dtype.as_numpy_dtype), SPEC
+    )
+
+
+def test_returns_narrow_and_wide_columns_together():
+    layout, values = ColumnLayout(SPEC), _values(20)
+    columns = RingColumns(layout, 30)
+    columns.write(5, layout.pack(values))
+    indices = np.random.default_rng(1).integers(0, 20, (4, 6, 2))  # batches, sequences, steps
+    drawn = tf.function(columns.draw)(tf.constant(5 + indices))
+    for i in range(4):
+        batch = tf.function(columns.batch)(drawn, tf.constant(i))
+        tf.nest.map_structure(
+            lambda got, column, i=i: np.testing.assert_array_equal(got, column[indices[i]]), batch, values
+        )
+
+
+def test_draw_does_not_copy_images():
+    layout = ColumnLayout(SPEC)
+    columns = RingColumns(layout, 30)
+    assert columns.drawn_bytes == 3 * 4 + 1 + 8
+    drawn = columns.draw(tf.zeros((4, 6, 2), tf.int64))
+    assert sum(part.shape.num_elements() * part.dtype.size for part in drawn[0]) == 4 * 6 * 2 * columns.drawn_bytes
+
+
+@pytest.mark.parametrize('num_rows', [3, 1000])
+@pytest.mark.parametrize(
+    'dtype', [tf.bool, tf.uint8, tf.int8, tf.int32, tf.int64, tf.bfloat16, tf.float16, tf.float32, tf.float64], ids=str
+)
+def test_compiled_program_reads_current_values(num_rows, dtype):
+    array = SharedArray(num_rows, (2, 5), dtype)
+    read = tf.function(lambda: array.gather(tf.range(num_rows)))
+    assert not np.any(read().numpy().astype(bool))
+    random = np.random.default_rng(0)
+    for _ in range(2):
+        written = random.integers(0, 2, (num_rows, 2, 5)).astype(dtype.as_numpy_dtype)
+        array.rows[:] = written.view(np.uint8).reshape(num_rows, -1)
+        assert read().dtype == dtype
+        np.testing.assert_array_equal(read(), written)
+
+
+def test_rows_without_dimensions():
+    array = SharedArray(1, (), tf.int64)
+    array.rows[:] = np.array([[7]], np.int64).view(np.uint8)
+    assert array.gather(tf.constant([[0, 0]])).numpy().tolist() == [[7, 7]]
+
+
+def test_works_without_huge_pages(monkeypatch):
+    class Memory(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError('Invalid argument')
+
+    monkeypatch.setattr(mmap, 'mmap', Memory)
+    array = SharedArray(200, (), tf.int32)
+    array.rows[150] = np.array([7], np.int32).view(np.uint8)
+    assert array.gather(tf.constant(150)).numpy() == 7

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 
@@ -10,15 +11,16 @@ import pytest
 
 import tflearn
 from tests.coordinator.weights_messages_test import made
+from tests.testing import forks
 from tflearn.coordinator import weights_messages
 from tflearn.coordinator.client import Access, Coordinator, Role
 from tflearn.coordinator.weights_reader import Lost, WeightsReader
-from tflearn.core.waiting import wait_until
+from tflearn.core.waiting import is_listening, wait_until
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.launch.local import free_address
+from tflearn.launch.local import free_address, free_port
 
 TOKEN = 'a-token-of-enough-characters'
-DEADLINE_SECS = 30.0
+DEADLINE_SECS = 120.0
 
 
 def start(*flags):
@@ -81,3 +83,47 @@ def test_wrong_flags_take_one_line(flags, words):
     assert TOKEN not in errors
     line = errors.strip().splitlines()[-1]
     assert line.startswith('tflearn-coordinator: error: got ') and words in line
+
+
+# The real serve program: its flags, its error messages, and that it serves until it is stopped.
+
+
+def test_a_missing_extra_takes_one_line(tmp_path):
+    arguments = ('tensorflow_serving', 'scripts.serve', f'--root_dir={tmp_path}')
+    ended = forks.run('tests.testing.without', *arguments, timeout=DEADLINE_SECS)
+    assert ended.returncode == 2
+    line = ended.stderr.splitlines()[-1]
+    assert line.startswith(
+        'tflearn-serve: error: got no tensorflow_serving, which serving needs; need that installed; pip install '
+    )
+    assert line.endswith("'tensorflow-serving-api>=2.15,<2.22' (the extra serving)")
+    assert 'Traceback' not in ended.stderr
+
+
+def test_it_serves_until_it_is_stopped(tmp_path):
+    pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+    from tests.testing import served_policies
+    from tflearn.serving.client import PolicyClient
+
+    served_policies.Publisher(tmp_path / 'policies').publish(5)
+    port = free_port()
+    log = tmp_path / 'log'
+    process = forks.start('scripts.serve', f'--root_dir={tmp_path}', f'--port={port}', log=log)
+    try:
+        wait_until(lambda: is_listening(f'localhost:{port}') or process.poll() is not None, 'the server', DEADLINE_SECS)
+        client = PolicyClient(f'localhost:{port}')
+
+        def answer():
+            try:
+                return client.predict({'observation': np.ones([1, 4], np.float32)})
+            except Exception:  # it listens before it has loaded the policy
+                return None
+
+        outputs, version = wait_until(answer, 'an answer', DEADLINE_SECS)
+        assert (version, outputs['action'].tolist()) == (5, [1])
+        client.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_SECS) == 128 + signal.SIGTERM, log.read_text()
+    finally:
+        process.kill()
+    assert 'Traceback' not in log.read_text()

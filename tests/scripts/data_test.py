@@ -16,38 +16,6 @@ def run(program, *arguments):
     return forks.run(f'scripts.{program}', *arguments, env=ENVIRONMENT, timeout=DEADLINE_SECS)
 
 
-def test_help_names_the_commands():
-    ended = run('data', '--help')
-    assert (ended.returncode, ended.stderr) == (0, '')
-    for command in ('record', 'extract', 'describe', 'merge', 'filter', 'copy', 'convert'):
-        assert f'tflearn-data {command}  ' in ended.stdout
-
-
-def test_help_of_a_command_lists_its_flags():
-    ended = run('data', 'copy', '--help')
-    assert (ended.returncode, ended.stderr) == (0, '')
-    for flag in ('data', 'min_return', 'max_damaged', 'output'):
-        assert f'  --{flag}\n' in ended.stdout
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (('show',), "got 'show'; need one of record, extract, describe, merge, filter, copy, convert, import"),
-        (('describe',), 'got no --data; need a directory'),
-        (('copy', '--data=x'), 'got no --output; need a directory'),
-        (('filter', '--data=x', '--output=y'), 'got no filter; need at least one of --min_return'),
-        (('merge', '--data=x', '--output=y', '--min_return=3'), 'got --min_return to merge by; need none'),
-        (('describe', '--data=x', '--max_episodes=0'), 'got a wrong flag: flag --max_episodes=0'),
-    ],
-)
-def test_user_errors_take_one_line(arguments, message):
-    ended = run('data', *arguments)
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].startswith(f'tflearn-data: error: {message}')
-    assert 'Traceback' not in ended.stderr
-
-
 def test_record_is_called_by_its_name(tmp_path):
     ended = run(
         'data', 'record', '--episodes=3', '--steps=3', '--output=x', f'--root_dir={tmp_path}', '--gin_file=dqn_cartpole'

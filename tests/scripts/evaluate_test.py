@@ -16,33 +16,6 @@ from tflearn.files.run_dir import RunDir, write_json
 from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
 
-
-def test_help_lists_the_flags_of_data():
-    ended = run('evaluate', '--data=x', '--help')
-    assert (ended.returncode, ended.stderr) == (0, '')
-    for flag in ('data', 'policy', 'gamma', 'output'):
-        assert f'  --{flag}\n' in ended.stdout
-    assert '--gin_file' not in ended.stdout.replace('a gin file', '')
-    assert '--data=DIR' in run('evaluate', '--help').stdout
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (('--data=x',), 'got no --root_dir; need a directory'),
-        (('--root_dir=/tmp/no_run', '--data='), 'got an empty --data; need a directory of episodes'),
-        (('--root_dir=/tmp/no_run', '--data=x', '--gamma=2'), 'got a wrong flag: flag --gamma=2'),
-        (('--root_dir=/tmp/no_run', '--data=x', '--gamma=nan'), 'got --gamma=nan; need a number from 0 to 1'),
-        (('--root_dir=/tmp/no_run', '--data=x', '--gin_file=dqn_cartpole'), 'got a wrong flag: Unknown command line'),
-    ],
-)
-def test_user_errors_take_one_line(arguments, message):
-    ended = run('evaluate', *arguments)
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].startswith(f'tflearn-evaluate: error: {message}')
-    assert 'Traceback' not in ended.stderr
-
-
 BALANCES = (0.1, 0.2, 1.0, 1.0)  # 500 steps of CartPole, which is all there are
 
 

@@ -180,75 +180,41 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
     assert not RunDir(tmp_path / 'run').logs.exists()
 
 
+IN_RUN, FILE = '--root_dir=run', '--root_dir=run --gin_file=file'
+CARTPOLE = '--root_dir=run --gin_file=dqn_cartpole'
+NO_TOKEN = 'got a --coordinator_token that cannot be read (No such file or directory), and is not shown'
+
+
 @pytest.mark.parametrize(
     ('flags', 'words'),
     [
-        ([], 'got no --root_dir; need'),
-        (['--root_dir=run'], 'got no --gin_file; need'),
+        ('', 'got no --root_dir; need'),
+        (IN_RUN, 'got no --gin_file; need'),
+        (f'{IN_RUN} --gin_file=no', "got gin_file='no'; need the path of a file, or the name of one of"),
+        (f'{CARTPOLE} --gin_bindings=train.StopConditions.num_train_stpes=1', 'train.StopConditions.num_train_steps'),
+        (f'{CARTPOLE} --gin_bindings=evaluate.Nope.x=1 --render', "tflearn.jobs.evaluate has no 'Nope'; need a valid "),
+        (f'{CARTPOLE} --gin_bindings=gymnasium_env.make.name="CartPol-v1"', 'CartPole-v1'),
+        (f'{CARTPOLE} --gin_bindings=train.StopConditions.num_train_steps=%gin.REQUIRED', 'no value for'),
+        ('--root_dir=file/run --gin_file=dqn_cartpole', 'which cannot be written to'),
+        ('--root_dir=gs://me:key@bucket/run --gin_file=file', 'with credentials or a query'),
+        (f'{FILE} --coordinator_address=8000', 'need HOST:PORT'),
+        (f'{FILE} --coordinator_address=a:1,a:2', 'need HOST:PORT'),
+        (f'{FILE} --coordinator_token=0123456789abcdef', NO_TOKEN),
+        (f'{CARTPOLE} --num_feed_workers=1 --backend=slurm', 'got --num_feed_workers with --backend=slurm; need the l'),
+        (f'{IN_RUN} --gin_file=ppo_cartpole --num_feed_workers=1', 'got --num_feed_workers with Queue.versions_ahead;'),
         (
-            ['--root_dir=run', '--gin_file=no_such_file'],
-            "got gin_file='no_such_file'; need the path of a file, or the name of one of",
-        ),
-        (
-            ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=train.StopConditions.num_train_stpes=1'],
-            'train.StopConditions.num_train_steps',
-        ),
-        (
-            ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=evaluate.Nope.x=1', '--render'],
-            "tflearn.jobs.evaluate has no 'Nope'; need a valid name",
-        ),
-        (
-            ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=gymnasium_env.make.name="CartPol-v1"'],
-            'CartPole-v1',
-        ),
-        (
-            [
-                '--root_dir=run',
-                '--gin_file=dqn_cartpole',
-                '--gin_bindings=train.StopConditions.num_train_steps=%gin.REQUIRED',
-            ],
-            'no value for',
-        ),
-        (['--root_dir=file/run', '--gin_file=dqn_cartpole'], 'which cannot be written to'),
-        (['--root_dir=gs://me:key@bucket/run', '--gin_file=file'], 'with credentials or a query'),
-        (['--root_dir=run', '--gin_file=file', '--coordinator_address=8000'], 'need HOST:PORT'),
-        (['--root_dir=run', '--gin_file=file', '--coordinator_address=a:1,a:2'], 'need HOST:PORT'),
-        (
-            ['--root_dir=run', '--gin_file=file', '--coordinator_token=0123456789abcdef'],
-            'got a --coordinator_token that cannot be read (No such file or directory), and is not shown',
-        ),
-        (
-            [
-                '--root_dir=r',
-                '--gin_file=dqn_cartpole',
-                '--num_feed_workers=1',
-                '--backend=slurm',
-            ],
-            'got --num_feed_workers with --backend=slurm; need the local backend',
-        ),
-        (
-            ['--root_dir=run', '--gin_file=ppo_cartpole', '--num_feed_workers=1'],
-            'got --num_feed_workers with Queue.versions_ahead; need',
-        ),
-        (
-            [
-                *('--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2'),
-                '--gin_bindings=Uniform.sampling="server"',
-            ],
+            f'{CARTPOLE} --num_replay_servers=2 --gin_bindings=Uniform.sampling="server"',
             'got several replay servers with Uniform replay, from which the servers draw; need Uniform',
         ),
-        (['--root_dir=run', '--gin_file=file', '--num_collectors=0'], 'num_collectors'),
-        (
-            ['--root_dir=run', '--gin_file=dqn_cartpole', f'--num_replay_servers={"9" * 400}'],
-            'need 1 to 10000',
-        ),
-        (['--root_dir=run', '--gin_file=file', '--root=run'], 'Did you mean'),
-        (['--root_dir=run', '--gin_file=file', 'train'], "got the argument 'train'"),
+        (f'{FILE} --num_collectors=0', 'num_collectors'),
+        (f'{CARTPOLE} --num_replay_servers={"9" * 400}', 'need 1 to 10000'),
+        (f'{FILE} --root=run', 'Did you mean'),
+        (f'{FILE} train', "got the argument 'train'"),
     ],
 )
 def test_user_errors_take_one_line(tmp_path, flags, words):
     (tmp_path / 'file').touch()
-    ended = launch(*flags, cwd=tmp_path)
+    ended = launch(*flags.split(), cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, '')
     assert ended.stderr.startswith('tflearn-launch: error: got ')
     assert words in ended.stderr and '0123456789abcdef' not in ended.stderr
@@ -268,23 +234,7 @@ _SELECTORS = (
     *('train.train.stop', 'train.StopConditions', 'train:', 'include', 'import'),
 )
 _VALUES = (
-    '',
-    '1',
-    '1e999',
-    '@',
-    '%',
-    '@x',
-    '@@',
-    '%%',
-    '@/',
-    '@x(',
-    '((',
-    '[[1',
-    '{[]: 1}',
-    "'",
-    '"""',
-    '\\',
-    '1\n=',
+    *('', '1', '1e999', '@', '%', '@x', '@@', '%%', '@/', '@x(', '((', '[[1', '{[]: 1}', "'", '"""', '\\', '1\n='),
     'é',
 )
 _DEEP = ('[' * 5000, '(' * 200 + ')' * 200, '-' * 5000 + '1', '1' * 5000)
@@ -292,15 +242,8 @@ _DEEP = ('[' * 5000, '(' * 200 + ')' * 200, '-' * 5000 + '1', '1' * 5000)
 
 def test_no_binding_ends_in_a_traceback(tmp_path, capsys):
     bindings = [f'{selector}=1' for selector in _SELECTORS] + [f'train.nope={value}' for value in (*_VALUES, *_DEEP)]
-    bindings += [
-        'from',
-        'from a import',
-        'import a..b',
-        'from . import a',
-        'import .',
-        "include '/dev/null/x'",
-        'include 3',
-    ]
+    bindings += ['from', 'from a import', 'import a..b', 'from . import a', 'import .']
+    bindings += ["include '/dev/null/x'", 'include 3']
     for binding in bindings:
         with pytest.raises(UserError) as raised:
             process_run.run(
@@ -380,14 +323,8 @@ assert not {'tensorflow', 'tf_agents', 'reverb', 'own.tasks', 'tflearn.jobs.trai
 def test_helpfull_lists_all_flags(tmp_path):
     ended = launch('--helpfull', cwd=tmp_path)
     assert ended.returncode == 0
-    for flag in (
-        'root_dir',
-        'gin_file',
-        'gin_bindings',
-        'coordinator_address',
-        'connect_timeout_secs',
-        'num_collectors',
-    ):
+    flags = ('root_dir', 'gin_file', 'gin_bindings', 'coordinator_address', 'connect_timeout_secs', 'num_collectors')
+    for flag in flags:
         assert f'--{flag}' in ended.stdout
 
 

@@ -13,14 +13,6 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / 'docs'
 JOBS = [f'tflearn.jobs.{job}' for job in ('replay_server', 'collect', 'train', 'evaluate')]
-SMALL = [
-    'train.StopConditions.num_train_steps = 60',
-    'train.Intervals.export_interval_steps = 30',
-    'networks.NetworkOptions.fc_layer_params = (8,)',
-    'experience.Uniform.min_size = 100',
-    'evaluate.evaluate.target_return = None',
-    'evaluate.evaluate.num_episodes = 2',
-]
 
 
 @dataclasses.dataclass(frozen=True)

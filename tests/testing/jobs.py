@@ -29,6 +29,14 @@ from tflearn.learner.summaries import SummaryOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.replay import backend, reader
 
+SMALL_BINDINGS = [
+    'train.StopConditions.num_train_steps = 60',
+    'train.Intervals.export_interval_steps = 30',
+    'networks.NetworkOptions.fc_layer_params = (8,)',
+    'experience.Uniform.min_size = 100',
+    'evaluate.evaluate.target_return = None',
+    'evaluate.evaluate.num_episodes = 2',
+]
 # One item in the queue.
 QUEUE = Experience(
     slicing=Slicing(sequence_length=9, stride=8, pad_episodes=True),

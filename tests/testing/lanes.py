@@ -17,9 +17,9 @@ classic = pytest.mark.classic
 # Files and folders of such tests.
 CLASSIC_ONLY = (
     # Rules of the source, documents, what is installed.
-    *('architecture', 'architecture_test.py', 'docker_test.py', 'docs_code_test.py', 'docs_commands_test.py'),
+    *('architecture', 'architecture_test.py', 'docker_test.py', 'docs_code_test.py'),
     *('docs_programs_test.py', 'docs_test.py', 'from_rllib_test.py', 'gin_files_test.py', 'notebook_test.py'),
-    *('packaging_test.py', 'release_test.py', 'scale_model_test.py', 'suite_test.py', 'api/import_name_test.py'),
+    *('packaging_test.py', 'release_test.py', 'suite_test.py', 'api/import_name_test.py'),
     # Python alone: protocols, files, processes, command lines.
     *('chaos', 'config', 'files', 'launch', 'net', 'tools'),
     *(f'coordinator/{name}_test.py' for name in ('client', 'control', 'credits', 'reports', 'server')),
@@ -27,8 +27,8 @@ CLASSIC_ONLY = (
     *(f'environments/{name}_test.py' for name in ('cpp_client', 'external_server', 'pacing')),
     *(f'learner/{name}_test.py' for name in ('checkpoints_process', 'tf_config', 'triggers', 'worker_files')),
     *(f'policies/{name}_test.py' for name in ('exporter_versions', 'versions')),
-    *(f'scripts/{name}_test.py' for name in ('coordinator', 'data', 'doctor', 'evaluate', 'exit_status', 'export')),
-    *(f'scripts/{name}_test.py' for name in ('job_flags', 'job_process', 'job_setup', 'launch', 'serve')),
+    *(f'scripts/{name}_test.py' for name in ('command_lines', 'coordinator', 'data', 'doctor', 'evaluate')),
+    *(f'scripts/{name}_test.py' for name in ('exit_status', 'job_process', 'job_setup', 'launch')),
     *(f'serving/{name}_test.py' for name in ('clients', 'request_queue', 'server_load', 'server_tls')),
     *('changed_sources_test.py', 'data/evaluation_test.py', 'jobs/replay_server_test.py', 'jobs/run_metrics_test.py'),
     # Several workers, of which learner/multi_worker_test.py has two.

@@ -44,3 +44,8 @@ def histograms(directory: pathlib.Path) -> dict[str, dict[int, tuple[float, floa
 def texts(directory: pathlib.Path) -> dict[str, str]:
     """Returns the last text of each tag."""
     return {tag: value.item().decode() for _, tag, value in _values(directory, 'text')}
+
+
+def tags(directory: pathlib.Path) -> set[str]:
+    """Returns all tags."""
+    return {value.tag for event in _events(directory) for value in event.summary.value}

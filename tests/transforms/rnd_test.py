@@ -14,8 +14,6 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms import rnd, transformed
 
-# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 SMALL = {'fc_layer_params': (8,), 'num_outputs': 4}
 FIRST = int(ts.StepType.FIRST)
 

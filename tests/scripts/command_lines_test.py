@@ -1,0 +1,80 @@
+"""The command lines of programs without a gin file: their help, and mistakes, which take one line."""
+
+import os
+
+import pytest
+
+from tests.testing import forks
+
+ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
+NO_RUN = '--root_dir=/tmp/no_run'
+
+
+def run(program, *arguments):
+    return forks.run(f'scripts.{program}', *arguments, env=ENVIRONMENT, timeout=120.0)
+
+
+@pytest.mark.parametrize(
+    ('command', 'beginning', 'flags'),
+    [
+        ('serve --help', 'tflearn-serve: Serves the newest version of each policy', 'port batching tls_client_ca'),
+        ('serve --helpfull', 'tflearn-serve: Serves the newest version of each policy', 'root_dir stop_timeout_secs'),
+        ('export --help', 'tflearn-export: Makes a full model of one train step', 'root_dir policy train_step output'),
+        ('export --help', 'tflearn-export: ', 'batch_size tflite observations'),
+        ('data copy --help', 'tflearn-data copy: ', 'data min_return max_damaged output'),
+        ('evaluate --data=x --help', 'tflearn-evaluate: ', 'data policy gamma output'),
+    ],
+)
+def test_help_lists_the_flags(command, beginning, flags):
+    ended = run(*command.split())
+    assert (ended.returncode, ended.stderr) == (0, '')
+    assert ended.stdout.startswith(beginning)
+    for flag in flags.split():
+        assert f'  --{flag}\n' in ended.stdout
+    assert '--gin_file' not in ended.stdout.replace('a gin file', '')
+
+
+def test_help_names_the_commands_and_how_an_evaluation_reads_data():
+    ended = run('data', '--help')
+    assert (ended.returncode, ended.stderr) == (0, '')
+    for command in ('record', 'extract', 'describe', 'merge', 'filter', 'copy', 'convert', 'import'):
+        assert f'tflearn-data {command}  ' in ended.stdout
+    assert '--data=DIR' in run('evaluate', '--help').stdout
+
+
+@pytest.mark.parametrize(
+    ('command', 'message'),
+    [
+        ('serve', 'got no --root_dir; need '),
+        ('serve --root_dir=x --versions=new', 'got --versions=new; need train steps'),
+        (f'serve --root_dir=x --tls_key={__file__}', 'got a part of --tls_certificate, --tls_key'),
+        ('serve --root_dir=x --policies=../x', 'got --policies=../x; need names of directories'),
+        ('serve --root_dir=x --port=99999', 'got a wrong flag: '),
+        ('serve --root_dir=x --tls_key=no_file', 'got --tls_key=no_file; need a file'),
+        ('data show', "got 'show'; need one of record, extract, describe, merge, filter, copy, convert, import"),
+        ('data describe', 'got no --data; need a directory'),
+        ('data copy --data=x', 'got no --output; need a directory'),
+        ('data filter --data=x --output=y', 'got no filter; need at least one of --min_return'),
+        ('data merge --data=x --output=y --min_return=3', 'got --min_return to merge by; need none'),
+        ('data describe --data=x --max_episodes=0', 'got a wrong flag: flag --max_episodes=0'),
+        ('evaluate --data=x', 'got no --root_dir; need a directory'),
+        (f'evaluate {NO_RUN} --data=', 'got an empty --data; need a directory of episodes'),
+        (f'evaluate {NO_RUN} --data=x --gamma=2', 'got a wrong flag: flag --gamma=2'),
+        (f'evaluate {NO_RUN} --data=x --gamma=nan', 'got --gamma=nan; need a number from 0 to 1'),
+        (f'evaluate {NO_RUN} --data=x --gin_file=dqn_cartpole', 'got a wrong flag: Unknown command line'),
+        ('export', 'got no --root_dir; need '),
+        ('export --root_dir=x --tflite=int4', 'got a wrong flag: flag --tflite=int4'),
+        (
+            'export --root_dir=s3://me:key@x/y',
+            'got a URL of s3 with credentials or a query; need them where s3 ',
+        ),
+        ('export --root_dir=x --output=gs://x/y', "got --output='gs://x/y', which is a URL; need a path"),
+        ('export --root_dir=no_such_run', 'got no policy in '),
+    ],
+)
+def test_user_errors_take_one_line(command, message):
+    program, *arguments = command.split()
+    ended = run(program, *arguments)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith(f'tflearn-{program}: error: {message}')
+    assert 'Traceback' not in ended.stderr
