@@ -8,6 +8,7 @@ tflearn-data merge      episodes of all --data -> --output
 tflearn-data filter     those of all --data that pass the filters -> --output
 tflearn-data copy       merge and filter in one
 tflearn-data import     logs in CSV, Parquet or JSON lines (--from, --columns) -> --output
+tflearn-data join       decisions of tflearn-serve and their --outcomes, as episodes -> --output
 tflearn-data convert    episodes of --data (tflearn, Minari or RLDS) -> --output in --format=tflearn, minari or rlds
 
 tflearn-train-offline trains on them.

@@ -1,5 +1,6 @@
 """The flags of tflearn-data's commands, and what `describe` and `copy` do with them."""
 
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from tflearn.files.run_dir import local_path
 
 from . import job_flags, preflight
 
-COMMANDS = ('describe', 'merge', 'filter', 'copy', 'convert', 'import')
+COMMANDS = ('describe', 'merge', 'filter', 'copy', 'convert', 'import', 'join')
 FORMATS = ('tflearn', 'minari', 'rlds')
 REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
 _FILTERS = ('min_return', 'max_return', 'max_episodes')
@@ -114,6 +115,12 @@ def define_read() -> None:
 def define_import() -> None:
     """Defines the flags of `import`."""
     flags.DEFINE_multi_string('from', [], 'import: a log in CSV, Parquet or JSON lines; may be repeated.')
+    flags.DEFINE_multi_string('decisions', [], 'join: a directory of decisions, or a file; may be repeated.')
+    flags.DEFINE_multi_string('outcomes', [], 'join: a directory or file of outcomes; may be repeated.')
+    flags.DEFINE_float('window_secs', None, 'join: seconds after a decision in which its outcomes count.', 0)
+    flags.DEFINE_float('default_reward', None, 'join: the reward of a decision without an outcome in its window.')
+    flags.DEFINE_enum('combine', 'last', ['first', 'sum', 'last'], 'join: of several outcomes of a decision.')
+    flags.DEFINE_float('until', None, 'join: the end of the log [seconds since 1970]; default: the newest outcome.')
     flags.DEFINE_string('columns', None, 'import: a file in TOML that says what each column means.')
     flags.DEFINE_string('vocabularies', None, 'import: an earlier data set, whose numbers of categories are kept.')
     flags.DEFINE_integer('max_bad_rows', 0, 'import: bad rows that are left out, with their episodes.', 0)
@@ -124,8 +131,8 @@ def define_import() -> None:
 
 def read(command: str) -> None:
     """Runs a command of `COMMANDS`."""
-    if command == 'import':
-        import_logs()
+    if command in ('import', 'join'):
+        import_logs(command)
         return
     for name in ('data',) if command == 'describe' else ('data', 'output'):
         if not flags.FLAGS[name].value:
@@ -150,25 +157,40 @@ def read(command: str) -> None:
         print(record.describe(flags.FLAGS.data, picture, **filters))
 
 
-def import_logs() -> None:
-    """Runs `import`."""
-    given: dict[str, Any] = {name: flags.FLAGS[name].value for name in ('from', 'columns', 'output')}
-    for name, value in given.items():
-        if not value:
-            raise UserValueError(
-                f'got no --{name}; need one, such as --from=log.csv --columns=map.toml --output=data/log'
-            )
+def import_logs(command: str) -> None:
+    """Runs `import` or `join`."""
+    source = 'from' if command == 'import' else 'decisions'
+    for name in (source, 'columns', 'output', *(['outcomes'] if command == 'join' else [])):
+        if not flags.FLAGS[name].value:
+            raise UserValueError(f'got no --{name}; need one; see tflearn-data {command} --help')
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.jobs import record
 
-    earlier = flags.FLAGS.vocabularies
+    values = flags.FLAGS
+    outcomes = None
+    if command == 'join':
+        names = ('window_secs', 'default_reward', 'combine', 'until')
+        outcomes = {'paths': _files('outcomes'), **{name: values[name].value for name in names}}
     report = record.import_logs(
-        [local_path(path, '--from') for path in given['from']],
-        local_path(given['columns'], '--columns'),
-        local_path(given['output'], '--output'),
-        earlier and local_path(earlier, '--vocabularies'),
-        flags.FLAGS.compress,
-        refused=flags.FLAGS.refuse,
-        max_bad_rows=flags.FLAGS.max_bad_rows,
+        _files(source),
+        local_path(values.columns, '--columns'),
+        local_path(values.output, '--output'),
+        values.vocabularies and local_path(values.vocabularies, '--vocabularies'),
+        values.compress,
+        outcomes,
+        refused=values.refuse,
+        max_bad_rows=values.max_bad_rows,
     )
     print(report)
+
+
+def _files(flag: str) -> list[pathlib.Path]:
+    """Returns the files of a flag; of a directory, those that are complete and named as the flag."""
+    found: list[pathlib.Path] = []
+    given: list[str] = flags.FLAGS[flag].value or []
+    for path in (local_path(path, f'--{flag}') for path in given):
+        inside = sorted(path.glob(f'{flag}-*.jsonl')) if path.is_dir() else [path]
+        if not inside:
+            raise UserValueError(f'got --{flag}={path} without {flag}-*.jsonl; need such files, or the name of one')
+        found += inside
+    return found

@@ -79,7 +79,7 @@ import external_simulator
 external_simulator.main(sys.argv[1], 1_000_000)
 """
 # Run by tests of their own.
-TOGETHER = r'data/shop|runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
+TOGETHER = r'data/shop|data/joined|runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
 FAST = r'quickstart$|tflearn-synchronous|--tflite=float32|data/(expert|random) --ep|data/good'  # all others are slow
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import tomllib
+import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 
 _COLUMNS = ('reward', 'propensity', 'truncated')  # numbers of a step
 _KEYS = ('episode', 'id', 'time')
+_OUTCOMES = 'outcomes'
 ACTION = 'action'
 
 
@@ -21,30 +23,44 @@ class Feature:
     Attributes:
       name: such as 'observation.age' or 'action'.
       columns: the columns, several for a vector of numbers.
-      kind: numbers; categories, each an index into a vocabulary; or a list of the actions that are allowed.
+      kind: numbers; integers from `low` to `high`; categories, each an index into a vocabulary; or a list of the
+        actions that are allowed.
       length: the number of elements, if the column has lists; shorter ones are filled.
       missing: the number that takes the place of one that is missing; None makes such a row a bad one.
       values: the vocabulary; () takes all values of the data.
-      low: the least number of an action.
-      high: the greatest one.
+      low: the least integer, 0 by default, or the least number of an action, -1 by default.
+      high: the greatest one; 1 by default for numbers.
     """
 
     name: str
     columns: tuple[str, ...]
-    kind: Literal['number', 'category', 'mask'] = 'number'
+    kind: Literal['number', 'integer', 'category', 'mask'] = 'number'
     length: PositiveInt | None = None
     missing: Annotated[float, Range()] | None = None
     values: tuple[str, ...] = ()
-    low: Annotated[float, Range()] = -1.0
-    high: Annotated[float, Range()] = 1.0
+    low: Annotated[float, Range()] | None = None
+    high: Annotated[float, Range()] | None = None
 
     def __post_init__(self) -> None:
+        if self.kind == 'integer' and (self.high is None or self.bounds[0] > self.bounds[1]):
+            raise UserValueError(
+                f'got {self.name} of integers from {self.low} to {self.high}; need both, or `high` alone'
+            )
         if len(self.columns) != 1 and (self.kind != 'number' or self.length or not self.columns):
             raise UserValueError(
                 f'got {self.name} of {len(self.columns)} columns; need one, or several of one number each'
             )
+        low, high = self.bounds
+        if self.kind == 'integer' and self.missing is not None and not low <= self.missing <= high:
+            raise UserValueError(f'got {self.name} with missing = {self.missing:g}; need {low:g} to {high:g}')
         if len(set(self.values)) < len(self.values):
             raise UserValueError(f'got {self.name} with a value twice in `values`; need each once')
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest number, of integers and actions."""
+        low = self.low if self.low is not None else 0 if self.kind == 'integer' else -1
+        return low, 1 if self.high is None else self.high
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,10 +75,12 @@ class ColumnMap:
     Attributes:
       features: the observation's, then the action, then those of `_COLUMNS` that are there.
       keys: the columns of the episode, the row's id and the time, by these names; those that are there.
+      outcomes: the columns of outcomes that come in other files, see `OutcomeOptions`.
     """
 
     features: tuple[Feature, ...]
     keys: Mapping[str, str]
+    outcomes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -72,29 +90,34 @@ class ColumnMap:
     @property
     def numeric(self) -> set[str]:
         """Those that hold numbers."""
-        return {name for each in self.features if each.kind == 'number' for name in each.columns}
+        return {name for each in self.features if each.kind in ('number', 'integer') for name in each.columns}
 
     def feature(self, name: str) -> Feature | None:
         """Returns the part of this name."""
         return next((each for each in self.features if each.name == name), None)
 
 
-def read(path: pathlib.Path) -> ColumnMap:
-    """Reads the file; raises ValueError for another one, and OSError if it cannot be read."""
+def read(path: pathlib.Path, given: Mapping[str, Any] = types.MappingProxyType({})) -> ColumnMap:
+    """Reads the file; raises ValueError for another one, and OSError if it cannot be read.
+
+    Args:
+      given: what holds unless the file has it.
+    """
     try:
-        return parse(tomllib.loads(path.read_text(encoding='utf-8')))
+        return parse({**given, **tomllib.loads(path.read_text(encoding='utf-8'))})
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserOSError(f'got --columns={path}, which cannot be read ({error}); need a file in TOML') from error
 
 
 def parse(given: Mapping[str, Any]) -> ColumnMap:
     """Returns the map of TOML's tables."""
-    known = ('observation', ACTION, *_COLUMNS, *_KEYS)
+    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES)
     for name in given:
         if name not in known:
             raise UserValueError(f'got {name!r} among the columns; need one of {", ".join(known)}')
     observation = given.get('observation')
-    if not isinstance(observation, dict) or not observation or ACTION not in given or 'reward' not in given:
+    is_complete = ACTION in given and ('reward' in given or _OUTCOMES in given)
+    if not isinstance(observation, dict) or not observation or not is_complete:
         raise UserValueError(f'got the columns of {", ".join(given) or "nothing"}; need observation, action and reward')
     parts = {f'observation.{name}': value for name, value in observation.items()}
     parts |= {name: given[name] for name in (ACTION, *_COLUMNS) if name in given}
@@ -102,12 +125,12 @@ def parse(given: Mapping[str, Any]) -> ColumnMap:
     for name, value in keys.items():
         if not isinstance(value, str):
             raise UserValueError(f'got {name} = {value!r}; need the name of a column')
-    found = ColumnMap(tuple(_feature(name, value) for name, value in parts.items()), keys)
+    found = ColumnMap(tuple(_feature(name, value) for name, value in parts.items()), keys, given.get(_OUTCOMES, {}))
     action = found.feature(ACTION)
     masks = [each.name for each in found.features if each.kind == 'mask']
-    if action is None or action.kind == 'mask' or (masks and action.kind != 'category'):
+    if action is None or action.kind == 'mask' or (masks and action.kind == 'number'):
         raise UserValueError(
-            f'got an action of another kind, with the masks {masks}; need kind = "category" beside masks'
+            f'got an action of another kind, with the masks {masks}; need a category or an integer beside masks'
         )
     return found
 

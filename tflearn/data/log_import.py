@@ -17,6 +17,7 @@ from tflearn.data import arrays, columns, metadata, tables
 from tflearn.data.column_map import ACTION, ColumnMap
 from tflearn.data.conversion import new_directory
 from tflearn.data.log_rows import ROWS_OF_A_FILE, Report, RowEncoder
+from tflearn.data.outcomes import OutcomeOptions, Outcomes
 from tflearn.data.writer import EpisodeWriter
 from tflearn.files.run_dir import read_json, write_json
 
@@ -33,6 +34,7 @@ def run(
     report: Report,
     vocabularies: pathlib.Path | None = None,
     compress: bool = False,
+    outcomes: OutcomeOptions | None = None,
 ) -> None:
     """Writes the episodes of logs to a new data set, which appears whole.
 
@@ -43,11 +45,13 @@ def run(
       report: counts what is found.
       vocabularies: an earlier data set, whose vocabularies are taken; None collects them from the data.
       compress: compress the files with gzip.
+      outcomes: gives the rewards, if the logs have none; the map has an id and a time then.
 
     Raises:
       ValueError: if there are more bad rows than the report allows, or no episode at all, or more categories than
         MAX_CATEGORIES, or the directory exists.
     """
+    joined = Outcomes(outcomes, report) if outcomes else None
     words = _vocabularies(paths, mapped, vocabularies)
     encoder, keys = RowEncoder(mapped, words, report), mapped.keys
     info = arrays.spec(_policy_info(np.zeros(1, encoder.dtype), keys))
@@ -56,8 +60,11 @@ def run(
     with new_directory(output) as begun:
         writer = EpisodeWriter(begun, encoder.specs, stored, compress=compress)
         with contextlib.closing(writer):
-            for rows in _ordered(_encoded(paths, mapped, encoder), encoder.dtype, by, _Order(paths, keys, report)):
+            blocks = _encoded(paths, mapped, encoder, joined)
+            for rows in _ordered(blocks, encoder.dtype, by, _Order(paths, keys, report)):
                 _write(writer, rows, keys)
+        if joined:
+            joined.close()
         if not writer.num_episodes:
             raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}; need at least one')
         report.counts.update(episodes=writer.num_episodes, steps=writer.num_steps)
@@ -78,7 +85,7 @@ def _vocabularies(
                 f'got {earlier} without a {VOCABULARIES} of {", ".join(words)}; need a data set of such'
             )
         words = {name: values or known[name] for name, values in words.items()}
-    missing = {each.name: each.columns[0] for each in mapped.features if each.name in words and not words[each.name]}
+    missing = {each.name: each.columns[0] for each in mapped.features if words.get(each.name) == []}
     found: dict[str, set[str]] = {name: set() for name in missing}
     for path in paths if missing else ():
         for block in tables.read(path, list(dict.fromkeys(missing.values())), ()):
@@ -90,6 +97,10 @@ def _vocabularies(
                     raise UserValueError(
                         f'got {name} with more than {MAX_CATEGORIES} values; need at most that; hash them'
                     )
+    action = mapped.feature(ACTION)
+    if action and action.kind == 'integer':
+        low, high = map(int, action.bounds)
+        words[ACTION] = [str(value) for value in range(low, high + 1)]
     for name, values in found.items():
         words[name] = sorted(values, key=lambda text: (len(text), text) if text.isdigit() else (1 << 30, text))
         if not values:
@@ -97,11 +108,16 @@ def _vocabularies(
     return words
 
 
-def _encoded(paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder) -> Iterator[np.ndarray]:
+def _encoded(
+    paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder, outcomes: Outcomes | None
+) -> Iterator[np.ndarray]:
     """Yields the rows of all files."""
     for i, path in enumerate(paths):
         for block in tables.read(path, mapped.names, mapped.numeric):
-            yield encoder(path, i, block)
+            rows = encoder(path, i, block)
+            if outcomes:
+                outcomes.join(rows)
+            yield rows
 
 
 def _ordered(blocks: Iterator[np.ndarray], dtype: np.dtype, by: str | None, order: '_Order') -> Iterator[np.ndarray]:

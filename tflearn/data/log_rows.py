@@ -70,10 +70,14 @@ class RowEncoder:
         self._map, self._report = column_map, report
         self._vocabularies = {name: tables.vocabulary(values) for name, values in vocabularies.items()}
         self._num_actions = len(vocabularies.get(ACTION, ()))
+        action = column_map.feature(ACTION)
+        self._start = int(action.bounds[0]) if action and action.kind == 'integer' else 0
         fields: list[Any] = [('key', 'u8'), ('id', 'u8'), ('time', 'f8'), ('row', 'i8'), ('bad', '?')]
         for each in column_map.features:
-            kind = {'number': 'f4', 'category': 'i8', 'mask': 'i1'}[each.kind]
+            kind = {'number': 'f4', 'integer': 'i8', 'category': 'i8', 'mask': 'i1'}[each.kind]
             fields.append((each.name, kind, (self._num_actions,) if each.kind == 'mask' else each.shape))
+        if not column_map.feature('reward'):  # outcomes have it
+            fields.append(('reward', 'f4'))
         self.dtype = np.dtype(fields)
         parts = {each.name.removeprefix('observation.'): self._spec(each) for each in column_map.features}
         observed = {name: parts[name] for name in parts if f'observation.{name}' in (self.dtype.names or ())}
@@ -87,8 +91,9 @@ class RowEncoder:
             # An observation that no vocabulary has is 0.
             size = len(self._vocabularies[feature.name]) - (feature.name == ACTION)
             return tensor_spec.BoundedTensorSpec(shape, tf.int64, 0, size)
-        if feature.name == ACTION:
-            return tensor_spec.BoundedTensorSpec(shape, tf.float32, feature.low, feature.high)
+        if feature.name == ACTION or feature.kind == 'integer':
+            dtype = tf.int64 if feature.kind == 'integer' else tf.float32
+            return tensor_spec.BoundedTensorSpec(shape, dtype, *feature.bounds)
         return tf.TensorSpec(shape, tf.float32)
 
     def __call__(self, path: pathlib.Path, number: int, block: tables.Block) -> np.ndarray:
@@ -96,7 +101,7 @@ class RowEncoder:
         rows = np.zeros(len(block.rows), self.dtype)
         rows['row'] = rows['key'] = number * ROWS_OF_A_FILE + block.rows
         self._report.counts['rows'] += len(rows) + len(block.lost)
-        one = _Block(block, self._report)
+        one = BlockChecks(block, self._report)
         for each in self._map.features:
             rows[each.name] = self._part(one, each)
         self._check(one, rows)
@@ -106,15 +111,13 @@ class RowEncoder:
             if column := self._map.keys.get(name):
                 rows[field], missing = tables.hashes(block.columns[column])
                 one.mark(missing, column, f'the {name}')
-        wrong = {**block.lost, **{int(block.rows[i]): reason for i, reason in block.bad.items()}}
-        for row, reason in sorted(wrong.items()):
-            self._report.bad(f'{path.name}, row {row}', *reason)
+        one.report_bad(path)
         rows['bad'][list(block.bad)] = True
         return rows
 
-    def _part(self, one: '_Block', feature: Feature) -> np.ndarray:
+    def _part(self, one: 'BlockChecks', feature: Feature) -> np.ndarray:
         """Returns the values of a part, [N, ...]."""
-        if feature.kind == 'number' and not feature.length:
+        if feature.kind in ('number', 'integer') and not feature.length:
             values = one.numbers(feature)
             return np.stack(values, axis=-1) if len(values) > 1 else values[0]
         column = feature.columns[0]
@@ -144,7 +147,7 @@ class RowEncoder:
         numbers[lists[kept], places[kept]] = one.checked(feature, column, tables.numbers(flat), lists)[kept]
         return numbers
 
-    def _categories(self, one: '_Block', feature: Feature, array: Any, rows: np.ndarray) -> np.ndarray:
+    def _categories(self, one: 'BlockChecks', feature: Feature, array: Any, rows: np.ndarray) -> np.ndarray:
         """Returns the index of each value; an observation's begin with 1, and those not in the vocabulary are 0."""
         found, missing = tables.indices(array, self._vocabularies[feature.name])
         if feature.name == ACTION:
@@ -155,21 +158,22 @@ class RowEncoder:
                 one.mark(rows[which], feature.columns[0], f'a value that is not {kind}, by --refuse')
         return found + 1
 
-    def _check(self, one: '_Block', rows: np.ndarray) -> None:
+    def _check(self, one: 'BlockChecks', rows: np.ndarray) -> None:
         """Marks actions that were not possible, and probabilities that are none."""
         for each in self._map.features:
             column, values = each.columns[0], rows[each.name]
             if each.name == 'propensity':
                 one.mark(~((values > 0) & (values <= 1)), column, 'a probability above 0, and at most 1')
             elif each.name == ACTION and each.kind == 'number':
-                outside = (values < each.low) | (values > each.high)
-                one.mark(outside.reshape(len(rows), -1).any(axis=1), column, f'{each.low} to {each.high}')
+                low, high = each.bounds
+                outside = (values < low) | (values > high)
+                one.mark(outside.reshape(len(rows), -1).any(axis=1), column, f'{low:g} to {high:g}')
             elif each.kind == 'mask':
-                allowed = values[np.arange(len(rows)), rows[ACTION]] == 1
+                allowed = values[np.arange(len(rows)), rows[ACTION] - self._start] == 1
                 one.mark(~allowed, column, 'the action of the row among those that are allowed')
 
 
-class _Block:
+class BlockChecks:
     """The rows of one block, and what is wrong with them."""
 
     def __init__(self, block: tables.Block, report: Report):
@@ -182,6 +186,12 @@ class _Block:
                 value = self.block.columns[column][i].as_py()
                 self.block.bad[i] = f'{column} = {None if value == "" else value!r:.60}', need
 
+    def report_bad(self, path: pathlib.Path) -> None:
+        """Reports all bad rows."""
+        bad = {int(self.block.rows[i]): reason for i, reason in self.block.bad.items()}
+        for row, reason in sorted({**self.block.lost, **bad}.items()):
+            self._report.bad(f'{path.name}, row {row}', *reason)
+
     def numbers(self, feature: Feature, read: Any = tables.numbers) -> list[np.ndarray]:
         """Returns the numbers of each column of a part, [N]."""
         rows, arrays = np.arange(len(self.block.rows)), self.block.columns
@@ -191,9 +201,14 @@ class _Block:
         """Returns numbers; marks the rows of those that are none."""
         values, missing, wrong = found
         need = 'a time, as a number or by ISO 8601' if feature.name == 'time' else 'a finite number'
+        if feature.kind == 'integer':
+            low, high = feature.bounds
+            need, known = f'an integer from {low:g} to {high:g}', ~missing & ~wrong
+            wrong = wrong | (known & ~((values >= low) & (values <= high) & (values == np.floor(values))))
         self.mark(rows[wrong], column, need)
         if feature.missing is None:
             self.mark(rows[missing], column, f'{need}, or `missing` in the column map')
         elif self._report.found('missing', feature.name, int(np.count_nonzero(missing))):
             self.mark(rows[missing], column, 'a value that is not missing, by --refuse')
-        return np.where(missing | wrong, feature.missing or 0.0, values)
+        least = feature.bounds[0] if feature.kind == 'integer' else 0.0
+        return np.where(missing | wrong, least if feature.missing is None else feature.missing, values)

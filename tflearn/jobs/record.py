@@ -5,7 +5,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY
 
 _DEFAULT_EPISODES = 100
+# The columns of a server's decisions.
+_DECISIONS = {'id': 'id', 'time': 'time', 'propensity': 'probability', 'outcomes': {}}
 
 
 @checked_dataclass(frozen=True)
@@ -235,6 +237,7 @@ def import_logs(
     output: pathlib.Path,
     vocabularies: pathlib.Path | None = None,
     compress: bool = False,
+    outcomes: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> str:
     """Writes the episodes of logs to a new data set, see `log_import.run`; returns what was found, in lines.
@@ -245,13 +248,18 @@ def import_logs(
       output: the new directory.
       vocabularies: an earlier data set, whose vocabularies are taken.
       compress: compress the files with gzip.
+      outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then.
       **options: see `Report`.
     """
     from tflearn.data import column_map as column_maps
-    from tflearn.data import log_import  # It loads pyarrow, of an extra.
+    from tflearn.data import log_import  # They load pyarrow, of an extra.
+    from tflearn.data import outcomes as outcome_files
 
     report = log_import.Report(**options)
-    log_import.run(paths, column_maps.read(column_map), output, report, vocabularies, compress)
+    given = _DECISIONS if outcomes is not None else {}
+    mapped = column_maps.read(column_map, given)
+    joined = None if outcomes is None else outcome_files.options_of(mapped.outcomes, **outcomes)
+    log_import.run(paths, mapped, output, report, vocabularies, compress, joined)
     return str(report)
 
 
