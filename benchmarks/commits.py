@@ -35,6 +35,8 @@ CASES = {
     'DQN to a return': ['time_to_return', '--task=dqn', '--sides=DQN'],
 }
 _DRAWS = 10_000
+# With TF-Agents' Keras, whatever a benchmark imports first.
+_START = 'import runpy, sys, tflearn; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name="__main__")'
 _LIMIT = ': limit'  # rows of the agent's train step alone
 
 
@@ -92,7 +94,7 @@ def measure(side: pathlib.Path, case: str, i: int) -> dict[str, float]:
         output = pathlib.Path(folder, 'result.json')
         program, *flags = CASES[case]
         flags += [f'--first_seed={i + 1}', '--seeds=1'] if program == 'time_to_return' else ['--rounds=1']
-        command = [str(python), f'benchmarks/{program}.py', *flags, f'--json={output}']
+        command = [str(python), '-c', _START, f'benchmarks/{program}.py', *flags, f'--json={output}']
         with open(pathlib.Path(folder, 'log'), 'w+') as log:
             process = subprocess.Popen(command, cwd=checkout, stdout=log, stderr=subprocess.STDOUT)
             _, status, usage = os.wait4(process.pid, 0)

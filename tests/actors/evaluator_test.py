@@ -10,6 +10,7 @@ import pytest
 
 from tests import fakes
 from tests.environments import example_environments
+from tests.testing import lanes
 from tflearn.actors.actor import CompiledPolicy
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
 from tflearn.core.waiting import Stopped
@@ -130,6 +131,7 @@ def test_an_environment_that_may_have_no_end_is_warned_of_once_and_early(caplog)
 
 
 @pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
+@lanes.classic
 def test_numbers_of_the_info_are_metrics_of_the_evaluation(make):
     with contextlib.closing(make(functools.partial(example_environments.WithInfo, length=3), 2, seed=0)) as environment:
         statistics = Evaluator(environment, num_episodes=4).run(AlwaysOne())

@@ -312,6 +312,7 @@ run = tflearn.train(
 """
 
 
+@lanes.classic
 def test_ctrl_c_saves_a_checkpoint_and_the_same_call_goes_on(tmp_path):
     program, log = tmp_path / 'program.py', tmp_path / 'log'
     program.write_text(PROGRAM)

@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import tflearn
 from tests.environments import example_environments
+from tests.testing import lanes
 from tflearn.agents import dqn
 from tflearn.core.errors import UserError
 from tflearn.environments import vector_env
@@ -283,6 +284,7 @@ class CourseVector(SyncVectorEnv):
 
 
 @pytest.mark.parametrize('make', WAYS)
+@lanes.classic
 def test_a_run_ends_in_one_line_at_what_does_not_fit(tmp_path, make):
     make_one = functools.partial(example_environments.Returning, IMAGE, PLAIN, at_step=5, observation=PLAIN + 0.7)
     with pytest.raises(UserError, match=r'got observation of environment 0 \(Returning\) with shape .*float64.*uint8'):
@@ -323,6 +325,7 @@ def test_a_run_refuses_spaces_before_it_starts(tmp_path, make, space, message):
 
 
 @pytest.mark.parametrize('make', WAYS)
+@lanes.classic
 def test_a_run_takes_keys_and_dtypes_of_all_kinds(tmp_path, make):
     parts = {'größe': np.float16, 'a b': np.uint16, 'c/d': np.int8, 'e': np.uint64, 'f': np.bool_, 'g': np.uint32}
     space = spaces.Dict({key: spaces.Box(0, 1, (2,), dtype) for key, dtype in parts.items()})

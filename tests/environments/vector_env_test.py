@@ -7,7 +7,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from tests import fakes
 from tests.environments import conformance, example_environments
-from tests.testing import two_rewards
+from tests.testing import lanes, two_rewards
 from tflearn.environments import sync_vector_env, vector_env
 
 TwoStates = example_environments.TwoStates
@@ -114,6 +114,7 @@ def test_step_requires_a_reset(vectorize):
 
 
 @pytest.mark.parametrize('worker_processes', [False, True])
+@lanes.classic
 def test_several_rewards(worker_processes):
     """As the environment's `reward_space` says; all are 0 in the first step of an episode."""
     environments = two_rewards.make(2, 0, worker_processes)

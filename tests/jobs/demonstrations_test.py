@@ -70,6 +70,7 @@ def test_a_run_is_trained_on_demonstrations_first_and_all_the_time(tmp_path, dat
     assert shares == {10: 1.0, 20: 1.0, 30: 0.5, 40: 0.5, 50: 0.5, 60: 0.5}
 
 
+@lanes.classic
 def test_a_filled_replay_needs_no_steps_before_training(tmp_path, data):
     run_dir = run_synchronously(tmp_path, Demonstrations(data, share=0.0, fill_replay=True), num_train_steps=40)
     result = read_json(run_dir.train_result)

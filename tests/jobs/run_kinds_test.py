@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tflearn
-from tests.testing import jobs, structured, two_rewards, written_summaries
+from tests.testing import jobs, lanes, structured, two_rewards, written_summaries
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.agents import dqn, ppo, r2d2, td3
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
@@ -49,6 +49,7 @@ def made(monkeypatch):
     assert environments and not sum(environment.num_rebuilt for environment in environments)
 
 
+@lanes.classic
 def test_synchronous_run_and_evaluation_with_a_mask(tmp_path, made):
     """With random first actions, and an evaluation with an epsilon."""
     run = jobs.SmallRun(tmp_path)
@@ -289,6 +290,7 @@ def test_episodes_that_are_all_shorter_than_n_steps_are_refused(tmp_path):
         _train(tmp_path, Slicing(sequence_length=6))
 
 
+@lanes.classic
 def test_n_steps_end_with_padded_episodes(tmp_path):
     assert _train(tmp_path, Slicing(sequence_length=6, pad_episodes=True)).train_step == 20
 

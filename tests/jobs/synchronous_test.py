@@ -325,6 +325,7 @@ def test_the_same_seed_gives_the_same_weights_and_metrics(tmp_path, agent):
     assert_same(*(train(tmp_path / name, agent) for name in 'ab'))
 
 
+@lanes.classic
 def test_collects_what_an_iteration_needs_and_no_more(of_ppo):
     # 24 train steps are 6 iterations, each of 2 epochs of 2 minibatches.
     assert 0 <= 6 * 16 + 2 - read_json(of_ppo.train_result)['env_steps'] < 6 * 4

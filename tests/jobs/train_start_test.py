@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network
 
+from tests.testing import lanes
 from tflearn.agents import dqn
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of, zeros
@@ -65,6 +66,7 @@ def test_rejects_bfloat16_without_effect(small_run):
         small_run.start(train, num_train_steps=60, precision='bfloat16', make_agent=_deaf_agent).join()
 
 
+@lanes.classic
 def test_starts_with_another_runs_weights(small_run, tmp_path):
     replay = small_run.start_replay()
     collector = small_run.start(collect, num_environments=2)
@@ -116,6 +118,7 @@ def _parts(run):
     return specs_of(run.factories()['make_environment']), create_train_step(), run.experience
 
 
+@lanes.classic
 def test_process_may_be_ended_before_the_first_train_step(small_run):
     """There is nothing to save yet, and tracing cannot be interrupted."""
     small_run.start_replay()

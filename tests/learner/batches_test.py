@@ -6,6 +6,7 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.trajectories import trajectory
 
+from tests.testing import lanes
 from tests.testing.learner import BATCH_SIZE, batch
 from tflearn.core import strategies
 from tflearn.core.experience import Prioritization
@@ -82,6 +83,7 @@ def test_weights_and_errors_agree_on_any_number_of_replicas(tmp_path, make_agent
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
+@lanes.classic
 def test_normalized_weights_are_at_most_one(tmp_path, make_agent):
     scaled = _learner(tmp_path / 'a', make_agent(), Prioritized())
     plain = _learner(tmp_path / 'b', make_agent(), Prioritized(normalize=False))
@@ -112,6 +114,7 @@ def test_data_without_weights(tmp_path, make_agent, make_dataset_fn):
     assert given and set(given) == {None}
 
 
+@lanes.classic
 def test_errors_are_those_of_the_steps_of_a_call(tmp_path, make_agent):
     """Also where some steps are summarized by another program, and where the data end."""
     steady, single = Prioritized(5), Prioritized(5)

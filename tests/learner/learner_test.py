@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.testing import lanes, written_summaries
 from tests.testing import learner as small
-from tests.testing import written_summaries
 from tflearn.core import strategies
 from tflearn.core.errors import UserError
 from tflearn.files.run_dir import RunDir
@@ -142,6 +142,7 @@ def test_prepare_takes_nothing_from_a_dataset(tmp_path, make_agent, make_dataset
     assert learner.run(1).info == {'policy_version': 0}
 
 
+@lanes.classic
 def test_data_of_one_replica_end_first(tmp_path, make_agent, make_dataset_fn):
     """Five batches for two replicas make two train steps."""
     strategy, contexts = strategies.make('mirrored:2'), []
@@ -275,6 +276,7 @@ def test_data_without_info(tmp_path, make_agent, make_dataset_fn):
     assert (result.num_steps, result.info) == (3, {})
 
 
+@lanes.classic
 def test_reports_time_spent_waiting_for_data(tmp_path, make_agent, make_dataset_fn):
     def slowly(data, info):
         tf.numpy_function(lambda: time_passes(), (), ())

@@ -8,7 +8,7 @@ from tf_agents.train import interval_trigger
 from tf_agents.train import learner as peer
 from tf_agents.train import triggers as peer_triggers
 
-from tests.testing import recording_agent, written_summaries
+from tests.testing import lanes, recording_agent, written_summaries
 from tflearn.core import strategies
 from tflearn.learner.tf_agents_learner import Learner
 from tflearn.learner.triggers import IntervalTrigger
@@ -263,6 +263,7 @@ def test_the_train_step_of_a_subclass(tmp_path, make_agent, make_dataset_fn, rep
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@lanes.classic
 def test_a_root_in_an_object_store(tmp_path, make_agent, make_dataset_fn):
     root = f'memory://{tmp_path.name}/run'
     agent = make_agent()
@@ -358,7 +359,7 @@ def test_summaries_at_the_multiples(tmp_path, make_dataset_fn):
     assert len(written_summaries.scalars(directory)['Losses/td_loss']) == 3  # the agent's own
 
 
-@pytest.mark.parametrize('calls', [(9,), (1, 5, 3)])
+@pytest.mark.parametrize('calls', lanes.sample([(9,), (1, 5, 3)], (1, 5, 3)))
 def test_summaries_are_at_the_step_of_the_variable(tmp_path, make_dataset_fn, calls):
     """The variable grows by 2 with each train step: 6, 10 and 16 are the first values that reach 5, 10 and 15."""
     agent = recording_agent.make(counts_twice=True)

@@ -30,7 +30,8 @@ CLASSIC_ONLY = (
     *(f'scripts/{name}_test.py' for name in ('command_lines', 'coordinator', 'data', 'doctor', 'evaluate')),
     *(f'scripts/{name}_test.py' for name in ('exit_status', 'job_process', 'job_setup', 'launch')),
     *(f'serving/{name}_test.py' for name in ('clients', 'request_queue', 'server_load', 'server_tls')),
-    *('changed_sources_test.py', 'data/evaluation_test.py', 'jobs/replay_server_test.py', 'jobs/run_metrics_test.py'),
+    *('changed_sources_test.py', 'data/evaluation_test.py', 'jobs/evaluate_test.py', 'jobs/policy_exports_test.py'),
+    *('jobs/replay_server_test.py', 'jobs/run_metrics_test.py'),
     # Several workers, of which learner/multi_worker_test.py has two.
     'jobs/multi_worker_train_test.py',
     *('replay/tunnel_test.py', 'replay/without_reverb_test.py'),  # with and without Reverb
