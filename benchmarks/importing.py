@@ -1,9 +1,10 @@
-"""How long does `tflearn-data import` take beside pyarrow's own read of the same file, and how much memory?
+"""How long do `tflearn-data import` and `join` take beside pyarrow's own read of the same files, and how much memory?
 
     python benchmarks/importing.py --rows=1000000
 
-A table of 14 columns: sessions of five rows, eight numbers, two categories, a probability, a reward. Each side runs in
-a process of its own, in turns; a ratio is the median of the ratios of the rounds. The import is timed by its call,
+`join` is of decisions and outcomes in JSON lines, one of each for a row. The others are of a table of 14 columns:
+sessions of five rows, eight numbers, two categories, a probability, a reward. Each side runs in a process of its own,
+in turns; a ratio is the median of the ratios of the rounds. The import is timed by its call,
 without the second or two in which TensorFlow is loaded; its memory is the greatest of the process, all included.
 """
 
@@ -44,11 +45,18 @@ READ = {
     'csv': 'table = pyarrow.csv.read_csv(path)',
     'parquet': 'table = pyarrow.parquet.read_table(path)',
     'jsonl': 'table = pyarrow.json.read_json(path)',
+    'join': 'tables = [pyarrow.json.read_json(path.with_name(name)) for name in ("decisions.jsonl", "outcomes.jsonl")]',
 }
 IMPORT = """
 from tflearn.data import column_map, log_import, log_rows
 mapped = column_map.read(path.with_name('map.toml'))
 """
+JOIN = """
+from tflearn.jobs import record
+names = [path.with_name(name) for name in ('decisions.jsonl', 'decisions.toml', 'outcomes.jsonl')]
+outcomes = {'paths': names[2:], 'window_secs': 60.0, 'default_reward': 0.0}
+"""
+JOIN_CALL = 'record.import_logs(names[:1], names[1], pathlib.Path(sys.argv[2]), outcomes=outcomes)'
 CALL = 'log_import.run([path], mapped, pathlib.Path(sys.argv[2]), log_rows.Report())'
 
 
@@ -71,6 +79,20 @@ def write(folder: pathlib.Path, num_rows: int) -> None:
         for batch in table.to_batches(10_000):
             file.writelines(json.dumps(row) + '\n' for row in batch.to_pylist())
     (folder / 'map.toml').write_text(MAP)
+    (folder / 'decisions.toml').write_text(
+        "action = {kind = 'integer', high = 2}\n[observation]\nobservation = {length = 4}"
+    )
+    observations, actions = (
+        random.normal(size=(num_rows, 4)).round(4).tolist(),
+        random.integers(0, 3, num_rows).tolist(),
+    )
+    with (folder / 'decisions.jsonl').open('w') as file:
+        for i, (observation, action) in enumerate(zip(observations, actions, strict=True)):
+            line = {'id': f'e{i}', 'time': 1e9 + i, 'action': action, 'probability': 0.3, 'observation': observation}
+            file.write(json.dumps(line) + '\n')
+    with (folder / 'outcomes.jsonl').open('w') as file:
+        for i in random.permutation(num_rows).tolist():
+            file.write(json.dumps({'event_id': f'e{i}', 'time': 1e9 + i + 5, 'reward': i % 2}) + '\n')
 
 
 def timed(before: str, call: str, *arguments: object) -> list[float]:
@@ -98,7 +120,8 @@ def main() -> None:
             path, found = folder / f'log.{kind}', []
             for i in range(rounds):
                 peer = timed('import pyarrow.csv, pyarrow.json, pyarrow.parquet', read, path)
-                found.append((peer, timed(IMPORT, CALL, path, folder / f'{kind}-{i}')))
+                ours = (JOIN, JOIN_CALL) if kind == 'join' else (IMPORT, CALL)
+                found.append((peer, timed(*ours, path, folder / f'{kind}-{i}')))
             median = lambda of, found=found: statistics.median(map(of, found))  # noqa: E731
             results[kind] = {
                 'pyarrow_secs': median(lambda pair: pair[0][0]),
