@@ -22,7 +22,18 @@ REPOSITORY = OWNER.get('repository', '').rstrip('/')
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
 # Two lanes, by the Python that there is.
 CLASSIC, CURRENT = 'python_version < "3.12"', 'python_version >= "3.12"'
-PROGRAMS = (*JOBS, 'run_metrics', 'data', 'doctor', 'coordinator', 'feed', 'seeds', 'compare', 'check_env')
+PROGRAMS = (
+    *JOBS,
+    'run_metrics',
+    'data',
+    'doctor',
+    'coordinator',
+    'feed',
+    'supervised',
+    'seeds',
+    'compare',
+    'check_env',
+)
 EXTRAS = {
     'mujoco': ['gymnasium[mujoco]', 'mujoco>=3,<4'],
     'atari': ['ale-py>=0.11'],

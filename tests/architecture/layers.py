@@ -44,7 +44,7 @@ EXCEPTIONS = {
 }
 JOBS = (
     *('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'record', 'evaluate', 'policy_evaluation'),
-    *('serve', 'export', 'feed'),
+    *('serve', 'export', 'feed', 'supervised'),
 )
 CORE_LIBRARIES = (
     *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),

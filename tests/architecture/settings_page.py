@@ -23,7 +23,7 @@ JOBS, AGENTS, ENVIRONMENTS = (f'tflearn.{package}.' for package in ('jobs', 'age
 SECTIONS = (
     (
         'Jobs',
-        rf'{JOBS}(replay_server|collect|train|synchronous|train_offline|evaluate)\.\1',
+        rf'{JOBS}((replay_server|collect|train|synchronous|train_offline|evaluate|supervised)\.\2|supervised\.from_files)',
         {'run'},
     ),
     ('Algorithms', rf'{AGENTS}\w+\.make_agent', {'self', 'problem', 'specs', 'train_step', 'experience'}),
