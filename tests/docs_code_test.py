@@ -45,6 +45,10 @@ REPLACED = {
         ('export_interval_steps=200', 'export_interval_steps=200, num_episodes=2, exports=few'),
         ("'dqn_cartpole')", f"'dqn_cartpole', mode='synchronous', gin_bindings={[*SMALL_BINDINGS, GREEDY]})"),
     ],
+    'seeds.md': [
+        ('range(3)', 'range(2)'),
+        ('gin_bindings=[', f'gin_bindings={[*SMALL_BINDINGS, GREEDY]} + ['),
+    ],
     # tests/learner/multi_worker_test.py has two workers.
     'distributed.md': [("make('multi_worker')", "make('default')"), ("'/shared/run'", "'shared/run'")],
 }
@@ -55,6 +59,7 @@ import gymnasium
 MyEnvironment = gymnasium.spec('CartPole-v1').make
 observation, _ = MyEnvironment().reset(seed=1)
 """,
+    'seeds.md': 'import pathlib',
     'distributed.md': """
 import threading
 from docs import library_example
@@ -81,6 +86,7 @@ assert len(rounds) == 15 and rounds[-1].mean_return > rounds[0].mean_return
 assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5, 'always to the right'
 assert (action, actions.tolist()) == (1, [1, 1])
 """,
+    'seeds.md': "assert [row.num_runs for row in comparison.rows()] == [2, 2] and pathlib.Path('rates.png').exists()",
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
     'transforms.md': """
 import tflearn
