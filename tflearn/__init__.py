@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tflearn.core.train_step import create_train_step
     from tflearn.core.types import EnvironmentSpecs
     from tflearn.environments.check import check_environment
-    from tflearn.experiments.comparison import Comparison, compare
+    from tflearn.experiments.comparison import compare
     from tflearn.files.run_dir import RunDir
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.metrics import TrainResult
@@ -47,7 +47,6 @@ __version__ = '0.1.0'
 __all__ = [
     'BatchItems',
     'BatchSteps',
-    'Comparison',
     'EndTrigger',
     'EnvironmentSpecs',
     'Experience',
@@ -106,7 +105,7 @@ _NAMES = {
     'learner.triggers': ('EndTrigger', 'IntervalTrigger', 'StepsTrigger', 'TimeTrigger', 'TotalTrigger'),
     'policies.policy_function': ('PolicyFunction', 'load_policy'),
     'environments.check': ('check_environment',),
-    'experiments.comparison': ('Comparison', 'compare'),
+    'experiments.comparison': ('compare',),
     'files.run_dir': ('RunDir',),
     'core.train_step': ('create_train_step',),
     'core.types': ('EnvironmentSpecs',),

@@ -151,7 +151,7 @@ def test_rejects_unsupported_exploration_before_waiting(small_run):
     ):
         small_run.start(collect, **given, options=options).join()
     experience = Experience(slicing=Slicing(store_policy_state=True))
-    with pytest.raises(ValueError, match='got a policy without a state to be stored'):
+    with pytest.raises(ValueError, match='got Slicing.store_policy_state=True; DQN needs False'):
         small_run.start(collect, experience=experience).join()
 
 

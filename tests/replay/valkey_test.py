@@ -304,7 +304,11 @@ def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve,
         names = (STREAM,) if i % 2 else (REPLAY, STREAM)
         writer.insert([chunk], [names], 1.0)
     assert writer.flush(10, 10.0)
-    found = read(served, STREAM, 8)
+    found = []
+    for block in backend.connect(served.address).stream(STREAM, served.storage.item_shape, 8):
+        found += [*block]
+        if len(found) >= 20 and not len(block):  # a block may be empty while the last chunks are under way
+            break
     assert np.array_equal(found, chunks)
     assert writer.flush(0, 10.0)
     counts = served.server.counts()

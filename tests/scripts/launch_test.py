@@ -108,7 +108,7 @@ def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
 
 
 def test_several_replay_servers_get_a_port_each(installed, tmp_path):
-    flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2']
+    flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2', '--num_collectors=2']
     ended = launch(*flags, cwd=tmp_path, package='tflearn_scripts', path=installed)
     assert (ended.returncode, ended.stderr) == (0, '')
     commands = [shlex.split(line) for line in RunDir(tmp_path / 'run').commands.read_text().splitlines()[1:]]
@@ -172,11 +172,16 @@ def test_a_feed_is_a_dispatcher_and_workers(installed, tmp_path):
     assert len({part for command in fed for part in command if part.startswith('--feed_address=')}) == 1
 
 
+def test_a_server_that_would_stay_empty_is_a_warning(tmp_path):
+    ended = launch('--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2', '--render', cwd=tmp_path)
+    assert ended.returncode == 0
+    assert 'warning: got 2 replay servers for 1 collectors; each writes to one' in ended.stderr
+
+
 def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_path):
     RunDir(tmp_path / 'run').shard_checkpoints(2).mkdir(parents=True)
     ended = launch('--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2', cwd=tmp_path)
     assert ended.returncode == 2 and 'whose replay was saved by 3; need as many' in ended.stderr
-    assert 'warning: got 2 replay servers for 1 collectors; each writes to one' in ended.stderr
     assert not RunDir(tmp_path / 'run').logs.exists()
 
 

@@ -44,8 +44,12 @@ _NEEDS_REVERB = re.compile('need --replay_backend=reverb|where reverb cannot be 
 
 
 def sample(values: Iterable[Any], *chosen: Any) -> list[Any]:
-    """Returns parameters of a test, of which the current lane runs only `chosen`."""
-    return [value if value in chosen else pytest.param(value, marks=classic) for value in values]
+    """Returns parameters of a test, of which the current lane runs only `chosen`; marks that they have are kept."""
+    kinds = [value if isinstance(value, type(pytest.param())) else pytest.param(value) for value in values]
+    return [
+        each if each.values[0] in chosen else pytest.param(*each.values, marks=[*each.marks, classic], id=each.id)
+        for each in kinds
+    ]
 
 
 def leaves_out(path: pathlib.Path) -> str:

@@ -130,7 +130,6 @@ def run(
       RuntimeError: if the scheduler refuses a job.
     """
     _check_location(run_dir, backend.name)
-    _warn_of_empty_servers(num_replay_servers, num_collectors)
     path = files.resolve(gin_file)
     its_gin_file, gin_files = _in_image(gin_file, path) if backend.name == 'kubernetes' else (str(path), {})
     bindings = (f'--gin_bindings={binding}' for binding in gin_bindings)
@@ -163,6 +162,7 @@ def run(
         gin_files=gin_files,
     )
     effective = _check(path, gin_bindings, topology, several)
+    _warn_of_empty_servers(num_replay_servers, num_collectors)
     if not backend.render and backend.name != 'kubernetes':
         _go_on(run_dir, effective)
     try:
