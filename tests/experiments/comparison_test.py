@@ -69,11 +69,10 @@ def test_one_run_decides_nothing(add_run):
 
 def test_single_runs_that_differ_in_seeds_only_are_one_group(add_run):
     text = '# made today\ntrain.Initial.seed = {}\ndqn.make_agent.gamma = {}\n'
-    paths = [
-        add_run(f'run{i}', config=text.format(seed, gamma))
-        for i, (seed, gamma) in enumerate([(1, 0.9), (2, 0.9), (1, 0.5)])
-    ]
-    assert [(row.label, row.num_runs) for row in tflearn.compare(*paths).rows()] == [('run0', 2), ('run2', 1)]
+    settings = {'run0': (1, 0.9), 'run1': (2, 0.9), 'other/run0': (3, 0.9), 'run2': (1, 0.5)}
+    paths = [add_run(name, config=text.format(*its)) for name, its in settings.items()]
+    groups = [(row.label, row.num_runs) for row in tflearn.compare(*paths).rows()]
+    assert groups == [(str(paths[0]), 3), ('run2', 1)], 'also two of one name'
 
 
 def test_a_run_that_reached_its_target_keeps_its_last_value(add_run, tmp_path):

@@ -198,9 +198,9 @@ def compare(*runs: Any, axis: Axis = 'env_steps', metric: str = 'return', lower_
 
 
 def _group(label: str, curves: Mapping[RunDir, np.ndarray], marks: np.ndarray) -> Group:
-    names = {run.root.name: np.interp(marks, *curve.T) for run, curve in curves.items() if len(curve)}
-    missing = tuple(run.root.name for run, curve in curves.items() if not len(curve))
-    return Group(label, tuple(names), missing, marks, np.array(list(names.values())))
+    known = {run: np.interp(marks, *curve.T) for run, curve in curves.items() if len(curve)}
+    missing = tuple(run.root.name for run in curves if run not in known)
+    return Group(label, tuple(run.root.name for run in known), missing, marks, np.array(list(known.values())))
 
 
 def write(comparison: Comparison, folder: pathlib.Path) -> None:
