@@ -4,6 +4,7 @@ import collections
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.decision_files import DecisionLogOptions
+from tflearn.serving.decision_files import DecisionFiles, DecisionLogOptions, Decisions
 from tflearn.serving.decision_log import DecisionLog
 from tflearn.serving.exploration import Choices, Chooser, Exploration
 from tflearn.serving.models import Models
@@ -136,6 +137,9 @@ def test_only_legal_actions_are_drawn():
     assert set(outputs['action'].tolist()) == {5, 7} and outputs['action'].dtype == np.int32
     np.testing.assert_allclose(chosen.probabilities, 0.5)
     assert chosen.mask.tolist() == (mask == 1).tolist()
+    outputs, chosen = chooser({'observation_a_mask': np.zeros_like(mask)}, greedy, np.random.default_rng(1))
+    assert set(outputs['action'].tolist()) == {5, 6, 7, 8}, 'nothing is legal'
+    np.testing.assert_allclose(chosen.probabilities, 0.25)
 
 
 def test_what_cannot_explore_is_refused(root):
@@ -264,6 +268,22 @@ def test_what_a_machine_left_is_completed_without_a_torn_line(tmp_path):
     alive.record('greedy_policy', 7, {}, choices(), 'c')  # its file was not touched
     alive.close()
     assert [line['id'] for line in lines_of(tmp_path)] == ['c', 'a', 'b']
+
+
+def test_a_full_disk_loses_whole_lines(tmp_path):
+    """The limit of a file's size stands for the disk: a part of what is written has room."""
+    files = DecisionFiles(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool')
+    requests = [Decisions(str(i), 1, 0.0, 'greedy_policy', 7, '', {}, {}, None, {}) for i in range(12)]
+    files.write(requests[:5])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (next(tmp_path.glob('.decisions-*')).stat().st_size + 100, limits[1]))
+    try:
+        files.write(requests[5:10])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    files.write(requests[10:])
+    files.close()
+    assert [line['id'] for line in lines_of(tmp_path)] == ['0', '1', '2', '3', '4', '10', '11']
 
 
 def test_a_process_that_died_is_started_again(tmp_path):

@@ -127,7 +127,13 @@ class DecisionFiles:
         """Writes the decisions of some requests."""
         lines = b''.join(line for request in requests for line in self._lines(request))
         with _logged_errors():
-            self._size += self._file.write(lines)
+            written = self._file.write(lines)
+            if written < len(lines):  # a disk that is full now took a part of a line
+                self._file.truncate(self._size)
+                self._file.seek(self._size)
+                written = 0
+                logging.log_every_n_seconds(logging.WARNING, 'the disk is full: lost decisions of the log', 30.0)
+            self._size += written
 
     def rotate(self) -> None:
         """Begins another file, if this one is full or old."""

@@ -96,6 +96,7 @@ class Chooser:
         if not self._is_known:
             return dict(outputs), Choices({k: v for k, v in outputs.items() if k.startswith(_ACTION)}, None, mask)
         legal = np.ones((len(next(iter(outputs.values()))), self._size), bool) if mask is None else mask
+        legal = legal | ~legal.any(axis=-1, keepdims=True)  # where nothing is legal, anything may be served
         if self._draws:
             logits = outputs[_LOGITS].astype(np.float64) / self._exploration.temperature
             own = np.exp(logits - logits.max(axis=-1, keepdims=True))
