@@ -20,23 +20,11 @@ from packaging.requirements import Requirement
 
 import tflearn
 from tests.architecture import owner_pages, source_tree
+from tests.testing.console_programs import JOBS, PROGRAMS
 from tflearn.core import extras
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OWNER = ROOT / 'owner.toml'
-JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
-PROGRAMS = (
-    *JOBS,
-    'run_metrics',
-    'data',
-    'doctor',
-    'coordinator',
-    'feed',
-    'supervised',
-    'seeds',
-    'compare',
-    'check_env',
-)
 EXTRAS = (
     *('mujoco', 'atari', 'minatar', 'box2d', 'envpool', 'dm-control', 'video', 'minari', 'rlds', 'remote', 'gpu'),
     'all',

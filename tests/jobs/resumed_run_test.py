@@ -4,11 +4,9 @@ import dataclasses
 import functools
 import threading
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests.testing import forks, jobs
+from tests.testing import forks, jobs, learner
 from tflearn.agents import dqn, ppo, sac
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
@@ -67,19 +65,8 @@ def arguments(case, root):
     }
 
 
-def weights(root):
-    """Returns the agent's variables, its optimizers' too, in the newest checkpoint."""
-    reader = tf.train.load_checkpoint(str(RunDir(root).checkpoints))
-    names = [name for name in reader.get_variable_to_shape_map() if name.startswith(('agent', 'train_step'))]
-    return {name: reader.get_tensor(name) for name in names}
-
-
 def assert_same(one, other):
-    mine, theirs = weights(one), weights(other)
-    assert len(mine) > 10
-    assert mine.keys() == theirs.keys()
-    for name, value in mine.items():
-        np.testing.assert_array_equal(value, theirs[name], name)
+    learner.assert_same_variables(RunDir(one), RunDir(other))
     statuses = [read_json(RunDir(root).status('train')) for root in (one, other)]
     mine, theirs = ({name: status.get(name) for name in NAMES} for status in statuses)
     assert mine == theirs

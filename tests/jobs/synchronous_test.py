@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.data import data_sets
-from tests.testing import jobs, lanes, written_summaries
+from tests.testing import jobs, lanes, learner, written_summaries
 from tflearn.agents import appo, dqn, impala, ppo, reinforce, td3, v_mpo
 from tflearn.core.errors import UserRuntimeError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Reuse, Slicing, Uniform
@@ -45,13 +45,6 @@ def run_synchronously(root, **arguments):
     return run.dir
 
 
-def agent_variables(run_dir):
-    """Returns the agent's values in the newest checkpoint."""
-    reader = tf.train.load_checkpoint(str(run_dir.checkpoints))
-    names = [name for name in reader.get_variable_to_shape_map() if name.startswith('agent')]
-    return {name: reader.get_tensor(name) for name in names}
-
-
 def metrics(run_dir):
     """Returns all summaries by tag and step that depend neither on the clock nor on layer numbers."""
     left_out = ('per_sec', 'secs', 'share', 'rss', 'dense')
@@ -64,11 +57,7 @@ def metrics(run_dir):
 
 
 def assert_same(one, other):
-    mine, theirs = agent_variables(one), agent_variables(other)
-    assert len(mine) > 10
-    assert mine.keys() == theirs.keys()
-    for name, value in mine.items():
-        np.testing.assert_array_equal(value, theirs[name], name)
+    learner.assert_same_variables(one, other)
     assert metrics(one) == metrics(other)
 
 
@@ -315,7 +304,7 @@ def test_the_same_seed_gives_the_same_weights_and_metrics_another_one_others(of_
     same, other = (train(tmp_path / str(seed), seed=seed) for seed in (3, 4))
     assert_same(of_ppo, same)
     assert read_json(same.train_result)['train_step'] == 24
-    one, another = agent_variables(of_ppo), agent_variables(other)
+    one, another = learner.saved_variables(of_ppo), learner.saved_variables(other)
     assert any((one[name] != another[name]).any() for name in one)
 
 

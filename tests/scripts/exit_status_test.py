@@ -7,17 +7,17 @@ import signal
 import pytest
 
 import scripts
+from scripts import data_flags
 from tests.testing import forks
+from tests.testing.console_programs import PROGRAMS
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 
 ROOT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 60.0
 # The console programs; `data` and `evaluate` are each several.
-SETUP = (ROOT / 'setup.py').read_text()
-PROGRAMS = re.findall(r"'(\w+)'", ''.join(re.findall(r'^(?:JOBS|PROGRAMS) = \((.*?)\)', SETUP, re.M | re.S)))
 COMMANDS = [
     *([program] for program in PROGRAMS),
-    *(['data', command] for command in ('record', 'extract', 'describe', 'merge', 'filter', 'copy', 'convert')),
+    *(['data', command] for command in (*data_flags.JOBS, *data_flags.COMMANDS)),
     ['evaluate', '--data=data'],
 ]
 ENDED_BY = """

@@ -1,5 +1,6 @@
 """A small agent and data that depend on nothing but the step."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
@@ -16,6 +17,22 @@ SPECS = EnvironmentSpecs(
     tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action'),
 )
 BATCH_SIZE = 8
+
+
+def saved_variables(run_dir):
+    """Returns the agent's variables, its optimizers' too, and the train step, in a run's newest checkpoint, by name."""
+    reader = tf.train.load_checkpoint(str(run_dir.checkpoints))
+    names = [name for name in reader.get_variable_to_shape_map() if name.startswith(('agent', 'train_step'))]
+    return {name: reader.get_tensor(name) for name in names}
+
+
+def assert_same_variables(one, other):
+    """Checks that the newest checkpoints of two runs are equal bit for bit."""
+    mine, theirs = saved_variables(one), saved_variables(other)
+    assert len(mine) > 10
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        np.testing.assert_array_equal(value, theirs[name], name)
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """Actor: steps a batched environment with a policy, as one compiled program, and passes trajectories to observers."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 from tf_agents.policies import tf_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step, trajectory
@@ -19,6 +19,7 @@ from tflearn.core.resumable import Resumable
 from tflearn.core.types import ActingPolicy, BatchedEnvironment, check_batch
 
 POLICY_STATE = 'policy_state'
+_MANY_CALLS = 10_000  # about a second
 
 
 def with_policy_state(info: Any, state: Any) -> dict[str, Any]:
@@ -232,7 +233,10 @@ class Actor(Resumable):
         if self._time_step is None:
             return
         self._policy_state, self._initial_state = tf.nest.map_structure(tf.constant, content['states'])
-        while getattr(self._policy, 'num_calls', sys.maxsize) < content['num_calls']:
+        left = content['num_calls'] - getattr(self._policy, 'num_calls', content['num_calls'])
+        if left >= _MANY_CALLS:
+            logging.info('the policy acts %d times again, so that its random numbers go on as they would have', left)
+        for _ in range(left):
             self._policy.step(self._time_step, self._policy_state)
 
     def _compiled(self, policy: tf_policy.TFPolicy | ActingPolicy) -> ActingPolicy:
