@@ -63,6 +63,7 @@ EXTRAS = {
     'remote': ['fsspec>=2025.2', 's3fs>=2025.2'],
     # From 25 on it needs NumPy 2, and does not say so.
     'tables': ['pyarrow>=16,<25'],
+    'tune': ['optuna>=5,<6'],
     'gpu': [
         f'tensorflow[and-cuda]>=2.15,<2.16; {CLASSIC}',
         f'tensorflow[and-cuda]>=2.21,<2.22; {CURRENT}',

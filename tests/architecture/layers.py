@@ -77,6 +77,7 @@ DOORS = {
     'tensorflow_serving': ('tflearn/serving/',),
     'fsspec': ('tflearn/files/',),
     'pyarrow': ('tflearn/data/tables.py',),
+    'optuna': ('tflearn/experiments/',),
     'subprocess': (
         *('tflearn/launch/', 'tflearn/replay/valkey/server.py', 'tflearn/experiments/seeds.py'),
         'tflearn/launch/ray_driver.py',  # a program that imports nothing of ours

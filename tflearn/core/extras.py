@@ -27,6 +27,7 @@ _EXTRAS = {
     'fsspec': 'remote',
     's3fs': 'remote',
     'pyarrow': 'tables',
+    'optuna': 'tune',
 }
 
 # Extra -> its requirements, as in setup.py.
@@ -49,6 +50,7 @@ REQUIREMENTS = {
     'rlds': ('tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'),
     'remote': ('fsspec>=2025.2', 's3fs>=2025.2'),
     'tables': ('pyarrow>=16,<25',),
+    'tune': ('optuna>=5,<6',),
 }
 
 
