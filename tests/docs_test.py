@@ -60,8 +60,11 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_site_has_every_page_once():
-    nav = re.findall(r'^ +- [^:]+: (\S+\.md)$', (ROOT / 'mkdocs.yml').read_text(encoding='utf-8'), re.MULTILINE)
-    assert sorted(nav) == sorted(page.name for page in PAGES if page.parent == DOCS)
+    menu = (ROOT / 'mkdocs.yml').read_text(encoding='utf-8').partition('\nnav:')[2]
+    notebooks = [path.with_suffix('.md') for path in DOCS.rglob('*.ipynb')]
+    pages = [path.relative_to(DOCS).as_posix() for path in [*DOCS.rglob('*.md'), *notebooks]]
+    assert sorted(re.findall(r'^ +- [^:]+: (\S+\.md)$', menu, re.MULTILINE)) == sorted(pages)
+    assert len(re.findall(r'^  - ', menu, re.MULTILINE)) <= 8
 
 
 def test_the_site_can_be_built(tmp_path):
@@ -71,6 +74,9 @@ def test_the_site_can_be_built(tmp_path):
     assert built.returncode == 0, built.stderr
     html = (tmp_path / 'settings' / 'index.html').read_text(encoding='utf-8')
     assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:css|js|woff2?)"', html)
+    notebook = (tmp_path / 'notebooks' / 'first_policy' / 'index.html').read_text(encoding='utf-8')
+    assert '>A first policy<' in notebook and 'load_policy' in notebook
+    assert 'href="notebooks/first_policy/"' in (tmp_path / 'index.html').read_text(encoding='utf-8')
 
 
 @pytest.mark.parametrize('module', [settings_page, api_page, packages_page], ids=lambda module: module.PAGE)

@@ -230,6 +230,8 @@ def draw(path: pathlib.Path, summaries: Mapping[str, Mapping[str, Any]]) -> None
         axes.locator_params(axis='x', nbins=4)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize='small')
+    figure.supxlabel('environment steps')
+    figure.supylabel('mean return')
     for axes in panels[len(summaries) :]:
         axes.set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
