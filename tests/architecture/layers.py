@@ -65,6 +65,7 @@ DOORS = {
     'valkey': ('tflearn/replay/valkey/library.py',),
     'gymnasium': ('tflearn/environments/',),
     'envpool': ('tflearn/environments/',),
+    'pettingzoo': ('tflearn/environments/',),
     'dm_env': ('tflearn/environments/',),
     'dm_control': ('tflearn/environments/',),
     'ale_py': ('tflearn/environments/',),

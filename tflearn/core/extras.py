@@ -13,6 +13,7 @@ _EXTRAS = {
     'minatar': 'minatar',
     'Box2D': 'box2d',
     'envpool': 'envpool',
+    'pettingzoo': 'pettingzoo',
     'dm_control': 'dm-control',
     'dm_env': 'dm-control',
     'grpc': 'serving',
@@ -37,6 +38,7 @@ REQUIREMENTS = {
     'minatar': ('minatar>=1.0.15,<2',),
     'box2d': ('box2d>=2.3.10,<3',),
     'envpool': ('envpool>=0.8.4,<1',),
+    'pettingzoo': ('pettingzoo>=1.25,<2',),
     'dm-control': ('dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'),
     'serving': (
         'grpcio>=1.62',
