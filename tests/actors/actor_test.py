@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,6 +52,18 @@ def test_run_continues_where_it_stopped():
     assert environment.num_resets == 1
     for one, other in zip(in_one, in_parts, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+def test_the_time_of_its_parts():
+    secs = {'policy_secs': 0.02, 'environment_secs': 0.03, 'writing_secs': 0.05}
+    wait = threading.Event().wait
+    environment, actor = _actor([lambda _: wait(secs['writing_secs'])])
+    step, act = environment.step, actor._policy.step
+    environment.step = lambda action: (wait(secs['environment_secs']), step(action))[1]
+    actor._policy.step = lambda *given: (wait(secs['policy_secs']), act(*given))[1]
+    actor.run(3)
+    assert all(3 * least <= actor.secs[part] for part, least in secs.items())
+    assert max(actor.secs, key=actor.secs.get) == 'writing_secs'
 
 
 def test_observers_are_called_in_order():

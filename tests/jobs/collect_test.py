@@ -76,6 +76,8 @@ def test_ends_after_max_env_steps(small_run, learner):
     assert metrics['env_steps'] == status['env_steps']
     assert metrics['episodes'] == status['episodes']
     assert metrics['mean_reward'] == 1
+    parts = [status[name] for name in ('policy_secs', 'environment_secs', 'writing_secs')]
+    assert min(parts) > 0 and [metrics[name] for name in ('policy_secs', 'environment_secs', 'writing_secs')] == parts
 
 
 def test_only_chosen_collectors_report_episodes(small_run, learner):

@@ -15,6 +15,7 @@ def example_run() -> RunReport:
     evaluate = {'train_step': 12_000, 'mean_return': 342.1, 'num_episodes': 20, 'best_mean_return': 361.5}
     evaluate |= {'target_return': 475.0}
     collect = {'env_steps': 24_800, 'env_steps_per_sec': 186.2, 'policy_version': 123}
+    collect |= {'environment_secs': 61.0, 'policy_secs': 30.2, 'writing_secs': 8.8}
     collectors = (collect | {'mean_return': 220.4, 'episodes': 301}, collect | {'mean_return': 242.3, 'episodes': 298})
     return RunReport(
         jobs=(

@@ -18,7 +18,7 @@ def drawn(report, width=100, colours=False):
 
 
 def test_shows_progress_metrics_and_jobs():
-    lines = drawn(example_run())
+    lines = drawn(example_run(), width=120)
     assert lines[1] == 'tflearn  runs/cartpole  2 min 13 s'
     assert lines[3].startswith('train  ━━━━')
     assert lines[3].endswith('62%  1 min 22 s left')
@@ -31,8 +31,9 @@ def test_shows_progress_metrics_and_jobs():
         'replay_server  ● running   inserts 49,600, samples 3,180,000',
         'train          ● running   loss 0.01235, policy version 124',
         'evaluate       ● running   train step 12,000, episodes 20, best 361.5',
-        'collect_0      ● running   186/s, mean return 220.4, episodes 301',
-        'collect_1      ● running   restarts 1  186/s, mean return 242.3, episodes 298',
+        'collect_0      ● running   186/s, mean return 220.4, episodes 301, environment 61%, policy 30%, writing 9%',
+        'collect_1      ● running   restarts 1  186/s, mean return 242.3, episodes 298, environment 61%, policy 30%, '
+        'writing 9%',
     ]
 
 

@@ -58,8 +58,8 @@ def test_summaries_of_the_jobs():
         'replay_server': 'inserts 49,600, samples 3,180,000',
         'train': 'loss 0.01235, policy version 124',
         'evaluate': 'train step 12,000, episodes 20, best 361.5',
-        'collect_0': '186/s, mean return 220.4, episodes 301',
-        'collect_1': '186/s, mean return 242.3, episodes 298',
+        'collect_0': '186/s, mean return 220.4, episodes 301, environment 61%, policy 30%, writing 9%',
+        'collect_1': '186/s, mean return 242.3, episodes 298, environment 61%, policy 30%, writing 9%',
     }
 
 

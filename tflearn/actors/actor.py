@@ -1,5 +1,6 @@
 """Actor: steps a batched environment with a policy, as one compiled program, and passes trajectories to observers."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -168,6 +169,7 @@ def _numpy(nest: Any) -> Any:
 
 
 Observer = Callable[[trajectory.Trajectory], None]
+SECS = ('policy_secs', 'environment_secs', 'writing_secs')  # the parts of an actor's time
 
 
 class Actor(Resumable):
@@ -178,6 +180,7 @@ class Actor(Resumable):
 
     Attributes:
       env_steps: the number of environment steps, without boundary rows and steps in which an environment failed.
+      secs: what the parts of `SECS` have taken since the start [s]; writing is what the observers do, and wait for.
     """
 
     _KEPT = ('env_steps', '_time_step', '_checked_executed_action', '_num_steps')
@@ -200,7 +203,7 @@ class Actor(Resumable):
             next step type of a row in which an environment failed; only the observation of such a row is valid.
           stores_policy_state: whether to add the policy state before each step to the policy info.
         """
-        self.env_steps = 0
+        self.env_steps, self.secs, self._lap_at = 0, dict.fromkeys(SECS, 0.0), 0.0
         self._environment = environment
         self._observers = tuple(observers)
         self._stores_policy_state = stores_policy_state
@@ -262,9 +265,17 @@ class Actor(Resumable):
             self._time_step = time_step
             self._policy_state = self._initial_state = self._policy.initial_state(self._environment.num_environments)
         for _ in range(num_steps):
+            self._lap_at = time.perf_counter()
             row = self._step(self._time_step)
             for observer in (*self._observers, *observers):
                 observer(row)
+            self._lap('writing_secs')
+
+    def _lap(self, part: str) -> None:
+        """Adds the time since the last call, or since the step began, to a part of `secs`."""
+        now = time.perf_counter()
+        self.secs[part] += now - self._lap_at
+        self._lap_at = now
 
     def _step(self, time_step: ts.TimeStep) -> trajectory.Trajectory:
         if self._action_mask is not None:
@@ -272,7 +283,9 @@ class Actor(Resumable):
         self._num_steps += 1
         state = self._policy_state
         action, self._policy_state, info = self._policy.step(time_step, state)
+        self._lap('policy_secs')
         self._time_step = next_time_step = self._environment.step(action)
+        self._lap('environment_secs')
         # FIRST is 0; no action leads to it.
         self.env_steps += int(np.count_nonzero(next_time_step.step_type))
         reported = self._environment.info

@@ -61,7 +61,7 @@ class Report:
     """
 
     lease: Lease
-    counts: Mapping[str, int]
+    counts: Mapping[str, float]
     episodes: Sequence[Mapping[str, float]] = ()
     delivered: int = 0
     items_at_once: int = 0

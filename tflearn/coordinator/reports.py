@@ -50,17 +50,17 @@ class Reporter:
         self._first = self._received = 0  # the number of the first of them, and of the next one to be sent
         self._sent_to = ''
         self._clock, self._sent_at = clock, clock()
-        self._sent: dict[str, int] = {}
-        self._before: dict[str, int] = {}  # what was counted under earlier owners
+        self._sent: dict[str, float] = {}
+        self._before: dict[str, float] = {}  # what was counted under earlier owners
         self.acquired_lease = control.AcquiredLease(control.new_lease(coordinator.name, lease_secs))
 
     def report(
-        self, counts: Mapping[str, int], episodes: Sequence[Episode], delivered: int = 0, policy_version: int = 0
+        self, counts: Mapping[str, float], episodes: Sequence[Episode], delivered: int = 0, policy_version: int = 0
     ) -> bool:
         """Sends one report. Returns whether the coordinator has it.
 
         Args:
-          counts: counts since this collector's start, to be summed over collectors: 'env_steps', and more.
+          counts: counts and seconds since this collector's start, to be summed over collectors: 'env_steps', and more.
           episodes: the episodes that ended since the last report, each as metrics by name: 'return', and more.
           delivered: items made under the lease that are in the replay.
           policy_version: see `control.Report`.
@@ -83,7 +83,7 @@ class Reporter:
         self._sent, self._sent_at = {**counts}, self._clock()
         return True
 
-    def _send(self, counts: Mapping[str, int], delivered: int, policy_version: int) -> None:
+    def _send(self, counts: Mapping[str, float], delivered: int, policy_version: int) -> None:
         if self._sent_to != self._coordinator.incarnation:  # it has none of those that are kept
             self._sent_to, self._received = self._coordinator.incarnation, self._first
         first = max(self._first, self._received)
@@ -128,7 +128,7 @@ class ReportReader(tf.train.experimental.PythonState):
         self._live_until: dict[str, float] = {}  # collectors
         self._reading, self._read_from, self._after = threading.Lock(), '', 0
         self._next_episodes: dict[str, int] = {}  # the number of the next one of each sender
-        self._counts: dict[str, dict[str, int]] = {}
+        self._counts: dict[str, dict[str, float]] = {}
         self._num_newest = num_episodes
         self._episodes: list[Episode] = []
 
@@ -160,7 +160,7 @@ class ReportReader(tf.train.experimental.PythonState):
 
     def count(self, name: str) -> int:
         """Returns one of the counts, summed over all senders."""
-        return sum(counts.get(name, 0) for counts in self._counts.values())
+        return int(sum(counts.get(name, 0) for counts in self._counts.values()))
 
     def serialize(self) -> str:
         """Returns the counts by collector and the newest episodes as JSON."""
@@ -188,7 +188,7 @@ class ReportReader(tf.train.experimental.PythonState):
             reports = self._take()
             for report in reports:
                 owner, now, own = report.lease.owner, self._clock(), {**report.counts}
-                self.env_steps_limit = own.pop(ENV_STEPS_LIMIT, 0) or self.env_steps_limit
+                self.env_steps_limit = int(own.pop(ENV_STEPS_LIMIT, 0)) or self.env_steps_limit
                 known = counts.get(owner, {})
                 begin = next_episodes.get(owner, report.first_episode)
                 new = report.episodes[max(0, begin - report.first_episode) :]
@@ -206,7 +206,7 @@ class ReportReader(tf.train.experimental.PythonState):
         for report in reports:
             self._on_report(report)
 
-    def _forget(self, counts: dict[str, dict[str, int]]) -> None:
+    def _forget(self, counts: dict[str, dict[str, float]]) -> None:
         """Adds up the counts of senders that were silent for too long."""
         now = self._clock()
         for owner in [owner for owner, at in self._forgotten_at.items() if now > at]:

@@ -257,7 +257,7 @@ class _Reporter:
         self._report('running')
         logging.info('collected %s', self._line())
 
-    def _counts(self) -> dict[str, int]:
+    def _counts(self) -> dict[str, float]:
         metrics = self._collection.metrics
         return {
             'env_steps': metrics.env_steps,
@@ -266,6 +266,7 @@ class _Reporter:
             'rebuilt_environments': self._collection.num_rebuilt,
             'lost_steps': self._writer.lost_steps,
             'unused_steps': self._writer.unused_steps,
+            **self._collection.secs,
         }
 
     def _report(self, state: str) -> bool:

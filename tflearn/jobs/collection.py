@@ -72,6 +72,11 @@ class Collection(Resumable):
         self._refused = self.continues_episodes = False
 
     @property
+    def secs(self) -> dict[str, float]:
+        """The parts of its time, see `Actor`."""
+        return {name: round(secs, 3) for name, secs in self._actor.secs.items()}
+
+    @property
     def num_rebuilt(self) -> int:
         """The number of environments that failed and were rebuilt."""
         return self._environment.num_rebuilt

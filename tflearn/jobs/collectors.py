@@ -206,4 +206,4 @@ class OwnCollectors(Collectors):
 
     def rates(self) -> dict[str, Any]:
         """See `Collectors`."""
-        return {'env_steps_per_sec': self._collection.metrics.env_steps_per_sec}
+        return {'env_steps_per_sec': self._collection.metrics.env_steps_per_sec, **self._collection.secs}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
+COLLECT_PARTS = ('environment', 'policy', 'writing')  # of a collector's time; it reports the seconds of each
 SILENT_SECS = 10.0  # a running job reports each second; one step of a slow environment may take longer
 
 
@@ -78,6 +79,7 @@ class JobReport:
                 ('never trained on', self._unused_share()),
                 ('episodes dropped', count(self.number('dropped_episodes') or None)),
                 ('environments rebuilt', count(self.number('rebuilt_environments') or None)),
+                ('', shares({part: self.number(f'{part}_secs') for part in COLLECT_PARTS})),
             ],
         }
         known = [f'{label} {text}'.strip() for label, text in texts.get(self.kind, []) if text]
@@ -201,6 +203,14 @@ def duration(secs: float) -> str:
     if whole < 3600:
         return f'{whole // 60} min {whole % 60:02} s'
     return f'{whole // 3600} h {whole % 3600 // 60:02} min'
+
+
+def shares(parts: Mapping[str, float | None]) -> str:
+    """'environment 60%, policy 30%, writing 10%' of their sum; '' if one is unknown or all are 0."""
+    numbers = _known(parts.values())
+    if len(numbers) < len(parts) or not sum(numbers):
+        return ''
+    return ', '.join(f'{name} {number / sum(numbers):.0%}' for name, number in zip(parts, numbers, strict=True))
 
 
 def _words(*parts: str) -> str:
