@@ -1,12 +1,12 @@
 """The flags of tflearn-data's commands, and what `describe` and `copy` do with them."""
 
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 
 from tflearn.core.errors import UserValueError
+from tflearn.files import log_files
 from tflearn.files.run_dir import local_path
 
 from . import job_flags, preflight
@@ -121,6 +121,7 @@ def define_import() -> None:
     flags.DEFINE_float('default_reward', None, 'join: the reward of a decision without an outcome in its window.')
     flags.DEFINE_enum('combine', 'last', ['first', 'sum', 'last'], 'join: of several outcomes of a decision.')
     flags.DEFINE_float('until', None, 'join: the end of the log [seconds since 1970]; default: the newest outcome.')
+    flags.DEFINE_float('last_secs', None, 'join: seconds before the end of the log; decisions before are left out.', 0)
     flags.DEFINE_string('columns', None, 'import: a file in TOML that says what each column means.')
     flags.DEFINE_string('vocabularies', None, 'import: an earlier data set, whose numbers of categories are kept.')
     flags.DEFINE_integer('max_bad_rows', 0, 'import: bad rows that are left out, with their episodes.', 0)
@@ -169,10 +170,11 @@ def import_logs(command: str) -> None:
     values = flags.FLAGS
     outcomes = None
     if command == 'join':
-        names = ('window_secs', 'default_reward', 'combine', 'until')
-        outcomes = {'paths': _files('outcomes'), **{name: values[name].value for name in names}}
+        names = ('window_secs', 'default_reward', 'combine', 'until', 'last_secs')
+        outcomes = {name: values[name].value for name in names}
+        outcomes['paths'] = log_files.find(values.outcomes, 'outcomes')
     report = record.import_logs(
-        _files(source),
+        log_files.find(values[source].value, source),
         local_path(values.columns, '--columns'),
         local_path(values.output, '--output'),
         values.vocabularies and local_path(values.vocabularies, '--vocabularies'),
@@ -182,15 +184,3 @@ def import_logs(command: str) -> None:
         max_bad_rows=values.max_bad_rows,
     )
     print(report)
-
-
-def _files(flag: str) -> list[pathlib.Path]:
-    """Returns the files of a flag; of a directory, those that are complete and named as the flag."""
-    found: list[pathlib.Path] = []
-    given: list[str] = flags.FLAGS[flag].value or []
-    for path in (local_path(path, f'--{flag}') for path in given):
-        inside = sorted(path.glob(f'{flag}-*.jsonl')) if path.is_dir() else [path]
-        if not inside:
-            raise UserValueError(f'got --{flag}={path} without {flag}-*.jsonl; need such files, or the name of one')
-        found += inside
-    return found

@@ -89,6 +89,15 @@ def test_outcomes_within_the_window_count(tmp_path, combine, of_a):
     assert (spec.minimum, spec.maximum, spec.dtype.name) == (0, 2, 'int64')
 
 
+def test_decisions_before_the_last_seconds_are_left_out_with_their_sessions(tmp_path):
+    decisions(tmp_path)
+    outcomes(tmp_path)
+    ended = join(tmp_path, '--window_secs=30', '--default_reward=-1', '--last_secs=85')  # of a log that ends at 200
+    assert ended.returncode == 0, ended.stderr
+    assert rewards(tmp_path / 'data') == {120.0: [3.0], 130.0: [-1.0]}
+    assert columns.read_metadata(tmp_path / 'data')['import']['decisions that are too old'] == 2
+
+
 def test_without_a_default_and_a_window_only_what_has_outcomes_is_kept(tmp_path):
     decisions(tmp_path)
     outcomes(tmp_path)

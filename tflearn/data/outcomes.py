@@ -32,6 +32,7 @@ class OutcomeOptions:
       combine: of several outcomes of a decision, in the order of their times.
       until: the time of the end of the log [seconds since 1970]: decisions whose window ends after it are left out.
         None takes the newest outcome's.
+      last_secs: seconds before the end of the log: earlier decisions are left out. None takes all.
     """
 
     paths: Sequence[pathlib.Path]
@@ -43,6 +44,7 @@ class OutcomeOptions:
     default_reward: float | None = None
     combine: Literal['first', 'sum', 'last'] = 'last'
     until: float | None = None
+    last_secs: PositiveFloat | None = None
 
 
 _OUTCOME = np.dtype([('id', 'u8'), ('time', 'f8'), ('reward', 'f8'), ('double', 'u8'), ('row', 'i8')])
@@ -115,6 +117,10 @@ class Outcomes:
             pending = decisions['time'] + window > self._until
             counts['decisions whose window is open'] += int(np.count_nonzero(pending))
             decisions['bad'] |= pending
+        if options.last_secs is not None:
+            old = decisions['time'] < self._until - options.last_secs
+            counts['decisions that are too old'] += int(np.count_nonzero(old))
+            decisions['bad'] |= old
 
     def close(self) -> None:
         """Counts the outcomes of no decision."""
