@@ -11,7 +11,7 @@ from tflearn.files.run_dir import local_path
 
 from . import job_flags, preflight
 
-COMMANDS = ('describe', 'merge', 'filter', 'copy', 'convert', 'import', 'join')
+COMMANDS = ('describe', 'merge', 'filter', 'copy', 'split', 'convert', 'import', 'join')
 FORMATS = ('tflearn', 'minari', 'rlds')
 REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
 _FILTERS = ('min_return', 'max_return', 'max_episodes')
@@ -105,9 +105,11 @@ def define_read() -> None:
     """Defines the flags of all commands but `record`."""
     define_episodes()
     flags.DEFINE_string('picture', None, 'describe: a PNG file for histograms of returns and lengths.')
-    flags.DEFINE_string('output', None, 'merge, filter, copy, convert, import: a new directory.')
+    flags.DEFINE_string('output', None, 'A new directory; of split, with train/ and held_out/.')
+    flags.DEFINE_float('share', None, 'split: the share of episodes that are held out, above 0 and below 1.')
+    flags.DEFINE_string('by', 'id', "split: id (a hash of the episode's name), time (the last ones), or a column.")
     flags.DEFINE_enum('format', 'tflearn', FORMATS, 'convert: the format of --output; that of --data is recognized.')
-    flags.DEFINE_bool('compress', False, 'merge, filter, copy, import: compresses the files with gzip.')
+    flags.DEFINE_bool('compress', False, 'merge, filter, copy, split, import: compresses the files with gzip.')
     define_import()
     flags.DEFINE_bool('help', False, 'Lists these flags.')
 
@@ -143,6 +145,8 @@ def read(command: str) -> None:
         raise UserValueError(f'got no filter; need at least one of {", ".join(f"--{name}" for name in _FILTERS)}')
     if command == 'merge' and given:
         raise UserValueError(f'got {given[0]} to merge by; need none, since merge takes all episodes; use filter')
+    if command == 'split' and not 0 < (flags.FLAGS.share or 0) < 1:
+        raise UserValueError(f'got --share={flags.FLAGS.share}; need a number above 0 and below 1, such as --share=0.2')
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.jobs import record
 
@@ -150,6 +154,11 @@ def read(command: str) -> None:
     if command == 'convert':
         output = local_path(flags.FLAGS.output, '--output')
         print(record.convert(flags.FLAGS.data, output, flags.FLAGS.format, flags.FLAGS.compress, **filters))
+    elif command == 'split':
+        output = local_path(flags.FLAGS.output, '--output')
+        print(
+            record.split(flags.FLAGS.data, output, flags.FLAGS.share, flags.FLAGS.by, flags.FLAGS.compress, **filters)
+        )
     elif command != 'describe':
         output = local_path(flags.FLAGS.output, '--output')
         print(record.copy(flags.FLAGS.data, output, flags.FLAGS.compress, **filters))

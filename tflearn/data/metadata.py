@@ -1,8 +1,12 @@
-"""What a data set's description says of its origin: the environment, the versions, and each recording of episodes."""
+"""What a data set's description says of its origin: the environment, the versions, and each recording of episodes.
+
+And which data sets have episodes in common, by the digests of their files and of those that they were made of.
+"""
 
 import functools
+import hashlib
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,9 +14,11 @@ import tensorflow as tf
 import tflearn
 from tflearn.core.types import EnvironmentFactory
 from tflearn.data import columns
-from tflearn.data.writer import EpisodeWriter
+from tflearn.data.writer import EpisodeWriter, shards
 
-RECORDINGS = 'recordings'
+RECORDINGS, COPIED = 'recordings', 'copied_from'
+TRAINED_ON = 'trained_on'  # of an exported policy: the `lineage` of its data
+_END_BYTES = 1 << 16  # of a file that its digest is of: its begin and its end
 _OPERATIVE = 'gin/operative'  # the text of a program's hooks that has what configured functions have used
 
 
@@ -52,3 +58,53 @@ def add_recording(directory: pathlib.Path, facts: Mapping[str, Any], writer: Epi
     summary = {'mean': returns.total / returns.count, 'least': returns.least, 'greatest': returns.greatest}
     recording = {**facts, 'episodes': returns.count, 'returns': summary}
     columns.write_metadata(directory, {**found, RECORDINGS: [*found.get(RECORDINGS, []), recording]})
+
+
+def lineage(directories: Sequence[pathlib.Path]) -> list[dict[str, Any]]:
+    """Returns of each data set its path and digest, of which data sets it was made, and how they were split."""
+    found = []
+    for directory in directories:
+        facts = columns.read_metadata(directory)
+        split = facts.get('split', {})
+        made_of = split.get('from') or facts.get(COPIED) or []
+        part = {name: split[name] for name in ('by', 'share', 'part') if name in split}
+        found.append({'path': str(directory), 'digest': _digest(directory), 'split': part, 'from': made_of})
+    return found
+
+
+def may_share_episodes(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether data sets, as `lineage` describes them, may have an episode in common."""
+    return any(
+        ours == theirs and _overlap(our_splits, their_splits)
+        for ours, our_splits in _splits(one, ())
+        for theirs, their_splits in _splits(other, ())
+    )
+
+
+def _splits(described: Sequence[Mapping[str, Any]], below: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yields the digest of each data set and of those that it was made of, and how these were split on the way."""
+    for each in described:
+        yield each['digest'], below
+        yield from _splits(each['from'], ((each['split'], *below) if each['split'] else below))
+
+
+def _overlap(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether two chains of splits of one data set, the first split first, may have an episode in common."""
+    for one, other in zip(ours, theirs, strict=False):
+        if one == other:
+            continue
+        return (one['by'], one['share']) != (other['by'], other['share'])
+    return True
+
+
+def _digest(directory: pathlib.Path) -> str:
+    """Returns a digest of a data set's files: their names, sizes, begins and ends, so that it takes no time."""
+    digest = hashlib.sha256()
+    for shard in shards(directory):
+        size = shard.path.stat().st_size
+        digest.update(f'{shard.path.name} {size}\n'.encode())
+        with shard.path.open('rb') as file:
+            digest.update(file.read(_END_BYTES))
+            file.seek(max(0, size - _END_BYTES))
+            digest.update(file.read(_END_BYTES))
+    return digest.hexdigest()

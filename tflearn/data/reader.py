@@ -160,6 +160,16 @@ class EpisodeReader:
         self.num_read = self.num_damaged = 0
         self._named: set[str] = set()
 
+    def check_equal(self) -> None:
+        """Checks that all data sets have the same columns; raises ValueError if not."""
+        for directory in self.directories:
+            found = columns.read_columns(directory)
+            if set(found) != set(self.columns):
+                raise UserValueError(
+                    f'got {directory} with {columns.difference(found, self.columns)}, unlike {self.directories[0]}; '
+                    'need data sets with equal columns'
+                )
+
     @property
     def num_steps(self) -> int:
         """Environment steps in all files that are read, before any filter."""

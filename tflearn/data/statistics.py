@@ -12,8 +12,8 @@ from matplotlib import figure
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
-from tflearn.data import columns
-from tflearn.data.metadata import RECORDINGS
+from tflearn.data import columns, metadata
+from tflearn.data.metadata import COPIED, RECORDINGS
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeWriter
 
@@ -128,14 +128,8 @@ def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tupl
     reader = EpisodeReader(dataset)
     if os.path.lexists(output):  # pathlib raises an error for a name that is too long
         raise UserValueError(f'got the output {output}, which exists; need a new directory')
-    for directory in reader.directories:
-        found = columns.read_columns(directory)
-        if set(found) != set(reader.columns):
-            raise UserValueError(
-                f'got {directory} with {columns.difference(found, reader.columns)}, unlike {reader.directories[0]}; '
-                'need data sets with equal columns'
-            )
-    facts = {'copied_from': [str(directory) for directory in reader.directories], 'filter': dataclasses.asdict(dataset)}
+    reader.check_equal()
+    facts = {COPIED: metadata.lineage(reader.directories), 'filter': dataclasses.asdict(dataset)}
     specs = columns.read_specs(reader.directories[0])
     with contextlib.closing(EpisodeWriter(output, specs, reader.columns, metadata=facts, compress=compress)) as writer:
         for record, episode in reader.records():
@@ -143,9 +137,13 @@ def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tupl
     return writer.num_episodes, writer.num_steps
 
 
-def _facts(metadata: Mapping[str, Any]) -> str:
-    told = [f'{name} {value}' for name, value in metadata.items() if value is not None and name != RECORDINGS]
-    return ', '.join(told) or 'no metadata'
+def _facts(facts: Mapping[str, Any]) -> str:
+    shown = {name: value for name, value in facts.items() if value is not None and name not in (RECORDINGS, COPIED)}
+    if split := shown.pop('split', None):
+        shown['split'] = f'{split["part"]}, by {split["by"]}, share {split["share"]:g}'
+    if made_of := facts.get(COPIED) or (split or {}).get('from'):
+        shown['from'] = ' '.join(each['path'] for each in made_of)
+    return ', '.join(f'{name} {value}' for name, value in shown.items()) or 'no metadata'
 
 
 def _quartiles(name: str, values: np.ndarray) -> str:

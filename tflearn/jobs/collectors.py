@@ -76,6 +76,10 @@ class Collectors:
         """Returns the newest version of the weights that was ever published, as far as it is known."""
         return 0
 
+    def facts(self) -> Mapping[str, Any]:
+        """Returns what the metadata of an exported policy say of the data."""
+        return {'env_steps': self.env_steps, 'mean_return': self.mean_return}
+
     def begin(self, step: int) -> None:
         """Begins, once the checkpoint of this train step was restored."""
 

@@ -22,6 +22,7 @@ from tflearn.core.settings import Fraction, PositiveInt, checked, checked_datacl
 from tflearn.core.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.data import columns, conversion, metadata, statistics
+from tflearn.data import split as splitting
 from tflearn.data.minari_format import Spaces
 from tflearn.data.reader import Dataset
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
@@ -229,6 +230,11 @@ def copy(paths: Sequence[str], output: pathlib.Path, compress: bool = False, **f
     """Copies episodes to a new data set, see `statistics.copy`; returns a line that says what was copied."""
     num_episodes, num_steps = statistics.copy(Dataset(paths, **filters), output, compress)
     return f'{num_episodes} episodes, {num_steps} environment steps in {output}'
+
+
+def split(paths: Sequence[str], output: pathlib.Path, share: float, by: str, compress: bool, **filters: Any) -> str:
+    """Writes episodes to two data sets, see `split.split`; returns what is in each, in lines."""
+    return splitting.split(Dataset(paths, **filters), output, share, by, compress)
 
 
 def import_logs(

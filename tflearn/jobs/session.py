@@ -411,8 +411,7 @@ class Session:
             self._exports.export_update(step)
 
     def _export_facts(self) -> dict[str, Any]:
-        collectors, version = self._collectors, self._progress.policy_version
-        return {'env_steps': collectors.env_steps, 'mean_return': collectors.mean_return, 'policy_version': version}
+        return {**self._collectors.facts(), 'policy_version': self._progress.policy_version}
 
     def _metrics(self) -> dict[str, Any]:
         """Returns the metrics besides the learner's."""

@@ -13,7 +13,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.types import AgentFactory, EnvironmentSpecs
 from tflearn.core.watchdog import Watchdog
-from tflearn.data import columns, writer
+from tflearn.data import columns, metadata, writer
 from tflearn.data.reader import Dataset, find_directories
 from tflearn.jobs import initial_agent
 from tflearn.jobs.collectors import Collectors
@@ -99,7 +99,7 @@ def train_offline(
                     validator = Validator(kept.all_batches, validation.interval_steps, data_stop_conditions)
                     settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
             source.most_owed = _steps_per_call(source.most_owed, settings, validation)
-            steps = _FileSteps(source, agreement, validator, max_epochs)
+            steps = _FileSteps(source, agreement, validator, max_epochs, dataset)
             session = Session(run, agent, source, steps, strategy, settings)
             session.begin()
         with _watched(strategy, lambda: (session.train_step, steps.num_validated)):
@@ -169,8 +169,10 @@ class _FileSteps(Collectors):
         agreement: workers.Agreement,
         validator: Validator | None,
         max_epochs: int | None,
+        dataset: Dataset,
     ):
         super().__init__()
+        self._trained_on = metadata.lineage(find_directories(dataset))
         self._source, self._validator, self._max_epochs = source, validator, max_epochs
         self._state: dict[str, Any] = {
             name: workers.StateOfWorkers(each, agreement) for name, each in source.state().items()
@@ -186,6 +188,10 @@ class _FileSteps(Collectors):
     def state(self) -> Mapping[str, Any]:
         """See `Collectors`."""
         return {**super().state(), **self._state}
+
+    def facts(self) -> Mapping[str, Any]:
+        """See `Collectors`."""
+        return {**super().facts(), metadata.TRAINED_ON: self._trained_on}
 
     def begin(self, step: int) -> None:
         """Validates if that is due since the checkpoint."""

@@ -1,0 +1,108 @@
+"""A data set in two: episodes to train on, and those held out, by which what was trained is judged.
+
+Chance plays no part: the time of an episode or a hash of its name decides, so the same input gives the same two sets.
+An episode, which may be a session of many steps, is in one of them as a whole.
+"""
+
+import contextlib
+import hashlib
+import math
+import pathlib
+from typing import Annotated, Any
+
+import numpy as np
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Range, checked
+from tflearn.data import columns, metadata
+from tflearn.data.conversion import new_directory
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.writer import EpisodeWriter
+
+TRAIN, HELD_OUT = 'train', 'held_out'
+TIME, ID = 'time', 'id'
+_TIMES, _IDS = 'policy_info.time', ('policy_info.episode', 'policy_info.id')
+
+
+@checked
+def split(
+    dataset: Dataset,
+    output: pathlib.Path,
+    share: Annotated[float, Range(above=0, below=1)],
+    by: str = ID,
+    compress: bool = False,
+) -> str:
+    """Writes the data sets `output`/train and `output`/held_out.
+
+    Args:
+      dataset: the episodes.
+      output: a new directory, which appears whole.
+      share: the share of episodes that are held out: with 'id' about that many, with 'time' as near as equal times let.
+      by: 'time' holds out those that end last; 'id' those with a small hash of the episode's name, else of the row's,
+        else of the content; otherwise the name of a column, such as 'observation.user', whose first value is hashed.
+      compress: compress the files with gzip.
+
+    Returns:
+      The numbers of episodes and steps of both, and their shares, in lines.
+
+    Raises:
+      ValueError: if the data have no such column, a part would be empty, or the directory exists.
+    """
+    reader = EpisodeReader(dataset)
+    reader.check_equal()
+    names = {column.name for column in reader.columns}
+    column = _TIMES if by == TIME else next((name for name in _IDS if name in names), '') if by == ID else by
+    if column and column not in names:
+        raise UserValueError(f'got by={by!r} for data without {column}; need one of {", ".join(sorted(names))}, or id')
+    begin = _begin(reader, share) if by == TIME else math.nan
+    facts = {'by': by, 'share': share, 'from': metadata.lineage(reader.directories)}
+    specs = columns.read_specs(reader.directories[0])
+    with new_directory(output) as begun, contextlib.ExitStack() as closing:
+        writers = {
+            part: closing.enter_context(
+                contextlib.closing(
+                    EpisodeWriter(
+                        begun / part, specs, reader.columns, metadata={'split': {**facts, 'part': part}},
+                        compress=compress,
+                    )
+                )
+            )
+            for part in (TRAIN, HELD_OUT)
+        }  # fmt: skip
+        for record, episode in reader.records():
+            if by == TIME:
+                is_held_out = _end(episode) >= begin
+            else:
+                name = np.ascontiguousarray(episode[column][0]).tobytes() if column else record
+                is_held_out = _hash(name) < share
+            steps = int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST))
+            writers[HELD_OUT if is_held_out else TRAIN].write_record(record, steps)
+        totals = [(part, writer.num_episodes, writer.num_steps) for part, writer in writers.items()]
+        if empty := [part for part, episodes, _ in totals if not episodes]:
+            raise UserValueError(
+                f'got no episode for {empty[0]}, of {reader.num_read} with share={share:g}; need more data, another '
+                'share, or other names'
+            )
+        closing.close()
+    all_episodes, all_steps = sum(total[1] for total in totals), sum(total[2] for total in totals)
+    return '\n'.join(
+        f'{output / part}: {episodes} episodes ({episodes / all_episodes:.1%}), {steps} steps ({steps / all_steps:.1%})'
+        for part, episodes, steps in totals
+    )
+
+
+def _begin(reader: EpisodeReader, share: float) -> float:
+    """Returns the time from which on episodes are held out."""
+    times = np.sort([_end(episode) for episode in reader.episodes()])
+    return float(times[min(len(times) - 1, round((1 - share) * len(times)))]) if len(times) else math.nan
+
+
+def _end(episode: Any) -> float:
+    """Returns the time of an episode's last step: until then it was not known."""
+    return float(episode[_TIMES].max())
+
+
+def _hash(name: bytes) -> float:
+    """Returns a number in [0, 1) for a name."""
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), 'big') / 2**64
