@@ -65,6 +65,13 @@ EXTRAS = {
     # From 25 on it needs NumPy 2, and does not say so.
     'tables': ['pyarrow>=16,<25'],
     'tune': ['optuna>=5,<6'],
+    # From 1.18 on onnx needs typing-extensions 4.7, which TF-Agents of the classic lane does not take.
+    'onnx': [
+        f'onnx>=1.17,<1.18; {CLASSIC}',
+        f'onnx>=1.17; {CURRENT}',
+        'onnxruntime>=1.20',
+        'tf2onnx>=1.17,<2',
+    ],
     'gpu': [
         f'tensorflow[and-cuda]>=2.15,<2.16; {CLASSIC}',
         f'tensorflow[and-cuda]>=2.21,<2.22; {CURRENT}',

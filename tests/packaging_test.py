@@ -30,7 +30,7 @@ EXTRAS = (
     'all',
 )
 LANES = {'classic': ('3.11',), 'current': ('3.12', '3.13')}  # and their versions of Python
-LOCKED_EXTRAS = ('dev', 'pettingzoo', 'serving', 'tables', 'tune', 'valkey')  # in lock.txt: the tests need them
+LOCKED_EXTRAS = ('dev', 'onnx', 'pettingzoo', 'serving', 'tables', 'tune', 'valkey')  # in lock.txt: the tests need them
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)
 REGISTRY = re.compile(r'py' r'pi\.org|python' r'hosted|index' r'-url|--find' r'-links|debian' r'\.org')

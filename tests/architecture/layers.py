@@ -78,6 +78,9 @@ DOORS = {
     'tensorflow_serving': ('tflearn/serving/',),
     'fsspec': ('tflearn/files/',),
     'pyarrow': ('tflearn/data/tables.py',),
+    'onnx': ('tflearn/policies/onnx.py',),
+    'onnxruntime': ('tflearn/policies/onnx.py',),
+    'tf2onnx': ('tflearn/policies/onnx.py',),
     'optuna': ('tflearn/experiments/',),
     'subprocess': (
         *('tflearn/launch/', 'tflearn/replay/valkey/server.py', 'tflearn/experiments/seeds.py'),

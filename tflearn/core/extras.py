@@ -29,6 +29,9 @@ _EXTRAS = {
     's3fs': 'remote',
     'pyarrow': 'tables',
     'optuna': 'tune',
+    'onnx': 'onnx',
+    'onnxruntime': 'onnx',
+    'tf2onnx': 'onnx',
 }
 
 # Extra -> its requirements, as in setup.py.
@@ -53,6 +56,12 @@ REQUIREMENTS = {
     'remote': ('fsspec>=2025.2', 's3fs>=2025.2'),
     'tables': ('pyarrow>=16,<25',),
     'tune': ('optuna>=5,<6',),
+    'onnx': (
+        'onnx>=1.17,<1.18; python_version < "3.12"',
+        'onnx>=1.17; python_version >= "3.12"',
+        'onnxruntime>=1.20',
+        'tf2onnx>=1.17,<2',
+    ),
 }
 
 
