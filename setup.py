@@ -43,8 +43,9 @@ EXTRAS = {
     'pettingzoo': ['pettingzoo>=1.25,<2'],
     'dm-control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],
     'serving': [
-        'grpcio>=1.62',
-        'grpcio-health-checking>=1.62',
+        # From 1.80 on, with another event engine, a Python server answers about a third fewer requests.
+        'grpcio>=1.62,<1.80',
+        'grpcio-health-checking>=1.62,<1.80',
         'prometheus-client>=0.20',
         'protobuf>=4.21',
         'tensorflow-serving-api>=2.15,<2.22',
