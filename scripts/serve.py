@@ -1,4 +1,4 @@
-"""Serves the newest version of each policy that a run exports, by TensorFlow Serving's gRPC interface.
+"""Serves the newest version of each policy that a run exports, by TensorFlow Serving's gRPC and REST interfaces.
 
 It needs the extra `serving`. A model has the name of the policy's directory, such as `greedy_policy`.
 """

@@ -26,6 +26,7 @@ def define() -> None:
     """Defines the flags of this job."""
     flags.DEFINE_string('host', 'localhost', "Name or address to listen at; '0.0.0.0' is all networks.")
     flags.DEFINE_integer('port', 8500, 'gRPC port; 0 picks a free one.', 0, 65535)
+    flags.DEFINE_integer('rest_port', None, 'Port of REST over HTTP; none by default.', 1, 65535)
     flags.DEFINE_integer(
         'metrics_port', None, 'Port of http://HOST:PORT/metrics for Prometheus; none by default.', 1, 65535
     )
@@ -109,7 +110,7 @@ def serve_options() -> serve.ServeOptions:
         batching=serve.BatchOptions(**batching) if values.batching else None,
         max_rows=values.max_rows,
         poll_secs=values.poll_secs,
-        metrics_port=values.metrics_port,
+        http=serve.HttpPorts(values.rest_port, values.metrics_port),
         clients=pathlib.Path(values.clients) if values.clients else None,
         num_threads=_num_threads(),
         max_concurrent_requests=values.max_concurrent_requests,

@@ -52,7 +52,7 @@ NOT_RUN = {
     r'--backend=(slurm|ray)(?!.*--render)': 'needs the cluster; tests/launch has stand-ins',
     r's3://': 'needs a store; tests/files has one on this machine',
     r'=replay:|=feed:|=host0:': 'several machines; see tests/scripts/coordinator_test.py, tests/chaos',
-    r'curl ': 'tests/environments/external_server_test.py runs the commands of the page; a status by hand',
+    r'curl ': 'tests/environments/external_server_test.py, tests/serving/rest_test.py run them; a status by hand',
     r'openssl |stunnel |runs/cartpole --gin_file=dqn_cartpole --(coord|replay)': 'see tests/replay/tunnel_test.py',
     r'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
     r'saved_model_cli': 'tests/policies/products_aot_test.py',
@@ -209,7 +209,7 @@ def test_a_server_serves_until_it_is_stopped(user):
     command = next(command for command in OURS if command[1] == 'serve' and 'runs/dqn_cartpole' in str(command))
     user.make(_needed(*command))
     port = free_port()
-    with user.running(*command[1:], f'--port={port}') as server:
+    with user.running(*command[1:], f'--port={port}', f'--rest_port={free_port()}') as server:
         wait_until(lambda: is_listening(f'localhost:{port}', 1.0), 'the server', DEADLINE_SECS)
         server.send_signal(signal.SIGINT)
         assert server.wait(DEADLINE_SECS) == 128 + signal.SIGINT

@@ -36,14 +36,15 @@ def program(directory, module, *arguments):
 
 @pytest.fixture(scope='module')
 def served(tmp_path_factory):
-    """A real server of a policy: its process, its ports of gRPC and of metrics."""
+    """A real server of a policy: its process, its ports of gRPC, of metrics and of REST."""
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     from tests.testing import served_policies
 
     directory = tmp_path_factory.mktemp('served')
     served_policies.Publisher(directory / 'run' / 'policies').publish(1)
-    ports = free_port(), free_port()
+    ports = free_port(), free_port(), free_port()
     flags = [f'--root_dir={directory / "run"}', f'--port={ports[0]}', f'--metrics_port={ports[1]}']
+    flags.append(f'--rest_port={ports[2]}')
     with program(directory, 'scripts.serve', *flags) as (started, text):
         wait_for(lambda: b'200' in fuzzing.send(f'localhost:{ports[1]}', GET_METRICS), 'the metrics')
         wait_for(lambda: predict(ports[0]), 'an action')
@@ -89,7 +90,7 @@ def test_requests_of_grpc(served, report):
 
     from tests.serving import server_load_test
 
-    started, port, _ = served
+    started, port, *_ = served
 
     def attack(count, seed):
         with grpc.insecure_channel(f'localhost:{port}') as channel:
@@ -103,7 +104,7 @@ def test_requests_of_grpc(served, report):
 @pytest.mark.chaos
 @pytest.mark.parametrize('protocol', ['http2', 'noise', 'tls'])
 def test_connections_of_grpc(served, report, protocol):
-    started, port, _ = served
+    started, port, *_ = served
     attack = functools.partial(fuzzing.fuzz, f'localhost:{port}', fuzzing.PROTOCOLS[protocol])
     check(report, f'`tflearn-serve`, connections of gRPC ({protocol})', started.pid, attack)
     assert predict(port) == [1, 0]
@@ -111,7 +112,7 @@ def test_connections_of_grpc(served, report, protocol):
 
 @pytest.mark.chaos
 def test_metrics(served, report):
-    started, _, port = served
+    started, _, port, _ = served
     check(
         report,
         '`tflearn-serve`, metrics',
@@ -119,6 +120,14 @@ def test_metrics(served, report):
         functools.partial(fuzzing.fuzz, f'localhost:{port}', fuzzing.http),
     )
     assert b'tflearn_requests' in fuzzing.send(f'localhost:{port}', GET_METRICS)
+
+
+@pytest.mark.chaos
+def test_rest(served, report):
+    started, _, _, port = served
+    attack = functools.partial(fuzzing.fuzz, f'localhost:{port}', fuzzing.http)
+    check(report, '`tflearn-serve`, REST', started.pid, attack)
+    assert b'AVAILABLE' in fuzzing.send(f'localhost:{port}', b'GET /v1/models/greedy_policy HTTP/1.0\r\n\r\n')
 
 
 @pytest.mark.chaos

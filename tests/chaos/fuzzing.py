@@ -32,6 +32,7 @@ Message = Callable[[random.Random], bytes]
 
 _PATHS = (
     b'/', b'/v1/specs', b'/v1/episodes', b'/v1/episodes/x/steps', b'/v1/episodes/', b'/metrics', b'/metrics?name[]=x',
+    b'/v1/models/greedy_policy:predict', b'/v1/models/greedy_policy/metadata', b'/v1/models/a/labels/b',
     b'/../../etc/passwd', b'/%00', b'*', b'', b'http://a:b/c', b'/' + b'a' * 70_000, b'/\xff\xfe', b'//', b'/?' * 99,
 )  # fmt: skip
 _METHODS = (
@@ -54,7 +55,7 @@ def http(rng: random.Random) -> bytes:
     """A request of HTTP/1.1, with a body of JSON, in which something is wrong."""
     if rng.random() < 0.1:
         return noise(rng)
-    keys = ('observation', 'reward', 'terminated', 'truncated', 'step', 'episode', '', 'ü', 'observation')
+    keys = ('observation', 'reward', 'terminated', 'truncated', 'step', 'episode', '', 'ü', 'instances')
     pairs = ', '.join(f'"{rng.choice(keys)}": {rng.choice(_JSON)}' for _ in range(rng.choice([0, 1, 1, 2, 3, 5])))
     body = rng.choice([f'{{{pairs}}}', f'{{{pairs}}}', f'{{{pairs}}}', rng.choice(_JSON)]).encode()
     length = str(len(body)).encode() if rng.random() < 0.7 else rng.choice(_LENGTHS)

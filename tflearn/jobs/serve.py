@@ -1,6 +1,7 @@
-"""The serve job: serves a run's exported policies over gRPC, as TensorFlow Serving does."""
+"""The serve job: serves a run's exported policies over gRPC and REST, as TensorFlow Serving does."""
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import time
@@ -20,11 +21,34 @@ from tflearn.serving.decision_files import DecisionLogOptions
 from tflearn.serving.decision_log import DecisionLog
 from tflearn.serving.exploration import Exploration
 from tflearn.serving.models import Models
+from tflearn.serving.rest import RestServer
 from tflearn.serving.served_version import BatchOptions, ServedVersion
 from tflearn.serving.server import PolicyServer, ServingMetrics
 
 # Includes the types of the job's arguments.
-__all__ = ['BatchOptions', 'DecisionLogOptions', 'Exploration', 'ServeOptions', 'ServerOptions', 'TlsFiles', 'serve']
+__all__ = [
+    'BatchOptions',
+    'DecisionLogOptions',
+    'Exploration',
+    'HttpPorts',
+    'ServeOptions',
+    'ServerOptions',
+    'TlsFiles',
+    'serve',
+]
+
+
+@checked_dataclass(frozen=True)
+class HttpPorts:
+    """The ports of HTTP; None is no such server.
+
+    Attributes:
+      rest: that of REST.
+      metrics: that of the metrics for Prometheus.
+    """
+
+    rest: int | None = None
+    metrics: int | None = None
 
 
 @checked_dataclass(frozen=True)
@@ -37,7 +61,7 @@ class ServeOptions:
       batching: how requests become batches; None computes each request by itself.
       max_rows: the maximum batch size of a request. Without `batching` 16 times as many rows may wait.
       poll_secs: seconds between two polls for new versions.
-      metrics_port: the port of the metrics for Prometheus; None serves none.
+      http: the ports of HTTP.
       clients: the JSON file of the clients that are admitted, see `serving.clients`; None admits everybody.
       num_threads: TensorFlow calls at the same time, each with one request or more.
       max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more.
@@ -49,7 +73,7 @@ class ServeOptions:
     batching: BatchOptions | None = None
     max_rows: PositiveInt = 1024
     poll_secs: PositiveFloat = 1.0
-    metrics_port: int | None = None
+    http: HttpPorts = HttpPorts()
     clients: pathlib.Path | None = None
     num_threads: PositiveInt = 1
     max_concurrent_requests: PositiveInt = 1024
@@ -96,8 +120,11 @@ def serve(
         if log:
             ending.callback(log.close)
         ending.callback(server.close)
-        if options.metrics_port is not None:
-            given = metrics.registry, server_options.host, options.metrics_port, '--metrics_port'
+        if options.http.rest is not None:
+            at = dataclasses.replace(server_options, port=options.http.rest)
+            ending.enter_context(contextlib.closing(RestServer(server, at)))
+        if options.http.metrics is not None:
+            given = metrics.registry, server_options.host, options.http.metrics, '--metrics_port'
             ending.enter_context(contextlib.closing(metrics_server.serve(*given)))
         if clients and clients.have_tokens and not server_options.tls and server_options.host not in LOCAL_HOSTS:
             logging.warning("the clients' tokens travel unencrypted; need --tls_certificate and --tls_key on a network")

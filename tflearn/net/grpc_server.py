@@ -270,30 +270,54 @@ class Server:
         finally:
             self._end()
 
+    def call(self, name: str, caller: Caller, method: Callable[[], Awaitable[Any]], timeout_secs: float) -> Any:
+        """Answers a request of another protocol as one of gRPC, on the event loop; called on another thread.
+
+        Returns:
+          gRPC's status code, the details, and what `method` has returned.
+        """
+
+        async def read() -> bytes:
+            return b''
+
+        answer = self._call(name, caller, read, lambda data: asyncio.wait_for(method(), timeout_secs))
+        return self._run(answer, timeout_secs + _LOOP_SECS)
+
     def _answering(self, name: str, method: Method) -> Callable[[bytes, Any], Awaitable[bytes]]:
         # Read here, not by gRPC: it would take all bytes of a request before anything is known of it.
         async def answer(unread: Any, context: Any) -> bytes:
-            start = time.perf_counter()
-            code, response = grpc.StatusCode.CANCELLED, b''  # by the client or its deadline: that is not caught below
-            try:
-                with self._admit(self._authenticated(_caller(context))):
-                    if self._slots.locked():
-                        raise Refused(_FULL, 'too many requests at the same time; send less, or try again later')
-                    async with self._slots:
-                        data = await self._partial.read(context)
-                        if self._limit:
-                            self._limit.used(context.peer())
-                        message = await method(data)
-                code, response = grpc.StatusCode.OK, message.SerializeToString()
-            except Exception as error:
-                code, details = self._status(error)
+            async def read() -> bytes:
+                data = await self._partial.read(context)
+                if self._limit:
+                    self._limit.used(context.peer())
+                return data
+
+            async def respond(data: bytes) -> Any:
+                return (await method(data)).SerializeToString()
+
+            code, details, response = await self._call(name, _caller(context), read, respond)
+            if code is not grpc.StatusCode.OK:
                 context.set_code(code)
-                context.set_details(details[:_MAX_DETAILS])
-            finally:
-                self._record(name, code.name, time.perf_counter() - start)
-            return response
+                context.set_details(details)
+            return response or b''
 
         return answer
+
+    async def _call(self, name: str, caller: Caller, read: Callable[[], Awaitable[bytes]], method: Method) -> Any:
+        start = time.perf_counter()
+        code, details, response = grpc.StatusCode.CANCELLED, '', None  # by the client or its deadline: not caught below
+        try:
+            with self._admit(self._authenticated(caller)):
+                if self._slots.locked():
+                    raise Refused(_FULL, 'too many requests at the same time; send less, or try again later')
+                async with self._slots:
+                    response = await method(await read())
+            code = grpc.StatusCode.OK
+        except Exception as error:
+            code, details = self._status(error)
+        finally:
+            self._record(name, code.name, time.perf_counter() - start)
+        return code, details[:_MAX_DETAILS], response
 
     def _authenticated(self, caller: Caller) -> Caller:
         """Returns the caller. Raises Refused if it does not show the token."""
@@ -327,6 +351,8 @@ class Server:
     def _status(self, error: Exception) -> tuple[Any, str]:
         if isinstance(error, Refused):
             return error.code, str(error)
+        if isinstance(error, TimeoutError):
+            return grpc.StatusCode.DEADLINE_EXCEEDED, 'got no answer in time; send less at a time, or try again later'
         if status := self._status_of(error):
             return status
         logging.error('a request failed', exc_info=error)

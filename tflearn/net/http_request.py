@@ -47,6 +47,32 @@ def json_response(message: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK
     return Response([(json.dumps(message) + '\n').encode()], status, {'Content-Type': 'application/json'})
 
 
+def json_object(
+    data: bytes | memoryview, needed: Collection[str] = (), known: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Returns the JSON object in some bytes.
+
+    Args:
+      needed: keys that it must have.
+      known: keys that it may have; None is any.
+
+    Raises:
+      ValueError: if it is something else.
+    """
+    try:
+        message = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise UserValueError(f'got a body that is no JSON ({error}); need a JSON object') from error
+    names = ', '.join(sorted(needed)) or 'any keys'
+    if not isinstance(message, dict):
+        raise UserValueError(f'got a JSON {type(message).__name__}; need an object with {names}')
+    if missing := set(needed) - message.keys():
+        raise UserValueError(f'got a message without {", ".join(sorted(missing))}; need {names}')
+    if known is not None and (unknown := message.keys() - known):
+        raise UserValueError(f'got a message with {", ".join(sorted(unknown))}; need only {", ".join(sorted(known))}')
+    return message
+
+
 class Refused(Exception):
     """A request is answered with this status and {"error": ...}."""
 
@@ -186,29 +212,8 @@ class Request(http.server.BaseHTTPRequestHandler):
             raise UserValueError(f'got a body that is no text ({error}); need UTF-8') from error
 
     def json(self, needed: Collection[str] = (), known: Collection[str] | None = None) -> dict[str, Any]:
-        """Returns the JSON object in the body.
-
-        Args:
-          needed: keys that it must have.
-          known: keys that it may have; None is any.
-
-        Raises:
-          ValueError: if it is something else.
-        """
-        try:
-            message = json.loads(bytes(self.body()))
-        except (ValueError, RecursionError) as error:
-            raise UserValueError(f'got a body that is no JSON ({error}); need a JSON object') from error
-        names = ', '.join(sorted(needed)) or 'any keys'
-        if not isinstance(message, dict):
-            raise UserValueError(f'got a JSON {type(message).__name__}; need an object with {names}')
-        if missing := set(needed) - message.keys():
-            raise UserValueError(f'got a message without {", ".join(sorted(missing))}; need {names}')
-        if known is not None and (unknown := message.keys() - known):
-            raise UserValueError(
-                f'got a message with {", ".join(sorted(unknown))}; need only {", ".join(sorted(known))}'
-            )
-        return message
+        """Returns the JSON object in the body; see `json_object`."""
+        return json_object(self.body(), needed, known)
 
     def end(self) -> None:
         """Ends the connection, from another thread."""

@@ -90,7 +90,8 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Takes the port.
 
         Args:
-          routes: what answers, by method and path, such as 'GET /v1/status'. 'ID' in a path is any word.
+          routes: what answers, by method and path, such as 'GET /v1/status'. 'ID' in a path is any word, 'NAME' also
+            one with dots and hyphens.
           name: the server's name, for its thread.
           settings: where a user gives port and token, for errors.
           shared: whether the port may be held for it by a socket of this user that does not listen.
@@ -150,7 +151,8 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         status = HTTPStatus.NOT_FOUND
         for route, answer in self._routes.items():
             known, _, pattern = route.partition(' ')
-            if match := re.fullmatch(pattern.replace('/ID', r'/(\w{1,64})'), path):
+            pattern = pattern.replace('/ID', r'/(\w{1,64})').replace('/NAME', r'/([\w.-]{1,200})')
+            if match := re.fullmatch(pattern, path):
                 if known == method:
                     words = match.groups()
                     return lambda request: answer(request, *words)

@@ -203,8 +203,9 @@ class Signature:
     def warm_up(self) -> None:
         """Computes zeros, so that the first request does not wait for TensorFlow's initialization."""
         ones = {name: [1 if size is None else size for size in spec.shape] for name, spec in self.inputs.items()}
-        make: Any = np.zeros if self.batched else np.ones
-        self.run({name: make(shape, self.inputs[name].dtype.as_numpy_dtype) for name, shape in ones.items()})
+        dtypes = {name: self.inputs[name].dtype for name in ones}
+        fill = {name: b'' if dtype == tf.string else int(not self.batched) for name, dtype in dtypes.items()}
+        self.run({name: np.full(shape, fill[name], dtypes[name].as_numpy_dtype) for name, shape in ones.items()})
 
 
 class ServedVersion:

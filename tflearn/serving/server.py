@@ -4,7 +4,7 @@ Messages are parsed here, since gRPC does not answer malformed ones with INVALID
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -13,6 +13,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tflearn.net import grpc_server
+from tflearn.net.grpc_server import Caller
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies import signatures
 from tflearn.serving import tensor_protos
@@ -26,6 +27,7 @@ from tflearn.serving.tensor_protos import get_model_metadata_pb2, get_model_stat
 _SIGNATURES, _PREDICTION = 'signature_def', 'tensorflow.serving.PredictionService'
 _LATENCY_SECS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 EVENT_ID, PROBABILITY = 'event_id', 'probability'  # outputs of a decision besides the policy's
+_POINTER = 8  # bytes of a string besides its own
 _MAX_ID = 200
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -124,9 +126,13 @@ class PolicyServer:
         self._record, self._random = record, np.random.default_rng()
         self._server = grpc_server.Server(
             {
-                f'/{_PREDICTION}/Predict': self._predict,
-                f'/{_PREDICTION}/GetModelMetadata': self._get_model_metadata,
-                '/tensorflow.serving.ModelService/GetModelStatus': self._get_model_status,
+                f'/{_PREDICTION}/Predict': _parsing(predict_pb2.PredictRequest, self._predict),
+                f'/{_PREDICTION}/GetModelMetadata': _parsing(
+                    get_model_metadata_pb2.GetModelMetadataRequest, self.get_model_metadata
+                ),
+                '/tensorflow.serving.ModelService/GetModelStatus': _parsing(
+                    get_model_status_pb2.GetModelStatusRequest, self.get_model_status
+                ),
             },
             options,
             _status_of,
@@ -149,51 +155,88 @@ class PolicyServer:
         self._server.close(grace_secs)
         self._requests.close()
 
-    async def _predict(self, data: bytes) -> Any:
-        """Answers a PredictRequest by exactly one version, which the response names.
+    def call(self, name: str, caller: Caller, method: Callable[[], Awaitable[Any]], timeout_secs: float) -> Any:
+        """Answers a request of another protocol with the admission, limits and metrics of gRPC; see `Server.call`."""
+        return self._server.call(name, caller, method, timeout_secs)
+
+    async def _predict(self, request: Any) -> Any:
+        """Answers a PredictRequest by exactly one version, which the response names. Raises as `answer`."""
+        spec = request.model_spec
+        model, signature, outputs = await self.answer(
+            spec, request.output_filter, lambda signature: self._arrays(signature, request.inputs)
+        )
+        response = predict_pb2.PredictResponse()
+        response.model_spec.name = spec.name
+        response.model_spec.version.value = model.version
+        response.model_spec.signature_name = signature.name
+        for name, value in outputs.items():
+            tensor_protos.fill(response.outputs[name], value)
+        return response
+
+    async def answer(
+        self, spec: Any, names: Sequence[str], read: Callable[[Signature], Arrays]
+    ) -> tuple[ServedVersion, Signature, Arrays]:
+        """Computes a request by exactly one version.
+
+        Args:
+          spec: the ModelSpec of the request.
+          names: the outputs that are asked for; () is all of the policy's.
+          read: returns the inputs, which it checks by `checked`.
+
+        Returns:
+          The version, its signature, and the outputs by name.
 
         Raises:
-          InvalidRequest: if it is malformed or does not fit the signature.
+          InvalidRequest: if the request does not fit the signature.
           Refused: if the model or the version is not served, or not yet; if too many requests wait; or if the client
             may not ask this policy.
         """
-        request = _parse(predict_pb2.PredictRequest, data)
-        model = self._version(request.model_spec)
-        signature = model.signature(request.model_spec.signature_name or signatures.DEFAULT)
+        model = self._version(spec)
+        signature = model.signature(spec.signature_name or signatures.DEFAULT)
         decides = self._record is not None and signature.name == signatures.DEFAULT
         known = [*signature.outputs, *([EVENT_ID, PROBABILITY] if decides else [])]
-        if unknown := set(request.output_filter).difference(known):
+        if unknown := set(names).difference(known):
             raise InvalidRequest(f'got output_filter {sorted(unknown)}; need some of {known}')
-        arrays, rows = self._arrays(signature, request.inputs)
+        arrays = read(signature)
         if decides:
-            outputs = await self._decide(request.model_spec.name, model, arrays, request.output_filter)
+            outputs = await self._decide(spec.name, model, arrays, names)
         else:
             outputs = await self._requests.run(signature, arrays)
-        response = predict_pb2.PredictResponse()
-        response.model_spec.name = request.model_spec.name
-        response.model_spec.version.value = model.version
-        response.model_spec.signature_name = signature.name
-        for name in request.output_filter or outputs:
-            if name not in response.outputs and name in outputs:  # the filter may name it twice
-                tensor_protos.fill(response.outputs[name], outputs[name])
         if signature.batched:
-            self._metrics.record_rows(request.model_spec.name, rows)
-        return response
+            self._metrics.record_rows(spec.name, len(next(iter(arrays.values()))))
+        return model, signature, {name: outputs[name] for name in dict.fromkeys(names or outputs) if name in outputs}
 
-    def _arrays(self, signature: Signature, tensors: Mapping[str, Any]) -> tuple[Arrays, int]:
-        """Returns the checked inputs, by name, and the number of rows of the request."""
-        # A few bytes can announce a very large tensor, so all limits are checked before the values are read.
+    def _arrays(self, signature: Signature, tensors: Mapping[str, Any]) -> Arrays:
+        """Returns the checked inputs, by name."""
         specs = {name: signature.spec_of(name) for name in tensors}
         shapes = {name: tensor_protos.shape_of(name, tensors[name], len(spec.shape)) for name, spec in specs.items()}
+        return self.checked(signature, shapes, lambda name, dtype: tensor_protos.to_array(name, tensors[name], dtype))
+
+    def checked(
+        self,
+        signature: Signature,
+        shapes: Mapping[str, tuple[int, ...]],
+        read: Callable[[str, tf.DType], np.ndarray],
+    ) -> Arrays:
+        """Returns the inputs of a request, by name.
+
+        Args:
+          shapes: their shapes. A few bytes can announce a very large tensor, so limits are checked before any is read.
+          read: returns an input of that name and dtype.
+
+        Raises:
+          InvalidRequest: if they do not fit the signature.
+          Refused: if too many requests wait.
+        """
         signature.check(shapes)
-        rows = next(iter(shapes.values()))[0] if signature.batched else 1
-        self._requests.check_room(signature, rows)
-        size = sum(math.prod(shapes[name]) * spec.dtype.size for name, spec in specs.items())
+        self._requests.check_room(signature, next(iter(shapes.values()))[0] if signature.batched else 1)
+        dtypes = {name: signature.inputs[name].dtype for name in shapes}
+        size = sum(math.prod(shapes[name]) * (dtype.size or _POINTER) for name, dtype in dtypes.items())
         if size > self._max_bytes:
             raise InvalidRequest(f'got inputs of {size} bytes, {_texts(shapes)}; need at most {self._max_bytes}')
-        arrays = {name: tensor_protos.to_array(name, tensors[name], spec.dtype) for name, spec in specs.items()}
+        arrays = {name: read(name, dtype) for name, dtype in dtypes.items()}
         signature.check_values(arrays)
-        return arrays, rows
+        return arrays
 
     async def _decide(self, name: str, model: ServedVersion, arrays: Arrays, names: Sequence[str]) -> Arrays:
         """Returns the outputs of a decision, which is logged; its id and probability only if `names` has them."""
@@ -208,14 +251,13 @@ class PolicyServer:
             outputs[PROBABILITY] = chosen.probabilities.astype(np.float32)
         return outputs
 
-    async def _get_model_metadata(self, data: bytes) -> Any:
+    async def get_model_metadata(self, request: Any) -> Any:
         """Answers a GetModelMetadataRequest for the field 'signature_def', the only one that is supported.
 
         Raises:
-          InvalidRequest: if it is malformed or names another field.
+          InvalidRequest: if it names another field.
           Refused: if the model or the version is not served, or not yet.
         """
-        request = _parse(get_model_metadata_pb2.GetModelMetadataRequest, data)
         if not request.metadata_field or set(request.metadata_field) != {_SIGNATURES}:
             raise InvalidRequest(f'got metadata_field {list(request.metadata_field)}; need [{_SIGNATURES!r}]')
         model = self._version(request.model_spec)
@@ -228,14 +270,8 @@ class PolicyServer:
         response.metadata[_SIGNATURES].Pack(message)
         return response
 
-    async def _get_model_status(self, data: bytes) -> Any:
-        """Answers a GetModelStatusRequest.
-
-        Raises:
-          InvalidRequest: if it is malformed.
-          Refused: if the model is not served, or the version is unknown.
-        """
-        request = _parse(get_model_status_pb2.GetModelStatusRequest, data)
+    async def get_model_status(self, request: Any) -> Any:
+        """Answers a GetModelStatusRequest. Raises Refused if the model is not served, or the version is unknown."""
         holder, wanted = self._holder(request.model_spec)
         states = get_model_status_pb2.ModelVersionStatus
         response = get_model_status_pb2.GetModelStatusResponse()
@@ -244,6 +280,7 @@ class PolicyServer:
                 continue
             status = response.model_version_status.add(version=version)
             status.state = states.AVAILABLE if error is None else states.END
+            status.status.SetInParent()
             if error is not None:
                 status.status.error_code, status.status.error_message = 3, error  # INVALID_ARGUMENT
         if not response.model_version_status:
@@ -269,11 +306,14 @@ def _texts(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())
 
 
-def _parse(message: Any, data: bytes) -> Any:
-    try:
-        return message.FromString(data)
-    except DecodeError as error:
-        raise InvalidRequest(f'got {len(data)} bytes; need a {message.DESCRIPTOR.name} ({error})') from error
+def _parsing(message: Any, answer: Callable[[Any], Awaitable[Any]]) -> grpc_server.Method:
+    def method(data: bytes) -> Awaitable[Any]:
+        try:
+            return answer(message.FromString(data))
+        except DecodeError as error:
+            raise InvalidRequest(f'got {len(data)} bytes; need a {message.DESCRIPTOR.name} ({error})') from error
+
+    return method
 
 
 def _status_of(error: Exception) -> tuple[Any, str] | None:

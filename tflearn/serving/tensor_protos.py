@@ -33,6 +33,7 @@ _FIELDS = {
     tf.uint32: 'uint32_val',
     tf.uint64: 'uint64_val',
     tf.bool: 'bool_val',
+    tf.string: 'string_val',
 }
 _READ_AS = {
     'int_val': np.int32,
@@ -43,6 +44,7 @@ _READ_AS = {
     'uint32_val': np.uint32,
     'uint64_val': np.uint64,
     'bool_val': np.bool_,
+    'string_val': np.object_,
 }
 
 
@@ -75,11 +77,11 @@ def to_array(name: str, proto: Any, dtype: tf.DType) -> np.ndarray:
     if proto.dtype != dtype.as_datatype_enum:
         raise InvalidRequest(f'got {name} of {_dtype_name(proto.dtype)}; need {dtype.name}')
     if dtype not in _FIELDS:
-        raise InvalidRequest(f'got {name} of {dtype.name}; need numbers')
+        raise InvalidRequest(f'got {name} of {dtype.name}; need numbers or strings')
     shape = shape_of(name, proto)
     count = math.prod(shape)
     wanted = np.dtype(dtype.as_numpy_dtype)
-    if proto.tensor_content:
+    if proto.tensor_content and dtype != tf.string:
         if len(proto.tensor_content) != count * wanted.itemsize:
             raise InvalidRequest(
                 f'got {name} with {len(proto.tensor_content)} bytes of tensor_content; need {count * wanted.itemsize} '
@@ -110,10 +112,10 @@ def fill(proto: Any, array: np.ndarray, content: bool = False) -> None:
     proto.dtype = dtype.as_datatype_enum
     for size in array.shape:
         proto.tensor_shape.dim.add().size = size
-    if content and array.size:
+    if content and array.size and dtype != tf.string:
         proto.tensor_content = array.tobytes()
         return
-    field = _FIELDS.get(dtype, 'string_val')
+    field = _FIELDS[dtype]
     values = array.view(np.uint16) if field == 'half_val' else array
     getattr(proto, field).extend(values.ravel().tolist())
 
