@@ -185,3 +185,22 @@ def test_chunks_have_unique_ids():
         for step in range(18):
             chunks += builder.append(np.full(2, MID if step else FIRST), np.full(2, MID), np.ones(2))
     assert len({chunk_id(chunk) for chunk in chunks}) == len(chunks) > 16
+
+
+@pytest.mark.parametrize('cross', [False, True])
+def test_rows_without_an_episode_become_no_items(cross):
+    slicing = Slicing(sequence_length=3, stride=2, cross_episodes=cross)
+    builder = ChunkBuilder(Experience(slicing=slicing), 4, 1, 4)
+    types = [FIRST, MID, LAST, *(150 * [FIRST]), MID, LAST, FIRST]
+    rows = Rows(1, 0, 0)
+    rows.rows = [
+        (step, np.array(types[step : step + 1]), np.array(types[step + 1 : step + 2]), np.ones(1))
+        for step in range(len(types) - 1)
+    ]
+    chunks = rows.write(builder)
+    found = [row[i : i + 3, 2].tolist() for row in chunks for i in np.flatnonzero(row[:, 0])]
+    if not cross:
+        assert found == [[0, 1, 2], [152, 153, 154]]
+    else:
+        assert len(found) == 4, 'the two episodes, and what is before and after them'
+    assert builder.unused.num_steps == 0

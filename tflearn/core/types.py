@@ -108,7 +108,10 @@ class EnvironmentFactory(Protocol):
     """Makes a batched environment; all other arguments are bound beforehand."""
 
     def __call__(self, num_environments: int, seed: int | None) -> BatchedEnvironment:
-        """Makes `num_environments` copies with the seeds seed, seed + 1, ... (None draws a seed)."""
+        """Makes `num_environments` copies with the seeds seed, seed + 1, ... (None draws a seed).
+
+        A copy with several agents is as many rows of the batch: its `num_environments` is greater then.
+        """
 
 
 class VideoFactory(Protocol):

@@ -90,8 +90,8 @@ def collect(
             reporter: _Reporter  # needs the writer
             keep_waiting = lambda: _keep_waiting(weights, reporter)  # noqa: E731
             given = run.stop, keep_waiting, run.connect_timeout_secs
-            writer = ReplayWriter(servers, storage, num_environments, *given)
-            sender = reports.Reporter(connected, num_environments, options.lease_secs)
+            writer = ReplayWriter(servers, storage, environment.num_environments, *given)
+            sender = reports.Reporter(connected, environment.num_environments, options.lease_secs)
             reporter = _Reporter(sender, connected, collection, weights, writer, status, options)
             ending.callback(reporter.close)
             limit = _limit(options, experience, connected, sender.acquired_lease, ending)

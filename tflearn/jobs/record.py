@@ -133,7 +133,7 @@ def record(
         }
         stored = columns.columns_of(columns.data_spec(environment.specs, acting.info_spec))
         writer = EpisodeWriter(directory, environment.specs, stored, metadata=facts, compress=compress)
-        recorder = EpisodeRecorder(writer, num_environments, missing)
+        recorder = EpisodeRecorder(writer, environment.num_environments, missing)
         try:
             with contextlib.closing(writer):
                 _run(Actor(environment, acting, [recorder]), recorder, quota, run.stop, max_steps_per_episode)

@@ -15,7 +15,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.resumable import Resumable
 from tflearn.core.settings import PositiveInt, checked
-from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory
+from tflearn.core.types import Agent, AgentFactory, BatchedEnvironment, EnvironmentFactory
 from tflearn.data.reader import EpisodeReader
 from tflearn.jobs import collection, initial_agent
 from tflearn.jobs.collect_settings import CollectOptions
@@ -115,7 +115,7 @@ def synchronous(
             agent = initial_agent.make(make_agent, environment.specs, experience, strategy, device.precision)
             initial_agent.load(agent, initial, run.dir)
             storage = initial_agent.storage(agent, experience)
-            source, write = opened.enter_context(_replay(storage, num_environments, agent, initial, seed, run.stop))
+            source, write = opened.enter_context(_replay(storage, environment, agent, initial, seed, run.stop))
             acting = collection.Collection(
                 environment,
                 agent.collect_policy,
@@ -133,10 +133,10 @@ def synchronous(
 
 @contextlib.contextmanager
 def _replay(
-    storage: Storage, num_environments: int, agent: Agent, initial: Initial, seed: int, stop: threading.Event
+    storage: Storage, environment: BatchedEnvironment, agent: Agent, initial: Initial, seed: int, stop: threading.Event
 ) -> Iterator[tuple[Source, Callable[[Any, int], None]]]:
     """Opens the replay for the time of the block: a source of batches, and what writes steps."""
-    experience = storage.experience
+    experience, num_environments = storage.experience, environment.num_environments
     if not isinstance(experience.replay, Queue):
         yield _make_replay(storage, num_environments, agent, initial, seed)
         return

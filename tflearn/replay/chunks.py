@@ -98,6 +98,8 @@ class ChunkBuilder(Resumable):
         # Rows of the current episode, up to its boundary row; all rows if sequences cross episodes.
         self._age = np.zeros(num_environments, np.int64)
         self._terminated = np.zeros(num_environments, bool)
+        # The newest rows without an episode, where sequences cross episodes: one of nothing else is left out.
+        self._absent = np.zeros(num_environments, np.int64)
         self._clock = clock
         self._since = np.full(num_environments, clock())
         self._environments = np.arange(num_environments)
@@ -129,6 +131,7 @@ class ChunkBuilder(Resumable):
         """
         if self._cross:
             self._age += 1
+            self._absent = np.where((step_type == FIRST) & (next_step_type == FIRST), self._absent + 1, 0)
             chunks = self._append(self._environments)
         else:
             chunks = self._begin_episodes(np.flatnonzero(step_type == FIRST)) if self._history else []
@@ -192,6 +195,7 @@ class ChunkBuilder(Resumable):
             self._age[repeated] += 1
             chunks += self._append(repeated)
         age_at_end = self._age[environments]
+        begun &= age > 1 + self._history  # a row without an episode has no step
         self.unused.add((age - 1 - self._history)[begun], (age_at_end < self._length)[begun])
         self._flag(environments[self._rule.ends_one_more(age_at_end)])
         self._age[environments] = 0
@@ -207,7 +211,8 @@ class ChunkBuilder(Resumable):
             end = self._end[environments]
         self._sources[environments, end], self._flags[environments, end] = self._step, 0
         self._end[environments] = end + 1
-        self._flag(environments[self._rule.ends_sequence(self._age[environments])])
+        ends = self._rule.ends_sequence(self._age[environments]) & (self._absent[environments] < self._length)
+        self._flag(environments[ends])
         return chunks
 
     def _flag(self, environments: np.ndarray) -> None:

@@ -1,0 +1,322 @@
+"""PettingZoo's parallel environments: each agent of each copy is a row of the batch, and all share one policy."""
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
+
+from tflearn.core.errors import UserError, UserTypeError, UserValueError
+from tflearn.core.resumable import Resumable
+from tflearn.core.settings import PositiveInt, checked
+from tflearn.core.types import IDLE, BatchedEnvironment
+from tflearn.environments import gathering, registry, sync_vector_env, vector_env
+from tflearn.environments.vector_env import OnNonfinite
+
+AGENT = 'agent'  # the part of the observation with the agent's index
+_ALL = 'all'
+_NEEDED = ('possible_agents', 'observation_space', 'action_space', 'reset', 'step')
+
+
+@checked
+def make(
+    game: str | Callable[..., Any],
+    num_environments: PositiveInt,
+    seed: int | None,
+    kwargs: dict[str, Any] | None = None,
+    agent_id: bool = False,
+    teams: Mapping[str, Sequence[str]] | None = None,
+    on_nonfinite: OnNonfinite = 'rebuild',
+) -> BatchedEnvironment:
+    """Makes a batch of all agents of some copies of a PettingZoo environment with the parallel API.
+
+    The batch has `num_environments` times the number of possible agents rows: those of the first copy come first. An
+    agent that is terminated or truncated ends its episode; until it comes back, or a new game begins when no agent is
+    left, its row is idle. `info` has the sum of an agent's rewards in its last step, `agent_return/<agent>`, and in one
+    row of a game's last step those of each team, `team_return/<team>`.
+
+    Args:
+      game: a module that has `parallel_env`, such as 'pettingzoo.butterfly.pistonball_v6'; 'module:function' or
+        'module:Class' for another one in it; or a function or class itself. It may be any object with the attributes of
+        PettingZoo's `ParallelEnv`.
+      num_environments: the number of copies, which are stepped one after the other in this process.
+      seed: copy i is seeded with seed + i; None draws the seeds.
+      kwargs: the function's arguments.
+      agent_id: whether the observation has the agent's index, as the part 'agent' beside 'observation' or beside the
+        parts that are there.
+      teams: the agents of each team by its name; None: one team, 'all', of all of them.
+      on_nonfinite: what happens if an observation or a reward is not finite, see `gymnasium_env.make`.
+
+    Returns:
+      The batch; see `BatchedEnvironment`. Close it when done.
+
+    Raises:
+      ValueError: if there is no such environment, its agents have different spaces, or a team names an unknown agent.
+      TypeError: if it does not have the parallel API.
+    """
+    rows = AgentRows(maker(game, 'parallel_env', kwargs), num_environments, agent_id, teams)
+    return vector_env.VectorEnvironment(rows, seed, on_nonfinite)
+
+
+def maker(game: str | Callable[..., Any], function: str, kwargs: Mapping[str, Any] | None) -> Callable[[], Any]:
+    """Returns a function that makes a game; `game` is as for `make`, and `function` is taken of a module alone."""
+    make_game: Any = game
+    if isinstance(game, str):
+        module, _, name = game.partition(':')
+        try:
+            make_game = getattr(importlib.import_module(module), name or function)
+        except ImportError as error:
+            raise registry.missing(game, error) from error
+        except AttributeError as error:
+            raise UserValueError(
+                f'got game={game!r}, which has no {name or function}; need a module that has it; name another one as '
+                "'module:function'"
+            ) from error
+    return functools.partial(make_game, **(kwargs or {}))
+
+
+def name_of(game: Any) -> str:
+    """Returns what errors call a game: the name in its metadata, or else its class."""
+    return str((getattr(game, 'metadata', None) or {}).get('name') or sync_vector_env.name_of(game))
+
+
+class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
+    """Games that are stepped one after the other, with a row for each possible agent of each of them.
+
+    A row whose agent is not in its game is idle: it returns FIRST, with the observation of another agent, since its own
+    would have no legal action, or categories out of bounds.
+    """
+
+    _KEPT = (
+        *('_games', '_present', '_others', '_returns', '_team_returns', '_items', '_seed', '_progress', '_columns'),
+        'failures',
+    )
+
+    def __init__(
+        self,
+        make_game: Callable[[], Any],
+        num_games: int,
+        agent_id: bool = False,
+        teams: Mapping[str, Sequence[str]] | None = None,
+    ):
+        """Makes the games; errors of `make_game` propagate. See `make`."""
+        self._make_game, self._agent_id = make_game, agent_id
+        self._games: list[Any] = []
+        try:
+            for _ in range(num_games):
+                self._games.append(make_game())
+            name = name_of(self._games[0])
+            observation_space, action_space = _spaces_of_all(self._games[0], name)
+            self._agents: list[str] = list(self._games[0].possible_agents)
+            self._team_of = _team_of(self._agents, teams)
+            if agent_id:
+                observation_space = _with_agent(observation_space, len(self._agents), name)
+            gathering.check_space(observation_space, 'observation')
+        except BaseException:
+            self.close()
+            raise
+        size = num_games * len(self._agents)
+        super().__init__(size, name, (observation_space, action_space, ()))
+        self._game_origins = [sync_vector_env.origin_of(i, name) for i in range(num_games)]
+        self._origins = [f'agent {agent} of {game}' for game in self._game_origins for agent in self._agents]
+        self._action_space = batch_space(action_space, size)
+        self._batch = create_empty_array(observation_space, size)
+        self._gather = gathering.gatherer(observation_space, self._batch, self._origins)
+        self._items: list[Any] = [None] * size  # the newest observation of each row
+        self._present: list[list[str]] = [[] for _ in self._games]  # the agents that act next
+        # What idle rows return: of an agent that goes on, since one that has ended may have no legal action.
+        self._others: list[Any] = [None for _ in self._games]
+        self._returns = [0.0] * size
+        self._team_returns: list[dict[str, float]] = [{} for _ in self._games]
+
+    def reset(self, seed: int | None) -> Any:
+        """See `sync_vector_env.RebuildingVectorEnv`."""
+        self._seed = seed if seed is not None else self._seed
+        for i, game in enumerate(self._games):
+            self._present[i] = []
+            try:
+                self._begin(i, self._reset_result(i, game.reset(seed=sync_vector_env.seed_of(seed, i, 0))))
+            except UserError:
+                raise
+            except Exception as error:
+                self._rebuild(i, sync_vector_env.cause_of(error))
+        self._gather(self._items)
+        return self._batch
+
+    def step(self, action: Any) -> sync_vector_env.Step:
+        """See `sync_vector_env.RebuildingVectorEnv`; rows that are idle, or whose agent has come, count as rebuilt."""
+        actions, results, first = list(iterate(self._action_space, action)), [], []
+        for i, game in enumerate(self._games):
+            acted, rows = self._present[i], self._rows_of(i)
+            try:
+                if acted:
+                    results += self._step(i, dict(zip(self._agents, (actions[row] for row in rows), strict=True)))
+                else:
+                    results += self._begin(i, self._reset_result(i, game.reset()))
+            except UserError:
+                raise
+            except Exception as error:
+                acted = []
+                results += self._rebuild(i, sync_vector_env.cause_of(error))
+            first += [row for row, agent in zip(rows, self._agents, strict=True) if agent not in acted]
+        self._gather(self._items)
+        return self._step_of(self._batch, results, action, first)
+
+    def close(self) -> None:
+        """See `sync_vector_env.RebuildingVectorEnv`."""
+        for game in self._games:
+            if hasattr(game, 'close'):
+                game.close()
+
+    def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, Any]:
+        """See `sync_vector_env.RebuildingVectorEnv`; all agents of a game begin a new one."""
+        games = {row // len(self._agents): cause for row, cause in causes.items()}
+        for i, cause in games.items():
+            self._rebuild(i, cause)
+        self._gather(self._items)
+        return self._batch, self._rows(row for i in games for row in self._rows_of(i))
+
+    def set_progress(self, train_step: int, env_steps: int) -> None:
+        """See `sync_vector_env.RebuildingVectorEnv`."""
+        self._progress = train_step, env_steps
+        for game in self._games:
+            if setter := sync_vector_env.progress_setter(game):
+                setter(train_step, env_steps)
+
+    def _rows_of(self, i: int) -> range:
+        return range(i * len(self._agents), (i + 1) * len(self._agents))
+
+    def _reset_result(self, i: int, result: Any) -> Any:
+        return gathering.reset_result(result, self._game_origins[i])[0]
+
+    def _rebuild(self, i: int, cause: str) -> list[Any]:
+        def make() -> Any:
+            self._games[i] = self._make_game()
+            return self._games[i]
+
+        rows = self._rows_of(i)
+        failed = [rows[self._agents.index(agent)] for agent in self._present[i]]  # an idle row cannot fail
+        given = cause, self._game_origins[i], lambda: self._games[i].close(), make
+        return self._begin(i, self._remade(failed or list(rows), *given))
+
+    def _begin(self, i: int, observations: Any) -> list[Any]:
+        """Begins a game with the observations of its agents. Returns (reward, terminated, truncated, info) of rows."""
+        self._team_returns[i] = dict.fromkeys(self._team_of.values(), 0.0)
+        self._take(i, observations, ())
+        if not self._present[i]:
+            raise UserValueError(f'got no agents after reset() of {self._game_origins[i]}; need one at least')
+        return [(0.0, False, False, {IDLE: agent not in self._present[i]}) for agent in self._agents]
+
+    def _step(self, i: int, actions: Mapping[str, Any]) -> list[Any]:
+        """Steps a game. Returns (reward, terminated, truncated, info) of its rows."""
+        acted, rows = self._present[i], self._rows_of(i)
+        stepped = self._games[i].step({agent: actions[agent] for agent in acted})
+        if not isinstance(stepped, tuple) or len(stepped) != 5:
+            raise UserTypeError(
+                f'got {type(stepped).__name__} from step() of {self._game_origins[i]}; need (observations, rewards, '
+                'terminations, truncations, infos), each a dict by agent'
+            )
+        self._take(i, stepped[0], acted)
+        results: list[Any] = []
+        for row, agent in zip(rows, self._agents, strict=True):
+            if agent not in acted:
+                self._returns[row] = 0.0
+                results.append((0.0, False, False, {IDLE: agent not in self._present[i]}))
+                continue
+            own = [self._of(agent, part, i) for part in stepped[:4]]
+            _, *result, info = gathering.step_result((*own, stepped[4].get(agent, {})), (), self._origins[row])
+            ended = result[1] or result[2]
+            if ended == (agent in self._present[i]):
+                what = 'has ended and is among its agents' if ended else 'has not ended and is not among its agents'
+                raise UserValueError(
+                    f'got {self._origins[row]}, which {what}; need an agent to leave `agents` in the step that '
+                    'terminates or truncates it'
+                )
+            self._returns[row] += result[0]
+            self._team_returns[i][self._team_of[agent]] += result[0]
+            results.append((*result, {**info, IDLE: False}))
+            if ended:
+                results[-1][-1]['agent_return'] = {agent: self._returns[row]}
+                self._returns[row] = 0.0
+        if not self._present[i]:
+            results[self._agents.index(acted[0])][-1]['team_return'] = self._team_returns[i]
+        return results
+
+    def _take(self, i: int, observations: Any, acted: Iterable[str]) -> None:
+        """Reads which agents go on, and the observations of these and of those that have acted."""
+        present = list(self._games[i].agents)
+        if unknown := [agent for agent in present if agent not in self._agents]:
+            raise UserValueError(
+                f'got the agent {unknown[0]!r} of {self._game_origins[i]}; need one of its possible_agents '
+                f'({", ".join(map(str, self._agents))}); name all that may come there'
+            )
+        self._present[i] = present
+        if present:
+            self._others[i] = self._of(present[0], observations, i)
+        for index, row in enumerate(self._rows_of(i)):
+            agent = self._agents[index]
+            is_there = agent in acted or agent in present
+            observation = self._of(agent, observations, i) if is_there else self._others[i]
+            if self._agent_id:
+                parts = observation if isinstance(observation, Mapping) else {'observation': observation}
+                observation = {**parts, AGENT: index}
+            self._items[row] = observation
+
+    def _of(self, agent: str, part: Any, i: int) -> Any:
+        if not isinstance(part, Mapping) or agent not in part:
+            got = f'the agents {sorted(map(str, part))}' if isinstance(part, Mapping) else type(part).__name__
+            raise UserValueError(
+                f'got {got} from {self._game_origins[i]} without {agent}, which is in the game; need observations, '
+                'rewards, terminations and truncations of all agents that act, and observations of those that come'
+            )
+        return part[agent]
+
+
+def _spaces_of_all(game: Any, name: str) -> tuple[Any, Any]:
+    """Returns the observation and the action space of all agents of a game."""
+    if missing := [needed for needed in _NEEDED if not hasattr(game, needed)]:
+        raise UserTypeError(
+            f"got {name} without {', '.join(missing)}; need an environment of PettingZoo's parallel API, with all "
+            'agents that may come in possible_agents'
+        )
+    if hasattr(game, 'agent_iter'):
+        raise UserTypeError(
+            f'got {name}, whose agents act in turn (AEC); need its `parallel_env`, or turn_game.make for a turn-based '
+            'game'
+        )
+    of_agents = {agent: (game.observation_space(agent), game.action_space(agent)) for agent in game.possible_agents}
+    if not of_agents:
+        raise UserValueError(f'got {name} without possible_agents; need all agents that may come there')
+    first, spaces_of_first = next(iter(of_agents.items()))
+    for agent, own in of_agents.items():
+        for what, one, other in zip(('observations', 'actions'), spaces_of_first, own, strict=True):
+            if one != other:
+                raise UserValueError(
+                    f'got {name}, whose agents have different {what}: {first} {_in_line(one)}, {agent} '
+                    f'{_in_line(other)}; need equal ones for one policy; pad them (supersuit.pad_observations_v0, '
+                    'pad_action_space_v0), or train a policy for each kind of agent in an environment of its own'
+                )
+    return spaces_of_first
+
+
+def _in_line(space: Any) -> str:
+    return ' '.join(str(space).split())
+
+
+def _with_agent(space: Any, num_agents: int, name: str) -> Any:
+    parts = dict(space.items()) if isinstance(space, spaces.Dict) else {'observation': space}
+    if AGENT in parts:
+        raise UserValueError(
+            f'got agent_id=True for {name}, whose observation has a part {AGENT!r}; set agent_id=False'
+        )
+    return spaces.Dict({**parts, AGENT: spaces.Discrete(num_agents)})
+
+
+def _team_of(agents: Sequence[str], teams: Mapping[str, Sequence[str]] | None) -> dict[str, str]:
+    """Returns the team of each agent."""
+    found = [(agent, team) for team, members in (teams or {_ALL: agents}).items() for agent in members]
+    if sorted(agent for agent, _ in found) != sorted(agents):
+        raise UserValueError(f'got teams={teams}; need each of the agents {", ".join(agents)} in one of them')
+    return dict(found)
