@@ -33,6 +33,7 @@ PROGRAMS = (
     'seeds',
     'compare',
     'check_env',
+    'promote',
 )
 EXTRAS = {
     'mujoco': ['gymnasium[mujoco]', 'mujoco>=3,<4'],

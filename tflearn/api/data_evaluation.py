@@ -66,7 +66,7 @@ def evaluate_on_data(
     if tf.nest.is_nested(specs.reward) or specs.reward.shape.rank:
         raise UserValueError(f'got episodes with the reward {specs.reward}; need a single number')
     logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, reader.directories)))
-    episodes, log_behaviour = _read(dataset, specs)
+    episodes, log_behaviour = read(dataset, specs)
     recorded = _recorded(episodes, log_behaviour, specs, loaded, epsilon)
     found = evaluation.evaluate(recorded, ope_options)
     facts = {
@@ -79,7 +79,7 @@ def evaluate_on_data(
     return found, facts | found.json()
 
 
-def _read(dataset: Dataset, specs: EnvironmentSpecs) -> tuple[list[Any], np.ndarray | None]:
+def read(dataset: Dataset, specs: EnvironmentSpecs) -> tuple[list[Any], np.ndarray | None]:
     """Returns the episodes, and the log-probabilities of all their rows [S]; None if a data set has none."""
     plain = columns.data_spec(specs)
     with_info = columns.data_spec(specs, columns.LOG_PROBABILITY)
@@ -94,6 +94,35 @@ def _read(dataset: Dataset, specs: EnvironmentSpecs) -> tuple[list[Any], np.ndar
     return episodes, np.concatenate(rows).astype(np.float64)
 
 
+def joined(episodes: Sequence[Any]) -> tuple[Any, np.ndarray]:
+    """Returns the rows of all episodes, a Trajectory [S] without policy info, and the number of rows of each, [E]."""
+    without_info = [episode._replace(policy_info=()) for episode in episodes]
+    rows = tf.nest.map_structure(lambda *leaves: np.concatenate(leaves), *without_info)
+    return rows, np.array([len(episode.reward) for episode in episodes])
+
+
+def is_step(rows: Any) -> np.ndarray:
+    """Returns whether an action was taken in each row and had its effect, [S]."""
+    return np.asarray((rows.step_type != ts.StepType.LAST) & (rows.next_step_type != ts.StepType.FIRST))
+
+
+def log_probabilities(
+    policy: LoadedPolicy, specs: EnvironmentSpecs, rows: Any, lengths: np.ndarray, epsilon: float
+) -> np.ndarray:
+    """Returns the log-probabilities of the actions in all rows, [S], under a policy mixed with random actions.
+
+    Raises:
+      ValueError: as `ActionProbabilities`.
+    """
+    known = ActionProbabilities(policy, specs, epsilon, _mask(policy, specs))
+    return _over_rows(policy, _log_probability(known), (_time_steps(rows), rows.action), lengths)[0]
+
+
+def _mask(policy: LoadedPolicy, specs: EnvironmentSpecs) -> ActionMask | None:
+    path = policy.metadata.get(ACTION_MASK)
+    return None if path is None else ActionMask(specs, path)
+
+
 def _recorded(
     episodes: Sequence[Any],
     log_behaviour: np.ndarray | None,
@@ -102,11 +131,8 @@ def _recorded(
     epsilon: float,
 ) -> RecordedSteps:
     """Returns the episodes' rows, and what the policy does in them."""
-    lengths = np.array([len(episode.reward) for episode in episodes])
-    without_info = [episode._replace(policy_info=()) for episode in episodes]
-    rows: Any = tf.nest.map_structure(lambda *leaves: np.concatenate(leaves), *without_info)
-    path = policy.metadata.get(ACTION_MASK)
-    mask = None if path is None else ActionMask(specs, path)
+    rows, lengths = joined(episodes)
+    mask = _mask(policy, specs)
     given = (_time_steps(rows), rows.action)
     log_target, choices, samples = None, None, np.zeros((0, len(rows.reward), 0))
     try:
@@ -129,7 +155,7 @@ def _recorded(
     return RecordedSteps(
         lengths,
         _observations(rows.observation),
-        (rows.step_type != ts.StepType.LAST) & (rows.next_step_type != ts.StepType.FIRST),
+        is_step(rows),
         rows.reward.astype(np.float64),
         rows.discount.astype(np.float64),
         actions,

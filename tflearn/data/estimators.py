@@ -92,7 +92,7 @@ def importance_sampling(episodes: Episodes) -> Estimator:
 
 def weighted_importance_sampling(episodes: Episodes) -> Estimator:
     """Returns the estimator by weighted importance sampling; NaN where all weights are 0."""
-    weights = _scaled(episodes.log_weights[:, -1:])[:, 0]
+    weights = scaled(episodes.log_weights[:, -1:])[:, 0]
     weighted = weights * episodes.returns
     return lambda counts: _ratio(counts @ weighted, counts @ weights)
 
@@ -104,7 +104,7 @@ def per_decision(episodes: Episodes) -> Estimator:
 
 def weighted_per_decision(episodes: Episodes) -> Estimator:
     """Returns the estimator by weighted per-decision importance sampling; NaN where all weights of a step are 0."""
-    weights = _scaled(episodes.log_weights)
+    weights = scaled(episodes.log_weights)
     weighted = weights * episodes.rewards
     return lambda counts: _ratio(counts @ weighted, counts @ weights) @ episodes.discounts
 
@@ -173,7 +173,7 @@ def _mean(values: np.ndarray) -> Estimator:
     return lambda counts: counts @ values / counts.sum(axis=1)
 
 
-def _scaled(log_weights: np.ndarray) -> np.ndarray:
+def scaled(log_weights: np.ndarray) -> np.ndarray:
     """Returns the weights [N, T] divided by the greatest of each column, which no ratio of sums depends on."""
     greatest = log_weights.max(axis=0)
     return np.exp(log_weights - np.where(np.isneginf(greatest), 0.0, greatest))

@@ -154,7 +154,9 @@ def evaluate(steps: RecordedSteps, options: OpeOptions) -> Evaluation:
         warnings.append('the policy always takes the same floats, so importance sampling is not possible')
     elif log_behaviour is not None:
         log_ratios = steps.log_target - log_behaviour
-    padded = functools.partial(_padded, (len(steps.lengths), horizon), (steps.episodes[counted], steps.times[counted]))
+    padded = functools.partial(
+        padded_array, (len(steps.lengths), horizon), (steps.episodes[counted], steps.times[counted])
+    )
     ratios = np.zeros(len(counted)) if log_ratios is None else log_ratios[counted]
     episodes = Episodes(padded(steps.rewards[counted]), padded(ratios), options.gamma)
     made = {'behaviour policy (mean return)': estimators.behaviour_value(episodes)}
@@ -188,7 +190,7 @@ def evaluate(steps: RecordedSteps, options: OpeOptions) -> Evaluation:
     )
 
 
-def _padded(shape: tuple[int, int], places: tuple[np.ndarray, np.ndarray], values: np.ndarray) -> np.ndarray:
+def padded_array(shape: tuple[int, int], places: tuple[np.ndarray, np.ndarray], values: np.ndarray) -> np.ndarray:
     """Returns an array [E, T] with the values at these places, 0 where an episode has ended."""
     array = np.zeros(shape)
     array[places] = values

@@ -25,6 +25,8 @@ BEST = 'best'
 # Files that mark versions which `prune` must not remove.
 KEPT = 'KEPT'
 IN_USE = 'IN_USE'
+PROMOTED = 'PROMOTED'  # by `product.states`
+MARKERS = (KEPT, IN_USE, PROMOTED)
 
 _MOVED_ASIDE = '.moved_aside-'
 _NEEDED = ('saved_model.pb', METADATA)
@@ -46,7 +48,7 @@ def newest_version(directory: pathlib.Path) -> int | None:
 
 def record(written: pathlib.Path) -> None:
     """Writes the digests of the files of a version."""
-    digests.record(written, (METADATA, KEPT, IN_USE))
+    digests.record(written, (METADATA, *MARKERS))
 
 
 def publish(written: pathlib.Path, version: pathlib.Path, recorded: bool = False) -> None:
@@ -138,7 +140,7 @@ def is_kept(version: pathlib.Path) -> bool:
 
 
 def _is_marked(path: pathlib.Path) -> bool:
-    return any((path / marker).exists() for marker in (KEPT, IN_USE))
+    return any((path / marker).exists() for marker in MARKERS)
 
 
 def prune(directory: pathlib.Path, keep_last: int, spare: int | None = None, needs: Sequence[str] = _NEEDED) -> None:
@@ -154,7 +156,7 @@ def remove(version: pathlib.Path) -> None:
 
 
 def drop_newer_than(directory: pathlib.Path, train_step: int, needs: Sequence[str] = _NEEDED) -> list[int]:
-    """Moves the versions newer than `train_step` aside, where no reader looks; those that are `KEPT` stay.
+    """Moves the versions newer than `train_step` aside, where no reader looks, unless they are `KEPT` or `PROMOTED`.
 
     They were exported by training that is lost. They are never deleted, since the lost training may have been better.
 
@@ -162,7 +164,7 @@ def drop_newer_than(directory: pathlib.Path, train_step: int, needs: Sequence[st
       train_step: the train step from which training continues.
     """
     newer = [step for step in versions(directory, needs) if step > train_step]
-    steps = [step for step in newer if not (directory / str(step) / KEPT).exists()]
+    steps = [step for step in newer if not any((directory / str(step) / name).exists() for name in (KEPT, PROMOTED))]
     if _link_target(directory, BEST) in steps:
         (directory / BEST).unlink(missing_ok=True)
     for step in steps:

@@ -1,0 +1,200 @@
+"""Which versions of a policy answer requests: one file beside the versions, `<policy>/states.json`.
+
+    stable     answers the requests
+    canary     answers a share of them, always those of the same keys
+    shadow     computes answers that are logged, not given
+
+Every change is one atomic replacement of the file; its history says who changed what, when and why. `tflearn-promote`
+and `tflearn-serve` write it, and the server follows it. Nothing here needs TensorFlow.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import getpass
+import pathlib
+import socket
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import NonNegativeInt, Range, checked_dataclass
+from tflearn.files.run_dir import read_json, write_json
+from tflearn.policies import versions
+
+State = Literal['stable', 'canary', 'shadow']
+STABLE, CANARY, SHADOW = 'stable', 'canary', 'shadow'
+ROLLBACK = 'rollback'
+FILE = 'states.json'
+_LOCK = '.states.lock'
+_MAX_EARLIER, _MAX_HISTORY = 5, 1_000
+
+
+@checked_dataclass(frozen=True)
+class States:
+    """The versions of a policy that have a state.
+
+    Attributes:
+      stable: the version that answers.
+      canary: the version that answers a share of the requests; None if there is none.
+      share: that share.
+      shadow: the version whose answers are logged only; None if there is none.
+      earlier: versions that were stable, the last one first: rollbacks return to them.
+      history: the changes, the last one last: change, version, at [seconds since 1970], who, why.
+    """
+
+    stable: NonNegativeInt
+    canary: NonNegativeInt | None = None
+    share: Annotated[float, Range(least=0, most=1)] = 0.0
+    shadow: NonNegativeInt | None = None
+    earlier: tuple[int, ...] = ()
+    history: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """The versions by their labels, as TensorFlow Serving has them."""
+        found = {STABLE: self.stable, CANARY: self.canary, SHADOW: self.shadow}
+        return {label: version for label, version in found.items() if version is not None}
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """What a server has loaded: what has a label, and what a rollback returns to."""
+        return tuple(dict.fromkeys((*self.labels.values(), *self.earlier[:1])))
+
+    @property
+    def on_trial(self) -> int | None:
+        """The version that may still be taken back: the canary, or a stable one that was promoted last."""
+        if self.canary is not None:
+            return self.canary
+        changes = [entry.get('change') for entry in self.history]
+        last = next((change for change in reversed(changes) if change in (STABLE, ROLLBACK)), None)
+        return self.stable if last == STABLE and self.earlier else None
+
+    def arm(self, key: str) -> str:
+        """Returns which version answers the requests of a key: 'stable' or 'canary', always the same one."""
+        if self.canary is None:
+            return STABLE
+        return CANARY if zlib.crc32(f'{self.canary}:{key}'.encode()) < self.share * 2**32 else STABLE
+
+    def text(self) -> str:
+        """Returns the states and the last changes, in lines."""
+        names = {**self.labels, 'earlier': ', '.join(map(str, self.earlier)) or 'none'}
+        lines = [f'{name:8} {version}{f" ({self.share:.0%})" * (name == CANARY)}' for name, version in names.items()]
+        for entry in self.history[-10:]:
+            at = time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(float(entry['at'])))
+            lines.append(f'{at} UTC  {entry["who"]}: {entry["change"]} {entry["version"]}: {entry["why"]}')
+        return '\n'.join(lines)
+
+
+def read(directory: pathlib.Path) -> States | None:
+    """Returns the states of a policy; None if it has none.
+
+    Raises:
+      ValueError: if the file is damaged.
+    """
+    found = read_json(directory / FILE, STABLE)
+    if found is None:
+        return None
+    try:
+        known = {field.name: found[field.name] for field in dataclasses.fields(States) if field.name in found}
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+        return States(**given)
+    except (TypeError, ValueError) as error:
+        raise UserValueError(
+            f'got a damaged file {directory / FILE} ({error}); need that of tflearn-promote'
+        ) from error
+
+
+def promote(directory: pathlib.Path, version: int, state: State, why: str, share: float = 0.0, who: str = '') -> States:
+    """Gives a version a state; returns the states.
+
+    Args:
+      directory: the policy's directory, of the versions.
+      version: the version, which exists.
+      state: its new state. A new stable version ends the canary and the shadow if they are this version.
+      why: the reason, for the history.
+      share: the share of the requests that a canary answers.
+      who: who changes it; '' is this user.
+
+    Raises:
+      ValueError: if there is no such version, or a canary or shadow but no stable version, or the share is not one.
+    """
+    if not versions.keep(directory / str(version), versions.PROMOTED) or not versions.is_complete(
+        directory / str(version)
+    ):
+        raise UserValueError(f'got the version {version}, which is not in {directory}; need one of it')
+    with _changing(directory):
+        states = read(directory)
+        if states is None and state != STABLE:
+            raise UserValueError(f'got {version} as {state} of a policy without a stable version; need that first')
+        if states is None:
+            states = States(version)
+        elif state == STABLE:
+            earlier = [each for each in (states.stable, *states.earlier) if each != version]
+            states = dataclasses.replace(states, stable=version, earlier=tuple(earlier[:_MAX_EARLIER]))
+            states = _without(states, version)
+        elif version == states.stable:
+            raise UserValueError(f'got the stable version {version} as {state}; need another one')
+        elif state == CANARY:
+            states = dataclasses.replace(_without(states, version), canary=version, share=share)
+        else:
+            states = dataclasses.replace(_without(states, version), shadow=version)
+        return _write(directory, states, state, version, why, who)
+
+
+def rollback(directory: pathlib.Path, why: str, who: str = '', only: int | None = None) -> States:
+    """Takes the canary back; without one, makes the version stable again that was so before. Returns the states.
+
+    Args:
+      directory: the policy's directory, of the versions.
+      why: the reason, for the history.
+      who: who changes it; '' is this user.
+      only: changes nothing unless this version is the one that would be taken back; None takes any.
+
+    Raises:
+      ValueError: if the policy has no states, or nothing to return to.
+    """
+    if not (directory / FILE).exists():
+        raise UserValueError(f'got no {FILE} in {directory}; need a policy with a stable version')
+    with _changing(directory):
+        states = read(directory)
+        assert states is not None  # nobody removes it
+        if only not in (None, states.stable if states.canary is None else states.canary):
+            return states
+        if states.canary is not None:
+            return _write(directory, _without(states, states.canary), ROLLBACK, states.canary, why, who)
+        there = [each for each in states.earlier if versions.is_complete(directory / str(each))]
+        if not there:
+            raise UserValueError(f'got no earlier stable version in {directory}; need one to return to')
+        before, states = states.stable, dataclasses.replace(states, stable=there[0], earlier=tuple(there[1:]))
+        return _write(directory, _without(states, states.stable), ROLLBACK, before, why, who)
+
+
+def _without(states: States, version: int) -> States:
+    """Returns the states in which a version is neither the canary nor the shadow."""
+    if states.canary == version:
+        states = dataclasses.replace(states, canary=None, share=0.0)
+    return dataclasses.replace(states, shadow=None) if states.shadow == version else states
+
+
+def _write(directory: pathlib.Path, states: States, change: str, version: int, why: str, who: str) -> States:
+    who = who or f'{getpass.getuser()}@{socket.gethostname()}'
+    entry = {'change': change, 'version': version, 'at': time.time(), 'who': who, 'why': why}
+    if change == CANARY:
+        entry['share'] = states.share
+    states = dataclasses.replace(states, history=(*states.history, entry)[-_MAX_HISTORY:])
+    write_json(directory / FILE, dataclasses.asdict(states))
+    for marked in directory.glob(f'*/{versions.PROMOTED}'):
+        if marked.parent.name not in map(str, (*states.labels.values(), *states.earlier)):
+            versions.unkeep(marked.parent, versions.PROMOTED)
+    return states
+
+
+@contextlib.contextmanager
+def _changing(directory: pathlib.Path) -> Iterator[None]:
+    """Keeps other processes of this machine from changing the file during the block."""
+    with (directory / _LOCK).open('w') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
