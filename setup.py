@@ -32,6 +32,8 @@ PROGRAMS = (
     'supervised',
     'seeds',
     'compare',
+    'report',
+    'list',
     'check_env',
     'promote',
 )

@@ -35,7 +35,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     'config': ('core', 'files'),
     'launch': ('core.errors', 'core.settings', 'files', 'net'),
     'api': (*_LIBRARY, 'jobs', 'config', 'launch'),
-    'experiments': ('core', 'files', 'environments', 'actors', 'config', 'launch'),
+    'experiments': ('core', 'files', 'environments', 'actors', 'tools', 'config', 'launch'),
     'scripts': ('experiments', 'api', 'jobs', 'product', 'launch', 'config', 'tools', 'files', 'core'),
 }
 # File -> what it may import besides, and why the rule does not fit.

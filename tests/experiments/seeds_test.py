@@ -34,24 +34,19 @@ def seed_of(run_dir):
     return {line.split(' = ')[0]: int(line.split(' = ')[1]) for line in lines if '.seed = ' in line}
 
 
-def test_each_seed_is_a_run_and_they_are_compared(program, tmp_path):
-    flags = ['--gin_file=dqn_cartpole', '--seeds=2', '--first_seed=3', '--parallel=2', '--mode=synchronous', *BINDINGS]
-    assert program(*flags).wait(DEADLINE_SECS) == 0, (tmp_path / 'out').read_text()
-    out = (tmp_path / 'out').read_text()
+def test_each_seed_is_a_run_and_they_are_compared(two_seeds):
     for seed in (3, 4):
-        run_dir = RunDir(tmp_path / 'runs' / f'seed_{seed}')
+        run_dir = RunDir(two_seeds.root / f'seed_{seed}')
         assert read_json(run_dir.done)['train_step'] == 60
         assert seed_of(run_dir) == {
             'train.Initial.seed': seed,
             'collect_settings.CollectOptions.seed': seed,
             'evaluate.evaluate.seed': 1_000_000 + seed,
         }
-        assert f'seed {seed}: done: num_train_steps 60 reached, mean return' in out
-    assert '| runs | 2 | ' in out
-    assert (tmp_path / 'runs' / 'comparison.md').read_text().partition('\n\n![')[0] in out
-    assert {'comparison.md', 'comparison.png', 'comparison.csv'} <= {
-        path.name for path in (tmp_path / 'runs').iterdir()
-    }
+        assert f'seed {seed}: done: num_train_steps 60 reached, mean return' in two_seeds.output
+    assert '| runs | 2 | ' in two_seeds.output
+    assert (two_seeds.root / 'comparison.md').read_text().partition('\n\n![')[0] in two_seeds.output
+    assert {'comparison.md', 'comparison.png', 'comparison.csv'} <= {path.name for path in two_seeds.root.iterdir()}
 
 
 @pytest.mark.slow

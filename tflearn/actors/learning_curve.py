@@ -60,7 +60,7 @@ def image(path: pathlib.Path) -> Iterator[Any]:
         axes.spines[['right']].set_visible(False)
         axes.legend(loc='best', frameon=False)
         axes.locator_params(axis='x', nbins=6, steps=[1, 2, 5, 10])
-        axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,.0f}'))
+        axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,.10g}'))
         canvas.print_png(png)
         write_atomically(path, png.getvalue())
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tflearn.actors import evaluation_record, learning_curve
 from tflearn.core.errors import UserValueError
-from tflearn.experiments import statistics
+from tflearn.experiments import overview, statistics
 from tflearn.files.run_dir import RunDir, local_path, read_json, write_atomically
 
 Estimate = tuple[float, float, float]  # a number, and the ends of its 95% interval
@@ -183,7 +183,12 @@ def compare(*runs: Any, axis: Axis = 'env_steps', metric: str = 'return', lower_
     """
     if axis not in _AXES:
         raise UserValueError(f'got axis={axis!r}; need one of {", ".join(get_args(Axis))}')
-    groups = {label: {run: _curve(run, axis, metric) for run in its_runs} for label, its_runs in _groups(runs).items()}
+    return of_groups(groups_of(runs), axis, metric, lower_is_better)
+
+
+def of_groups(runs: Mapping[str, Sequence[RunDir]], axis: Axis, metric: str, lower_is_better: bool) -> Comparison:
+    """Compares groups of runs, by their labels; see `compare`."""
+    groups = {label: {run: _curve(run, axis, metric) for run in its_runs} for label, its_runs in runs.items()}
     if empty := [label for label, curves in groups.items() if not any(map(len, curves.values()))]:
         raise UserValueError(
             f'got {", ".join(empty)} without evaluations that have {metric} and {axis}; need some; leave it out, '
@@ -210,8 +215,8 @@ def write(comparison: Comparison, folder: pathlib.Path) -> None:
     write_atomically(folder / 'comparison.md', f'{comparison}\n\n![learning curves](comparison.png)\n')
 
 
-def _groups(runs: Sequence[Any]) -> Mapping[str, list[RunDir]]:
-    """Returns the runs of each group by its label."""
+def groups_of(runs: Sequence[Any]) -> Mapping[str, list[RunDir]]:
+    """Returns the runs of each group by its label; see `compare`."""
     if not runs:
         raise UserValueError('got no run; need run directories, or folders of them')
     roots = [each.run_dir.root if hasattr(each, 'run_dir') else local_path(each, 'the run') for each in runs]
@@ -228,16 +233,9 @@ def _groups(runs: Sequence[Any]) -> Mapping[str, list[RunDir]]:
 
 def _runs(root: pathlib.Path) -> list[pathlib.Path]:
     """Returns a run directory, or those in a folder."""
-    if _is_run(root):
-        return [root]
-    if found := [path for path in sorted(root.iterdir()) if _is_run(path)] if root.is_dir() else []:
+    if found := [*overview.runs_in(root, 1)]:
         return found
     raise UserValueError(f'got {root}, which is no run; need the --root_dir of a run, or a folder of such')
-
-
-def _is_run(root: pathlib.Path) -> bool:
-    run_dir = RunDir(root)
-    return run_dir.evaluations.exists() or run_dir.config.exists() or run_dir.status('train').exists()
 
 
 def _settings(run_dir: RunDir) -> str:

@@ -1,0 +1,107 @@
+"""What runs there are in a folder, how each of them is, and how good it has become. Loads no TensorFlow."""
+
+import os
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tflearn.actors import evaluation_record, learning_curve
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import RunDir, living_jobs, local_path, read_json
+from tflearn.launch.reports import count, duration, plain
+
+_FRESH_SECS = 60.0  # a job on another machine that reported so lately runs
+_DEPTH = 4
+
+
+class Overview(NamedTuple):
+    """How a run is.
+
+    Attributes:
+      run_dir: its files.
+      state: 'done: ' and why, 'failed: ' and why, 'running', 'stopped', or 'ended without a result'.
+      train_step: its train steps; None before the first, as the others.
+      env_steps: its environment steps.
+      score: the mean return of its newest evaluation.
+      best: that of its best one.
+      reported_secs: seconds since it last reported anything.
+    """
+
+    run_dir: RunDir
+    state: str
+    train_step: int | None
+    env_steps: int | None
+    score: float | None
+    best: float | None
+    reported_secs: float | None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of a table, without the run."""
+        age = '' if self.reported_secs is None else f'{duration(self.reported_secs)} ago'
+        return self.state, count(self.train_step), count(self.env_steps), plain(self.score), plain(self.best), age
+
+
+HEAD = 'state', 'train steps', 'env steps', 'score', 'best', 'last report'
+
+
+def of(run_dir: RunDir) -> Overview:
+    """Returns how a run is."""
+    folder = run_dir.status('train').parent
+    status = {path.stem: read_json(path) or {} for path in sorted(folder.glob('[!.]*.json'))}
+    done, train = read_json(run_dir.done) or {}, status.get('train', {})
+    evaluations = learning_curve.current(evaluation_record.read(run_dir.evaluations))
+    returns = [each['mean_return'] for each in evaluations]
+    times = [float(each['time']) for each in status.values() if 'time' in each]
+    secs = max(0.0, time.time() - max(times)) if times else None
+    steps = {name: done.get(name, train.get(name)) for name in ('train_step', 'env_steps')}
+    score, best = (returns[-1], max(returns)) if returns else (None, None)
+    return Overview(run_dir, _state(run_dir, done, status, secs), **steps, score=score, best=best, reported_secs=secs)
+
+
+def _state(run_dir: RunDir, done: Mapping[str, Any], status: Mapping[str, Any], secs: float | None) -> str:
+    if done:
+        return f'done: {done.get("reason", "no reason given")}'
+    states = {name: str(each.get('state', '')) for name, each in status.items()}
+    alive = any(state.startswith(('running', 'waiting', 'starting')) for state in states.values())
+    if living_jobs(run_dir.status('train').parent) or (alive and secs is not None and secs < _FRESH_SECS):
+        return 'running'
+    if failure := read_json(run_dir.failure):
+        return f'failed: {failure.get("message", "")}'
+    for name, state in states.items():
+        if state.startswith('failed: '):
+            return f'failed: {name}{state[7:]}'
+    return {'failed': f'failed: see {run_dir.logs}', 'stopped': 'stopped'}.get(
+        states.get('launch') or states.get('train', ''), 'ended without a result'
+    )
+
+
+def is_run(root: pathlib.Path) -> bool:
+    """Returns whether a folder is a run's."""
+    run_dir = RunDir(root)
+    return run_dir.evaluations.exists() or run_dir.config.exists() or run_dir.status('train').exists()
+
+
+def runs_in(root: pathlib.Path, depth: int = _DEPTH) -> Iterator[pathlib.Path]:
+    """Yields the run directories in a folder and its sub-folders, by name; a run has no others in it."""
+    if is_run(root):
+        yield root
+    elif depth and root.is_dir():
+        for path in sorted(root.iterdir()):
+            yield from runs_in(path, depth - 1)
+
+
+def table(folder: str | os.PathLike[str]) -> str:
+    """Returns the runs in a folder as a table.
+
+    Raises:
+      ValueError: if there is none.
+    """
+    root = local_path(folder, 'the folder')
+    rows = [(str(path.relative_to(root)), *of(RunDir(path)).cells) for path in runs_in(root)]
+    if not rows:
+        raise UserValueError(f'got {root} without a run; need a folder of runs, such as --root_dir of tflearn-seeds')
+    rows.insert(0, ('run', *HEAD))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return '\n'.join('  '.join(map(str.ljust, row, widths)).rstrip() for row in rows)
