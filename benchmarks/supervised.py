@@ -137,7 +137,8 @@ def main() -> None:
     )
     for side, rows in found.items():
         accuracies = [each['accuracy'] for each in rows]
-        cells = [side, *(f'{each(accuracies):.4f}' for each in (statistics.mean, min, max))]
+        shown = statistics.mean(accuracies), min(accuracies), max(accuracies)
+        cells = [side, *(f'{each:.4f}' for each in shown)]
         for name in ('seconds', 'epoch'):
             values = {each: [row[name] for row in found[each]] for each in ('ours', side)}
             cells += [f'{np.median(values[side]):.3g}', f'{tables.ratio(values["ours"], values[side]):.2f}']
