@@ -183,7 +183,7 @@ def import_logs(command: str) -> None:
         outcomes = {name: values[name].value for name in names}
         outcomes['paths'] = log_files.find(values.outcomes, 'outcomes')
     report = record.import_logs(
-        log_files.find(values[source].value, source),
+        log_files.find(getattr(values, source), source),
         local_path(values.columns, '--columns'),
         local_path(values.output, '--output'),
         values.vocabularies and local_path(values.vocabularies, '--vocabularies'),
