@@ -28,6 +28,9 @@ from tflearn.files.run_dir import RunDir
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.launch.local import free_port
 
+ALGORITHMS = DOCS / 'algorithms'
+FAST = ('iql',)  # pages whose Python is no slow test
+
 LANGUAGES = {'bash', 'gin', 'python', 'text', 'toml'}
 
 # One policy takes less time to trace than three. In Python it is the variable `few`.
@@ -216,6 +219,29 @@ def test_python(user, page):
     _execute(page)
 
 
+@pytest.mark.parametrize(
+    'page',
+    [
+        path if path.stem in FAST else pytest.param(path, marks=pytest.mark.slow)
+        for path in sorted(ALGORITHMS.glob('*.md'))
+    ],
+    ids=lambda path: path.stem,
+)
+def test_python_of_an_algorithm(page, tmp_path):
+    (block,) = [block for block in docs_blocks.of('python') if block.page == page]
+    few = 'exports=few, num_train_steps=2'
+    text, num = re.subn(r'(num_train_steps=|max_env_steps=)[\d_]+(?=,)', f'num_episodes=1, {few}', block.text)
+    text = text.replace('num_episodes=200,', '')
+    if offline := re.search(r"Dataset\(\['(.*)'\]\)", text):
+        name = 'CartPole-v1' if 'cartpole' in offline[1] else 'Pendulum-v1'
+        data_sets.write(tmp_path / offline[1], 500, gymnasium_env.make(name, 2, 1))
+        text, num = re.subn(r'num_train_steps=5_000\),', 'num_train_steps=2), exports=few,', text)
+    assert num == 1
+    with docs_blocks.working_in(tmp_path):
+        exec(compile(text, str(block), 'exec'), names := {'few': ExportOptions(('greedy_policy',))})
+    assert names['policy'].train_step == 2 if offline else names['run'].train_step >= 2
+
+
 def test_python_of_a_client(user, server, monkeypatch):
     monkeypatch.setitem(REPLACED, 'serving.md', [("'localhost:8500'", repr(server))])
     _execute('serving.md')
@@ -223,7 +249,8 @@ def test_python_of_a_client(user, server, monkeypatch):
 
 def test_no_page_is_left_out():
     elsewhere = {'from-tf-agents-on-python-3.13.md', 'your-logs.md'}  # tf_agents_script_test.py, docs_programs_test.py
-    assert {block.page.name for block in docs_blocks.of('python')} == elsewhere | set(AFTER)
+    found = {block.page.name for block in docs_blocks.of('python') if block.page.parent != ALGORITHMS}
+    assert found == elsewhere | set(AFTER)
 
 
 def test_the_library_example(tmp_path, capsys):
@@ -265,7 +292,8 @@ def test_gin(block, tmp_path):
 def _complete() -> Iterator[object]:
     """Yields the gin blocks that are a run's whole file; those that take long are marked as slow."""
     for block in docs_blocks.of('gin'):
-        if 'include ' in block.text and block.file_name not in NOT_RUN:
+        # The gin files of the algorithms' pages are packaged ones.
+        if 'include ' in block.text and block.file_name not in NOT_RUN and block.page.parent != ALGORITHMS:
             slow = any(text in block.text for text in SLOW)
             yield pytest.param(block, marks=[pytest.mark.slow] if slow else [], id=str(block))
 

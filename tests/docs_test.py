@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from tests.architecture import api_page, packages_page, settings_page, source_tree
+from tests.architecture import algorithm_pages, api_page, packages_page, settings_page, source_tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = ROOT / 'docs'
-PAGES = sorted([ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'SECURITY.md', *DOCS.glob('*.md')])
+PAGES = sorted([ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'SECURITY.md', *DOCS.rglob('*.md')])
 FILES = source_tree.read(ROOT)
 EXTERNAL = ('http://', 'https://', 'mailto:')
 
@@ -85,6 +85,13 @@ def test_pages_made_from_the_source_are_current(module):
     assert written == module.page(FILES), f'run `python -m {module.__name__}` in the checkout'
 
 
+def test_pages_of_the_algorithms_are_current():
+    made = algorithm_pages.pages(FILES)
+    assert len(made) > 18
+    for path, text in made.items():
+        assert (ROOT / path).read_text(encoding='utf-8') == text, f'run `python -m {packages_page.__name__}`'
+
+
 def test_settings_have_what_gin_files_bind():
     bound = [
         (path.name, owner, name)
@@ -107,6 +114,16 @@ def test_settings_that_are_named_are_there(page):
         if owner in settings() and name not in settings()[owner] and name not in ('py', 'gin', owner, *settings())
     ]
     assert unknown == []
+
+
+def test_metrics_that_are_named_are_reported():
+    source = '\n'.join(file.text for file in FILES if file.parts[0] == 'tflearn')
+    text = (DOCS / 'prometheus.md').read_text(encoding='utf-8')
+    fields = set(re.findall(r'tflearn_(?:train|collect|replay_server|evaluate)_(\w+?)(?:_total)?\b', text))
+    served = set(re.findall(r'`(tflearn_(?:req|ref|rel|dec|served)\w+?)(?:_total|_bucket)?`', text))
+    assert len(fields) > 15 and len(served) > 5
+    assert [name for name in fields if not re.search(rf'\b{name}\b', source)] == []
+    assert [name for name in served if f"'{name}'" not in source] == []
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)

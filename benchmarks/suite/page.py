@@ -44,6 +44,10 @@ What each algorithm has learned after how many steps, beside other libraries at 
   return or a scripted reference's instead.
 - Runs that failed are counted, and what has not been run stays in the table.
 """
+TABLE = (
+    '| algorithm | environment | steps | tflearn | SB3 | SBX | compared | published |',
+    '|---|---|---|---|---|---|---|---|',
+)
 
 
 def main() -> None:
@@ -55,7 +59,7 @@ def main() -> None:
     summaries = read_statistics(options.results)
     (options.docs / 'results.md').write_text(text(options.results, summaries), encoding='utf-8')
     for environment, keys in _pictures(summaries).items():
-        draw(options.docs / 'images' / _picture(environment), {key: summaries[key] for key in keys})
+        draw(options.docs / 'images' / picture(environment), {key: summaries[key] for key in keys})
 
 
 def read_statistics(directory: pathlib.Path) -> dict[str, Any]:
@@ -66,7 +70,7 @@ def read_statistics(directory: pathlib.Path) -> dict[str, Any]:
 
 def pictures(summaries: Mapping[str, Any]) -> list[str]:
     """Returns the names of the pictures that the page shows."""
-    return [_picture(environment) for environment in _pictures(summaries)]
+    return [picture(environment) for environment in _pictures(summaries)]
 
 
 def text(directory: pathlib.Path, summaries: Mapping[str, Any]) -> str:
@@ -76,9 +80,8 @@ def text(directory: pathlib.Path, summaries: Mapping[str, Any]) -> str:
         _HEAD,
         '## Table',
         '',
-        '| algorithm | environment | steps | tflearn | SB3 | SBX | compared | published |',
-        '|---|---|---|---|---|---|---|---|',
-        *(_line(key, row, summaries.get(key, {}), results[key]) for key, row in ROWS.items()),
+        *TABLE,
+        *(line(key, row, summaries.get(key, {}), results[key]) for key, row in ROWS.items()),
         '',
         _share(summaries),
         '',
@@ -89,7 +92,7 @@ def text(directory: pathlib.Path, summaries: Mapping[str, Any]) -> str:
         '',
         'Interquartile means and intervals over the seeds, against environment steps.',
         '',
-        *(f'![{environment}](images/{_picture(environment)})\n' for environment in _pictures(summaries)),
+        *(f'![{environment}](images/{picture(environment)})\n' for environment in _pictures(summaries)),
         '## Settings',
         '',
         'Ours: the gin file, with what the suite binds after it.',
@@ -105,7 +108,8 @@ def text(directory: pathlib.Path, summaries: Mapping[str, Any]) -> str:
     return '\n'.join(lines).rstrip() + '\n'
 
 
-def _line(key: str, row: Row, summary: Mapping[str, Any], results: Mapping[str, Sequence[Any]]) -> str:
+def line(key: str, row: Row, summary: Mapping[str, Any], results: Mapping[str, Sequence[Any]]) -> str:
+    """Returns the table's line of a row."""
     published = f'{_number(row.published[0])} ({row.published[1]})' if row.published else ''
     cells = [
         row.algorithm,
@@ -196,7 +200,8 @@ def _short(version: str) -> str:
     return re.sub(r'\b([0-9a-f]{12})[0-9a-f]{28}', r'\1', version)  # of a git revision
 
 
-def _picture(environment: str) -> str:
+def picture(environment: str) -> str:
+    """Returns the name of an environment's picture."""
     name = environment if ',' in environment else environment.partition('-')[0]
     return f'results_{re.sub("[^a-z0-9]+", "_", name.lower())}.png'
 

@@ -1,13 +1,13 @@
 """docs/packages.md, made from the source: the packages in reading order, what each may import, and its modules.
 
-`python -m tests.architecture.packages_page` writes it.
+`python -m tests.architecture.packages_page` writes it, and the pages of the algorithms.
 """
 
 import ast
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from tests.architecture import layers, source_tree
+from tests.architecture import algorithm_pages, layers, source_tree
 from tests.architecture.source_tree import SourceFile
 from tests.testing.algorithms import ALGORITHMS
 
@@ -39,23 +39,13 @@ def _lines(files: Sequence[SourceFile]) -> Iterator[str]:
         above.append(name)
     for name in packages:
         inside = [file for _, file in sorted(own.items()) if file.parts[1] == name and file.parts[-1] != '__init__']
+        yield from ('', f'## {name}', '')
         if name == 'agents':
-            yield from _algorithms(inside)
+            yield from ('[Algorithms](algorithms.md) has a page for each. What they are made of:', '')
             inside = [file for file in inside if file.parts[-1] not in ALGORITHMS]
-        yield from ('', f'## {name}' if name != 'agents' else 'What they are made of:', '', '| module | what it is |')
-        yield '|---|---|'
+        yield from ('| module | what it is |', '|---|---|')
         for file in inside:
             yield f'| `{"/".join(file.parts[2:])}.py` | {_about(file)} |'
-
-
-def _algorithms(files: Sequence[SourceFile]) -> Iterator[str]:
-    """Yields the table of the algorithms, by their examples."""
-    yield from ('', '## agents', '', '| algorithm | what it is | variants | actions | data |', '|---|---|---|---|---|')
-    for file in files:
-        if algorithm := ALGORITHMS.get(file.parts[-1]):
-            example = algorithm.example
-            variants, actions, data = map(', '.join, (example.variants, example.actions, example.data))
-            yield f'| `{file.parts[-1]}` | {_about(file)} | {variants} | {actions} | {data} |'
 
 
 def page(files: Sequence[SourceFile]) -> str:
@@ -64,8 +54,10 @@ def page(files: Sequence[SourceFile]) -> str:
 
 
 def main() -> None:
-    """Writes the page of this checkout."""
-    (ROOT / PAGE).write_text(page(source_tree.read(ROOT)), encoding='utf-8')
+    """Writes the pages of this checkout."""
+    files = source_tree.read(ROOT)
+    for path, text in {PAGE: page(files), **algorithm_pages.pages(files)}.items():
+        (ROOT / path).write_text(text, encoding='utf-8')
 
 
 if __name__ == '__main__':

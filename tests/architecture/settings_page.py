@@ -156,7 +156,7 @@ def _types(annotation: ast.expr) -> Iterator[ast.expr]:
         yield annotation
 
 
-def _dataclasses(definition: Definition, given: set[str], known: dict[str, Definition]) -> Iterator[Definition]:
+def dataclasses_of(definition: Definition, given: set[str], known: dict[str, Definition]) -> Iterator[Definition]:
     """Yields the dataclasses that the settings of `definition` take, and theirs."""
     for name, annotation, _, file in definition.arguments():
         if name in given or annotation is None:
@@ -167,7 +167,7 @@ def _dataclasses(definition: Definition, given: set[str], known: dict[str, Defin
             full = '.'.join(filter(None, [names.get(first, ''), rest]))
             if (found := known.get(full)) and _is_dataclass(found):
                 yield found
-                yield from _dataclasses(found, given, known)
+                yield from dataclasses_of(found, given, known)
 
 
 def descriptions(node: Owner) -> dict[str, str]:
@@ -194,14 +194,14 @@ def _default(file: SourceFile, node: ast.expr | None, known_values: dict[str, st
         return _default(file, found.get('default'), known_values)
     first, _, rest = source_tree.dotted_name(node).partition('.')
     full = '.'.join(filter(None, [full_names(file).get(first, ''), rest]))
-    text = known_values.get(full) or ast.get_source_segment(file.text, node)
+    text = known_values.get(full) or file.segment(node)
     return f'`{text}`'
 
 
-def _values(files: Sequence[SourceFile]) -> dict[str, str]:
+def constant_values(files: Sequence[SourceFile]) -> dict[str, str]:
     """Returns the source of each module's constants by their full names."""
     return {
-        f'{".".join(file.parts)}.{node.targets[0].id}': ast.get_source_segment(file.text, node.value)
+        f'{".".join(file.parts)}.{node.targets[0].id}': file.segment(node.value)
         for file in files
         if file.parts[0] == 'tflearn'
         for node in file.syntax.body
@@ -224,7 +224,8 @@ def _rules(definition: Definition) -> dict[str, Rule]:
     return rules({name: parameter.annotation for name, parameter in parameters.items()})
 
 
-def _lines(definition: Definition, given: set[str], constants: dict[str, str]) -> Iterator[str]:
+def section(definition: Definition, given: set[str], constants: dict[str, str]) -> Iterator[str]:
+    """Yields the section of a function or dataclass, without the settings that come from elsewhere."""
     package, _, module = definition.module.rpartition('.')
     about = sentence((ast.get_docstring(definition.node) or '').split('\n\n')[0].replace('\n', ' '))
     end = '' if about.endswith(')') else '.'
@@ -246,7 +247,7 @@ def settings(files: Sequence[SourceFile]) -> Iterator[tuple[str, list[Definition
     shown: set[str] = set()
     for title, pattern, given in SECTIONS:
         roots = [item for name, item in known.items() if re.fullmatch(pattern, name)]
-        owners = roots + [found for root in roots for found in _dataclasses(root, given, known)]
+        owners = roots + [found for root in roots for found in dataclasses_of(root, given, known)]
         new = list({owner.name: owner for owner in owners if owner.name not in shown}.values())
         shown |= {owner.name for owner in new}
         yield title, new, given
@@ -260,12 +261,12 @@ def anchors(files: Sequence[SourceFile]) -> dict[str, str]:
 
 def page(files: Sequence[SourceFile]) -> str:
     """Returns what docs/settings.md has to hold."""
-    constants = _values(files)
+    constants = constant_values(files)
     lines = [HEADER.rstrip()]
     for title, owners, given in settings(files):
         lines += ['', f'## {title}']
         for owner in owners:
-            lines += _lines(owner, given, constants)
+            lines += section(owner, given, constants)
     return '\n'.join([*lines, ''])
 
 

@@ -25,6 +25,16 @@ class SourceFile:
     def syntax(self) -> ast.Module:
         return ast.parse(self.text, self.path)
 
+    @functools.cached_property
+    def _lines(self) -> list[bytes]:
+        return self.text.encode().splitlines()
+
+    def segment(self, node: ast.expr) -> str:
+        """Returns the text of an expression; for one line faster than `ast.get_source_segment`."""
+        if node.lineno == node.end_lineno:
+            return self._lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
+        return ast.get_source_segment(self.text, node) or ''
+
     @property
     def parts(self) -> tuple[str, ...]:
         """Folders and the file's name without its ending."""

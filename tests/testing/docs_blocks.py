@@ -48,7 +48,7 @@ def _blocks(page: pathlib.Path) -> Iterator[Block]:
         yield Block(page, text[: match.start()].count('\n') + 2, match[1], match[2])
 
 
-PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted([*DOCS.glob('*.md'), *DOCS.rglob('*.ipynb')])]
+PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted([*DOCS.rglob('*.md'), *DOCS.rglob('*.ipynb')])]
 BLOCKS = [block for page in PAGES for block in _blocks(page)]
 
 

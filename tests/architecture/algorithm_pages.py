@@ -1,0 +1,207 @@
+"""docs/algorithms.md and a page for each algorithm: by its module, its example, its packaged runs and its results.
+
+`python -m tests.architecture.packages_page` writes them. A page's title and its sections *When to take it* and *From
+Python* are written by hand, and stay, as does what is above the overview's table; all else is made.
+"""
+
+import ast
+import functools
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.suite import page as results_page
+from benchmarks.suite import results as suite_results
+from benchmarks.suite.rows import RESULTS, ROWS
+from tests.architecture import settings_page
+from tests.architecture.source_tree import SourceFile
+from tests.testing.algorithms import ALGORITHMS, Algorithm
+
+Definitions = Mapping[str, settings_page.Definition]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDER = 'docs/algorithms'
+OVERVIEW = f'{FOLDER}.md'
+BY_HAND = ('When to take it', 'From Python')
+# Whose policies record the episodes that an example for recorded data trains on.
+EXPERTS = {'cartpole': 'dqn_cartpole', 'pendulum': 'sac_pendulum'}
+GENERAL = ('tflearn.networks.networks.NetworkOptions', 'tflearn.optimization.optimizers.OptimizerOptions')
+
+
+@functools.cache
+def _syntax(name: str) -> ast.Module:
+    return ast.parse((ROOT / f'tflearn/agents/{name}.py').read_text(encoding='utf-8'))
+
+
+def modules() -> dict[str, Algorithm]:
+    """Returns the algorithms that have a page: one for each module, whose variants are on its page."""
+    return {name: each for name, each in ALGORITHMS.items() if each.module.__name__.endswith(f'.{name}')}
+
+
+@functools.cache
+def _runs() -> dict[str, dict[str, str]]:
+    """Returns algorithm -> name of a packaged run -> the text of its gin file."""
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted((ROOT / 'gin').glob('*.gin')):
+        makers = [
+            name for text in _included(path) for name in re.findall(r'^make_agent = @(\w+)\.', text, re.MULTILINE)
+        ]
+        makers += re.findall(r'make_agent\.make_agent = @(\w+)\.', '\n'.join(_included(path)))
+        for name in dict.fromkeys(makers):
+            found.setdefault(name, {})[path.stem] = path.read_text(encoding='utf-8')
+    return found
+
+
+def _included(path: pathlib.Path) -> Iterator[str]:
+    text = path.read_text(encoding='utf-8')
+    yield text
+    for name in re.findall(r"^include '(.*)'", text, re.MULTILINE):
+        yield from _included(ROOT / 'gin' / name)
+
+
+@functools.cache
+def _has_memory(name: str) -> bool:
+    """Returns whether its networks can have an LSTM; what else that needs is in the messages."""
+    algorithm = ALGORITHMS[name]
+    if algorithm.example.network is None:
+        return False
+    try:
+        algorithm.make(layers={'lstm_size': (4,)})
+    except ValueError as error:
+        return 'no use for it' not in str(error)
+    return True
+
+
+def _can(name: str, algorithm: Algorithm) -> Iterator[str]:
+    example = algorithm.example
+    memory = [each for each in (name, *example.variants) if _has_memory(each)]
+    yield from ('## What it can', '', '| | |', '|---|---|')
+    yield f'| actions | {", ".join(example.actions)} |'
+    images = 'numbers, categories, images (`NetworkOptions.conv_layer_params`), and nests of them'
+    observations = f'[{images}](../your-network.md)' if example.network else 'one vector of numbers'
+    yield f'| observations | {observations} |'
+    masks = '`action_mask`: the path of the part of the observation that marks them'
+    yield f'| legal actions | {masks if algorithm.takes("action_mask") else "no mask"} |'
+    yield f'| data | {", ".join(example.data)} |'
+    yield f'| memory | {"[`NetworkOptions.lstm_size`](../your-network.md#memory)" if memory else "none"} |'
+    if example.variants:
+        yield f'| variants, by arguments | {", ".join(f"`{each}`" for each in example.variants)} |'
+    yield ''
+
+
+def _shown(name: str, runs: Mapping[str, str]) -> str:
+    """Returns the packaged run that the page shows."""
+    return next((run for end in EXPERTS if (run := f'{name}_{end}') in runs), next(iter(runs)))
+
+
+def _gin(name: str, runs: Mapping[str, str]) -> Iterator[str]:
+    shown = _shown(name, runs)
+    yield from ('## With gin', '')
+    if 'tflearn-train-offline' in ''.join(_included(ROOT / 'gin' / f'{shown}.gin')):
+        expert = EXPERTS[shown.rpartition('_')[2]]
+        yield from (
+            'Episodes of a trained policy are recorded, and then trained on without an environment:',
+            '',
+            '```bash',
+        )
+        yield f'tflearn-launch --gin_file={expert} --root_dir=runs/{expert}'
+        yield f'tflearn-data record --gin_file={expert} --root_dir=runs/{expert} --output=data/{expert} --episodes=100'
+        yield f'tflearn-train-offline --gin_file={shown} --root_dir=runs/{shown} --data=data/{expert}'
+        yield f'tflearn-evaluate --gin_file={shown} --root_dir=runs/{shown}'
+    else:
+        yield from ('```bash', f'tflearn-launch --gin_file={shown} --root_dir=runs/{shown}')
+    yield from ('```', '', f'`gin/{shown}.gin` is what to copy for an environment of your own:', '', '```gin')
+    yield from (runs[shown].rstrip(), '```', '')
+    if others := [f'`{run}`' for run in runs if run != shown]:
+        yield from (f'More packaged runs: {", ".join(others)}.', '')
+
+
+def _arguments(name: str, known: Definitions, constants: Mapping[str, str]) -> Iterator[str]:
+    given = next(given for title, _, given in settings_page.SECTIONS if title == 'Algorithms')
+    owner = known[f'tflearn.agents.{name}.make_agent']
+    own = {each.name: each for each in settings_page.dataclasses_of(owner, given, known) if each.name not in GENERAL}
+    yield from ('## Arguments', '')
+    yield 'Beside these: [`NetworkOptions`](../settings.md#networksnetworkoptions),'
+    yield '[`OptimizerOptions`](../settings.md#optimizersoptimizeroptions), and the data,'
+    yield f'[`Experience`](../settings.md#experienceexperience), whose default is `{name}.EXPERIENCE`:'
+    (value,) = (
+        node.value
+        for node in _syntax(name).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'EXPERIENCE'
+    )
+    yield f'`{ast.unparse(value)}`.'
+    for each in (owner, *own.values()):
+        yield from settings_page.section(each, given, constants)
+    yield ''
+
+
+@functools.cache
+def _measured() -> tuple[dict[str, Any], dict[str, Any]]:
+    return results_page.read_statistics(RESULTS), suite_results.all_rows(RESULTS)
+
+
+def _results(name: str, runs: Mapping[str, str]) -> Iterator[str]:
+    summaries, results = _measured()
+    rows = {key: row for key, row in ROWS.items() if row.gin_file in runs}
+    yield from ('## Result', '')
+    if not rows:
+        yield 'It has no row in [Results](../results.md).'
+        return
+    yield 'The last policies of runs with several seeds: their interquartile mean and its 95% interval, beside other'
+    yield from ('libraries. How it was measured is in [Results](../results.md).', '', *results_page.TABLE)
+    yield from (results_page.line(key, row, summaries.get(key, {}), results[key]) for key, row in rows.items())
+    shown = rows.get(_shown(name, runs)) or next(iter(rows.values()))
+    others = dict.fromkeys(row.environment for row in rows.values() if row.environment != shown.environment)
+    image = f'../images/{results_page.picture(shown.environment)}'
+    yield from ('', f'![{shown.environment}: mean return against environment steps]({image})')
+    if others:
+        links = [f'[{each}](../images/{results_page.picture(each)})' for each in others]
+        yield from ('', f'More curves: {", ".join(links)}.')
+
+
+def page(name: str, known: Definitions, constants: Mapping[str, str]) -> str:
+    """Returns the page of an algorithm, with what was written by hand; of the source's definitions and constants."""
+    written = (ROOT / FOLDER / f'{name}.md').read_text(encoding='utf-8')
+    by_hand = {
+        title: re.search(rf'^## {title}\n.*?(?=^## |\Z)', written, re.MULTILINE | re.DOTALL)[0] for title in BY_HAND
+    }
+    algorithm, runs = ALGORITHMS[name], _runs()[name]
+    about = (ast.get_docstring(_syntax(name)) or '').split('\n\n')[0]
+    lines = [
+        written.partition('\n')[0],
+        '',
+        about,
+        '',
+        by_hand[BY_HAND[0]],
+        *_can(name, algorithm),
+        *_gin(name, runs),
+        by_hand[BY_HAND[1]],
+        *_arguments(name, known, constants),
+        *_results(name, runs),
+    ]
+    return re.sub(r'\n{3,}', '\n\n', '\n'.join(lines)).rstrip() + '\n'
+
+
+def overview() -> str:
+    """Returns the page with the table of all."""
+    written = (ROOT / OVERVIEW).read_text(encoding='utf-8').partition('\n## All of them')
+    lines = [
+        f'{written[0]}{written[1]}',
+        '',
+        '| algorithm | variants | actions | data | memory |',
+        '|---|---|---|---|---|',
+    ]
+    for name, algorithm in modules().items():
+        title = (ROOT / FOLDER / f'{name}.md').read_text(encoding='utf-8').partition('\n')[0].removeprefix('# ')
+        example = algorithm.example
+        memory = any(_has_memory(each) for each in (name, *example.variants))
+        cells = (', '.join(example.variants), ', '.join(example.actions), ', '.join(example.data))
+        row = [f'[{title}](algorithms/{name}.md)', *cells, 'LSTM' if memory else '']
+        lines.append(f'| {" | ".join(row)} |')
+    return '\n'.join(lines) + '\n'
+
+
+def pages(files: Sequence[SourceFile]) -> dict[str, str]:
+    """Returns the pages by their paths."""
+    parts = settings_page.definitions(files), settings_page.constant_values(files)
+    return {OVERVIEW: overview()} | {f'{FOLDER}/{name}.md': page(name, *parts) for name in modules()}
