@@ -134,6 +134,8 @@ def test_writes_histograms_of_actions(tmp_path, name):
     found = _write(tmp_path, agent, data, {}, SummaryOptions())
     size = action.shape.num_elements() or 1
     counts = {'actions/batch': 6 * algorithm.length * size, 'actions/policy': 6 * size}
+    rewards = found.pop('data/reward')[0]
+    assert rewards == (data.reward.numpy().min(), data.reward.numpy().max(), 6 * algorithm.length)
     assert {tag: values[0][2] for tag, values in found.items()} == counts
     bound = 2.0 if action.dtype.is_floating else float(action.maximum)
     for least, greatest, _ in (values[0] for values in found.values()):
@@ -164,7 +166,11 @@ def test_writes_histograms_of_data_without_a_time_dimension(tmp_path):
     agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), dqn.EXPERIENCE)
     data = tf.nest.map_structure(lambda column: column[:, 0], example_data.sequences(agent, 6, 2))
     found = _write(tmp_path, agent, data, {}, SummaryOptions())
-    assert {tag: values[0][2] for tag, values in found.items()} == {'actions/batch': 6, 'actions/policy': 6}
+    assert {tag: values[0][2] for tag, values in found.items()} == {
+        'actions/batch': 6,
+        'actions/policy': 6,
+        'data/reward': 6,
+    }
 
 
 def test_writes_only_available_and_requested_histograms(tmp_path):
@@ -174,6 +180,7 @@ def test_writes_only_available_and_requested_histograms(tmp_path):
     versions = SummaryOptions(sources=SummarySources(policy_version=lambda: 9))
     assert _write(tmp_path / 'no_trajectory', agent, tuple(data), (), versions) == {}
     plain = _write(tmp_path / 'no_actions', agent, data, info, dataclasses.replace(versions, actions=False))
+    assert plain.pop('data/reward')
     assert plain == {'data/policy_lag': {0: (0.0, 6.0, 4.0)}}
     assert 'data/policy_lag' not in _write(tmp_path / 'no_versions', agent, data, info, SummaryOptions())
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tests import streams
-from tests.testing import jobs, replay, structured
+from tests.testing import jobs, replay, structured, written_summaries
 from tests.testing.jobs import small_run  # noqa: F401 - a fixture
 from tests.testing.replay import serve  # noqa: F401 - a fixture
 from tflearn.actors import exploration
@@ -289,18 +289,22 @@ def test_synchronous_job_continues_with_its_statistics(tmp_path):
         'make_agent': functools.partial(
             transformed.make_agent,
             make_agent=functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,))),
-            transforms=STATISTICS_AND_STACK,
+            transforms=[*STATISTICS_AND_STACK[:2], rewards.Scale(10.0)],
         ),
         'experience': Experience(
             Slicing(sequence_length=3, history_steps=1), Uniform(max_size=500, min_size=20), BatchItems(4)
         ),
         'num_environments': 2,
         'export_interval_steps': 20,
+        'summary_interval_steps': 10,
         'exports': ExportOptions(('greedy_policy',)),
         'seed': 1,
     }
     arguments = jobs.job_arguments(synchronous, {**settings, 'num_train_steps': 20})
     synchronous(**arguments)
+    histograms = written_summaries.histograms(run.dir.summaries('train'))
+    assert histograms['data/reward'][10][1] == 1.0
+    assert histograms['data/transformed_reward'][10][1] == 10.0
     before = mean_of_observations(run)
     arguments = jobs.job_arguments(synchronous, {**settings, 'num_train_steps': 21})
     synchronous(**arguments)

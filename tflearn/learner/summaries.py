@@ -196,7 +196,7 @@ class Summaries:
 
 
 class StepSummaries:
-    """Histograms of actions and of the data's age, written inside a train step.
+    """Histograms of actions, of rewards and of the data's age, written inside a train step.
 
     They are of one replica's batch, which is a representative sample.
     """
@@ -214,8 +214,11 @@ class StepSummaries:
     def __call__(self, data: Any, info: Any) -> None:
         """Writes the histograms of data [B, T, ...] or [B, ...], in replica context; only a Trajectory has actions."""
         step = self._agent.train_step_counter
-        if self._options.actions and isinstance(data, trajectory.Trajectory):
-            self._write_actions(data, step)
+        if isinstance(data, trajectory.Trajectory):
+            with tf.name_scope('data/'):
+                histograms.write('reward', data.reward, step)
+            if self._options.actions:
+                self._write_actions(data, step)
         if self._options.sources.policy_version and 'policy_version' in info:
             with tf.name_scope('data/'):
                 lag = self._newest.read_value() - tf.cast(info['policy_version'], tf.int64)

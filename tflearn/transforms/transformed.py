@@ -15,6 +15,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
+from tflearn.core import histograms
 from tflearn.core.action_mask import ActionMask, mask_of
 from tflearn.core.agent_data import WrappedAgent
 from tflearn.core.errors import UserTypeError, UserValueError
@@ -104,8 +105,12 @@ class TransformedAgent(WrappedAgent):
         return self._agent.collect_data_spec._replace(observation=specs.observation, reward=specs.time_step.reward)
 
     def convert(self, experience: Any) -> tuple[Any, Any]:
-        """See `WrappedAgent`."""
-        return self._pipeline().transform_experience(experience)
+        """See `WrappedAgent`. A summary has the rewards of both sides, `data/reward` and `data/transformed_reward`."""
+        converted = self._pipeline().transform_experience(experience)
+        with tf.name_scope('data/'):
+            step = self.train_step_counter + 1  # agents count a step when it is done
+            histograms.write('transformed_reward', converted[0].reward, step)
+        return converted
 
     def after_train(self, converted: Any) -> None:
         """Updates the transforms' statistics."""
