@@ -25,9 +25,10 @@ from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.decision_files import DecisionFiles, DecisionLogOptions, Decisions
+from tflearn.serving.client import PolicyClient
+from tflearn.serving.decision_files import DecisionFiles, DecisionLogOptions
 from tflearn.serving.decision_log import DecisionLog
-from tflearn.serving.exploration import Choices, Chooser, Exploration
+from tflearn.serving.exploration import Chooser, Exploration
 from tflearn.serving.models import Models
 from tflearn.serving.served_version import ServedVersion
 from tflearn.serving.server import PolicyServer
@@ -51,11 +52,11 @@ def root(tmp_path_factory):
 def serving(root, directory, exploration=None, names=('greedy_policy', 'raw_policy'), **options):
     """Serves with a log; yields a function that asks, and a counter of what became of decisions."""
     counts = collections.Counter()
-    count = lambda result, number: counts.update({result: number})  # noqa: E731
+    count = lambda kind, result, number: counts.update({result: number})  # noqa: E731
     models = Models(root, lambda path: ServedVersion(path, exploration=exploration), names)
     models.refresh()
     log = DecisionLog(DecisionLogOptions(str(directory), **options), directory / 'spool', count)
-    server = PolicyServer(models, ServerOptions(), record=log.record)
+    server = PolicyServer(models, ServerOptions(), log=log)
     with grpc.insecure_channel(f'localhost:{server.port}') as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
 
@@ -76,11 +77,9 @@ def serving(root, directory, exploration=None, names=('greedy_policy', 'raw_poli
             log.close()
 
 
-def lines_of(directory):
+def lines_of(directory, kind='decisions'):
     return [
-        json.loads(line)
-        for path in sorted(directory.glob('decisions-*.jsonl'))
-        for line in path.read_text().splitlines()
+        json.loads(line) for path in sorted(directory.glob(f'{kind}-*.jsonl')) for line in path.read_text().splitlines()
     ]
 
 
@@ -133,13 +132,44 @@ def test_only_legal_actions_are_drawn():
     chooser = Chooser(metadata, {'distribution': ('distribution_loc',)}, Exploration(1.0))
     mask = np.tile([[1, 0, 1, 0]], (300, 1))
     inputs, greedy = {'observation_a_mask': mask}, {'action': np.full(300, 7, np.int32)}
-    outputs, chosen = chooser(inputs, greedy, np.random.default_rng(1))
+    outputs = chooser(inputs, greedy, np.random.default_rng(1))
     assert set(outputs['action'].tolist()) == {5, 7} and outputs['action'].dtype == np.int32
-    np.testing.assert_allclose(chosen.probabilities, 0.5)
-    assert chosen.mask.tolist() == (mask == 1).tolist()
-    outputs, chosen = chooser({'observation_a_mask': np.zeros_like(mask)}, greedy, np.random.default_rng(1))
+    np.testing.assert_allclose(outputs['probability'], 0.5)
+    outputs = chooser({'observation_a_mask': np.zeros_like(mask)}, greedy, np.random.default_rng(1))
     assert set(outputs['action'].tolist()) == {5, 6, 7, 8}, 'nothing is legal'
-    np.testing.assert_allclose(chosen.probabilities, 0.25)
+    np.testing.assert_allclose(outputs['probability'], 0.25)
+
+
+def test_the_legal_actions_are_logged(tmp_path):
+    log = DecisionLog(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool')
+    for i in range(3):
+        log.record(
+            'greedy_policy', 7, {'observation_mask': np.array([[1, 0, 1], [0, i, 0]])}, choices(2), 'observation_mask'
+        )
+    log.close()
+    assert [line['mask'] for line in lines_of(tmp_path)] == [[0, 2], [], [0, 2], [1], [0, 2], [1]]
+
+
+def test_requests_that_are_packed_together_keep_their_own_lines(tmp_path):
+    log = DecisionLog(DecisionLogOptions(str(tmp_path), hashed=('user',), key='a' * 16), tmp_path / 'spool')
+    for i, length in enumerate((2, 2, 3, 2)):  # of two shapes
+        inputs = {'x': np.full((2, length), i), 'user': np.array([b'me', b'someone else' * i], object)}
+        outputs = {'action': np.array([i, 10 + i]), 'probability': np.array([0.5, i / 8])}
+        log.record('greedy_policy', 7, inputs, outputs, '', f'{i}', f'arm {i}')
+    log.close()
+    found = lines_of(tmp_path)
+    assert [(line['id'], line['action'], line['probability'], line['arm']) for line in found] == [
+        (f'{i}-{j}', 10 * j + i, i / 8 if j else 0.5, f'arm {i}') for i in range(4) for j in range(2)
+    ]
+    assert [line['x'] for line in found[::2]] == [[0, 0], [1, 1], [2, 2, 2], [3, 3]]
+    assert len({line['user'] for line in found[::2]}) == 1 and len({line['user'] for line in found}) == 5
+
+
+def test_texts_are_logged(tmp_path):
+    log = DecisionLog(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool')
+    log.record('greedy_policy', 7, {'name': np.array(['bär'.encode(), b'\xff'], object)}, choices(2))
+    log.close()
+    assert [line['name'] for line in lines_of(tmp_path)] == ['bär', '\ufffd']
 
 
 def test_what_cannot_explore_is_refused(root):
@@ -182,12 +212,12 @@ def test_inputs_are_left_out_or_hashed(root, tmp_path):
 
 
 def choices(n=1):
-    return Choices({'action': np.zeros(n, np.int64)})
+    return {'action': np.zeros(n, np.int64)}
 
 
 def test_what_waits_is_bounded_and_drops_are_counted(tmp_path, monkeypatch):
     counts = collections.Counter()
-    count = lambda result, number: counts.update({result: number})  # noqa: E731
+    count = lambda kind, result, number: counts.update({result: number})  # noqa: E731
     monkeypatch.setattr('tflearn.serving.decision_log.WAKE_SECS', 3600.0)
     log = DecisionLog(DecisionLogOptions(str(tmp_path), max_waiting=10), tmp_path / 'spool', count)
     for _ in range(25):
@@ -197,13 +227,26 @@ def test_what_waits_is_bounded_and_drops_are_counted(tmp_path, monkeypatch):
     assert counts == {'dropped': 15, 'logged': 10} and len(lines_of(tmp_path)) == 10
 
 
+def test_bytes_that_wait_are_bounded(tmp_path, monkeypatch):
+    counts = collections.Counter()
+    count = lambda kind, result, number: counts.update({result: number})  # noqa: E731
+    monkeypatch.setattr('tflearn.serving.decision_log.WAKE_SECS', 3600.0)
+    monkeypatch.setattr('tflearn.serving.decision_log.MAX_BYTES', 1000)
+    log = DecisionLog(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool', count)
+    for _ in range(25):
+        log.record('greedy_policy', 7, {'x': np.zeros((1, 25), np.float32)}, choices())
+    assert counts == {'dropped': 15} and not log.record_outcomes([b'{}\n'])
+    log.close()
+    assert counts['logged'] == 10
+
+
 def test_files_rotate_and_old_ones_are_deleted(tmp_path):
     old = tmp_path / 'decisions-old.jsonl'
     old.write_text('{}\n')
     os.utime(old, (time.time() - 2 * 86_400,) * 2)
     log = DecisionLog(DecisionLogOptions(str(tmp_path), file_secs=0.01, keep_days=1.0), tmp_path / 'spool')
     for i in range(3):
-        log.record('greedy_policy', 7, {}, choices(), f'{i}')
+        log.record('greedy_policy', 7, {}, choices(), '', f'{i}')
         wait_until(lambda i=i: len(list(tmp_path.glob('decisions-*'))) == i + 1 + old.exists(), 'a file', DEADLINE_SECS)
     log.close()
     assert [line['id'] for line in lines_of(tmp_path)] == ['0', '1', '2'] and not old.exists()
@@ -213,9 +256,9 @@ def test_files_rotate_and_old_ones_are_deleted(tmp_path):
 def test_files_go_to_a_store(tmp_path):
     pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
     log = DecisionLog(DecisionLogOptions(f'file://{tmp_path}/store', file_secs=0.01), tmp_path / 'spool')
-    log.record('greedy_policy', 7, {}, choices(), 'a')
+    log.record('greedy_policy', 7, {}, choices(), '', 'a')
     wait_until(lambda: list((tmp_path / 'store').glob('decisions-*')), 'the file', DEADLINE_SECS)
-    log.record('greedy_policy', 7, {}, choices(), 'b')
+    log.record('greedy_policy', 7, {}, choices(), '', 'b')
     log.close()
     assert {line['id'] for line in lines_of(tmp_path / 'store')} == {'a', 'b'}
     assert list((tmp_path / 'spool').iterdir()) == []
@@ -239,7 +282,10 @@ def test_a_killed_server_loses_only_what_waited(root, tmp_path):
         try:
             wait_until(lambda: is_listening(f'localhost:{port}', 1.0), 'the server', DEADLINE_SECS)
             answered = []
-            with grpc.insecure_channel(f'localhost:{port}') as channel:
+            with (
+                grpc.insecure_channel(f'localhost:{port}') as channel,
+                contextlib.closing(PolicyClient(f'localhost:{port}')) as client,
+            ):
                 stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
                 request = predict_pb2.PredictRequest()
                 request.model_spec.name = 'greedy_policy'
@@ -249,14 +295,16 @@ def test_a_killed_server_loses_only_what_waited(root, tmp_path):
                 end = time.monotonic() + 3
                 while time.monotonic() < end:
                     answer = stub.Predict(request, DEADLINE_SECS)
-                    answered.append((time.monotonic(), answer.outputs['event_id'].string_val[0].decode()))
+                    event_id = answer.outputs['event_id'].string_val[0].decode()
+                    client.record_outcomes([{'event_id': event_id, 'reward': 1.0}])
+                    answered.append((time.monotonic(), event_id))
         finally:
             program.send_signal(signal.SIGKILL)
             program.wait(DEADLINE_SECS)
-    wait_until(lambda: not list(directory.glob('.decisions-*')), 'the file', DEADLINE_SECS)
-    logged = {line['id'] for line in lines_of(directory)}
+    wait_until(lambda: not list(directory.glob('.*.jsonl')), 'the files', DEADLINE_SECS)
     due = {event_id for at, event_id in answered if at < end - 1.0}
-    assert len(due) > 20 and due <= logged
+    assert len(due) > 20 and due <= {line['id'] for line in lines_of(directory)}
+    assert due <= {line['event_id'] for line in lines_of(directory, 'outcomes')}
 
 
 def test_what_a_machine_left_is_completed_without_a_torn_line(tmp_path):
@@ -265,35 +313,35 @@ def test_what_a_machine_left_is_completed_without_a_torn_line(tmp_path):
     (tmp_path / '.decisions-left.jsonl').write_bytes(b'{"id":"a"}\n{"id":"b"}\n{"id":"to')
     DecisionLog(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool').close()
     assert [line['id'] for line in lines_of(tmp_path)] == ['a', 'b']
-    alive.record('greedy_policy', 7, {}, choices(), 'c')  # its file was not touched
+    alive.record('greedy_policy', 7, {}, choices(), '', 'c')  # its file was not touched
     alive.close()
     assert [line['id'] for line in lines_of(tmp_path)] == ['c', 'a', 'b']
 
 
 def test_a_full_disk_loses_whole_lines(tmp_path):
     """The limit of a file's size stands for the disk: a part of what is written has room."""
-    files = DecisionFiles(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool')
-    requests = [Decisions(str(i), 1, 0.0, 'greedy_policy', 7, '', {}, {}, None, {}) for i in range(12)]
-    files.write(requests[:5])
+    files = DecisionFiles(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool', 'decisions')
+    requests = [b'{"id": "%d", "more": "%s"}\n' % (i, b'x' * 80) for i in range(12)]
+    files.write(b''.join(requests[:5]))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (next(tmp_path.glob('.decisions-*')).stat().st_size + 100, limits[1]))
     try:
-        files.write(requests[5:10])
+        files.write(b''.join(requests[5:10]))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    files.write(requests[10:])
+    files.write(b''.join(requests[10:]))
     files.close()
     assert [line['id'] for line in lines_of(tmp_path)] == ['0', '1', '2', '3', '4', '10', '11']
 
 
 def test_a_process_that_died_is_started_again(tmp_path):
     counts = collections.Counter()
-    count = lambda result, number: counts.update({result: number})  # noqa: E731
+    count = lambda kind, result, number: counts.update({result: number})  # noqa: E731
     log = DecisionLog(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool', count)
     log._process.kill()
     log._process.join(DEADLINE_SECS)
     for i in range(2):
-        log.record('greedy_policy', 7, {}, choices(), f'{i}')
+        log.record('greedy_policy', 7, {}, choices(), '', f'{i}')
         wait_until(lambda i=i: sum(counts.values()) == i + 1, 'the decision', DEADLINE_SECS)
     log.close()
     assert counts == {'dropped': 1, 'logged': 1} and [line['id'] for line in lines_of(tmp_path)] == ['1']

@@ -110,10 +110,8 @@ def serve(
     metrics = ServingMetrics(models)
     clients = Clients(options.clients, metrics.record_refused) if options.clients else None
     limits = options.num_threads, options.max_concurrent_requests
-    log = decision_log and DecisionLog(decision_log, run.dir.decisions, metrics.record_decisions)
-    explores = options.exploration != Exploration()
-    record = log.record if log else (lambda *decision: []) if explores else None
-    server = PolicyServer(models, server_options, metrics, clients, record, *limits)
+    log = DecisionLog(decision_log, run.dir.decisions, metrics.record_logged) if decision_log else None
+    server = PolicyServer(models, server_options, metrics, clients, log, *limits)
     status = run.status('serve')
     with contextlib.ExitStack() as ending:  # calls all of them, the last one first, even if some fail
         ending.callback(status.update, 'stopped')

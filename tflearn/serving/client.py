@@ -2,12 +2,13 @@
 
 import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 import tensorflow as tf
+from google.protobuf import struct_pb2
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
@@ -18,6 +19,7 @@ from tflearn.net.grpc_server import connect
 from tflearn.policies import signatures
 from tflearn.policies.loader import VersionGone
 from tflearn.serving import tensor_protos
+from tflearn.serving.outcomes import OUTCOMES
 from tflearn.serving.tensor_protos import (
     get_model_metadata_pb2,
     get_model_status_pb2,
@@ -64,6 +66,20 @@ class PolicyClient:
         self._model = model
         self._version = version
         self._timeout_secs = timeout_secs
+
+    def record_outcomes(self, outcomes: Sequence[Mapping[str, Any]]) -> None:
+        """Reports what came of decisions: all are taken, or none.
+
+        Args:
+          outcomes: each with an 'event_id', a 'reward', and if they are known a 'time' and an 'outcome_id'.
+
+        Raises:
+          grpc.RpcError: with the server's status: then send them again.
+        """
+        message: Any = struct_pb2.Struct()
+        message.update({'outcomes': [dict(outcome) for outcome in outcomes]})
+        call = self._channel.unary_unary(OUTCOMES)
+        call(message.SerializeToString(), self._timeout_secs, self._metadata)
 
     def predict(
         self, inputs: Mapping[str, np.ndarray], signature: str = signatures.DEFAULT

@@ -1,14 +1,16 @@
 """The files of a decision log: JSON lines in files that appear whole. They are written by a process of their own.
 
-A line is one decision: id, time, model, version, arm, inputs by their names, action, probability, mask. A file is begun
-under a hidden name and renamed when it is full, after some seconds, or when the server ends, also by SIGKILL: then its
-pipe ends. What a machine that failed has left is completed by the next server in the directory, without a torn line.
+A line is one decision: id, time, model, version, arm, inputs by their names, action, probability, mask; or, in files of
+their own, one outcome. A file is begun under a hidden name and renamed when it is full, after some seconds, or when the
+server ends, also by SIGKILL: then its pipe ends. What a machine that failed has left is completed by the next server in
+the directory, without a torn line.
 """
 
 import contextlib
 import fcntl
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import pathlib
@@ -27,22 +29,31 @@ from tflearn.core.errors import UserOSError
 from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.files.run_dir import is_url
 
+KINDS = ('decisions', 'outcomes')
 _SUFFIX = '.jsonl'
+_NICE = 10
+_encode = json.JSONEncoder(separators=(',', ':')).encode
 _POLL_SECS = 0.5
 
 # (dtype, shape, bytes) by name: arrays that are pickled fast.
 Packed = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 
 
-class Decisions(NamedTuple):
-    """The B decisions of a request; `probabilities` and `mask` are None where they are unknown."""
+class RequestOf(NamedTuple):
+    """One request, its time and its arm of an experiment."""
 
     event_id: str
     rows: int
     at: float
+    arm: str
+
+
+class Decisions(NamedTuple):
+    """The decisions of some requests, row after row; `probabilities` and `mask` are empty where they are unknown."""
+
+    requests: list[RequestOf]
     model: str
     version: int
-    arm: str
     inputs: Packed
     actions: Packed
     probabilities: list[float] | None
@@ -82,32 +93,38 @@ def ids(event_id: str, rows: int) -> list[str]:
 
 
 def write(options: DecisionLogOptions, spool: pathlib.Path, pipe: connection.Connection) -> None:
-    """Writes the decisions that come by a pipe, lists of `Decisions`, until it ends."""
+    """Writes what comes by a pipe until it ends: lists of `Decisions`, each with lines of outcomes."""
+    os.nice(_NICE)  # requests go first
     for number in (signal.SIGINT, signal.SIGTERM):  # for the server, which ends the pipe
         signal.signal(number, signal.SIG_IGN)
-    files = DecisionFiles(options, spool)
-    with contextlib.suppress(EOFError), contextlib.closing(files):
+    with contextlib.ExitStack() as ending:
+        ending.enter_context(contextlib.suppress(EOFError))
+        files = [ending.enter_context(contextlib.closing(DecisionFiles(options, spool, kind))) for kind in KINDS]
         while True:
             if pipe.poll(_POLL_SECS):
-                files.write(pipe.recv())
-            files.rotate()
+                decisions, outcomes = pipe.recv()
+                files[0].write(b''.join(line for each in decisions for line in lines_of(options, each)))
+                files[1].write(outcomes)
+            for each in files:
+                each.rotate()
 
 
 class DecisionFiles:
     """The files in one directory. Errors of the file system are logged: a full disk must not end the service."""
 
-    def __init__(self, options: DecisionLogOptions, spool: pathlib.Path):
+    def __init__(self, options: DecisionLogOptions, spool: pathlib.Path, kind: str):
         """Makes the directory, completes what others have left, and begins a file.
 
         Args:
           options: what is logged, and where.
           spool: the directory of files on their way to a store.
+          kind: one of KINDS.
 
         Raises:
           ValueError: if the URL cannot be used.
           OSError: if the directory cannot be written to.
         """
-        self._options, self._store = options, None
+        self._options, self._store, self._kind = options, None, kind
         if is_url(options.directory):
             from tflearn.files.objects import Objects  # It needs the extra remote.
 
@@ -123,16 +140,15 @@ class DecisionFiles:
                 f'got --decision_log={options.directory} ({error}); need one that can be written'
             ) from error
 
-    def write(self, requests: list[Decisions]) -> None:
-        """Writes the decisions of some requests."""
-        lines = b''.join(line for request in requests for line in self._lines(request))
+    def write(self, lines: bytes) -> None:
+        """Writes some lines, all or none of them."""
         with _logged_errors():
             written = self._file.write(lines)
             if written < len(lines):  # a disk that is full now took a part of a line
                 self._file.truncate(self._size)
                 self._file.seek(self._size)
                 written = 0
-                logging.log_every_n_seconds(logging.WARNING, 'the disk is full: lost decisions of the log', 30.0)
+                logging.log_every_n_seconds(logging.WARNING, 'the disk is full: lost %s of the log', 30.0, self._kind)
             self._size += written
 
     def rotate(self) -> None:
@@ -148,26 +164,10 @@ class DecisionFiles:
         with _logged_errors():
             self._complete()
 
-    def _lines(self, request: Decisions) -> Iterator[bytes]:
-        hidden = {*self._options.omitted, *self._options.hashed}
-        shown = {name: _array(packed).tolist() for name, packed in request.inputs.items() if name not in hidden}
-        for name in {*self._options.hashed} & request.inputs.keys():
-            rows, key = _array(request.inputs[name]), self._options.key.encode()
-            shown[name] = [hmac.new(key, row.tobytes(), hashlib.sha256).hexdigest() for row in rows]
-        shown |= {name: _array(packed).tolist() for name, packed in request.actions.items()}
-        masks = [_array(packed) for packed in request.mask.values()]
-        for i, event_id in enumerate(ids(request.event_id, request.rows)):
-            line = {'id': event_id, 'time': request.at, 'model': request.model, 'version': request.version}
-            line |= {'arm': request.arm, **{name: values[i] for name, values in shown.items()}}
-            line['probability'] = request.probabilities and request.probabilities[i]
-            if masks:
-                line['mask'] = np.flatnonzero(masks[0][i]).tolist()
-            yield json.dumps(line, separators=(',', ':')).encode() + b'\n'
-
     def _begin(self) -> BinaryIO:
         now = time.time_ns()
         at = f'{time.strftime("%Y%m%dT%H%M%S", time.gmtime(now // 10**9))}.{now % 10**9:09}Z'
-        name = f'.decisions-{at}-{socket.gethostname()}-{uuid.uuid4().hex[:8]}{_SUFFIX}'
+        name = f'.{self._kind}-{at}-{socket.gethostname()}-{uuid.uuid4().hex[:8]}{_SUFFIX}'
         file: Any = (self._directory / name).open('xb', buffering=0)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what is locked is of a server that is alive
         return file
@@ -179,7 +179,7 @@ class DecisionFiles:
                 path.rename(path.with_name(path.name[1:]))
             else:
                 path.unlink()
-        for whole in sorted(self._directory.glob(f'decisions-*{_SUFFIX}')):
+        for whole in sorted(self._directory.glob(f'{self._kind}-*{_SUFFIX}')):
             if self._store:
                 self._store.upload(whole, whole.name)
                 whole.unlink()
@@ -187,11 +187,34 @@ class DecisionFiles:
                 whole.unlink()
 
     def _recover(self) -> None:
-        for path in self._directory.glob(f'.decisions-*{_SUFFIX}'):
+        for path in self._directory.glob(f'.{self._kind}-*{_SUFFIX}'):
             with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open('r+b') as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.truncate(file.read().rfind(b'\n') + 1)
                 path.rename(path.with_name(path.name[1:]))
+
+
+def lines_of(options: DecisionLogOptions, decisions: Decisions) -> Iterator[bytes]:
+    """Yields a line of JSON for each decision."""
+    hidden = {*options.omitted, *options.hashed}
+    shown = {name: _array(packed).tolist() for name, packed in decisions.inputs.items() if name not in hidden}
+    for name in {*options.hashed} & decisions.inputs.keys():
+        array, key = _array(decisions.inputs[name]), options.key.encode()
+        shown[name] = [hmac.new(key, _bytes(row), hashlib.sha256).hexdigest() for row in array]
+    shown |= {name: _array(packed).tolist() for name, packed in decisions.actions.items()}
+    shown['probability'] = decisions.probabilities or itertools.repeat(None)
+    for packed in decisions.mask.values():
+        shown['mask'] = [np.flatnonzero(row).tolist() for row in _array(packed)]
+    head = {'model': decisions.model, 'version': decisions.version}
+    rows = zip(*shown.values(), strict=False)
+    for request in decisions.requests:
+        begin = {'time': request.at, **head, 'arm': request.arm}
+        for event_id in ids(request.event_id, request.rows):
+            yield _encode({'id': event_id, **begin, **dict(zip(shown, next(rows), strict=True))}).encode() + b'\n'
+
+
+def _bytes(row: np.ndarray) -> bytes:
+    return '\0'.join(row.ravel().tolist()).encode() if row.dtype.kind == 'U' else row.tobytes()
 
 
 def _array(packed: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:

@@ -1,32 +1,52 @@
-"""DecisionLog: what a server has decided, on its way to the process that writes `decision_files`.
+"""DecisionLog: what a server has decided, and what came of it, on the way to the process that writes `decision_files`.
 
-A request only appends to a queue; a thread sends what waits, in small pieces, since it must not keep Python's lock from
-the requests. SIGKILL loses what waits: the decisions of `WAKE_SECS`.
+A request only appends to a queue; a thread sends what waits, decisions of one kind as one, since it must not keep
+Python's lock from the requests. SIGKILL loses what waits: that of `WAKE_SECS`.
 """
 
 import collections
 import itertools
 import multiprocessing
+import operator
 import pathlib
 import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing import util
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
 
 from tflearn.core import background
 from tflearn.serving import decision_files
-from tflearn.serving.decision_files import DecisionFiles, DecisionLogOptions, Decisions, Packed
-from tflearn.serving.exploration import Arrays, Choices
+from tflearn.serving.decision_files import DecisionFiles, DecisionLogOptions, Decisions, Packed, RequestOf
+from tflearn.serving.exploration import PROBABILITY, Arrays
 
 WAKE_SECS = 0.2
 _END_SECS = 30.0
-_PIECE = 16  # requests that are packed together
+MAX_BYTES = 256 << 20  # that wait
+_PIECE = 64  # requests that are packed together
+
+
+class _Waiting(NamedTuple):
+    """A request that waits; `inputs` and `outputs` are arrays of its rows."""
+
+    size: int
+    request: RequestOf
+    model: str
+    version: int
+    mask: str
+    inputs: Arrays
+    outputs: Arrays
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What those have in common that are packed together."""
+        shapes = [(name, array.shape[1:]) for part in (self.inputs, self.outputs) for name, array in part.items()]
+        return self.model, self.version, self.mask, shapes
 
 
 class DecisionLog:
@@ -36,22 +56,23 @@ class DecisionLog:
         self,
         options: DecisionLogOptions,
         spool: pathlib.Path,
-        count: Callable[[str, int], object] = lambda result, number: None,
+        count: Callable[[str, str, int], object] = lambda kind, result, number: None,
     ):
         """Starts the process that writes.
 
         Args:
           options: what is logged, and where.
           spool: the directory of files on their way to a store.
-          count: called with 'logged', 'dropped' or 'not_chosen', and the number of decisions.
+          count: called with 'decisions' or 'outcomes', 'logged', 'dropped' or 'not_chosen', and their number.
 
         Raises:
           ValueError: if the URL cannot be used.
           OSError: if the directory cannot be written to.
         """
         self._options, self._spool, self._count = options, spool, count
-        DecisionFiles(options, spool).close()  # here, for its errors
-        self._waiting: collections.deque[tuple[Any, ...]] = collections.deque()
+        DecisionFiles(options, spool, 'decisions').close()  # here, for its errors
+        self._waiting: collections.deque[_Waiting | list[bytes]] = collections.deque()
+        self._bytes = [0, 0]  # that came, and that were sent: each is written by one thread
         self._ids = (f'{uuid.uuid4().hex[:16]}-{number}' for number in itertools.count())
         self._stop = threading.Event()
         self._start()
@@ -59,30 +80,53 @@ class DecisionLog:
         self._thread.start()
 
     def record(
-        self, model: str, version: int, inputs: Arrays, chosen: Choices, event_id: str = '', arm: str = ''
-    ) -> list[str]:
-        """Logs the decisions of one request; never waits.
+        self,
+        model: str,
+        version: int,
+        inputs: Arrays,
+        outputs: Arrays,
+        mask: str = '',
+        event_id: str = '',
+        arm: str = '',
+    ) -> str:
+        """Logs the decisions of one request; never waits. Like `record_outcomes` it is called on one thread.
 
         Args:
           model: the policy's name.
           version: its version.
           inputs: arrays [B, ...] by name, which nobody changes.
-          chosen: the actions.
+          outputs: arrays [B, ...] as `Chooser` returns them.
+          mask: the input that says which actions were legal, '' for none.
           event_id: the request's id, if the caller gave one.
           arm: the caller's arm of an experiment.
 
         Returns:
-          The ids of the B decisions: the request's; of several rows with '-0', '-1', ... behind it.
+          The request's id, see `decision_files.ids`.
         """
         event_id = event_id or next(self._ids)
-        rows = len(next(iter(chosen.actions.values())))
+        rows = len(next(iter(outputs.values())))
         if self._options.share < 1 and zlib.crc32(event_id.encode()) >= self._options.share * 2**32:
-            self._count('not_chosen', rows)
-        elif len(self._waiting) >= self._options.max_waiting:
-            self._count('dropped', rows)
-        else:
-            self._waiting.append((event_id, rows, time.time(), model, version, arm, inputs, chosen))
-        return decision_files.ids(event_id, rows)
+            self._count('decisions', 'not_chosen', rows)
+            return event_id
+        size = sum(array.nbytes for array in inputs.values())
+        request = RequestOf(event_id, rows, time.time(), arm)
+        if not self._add(_Waiting(size, request, model, version, mask, inputs, outputs), size):
+            self._count('decisions', 'dropped', rows)
+        return event_id
+
+    def record_outcomes(self, lines: list[bytes]) -> bool:
+        """Takes the lines of some outcomes; never waits. Returns whether it did: all, or none of them."""
+        taken = self._add(lines, sum(map(len, lines)))
+        if not taken:
+            self._count('outcomes', 'dropped', len(lines))
+        return taken
+
+    def _add(self, entry: _Waiting | list[bytes], size: int) -> bool:
+        if len(self._waiting) >= self._options.max_waiting or self._bytes[0] - self._bytes[1] + size > MAX_BYTES:
+            return False
+        self._bytes[0] += size
+        self._waiting.append(entry)
+        return True
 
     def close(self) -> None:
         """Sends what waits, and waits until it is written."""
@@ -105,28 +149,47 @@ class DecisionLog:
         while True:
             stopping = self._stop.wait(WAKE_SECS)
             while self._waiting:
-                piece = [self._waiting.popleft() for _ in range(min(_PIECE, len(self._waiting)))]
-                rows = sum(entry[1] for entry in piece)
-                try:
-                    self._pipe.send([_packed(*entry) for entry in piece])
-                    self._count('logged', rows)
-                except OSError as error:
-                    logging.warning('the process of the decision log died (%s); it is started again', error)
-                    self._count('dropped', rows)
-                    self._close_pipe()
-                    self._start()
+                self._send([self._waiting.popleft() for _ in range(min(_PIECE, len(self._waiting)))])
             if stopping:
                 return
 
+    def _send(self, piece: list[_Waiting | list[bytes]]) -> None:
+        requests = [entry for entry in piece if isinstance(entry, _Waiting)]
+        lines = [line for entry in piece if isinstance(entry, list) for line in entry]
+        counts = {'decisions': sum(entry.request.rows for entry in requests), 'outcomes': len(lines)}
+        result = 'logged'
+        try:
+            groups = itertools.groupby(requests, operator.attrgetter('kind'))
+            self._pipe.send(([_packed(list(group)) for _, group in groups], b''.join(lines)))
+        except OSError as error:
+            logging.warning('the process of the decision log died (%s); it is started again', error)
+            result = 'dropped'
+            self._close_pipe()
+            self._start()
+        for kind, number in counts.items():
+            if number:
+                self._count(kind, result, number)
+        self._bytes[1] += sum(entry.size for entry in requests) + sum(map(len, lines))
 
-def _packed(
-    event_id: str, rows: int, at: float, model: str, version: int, arm: str, inputs: Arrays, chosen: Choices
-) -> Decisions:
-    probabilities = None if chosen.probabilities is None else chosen.probabilities.tolist()
-    mask: Mapping[str, np.ndarray] = {} if chosen.mask is None else {'mask': chosen.mask}
-    packed = (_pack(inputs), _pack(chosen.actions), probabilities, _pack(mask))
-    return Decisions(event_id, rows, at, model, version, arm, *packed)
+
+def _packed(entries: list[_Waiting]) -> Decisions:
+    first = entries[0]
+    inputs = {name: np.concatenate([each.inputs[name] for each in entries]) for name in first.inputs}
+    outputs = {
+        name: np.concatenate([each.outputs[name] for each in entries])
+        for name in first.outputs
+        if name == PROBABILITY or name.startswith('action')
+    }
+    probabilities = outputs.pop(PROBABILITY).tolist() if PROBABILITY in outputs else None
+    mask: Packed = _pack({'mask': inputs[first.mask] != 0}) if first.mask in inputs else {}
+    requests = [entry.request for entry in entries]
+    return Decisions(requests, first.model, first.version, _pack(inputs), _pack(outputs), probabilities, mask)
 
 
 def _pack(arrays: Arrays) -> Packed:
-    return {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
+    found = {name: array if array.dtype != object else _texts(array) for name, array in arrays.items()}
+    return {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in found.items()}
+
+
+def _texts(array: np.ndarray) -> np.ndarray:
+    return np.array([value.decode(errors='replace') for value in array.ravel()], np.str_).reshape(array.shape)

@@ -4,8 +4,8 @@ The probability that is logged is that of what was served. It is known for a pol
 (its distribution has one action, `loc`), mixed with random actions, or one that draws (its distribution has `logits`).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tflearn.policies import signatures
 
 Arrays = Mapping[str, np.ndarray]
 _ACTION, _LOGITS, _LOC = 'action', 'distribution_logits', 'distribution_loc'
+PROBABILITY = 'probability'  # of the action, besides the policy's outputs
 _MID = 1  # a step that neither begins nor ends an episode
 
 
@@ -31,19 +32,13 @@ class Exploration:
     temperature: PositiveFloat = 1.0
 
 
-class Choices(NamedTuple):
-    """Chosen actions [B, ...], by name; their probabilities float64 [B], None if unknown; and what was legal [B, K]."""
-
-    actions: Arrays
-    probabilities: np.ndarray | None = None
-    mask: np.ndarray | None = None
-
-
 class Chooser:
     """Chooses the actions of one version.
 
     Attributes:
       signature: the name of the signature that it computes; it takes the inputs of `signatures.DEFAULT` and others.
+      mask: the input that says which actions are legal, '' for none.
+      explores: whether it serves other actions than the policy's own.
     """
 
     def __init__(self, metadata: Mapping[str, Any], outputs: Mapping[str, tuple[str, ...]], exploration: Exploration):
@@ -65,8 +60,8 @@ class Chooser:
         found = outputs.get('distribution', ()) if self._size else ()
         self._draws, self._is_known = _LOGITS in found, _LOGITS in found or _LOC in found
         self.signature = 'distribution' if self._draws else signatures.DEFAULT
-        self._mask = f'observation_{metadata["action_mask"].replace(".", "_")}' if metadata.get('action_mask') else ''
-        self._exploration = exploration
+        self.mask = f'observation_{metadata["action_mask"].replace(".", "_")}' if metadata.get('action_mask') else ''
+        self._exploration, self.explores = exploration, exploration != Exploration()
         if (exploration.epsilon and not self._is_known) or (exploration.temperature != 1 and not self._draws):
             raise UserValueError(
                 f'got {exploration} for a policy with {", ".join(found) or "no known probabilities"}; need logits for '
@@ -75,8 +70,10 @@ class Chooser:
 
     def inputs(self, given: Arrays, specs: Mapping[str, Any]) -> Arrays:
         """Returns the inputs of `signature`: those of `signatures.DEFAULT`, and a step in an episode."""
-        rows = len(next(iter(given.values())))
         missing = {name: spec for name, spec in specs.items() if name not in given}
+        if not missing:
+            return given
+        rows = len(next(iter(given.values())))
         fill = {'step_type': _MID, 'discount': 1}
         return {
             **given,
@@ -86,33 +83,37 @@ class Chooser:
             },
         }
 
-    def __call__(
-        self, inputs: Arrays, outputs: Arrays, random: np.random.Generator
-    ) -> tuple[dict[str, np.ndarray], Choices]:
-        """Returns the outputs of `signatures.DEFAULT`, and what was chosen."""
-        mask = inputs[self._mask] != 0 if self._mask in inputs else None
-        if self._is_known and not self._draws and not self._exploration.epsilon:
-            return dict(outputs), Choices({_ACTION: outputs[_ACTION]}, np.ones(len(outputs[_ACTION])), mask)
-        if not self._is_known:
-            return dict(outputs), Choices({k: v for k, v in outputs.items() if k.startswith(_ACTION)}, None, mask)
-        legal = np.ones((len(next(iter(outputs.values()))), self._size), bool) if mask is None else mask
-        legal = legal | ~legal.any(axis=-1, keepdims=True)  # where nothing is legal, anything may be served
-        if self._draws:
-            logits = outputs[_LOGITS].astype(np.float64) / self._exploration.temperature
-            own = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        else:
-            own = np.eye(self._size)[outputs[_ACTION] - self._start]
-        own /= own.sum(axis=-1, keepdims=True)
+    def __call__(self, inputs: Arrays, outputs: Arrays, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Returns the outputs of `signatures.DEFAULT`, and the actions' probabilities [B], if they are known."""
         epsilon = self._exploration.epsilon
-        probabilities = (1 - epsilon) * own + epsilon * legal / legal.sum(axis=-1, keepdims=True)
+        if not self._is_known:
+            return dict(outputs)
+        if not self._draws and not epsilon:
+            return {**outputs, PROBABILITY: np.ones(len(outputs[_ACTION]))}
+        first = next(iter(outputs.values()))
+        if self.mask in inputs:
+            legal = inputs[self.mask] != 0
+            legal = legal | ~legal.any(axis=-1, keepdims=True)  # where nothing is legal, anything may be served
+        else:
+            legal = np.broadcast_to(True, (len(first), self._size))
+        drawn, probabilities = self._draw(outputs[_LOGITS], random) if self._draws else (None, None)
+        own = outputs[_ACTION] - self._start if drawn is None else drawn
+        rows, count = np.arange(len(first)), legal.sum(axis=-1)
+        explored = np.flatnonzero(random.random(len(first)) < epsilon)
+        rank = (random.random(len(explored)) * count[explored]).astype(np.int64)
+        chosen = own.copy()
+        chosen[explored] = (legal[explored].cumsum(axis=-1) > rank[:, np.newaxis]).argmax(axis=-1)
+        by_policy = (chosen == own) if probabilities is None else probabilities[rows, chosen]
+        probability = (1 - epsilon) * by_policy + epsilon * legal[rows, chosen] / count
+        dtype = outputs[_ACTION].dtype if _ACTION in outputs else np.int64
+        rest = {name: value for name, value in outputs.items() if name.startswith('policy_state')}
+        return {**rest, _ACTION: (chosen + self._start).astype(dtype), PROBABILITY: probability}
+
+    def _draw(self, logits: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draws by logits [B, K]; returns the actions [B] and all their probabilities [B, K]."""
+        scaled = logits.astype(np.float64) / self._exploration.temperature
+        probabilities = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+        probabilities /= probabilities.sum(axis=-1, keepdims=True)
         sums = probabilities.cumsum(axis=-1)
         drawn = (random.random(len(sums))[:, np.newaxis] * sums[:, -1:] >= sums).sum(axis=-1)
-        drawn = np.minimum(drawn, self._size - 1)
-        dtype = outputs[_ACTION].dtype if _ACTION in outputs else np.int64
-        actions = {_ACTION: (drawn + self._start).astype(dtype)}
-        rest = {name: value for name, value in outputs.items() if name.startswith('policy_state')}
-        return {**rest, **actions}, Choices(actions, probabilities[np.arange(len(drawn)), drawn], mask)
-
-
-# Model, version, inputs, what was chosen, the request's id and arm -> the ids of the decisions.
-Record = Callable[[str, int, Arrays, Choices, str, str], list[str]]
+        return np.minimum(drawn, self._size - 1), probabilities

@@ -43,12 +43,17 @@ class PredictJson(NamedTuple):
         return {next(iter(signature.inputs)): self.values}
 
 
-def parse(body: memoryview) -> PredictJson:
-    """Returns the request in a body. Raises ValueError if there is none."""
+def parse_object(body: memoryview) -> dict[str, Any]:
+    """Returns the JSON object in a body, of few lists. Raises ValueError if there is none."""
     data = bytes(body)
     if (count := data.count(b'[') + data.count(b'{')) > _MAX_LISTS:  # each takes many times its bytes in memory
         raise InvalidRequest(f'got {count} lists and objects; need at most {_MAX_LISTS}')
-    message = http_request.json_object(data)
+    return http_request.json_object(data)
+
+
+def parse(body: memoryview) -> PredictJson:
+    """Returns the request in a body. Raises ValueError if there is none."""
+    message = parse_object(body)
     forms = [form for form in ('instances', 'inputs') if form in message]
     signature, names = message.get('signature_name', ''), message.get('output_filter', [])
     if len(forms) != 1:

@@ -13,9 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.net.grpc_server import Refused
-from tflearn.serving.served_version import Signature
+from tflearn.serving.served_version import Decisions, Signature
 
 Arrays = Mapping[str, np.ndarray]
+Computed = Signature | Decisions
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,9 +65,9 @@ class RequestQueue:
         self._pool = futures.ThreadPoolExecutor(num_threads, 'policy_server')
         self._idle = num_threads
         self._scheduled = False  # whether `_start` will run
-        self._waiting: dict[Signature, _SignatureQueue] = {}
+        self._waiting: dict[Computed, _SignatureQueue] = {}
 
-    async def run(self, signature: Signature, inputs: Arrays) -> Arrays:
+    async def run(self, signature: Computed, inputs: Arrays) -> Arrays:
         """Computes the outputs, by name.
 
         A request whose task is cancelled while it waits is not computed, and no longer counts as waiting.
@@ -94,7 +95,7 @@ class RequestQueue:
         finally:
             queue.remove(request)
 
-    def check_room(self, signature: Signature, rows: int) -> None:
+    def check_room(self, signature: Computed, rows: int) -> None:
         """Checks that this number of further rows may wait. Raises Refused if not."""
         waiting = self._waiting[signature].rows if signature in self._waiting else 0
         if waiting + rows > signature.max_waiting_rows:
@@ -117,7 +118,7 @@ class RequestQueue:
                 self._idle -= 1
                 self._pool.submit(self._compute, asyncio.get_running_loop(), signature, requests)
 
-    def _compute(self, loop: asyncio.AbstractEventLoop, signature: Signature, requests: list[_Request]) -> None:
+    def _compute(self, loop: asyncio.AbstractEventLoop, signature: Computed, requests: list[_Request]) -> None:
         loop.call_soon_threadsafe(self._finish, requests, _results(signature, requests))
 
     def _finish(self, requests: list[_Request], results: Sequence[Arrays | Exception]) -> None:
@@ -132,7 +133,7 @@ class RequestQueue:
         self._start()
 
 
-def _results(signature: Signature, requests: list[_Request]) -> Sequence[Arrays | Exception]:
+def _results(signature: Computed, requests: list[_Request]) -> Sequence[Arrays | Exception]:
     try:
         if len(requests) == 1:
             return [signature.run(requests[0].inputs)]
@@ -149,7 +150,7 @@ def _results(signature: Signature, requests: list[_Request]) -> Sequence[Arrays 
         return [error] * len(requests)
 
 
-def _separately(signature: Signature, inputs: Arrays) -> Arrays | Exception:
+def _separately(signature: Computed, inputs: Arrays) -> Arrays | Exception:
     try:
         return signature.run(inputs, in_batch=False)
     except Exception as error:

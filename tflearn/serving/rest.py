@@ -72,6 +72,7 @@ class RestServer:
                 f'GET {model}': functools.partial(self._status, field),
                 f'GET {model}/metadata': functools.partial(self._metadata, field),
             }
+        routes['POST /v1/outcomes'] = self._outcomes
         self._http = HttpServer(options, routes, 'rest_server', ('--rest_port', ''))
         self.port = self._http.port
         self._http.start()
@@ -85,17 +86,17 @@ class RestServer:
     def _predict(self, field: str, request: Request, *words: str) -> Response:
         body = request.body()
         with self._room(len(body)):
-            parsed = self._parse(body)
+            parsed = self._parse(body, json_tensors.parse)
             call = functools.partial(self._answer, parsed, functools.partial(_spec, field, *words))
             form, outputs = self._call(request, 'Predict', call)
         return http_request.json_response(json_tensors.answer(form, outputs))
 
-    def _parse(self, body: memoryview) -> PredictJson | InvalidRequest:
+    def _parse(self, body: memoryview, parse: Callable[[memoryview], Any]) -> Any:
         """Returns the request, or an error, which is raised on the event loop: it counts as one of a request."""
         with self._parsing:  # one at a time: objects of Python need much more memory than their JSON
             start = time.perf_counter()
             try:
-                return json_tensors.parse(body)
+                return parse(body)
             except UserValueError as error:
                 return InvalidRequest(str(error))
             finally:
@@ -115,6 +116,18 @@ class RestServer:
             return self._server.checked(signature, shapes, lambda name, dtype: to_array(name, values[name], dtype))
 
         return parsed.form, (await self._server.answer(spec, parsed.output_filter, read))[2]
+
+    def _outcomes(self, request: Request) -> Response:
+        body = request.body()
+        with self._room(len(body)):
+            parsed = self._parse(body, json_tensors.parse_object)
+
+            async def record() -> Any:
+                if isinstance(parsed, InvalidRequest):
+                    raise parsed
+                return await self._server.record_outcomes(parsed)
+
+            return http_request.json_response(self._call(request, 'RecordOutcomes', record))
 
     def _status(self, field: str, request: Request, *words: str) -> Response:
         async def status() -> Any:

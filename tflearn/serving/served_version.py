@@ -208,6 +208,20 @@ class Signature:
         self.run({name: np.full(shape, fill[name], dtypes[name].as_numpy_dtype) for name, shape in ones.items()})
 
 
+class Decisions:
+    """A signature that also chooses the actions, those of a batch at once; the queue of requests takes it as one."""
+
+    def __init__(self, computed: Signature, chooser: Chooser):
+        self.batched, self.rows_per_call = computed.batched, computed.rows_per_call
+        self.max_waiting_rows = computed.max_waiting_rows
+        self._computed, self._chooser, self._random = computed, chooser, np.random.default_rng()
+
+    def run(self, inputs: Mapping[str, np.ndarray], in_batch: bool = True) -> dict[str, np.ndarray]:
+        """Returns the outputs of a decision, see `Chooser`. Raises as `Signature.run`."""
+        full = self._chooser.inputs(inputs, self._computed.inputs)
+        return self._chooser(inputs, self._computed.run(full, in_batch), self._random)
+
+
 class ServedVersion:
     """A loaded version. It is unloaded when no reference to it is left.
 
@@ -215,7 +229,8 @@ class ServedVersion:
       version: the version's train step.
       path: the path from which it was loaded.
       signatures: the signatures, by name.
-      chooser: chooses the actions of a decision that is logged, or explores.
+      chooser: how the actions of a decision are chosen that is logged, or explores.
+      decisions: the default signature with these actions; None if the version has no such signature.
       signature_defs: TensorFlow's `SignatureDef` messages, by name, for clients.
     """
 
@@ -246,6 +261,8 @@ class ServedVersion:
         }
         outputs = {name: signature.outputs for name, signature in self.signatures.items()}
         self.chooser = Chooser(metadata, outputs, exploration or Exploration())
+        computed = self.signatures.get(self.chooser.signature)
+        self.decisions = Decisions(computed, self.chooser) if computed else None
         for signature in self.signatures.values():
             signature.warm_up()
 

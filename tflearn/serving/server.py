@@ -4,31 +4,34 @@ Messages are parsed here, since gRPC does not answer malformed ones with INVALID
 """
 
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
 import numpy as np
 import tensorflow as tf
+from google.protobuf import json_format, struct_pb2
 from google.protobuf.message import DecodeError
 
 from tflearn.net import grpc_server
-from tflearn.net.grpc_server import Caller
+from tflearn.net.grpc_server import Caller, Refused
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies import signatures
-from tflearn.serving import tensor_protos
+from tflearn.serving import decision_files, outcomes, tensor_protos
 from tflearn.serving.clients import Clients, caller_metadata, check_policy, everybody
-from tflearn.serving.exploration import Record
+from tflearn.serving.decision_log import DecisionLog
+from tflearn.serving.exploration import PROBABILITY
 from tflearn.serving.models import ModelHolder, Models
+from tflearn.serving.outcomes import MAX_ID, OUTCOMES
 from tflearn.serving.request_queue import Arrays, RequestQueue
 from tflearn.serving.served_version import InvalidRequest, ServedVersion, Signature
 from tflearn.serving.tensor_protos import get_model_metadata_pb2, get_model_status_pb2, predict_pb2, prometheus_client
 
 _SIGNATURES, _PREDICTION = 'signature_def', 'tensorflow.serving.PredictionService'
 _LATENCY_SECS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-EVENT_ID, PROBABILITY = 'event_id', 'probability'  # outputs of a decision besides the policy's
+EVENT_ID = 'event_id'  # of a decision, besides the policy's outputs
 _POINTER = 8  # bytes of a string besides its own
-_MAX_ID = 200
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -57,12 +60,13 @@ class ServingMetrics:
             ['client', 'reason'],
             registry=self.registry,
         )
-        self._decisions = prometheus_client.Counter(
-            'tflearn_decisions',
-            'Decisions by what became of them: logged, dropped (too many waited), not_chosen (by the share)',
-            ['result'],
-            registry=self.registry,
-        )
+        what = 'by what became of them: logged, dropped (too many waited), not_chosen (by the share)'
+        self._logged = {
+            kind: prometheus_client.Counter(
+                f'tflearn_{kind}', f'{kind.capitalize()} {what}', ['result'], registry=self.registry
+            )
+            for kind in decision_files.KINDS
+        }
         self._version = prometheus_client.Gauge(
             'tflearn_served_version', 'Train step of the newest version served', ['model'], registry=self.registry
         )
@@ -83,9 +87,9 @@ class ServingMetrics:
         """Counts the rows of one request for a model."""
         self._rows.labels(model).observe(rows)
 
-    def record_decisions(self, result: str, number: int) -> None:
-        """Counts decisions: logged, dropped or not chosen."""
-        self._decisions.labels(result).inc(number)
+    def record_logged(self, kind: str, result: str, number: int) -> None:
+        """Counts decisions or outcomes: logged, dropped or not chosen."""
+        self._logged[kind].labels(result).inc(number)
 
     def record_reload(self) -> None:
         """Counts a change of versions, and updates the gauges to the versions that are served now."""
@@ -104,7 +108,7 @@ class PolicyServer:
         options: ServerOptions,
         metrics: ServingMetrics | None = None,
         clients: Clients | None = None,
-        record: Record | None = None,
+        log: DecisionLog | None = None,
         num_threads: int = 1,
         max_concurrent_requests: int = 1024,
     ):
@@ -114,7 +118,7 @@ class PolicyServer:
           models: the models to serve. Call `reloaded` after they have changed.
           metrics: counts the requests; None makes its own.
           clients: those that may send requests; None is everybody.
-          record: called with each decision, see `DecisionLog.record`; versions explore then. None is for neither.
+          log: takes the decisions and the outcomes; None keeps neither.
           num_threads: TensorFlow calls at the same time, each with one request or more.
           max_concurrent_requests: requests accepted at the same time, waiting ones included.
 
@@ -123,13 +127,14 @@ class PolicyServer:
         """
         self._models, self._metrics = models, metrics or ServingMetrics(models)
         self._requests, self._max_bytes = RequestQueue(num_threads), options.max_request_bytes
-        self._record, self._random = record, np.random.default_rng()
+        self._log = log
         self._server = grpc_server.Server(
             {
                 f'/{_PREDICTION}/Predict': _parsing(predict_pb2.PredictRequest, self._predict),
                 f'/{_PREDICTION}/GetModelMetadata': _parsing(
                     get_model_metadata_pb2.GetModelMetadataRequest, self.get_model_metadata
                 ),
+                OUTCOMES: _parsing(struct_pb2.Struct, self._record_outcomes),
                 '/tensorflow.serving.ModelService/GetModelStatus': _parsing(
                     get_model_status_pb2.GetModelStatusRequest, self.get_model_status
                 ),
@@ -193,17 +198,16 @@ class PolicyServer:
         """
         model = self._version(spec)
         signature = model.signature(spec.signature_name or signatures.DEFAULT)
-        decides = self._record is not None and signature.name == signatures.DEFAULT
+        decides = (self._log or model.chooser.explores) and signature.name == signatures.DEFAULT
         known = [*signature.outputs, *([EVENT_ID, PROBABILITY] if decides else [])]
         if unknown := set(names).difference(known):
             raise InvalidRequest(f'got output_filter {sorted(unknown)}; need some of {known}')
         arrays = read(signature)
-        if decides:
-            outputs = await self._decide(spec.name, model, arrays, names)
-        else:
-            outputs = await self._requests.run(signature, arrays)
+        outputs = await self._requests.run(model.decisions if decides and model.decisions else signature, arrays)
         if signature.batched:
             self._metrics.record_rows(spec.name, len(next(iter(arrays.values()))))
+        if decides:
+            outputs = self._decided(spec.name, model, arrays, outputs, names)
         return model, signature, {name: outputs[name] for name in dict.fromkeys(names or outputs) if name in outputs}
 
     def _arrays(self, signature: Signature, tensors: Mapping[str, Any]) -> Arrays:
@@ -238,18 +242,42 @@ class PolicyServer:
         signature.check_values(arrays)
         return arrays
 
-    async def _decide(self, name: str, model: ServedVersion, arrays: Arrays, names: Sequence[str]) -> Arrays:
-        """Returns the outputs of a decision, which is logged; its id and probability only if `names` has them."""
-        computed = model.signature(model.chooser.signature)
-        full = model.chooser.inputs(arrays, computed.inputs)
-        outputs, chosen = model.chooser(arrays, await self._requests.run(computed, full), self._random)
-        given = [caller_metadata.get().get(key, '')[:_MAX_ID] for key in ('event-id', 'experiment-arm')]
-        ids = self._record(name, model.version, arrays, chosen, *given) if self._record else []
-        if EVENT_ID in names and ids:
-            outputs[EVENT_ID] = np.array(ids, np.bytes_)
-        if PROBABILITY in names and chosen.probabilities is not None:
-            outputs[PROBABILITY] = chosen.probabilities.astype(np.float32)
-        return outputs
+    def _decided(
+        self, name: str, model: ServedVersion, arrays: Arrays, outputs: Arrays, names: Sequence[str]
+    ) -> Arrays:
+        """Logs a decision; returns its outputs, with its id and probability if `names` has them."""
+        event_id = ''
+        if self._log:
+            metadata = caller_metadata.get()
+            given = metadata.get('event-id', '')[:MAX_ID], metadata.get('experiment-arm', '')[:MAX_ID]
+            event_id = self._log.record(name, model.version, arrays, outputs, model.chooser.mask, *given)
+        answered = {key: value for key, value in outputs.items() if key != PROBABILITY}
+        if EVENT_ID in names and event_id:
+            ids = decision_files.ids(event_id, len(next(iter(outputs.values()))))
+            answered[EVENT_ID] = np.array(ids, np.bytes_)
+        if PROBABILITY in names and PROBABILITY in outputs:
+            answered[PROBABILITY] = outputs[PROBABILITY].astype(np.float32)
+        return answered
+
+    async def record_outcomes(self, message: Mapping[str, Any]) -> dict[str, int]:
+        """Takes reported outcomes; see `outcomes.lines` for the message. All are accepted, or none.
+
+        Raises:
+          InvalidRequest: if the message has another form.
+          Refused: if the server keeps none, or too many wait.
+        """
+        if not self._log:
+            raise Refused('FAILED_PRECONDITION', 'got outcomes without a log of decisions; need --decision_log')
+        lines = outcomes.lines(message, time.time())
+        if not self._log.record_outcomes(lines):
+            error = f'got {len(lines)} outcomes, and too much waits already; send them again later'
+            raise Refused('RESOURCE_EXHAUSTED', error)
+        return {'accepted': len(lines)}
+
+    async def _record_outcomes(self, request: Any) -> Any:
+        answer: Any = struct_pb2.Struct()
+        answer.update(await self.record_outcomes(json_format.MessageToDict(request)))
+        return answer
 
     async def get_model_metadata(self, request: Any) -> Any:
         """Answers a GetModelMetadataRequest for the field 'signature_def', the only one that is supported.
