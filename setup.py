@@ -34,6 +34,7 @@ PROGRAMS = (
     'compare',
     'report',
     'list',
+    'watch',
     'check_env',
     'promote',
 )

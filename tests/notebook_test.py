@@ -37,5 +37,7 @@ def test_it_runs(tmp_path, monkeypatch):
     client.execute()
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == 'code'}
     assert 'num_train_steps 60 reached: best mean return' in outputs['train'][-1]['text']
+    (progress,) = [output['data'] for output in outputs['train'] if 'data' in output]
+    assert '60 of 60' in progress['text/html'], 'drawn in one place, until the end'
     assert any('image/png' in output.get('data', {}) for output in outputs['curve']), 'the learning curve'
     assert outputs['act'][-1]['text'].startswith('return ')

@@ -7,6 +7,7 @@ import inspect
 import logging as standard_logging
 import math
 import pathlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,11 +24,13 @@ from tflearn.jobs.run import Hooks, Run
 from tflearn.jobs.synchronous import synchronous, with_limit
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Initial, grouped
+from tflearn.launch import local, watching
 from tflearn.launch.code_revision import code_revision
 
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _NO_TIMEOUT_SECS = float('inf')
 _POLL_SECS = 0.2  # after which a stop is noticed
+_JOIN_SECS = 10.0
 # Evaluations do not play episodes that were trained on.
 EVALUATION_SEED = 1_000_000
 
@@ -141,7 +144,7 @@ def _run(
             turns.evaluated(math.inf)
 
     threads = background.ending_with_threads(stop)
-    with _progress_shown(), threads, concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as pool:
+    with _progress_shown(run_dir), threads, concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as pool:
         try:
             hooks = Hooks(lambda: evaluations.append(pool.submit(guarded_evaluation)), on_exported=turns.wait)
             pool.submit(training, stop, hooks).result()
@@ -172,8 +175,21 @@ class _Turns:
 
 
 @contextlib.contextmanager
-def _progress_shown() -> Iterator[None]:
-    """Logs what jobs report to stderr during the block, unless the program has set up its own logging."""
+def _progress_shown(run_dir: RunDir) -> Iterator[None]:
+    """Draws the run in a notebook during the block; elsewhere logs what jobs report to stderr, unless the program has
+    set up its own logging.
+    """
+    if local.in_notebook():
+        over = threading.Event()
+        view = local.make_view(sys.stdout, run_dir)
+        thread = background.Thread(lambda: watching.watch(run_dir, view, over.is_set), 'notebook_view')
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(_JOIN_SECS)
+        return
     root, verbosity = standard_logging.getLogger(), logging.get_verbosity()
     if root.handlers:
         yield

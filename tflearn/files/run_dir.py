@@ -167,6 +167,13 @@ class Status:
                 self._failure = str(error)
 
 
+def job_kind(name: str, status: Mapping[str, Any], kinds: Collection[str]) -> str | None:
+    """Returns which of these kinds of jobs a status is of, by the name of its file; None if of no one."""
+    kind = next((kind for kind in kinds if re.fullmatch(rf'{kind}(_\d+)?', name)), None)
+    # A collector's name is its pod's on a cluster.
+    return kind or ('collect' if 'policy_version' in status else None)
+
+
 def living_jobs(directory: pathlib.Path) -> dict[str, int]:
     """Returns the process numbers of the jobs that run on this machine, by the names of their status files.
 

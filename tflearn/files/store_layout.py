@@ -214,6 +214,7 @@ _ROLES = {
     'serve': Role(writes=r'status/serve\.json|serving/.*', follows=r'policies/.*', folders=('policies',)),
     'export': _EXPORT,
     'export_tflite': dataclasses.replace(_EXPORT, restores=r'policies/.*|replay/checkpoints/.*|replay/tables\.json'),
+    'watch': Role(follows=r'status/.*|DONE|failure\.json', folders=('', 'status')),
     'run_metrics': Role(follows=r'status/.*', folders=('status',)),
     'doctor': Role(restores=r'summaries/.*|status/.*|evaluations\.jsonl|DONE|config\.gin'),
 }

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tflearn.files.run_dir import RunDir, read_json
+from tflearn.files.run_dir import RunDir, job_kind, read_json
 from tflearn.net import metrics_server
 from tflearn.net.metrics_server import prometheus_client
 
@@ -62,9 +62,7 @@ class RunMetrics:
             status: dict[str, Any] = {}
             with contextlib.suppress(OSError, ValueError):  # It was removed, or damaged, meanwhile.
                 status = read_json(path) or {}
-            # A collector's name is its pod's on a cluster.
-            kind = next((kind for kind in self._kinds if re.fullmatch(rf'{kind}(_\d+)?', path.stem)), None)
-            kind = kind or ('collect' if 'policy_version' in status else None)
+            kind = job_kind(path.stem, status, self._kinds)
             reported_at = _number(status.get('time'))
             if kind is None or reported_at is None or time.time() - reported_at > _FRESH_SECS:
                 continue

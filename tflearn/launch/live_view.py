@@ -1,8 +1,9 @@
 """The live view of a run in a terminal."""
 
+import io
 import itertools
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -10,9 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tflearn.launch.reports import JobReport, RunReport, duration
+from tflearn.launch.reports import JobReport, PlainView, RunReport, duration, metrics_line
 
-_TWO_COLUMNS_WIDTH = 80
+_TWO_COLUMNS_WIDTH, _NOTEBOOK_WIDTH = 80, 110
 _COLOURS = {
     'running': 'green',
     'finished': 'cyan',
@@ -51,6 +52,28 @@ class LiveView:
     def show(self, report: RunReport) -> None:
         """Draws the run."""
         self._live.update(draw(self._title, report, self._console.width), refresh=True)
+
+
+class NotebookView(PlainView):
+    """Draws the run in the output of a notebook's cell, again and again in one place; events are lines."""
+
+    def __init__(self, title: str, out: TextIO):
+        super().__init__(out)
+        self._title = title
+        self._handle: Any = None
+
+    def show(self, report: RunReport) -> None:
+        """Draws the run."""
+        from IPython import display  # it is where a notebook is
+
+        console = Console(record=True, file=io.StringIO(), width=_NOTEBOOK_WIDTH, force_jupyter=False, highlight=False)
+        console.print(draw(self._title, report, _NOTEBOOK_WIDTH))
+        html = console.export_html(inline_styles=True, code_format='<pre style="line-height: 1.3">{code}</pre>')
+        data = {'text/html': html, 'text/plain': metrics_line(report)}
+        if self._handle is None:
+            self._handle = display.display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
 
 
 def draw(title: str, report: RunReport, width: int) -> RenderableType:

@@ -125,7 +125,7 @@ def run(
         try:
             run_summary.write_commands(run_dir, topology)
             _print(out, f'Run in {run_summary.quoted(run_dir.root)}; logs in {run_summary.quoted(run_dir.logs)}.')
-            view = _make_view(out, run_dir, line_interval_secs)
+            view = make_view(out, run_dir, line_interval_secs)
             with (
                 _warm_parent(topology, log, stop=lambda: len(signals.received) > 0) as warm_parent,
                 contextlib.closing(OrphanReaper(stop_timeout_secs, log.fileno())) as reaper,
@@ -192,13 +192,24 @@ def _print(where: TextIO, text: str) -> None:
         print(text, file=where, flush=True)
 
 
-def _make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float) -> View:
+def make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float = LINE_INTERVAL_SECS) -> View:
+    """Returns a live view in a terminal or a notebook, else one of lines."""
+    if in_notebook():
+        from tflearn.launch.live_view import NotebookView
+
+        return NotebookView(run_summary.quoted(run_dir.root), out)
     if not out.isatty() or os.environ.get('TERM', 'dumb') == 'dumb':
         return PlainView(out, line_interval_secs)
     # Imported here: rich takes a fifth of a second, and only a terminal needs it.
     from tflearn.launch.live_view import LiveView
 
     return LiveView(run_summary.quoted(run_dir.root), out)
+
+
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get('IPython'), 'get_ipython', lambda: None)()
+    return hasattr(shell, 'kernel')
 
 
 @contextlib.contextmanager

@@ -1,0 +1,98 @@
+"""tflearn-watch beside a run of the launcher, and the view of a notebook."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+
+from tests.launch.example_reports import example_run
+from tests.testing import forks
+from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import RunDir, Status, write_json
+from tflearn.launch import live_view, watching
+
+DEADLINE_SECS = 60.0
+TRAIN = {'train_step': 12, 'num_train_steps': 48, 'train_steps_per_sec': 2.0, 'time': 0.0}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run of which three jobs have reported."""
+    run_dir = RunDir(tmp_path)
+    Status(run_dir.status('train')).update('running', **{**TRAIN, 'time': None})
+    Status(run_dir.status('evaluate')).update('waiting for a policy')
+    Status(run_dir.status('worker-a7')).update('running', policy_version=3, env_steps_per_sec=7.0)
+    write_json(run_dir.status('launch'), {'state': 'running', 'restarts': {'train': 2}})
+    return run_dir
+
+
+def test_the_report_is_of_what_the_jobs_have_written(run_dir):
+    report = watching.read_report(run_dir, 5.0)
+    assert [(job.name, job.kind, job.state, job.restarts) for job in report.jobs] == [
+        ('train', 'train', 'running', 2),
+        ('evaluate', 'evaluate', 'waiting for a policy', 0),
+        ('worker-a7', 'collect', 'running', 0),
+    ]
+    assert report.progress == (12, 48)
+    assert report.metrics()['env steps'] == 'at 7.0/s'
+
+
+def test_it_shows_a_run_until_its_end(run_dir, tmp_path):
+    log = tmp_path / 'out'
+    program = forks.start('scripts.watch', run_dir.root, log=log)
+    try:
+        wait_until(lambda: 'train: running' in re.sub(', worker-a7', '', log.read_text()), 'the states', DEADLINE_SECS)
+        write_json(run_dir.done, {'reason': 'num_train_steps 48 reached', 'train_step': 48})
+        assert program.wait(DEADLINE_SECS) == 0
+    finally:
+        program.kill()
+    assert 'The run is done: num_train_steps 48 reached; train step 48' in log.read_text()
+
+
+def test_it_ends_with_a_launch_that_has_no_result(run_dir):
+    write_json(run_dir.status('launch'), {'state': 'stopped'})
+    ended = forks.run('scripts.watch', run_dir.root, timeout=DEADLINE_SECS)
+    assert ended.returncode == 1
+    assert 'The run has ended without a result; its logs are in' in ended.stdout
+
+
+def test_in_a_terminal_it_is_the_live_view(run_dir):
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, 'TERM': 'xterm', 'COLUMNS': '100'}
+    with subprocess.Popen(
+        [sys.executable, '-m', 'scripts.watch', str(run_dir.root)], stdout=theirs, stderr=theirs, env=environment
+    ) as program:
+        os.close(theirs)
+        shown = b''
+        while b'25%' not in shown and (part := os.read(ours, 1 << 16)):
+            shown += part
+        program.kill()
+    os.close(ours)
+    assert 'train steps' in shown.decode()
+
+
+def test_wrong_input_is_one_line(tmp_path):
+    for arguments, message in [((), 'got 0 arguments; need one'), ((tmp_path,), 'where no job has reported; need')]:
+        ended = forks.run('scripts.watch', *arguments, timeout=DEADLINE_SECS)
+        assert (ended.returncode, ended.stderr.count('\n')) == (2, 1)
+        assert message in ended.stderr
+
+
+def test_a_notebook_draws_in_one_place(monkeypatch, capsys):
+    from IPython import display
+
+    shown = []
+    handle = types.SimpleNamespace(update=lambda data, raw: shown.append(data))
+    monkeypatch.setattr(display, 'display', lambda data, raw, display_id: (shown.append(data), handle)[1])
+    view = live_view.NotebookView('runs/cartpole', sys.stdout)
+    view.event('begins')
+    for _ in range(2):
+        view.show(example_run())
+    assert len(shown) == 2
+    assert 'runs/cartpole' in shown[0]['text/html'] and '12,400 of 20,000' in shown[1]['text/html']
+    assert shown[0]['text/plain'].startswith('train steps 12,400 of 20,000')
+    assert capsys.readouterr().out.endswith('begins\n')
