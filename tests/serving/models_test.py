@@ -8,6 +8,7 @@ from tests.testing import example_policies
 from tflearn.net.grpc_server import Refused
 from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
+from tflearn.product import states
 from tflearn.serving.models import ModelHolder, Models
 from tflearn.serving.served_version import ServedVersion
 
@@ -19,7 +20,10 @@ def exporter(tmp_path_factory):
 
 @pytest.fixture
 def directory(exporter) -> pathlib.Path:
-    """Without versions."""
+    """Without versions and states."""
+    (exporter._directory / states.FILE).unlink(missing_ok=True)
+    for each in exporter._directory.glob('*/PROMOTED'):
+        each.unlink()
     for step in versions.versions(exporter._directory):
         versions.remove(exporter._directory / str(step))
     return exporter._directory
@@ -87,6 +91,52 @@ def test_damaged_version_is_skipped(exporter, directory):
     assert list(statuses) == [2, 1] and 'damaged' in statuses[2] and statuses[1] is None
     exporter.export(3, {})
     assert holder.refresh() and holder.get().version == 3
+
+
+def test_states_say_which_versions_are_served(exporter, directory):
+    for step in (1, 2, 3, 4):
+        exporter.export(step, {})
+    states.promote(directory, 1, 'stable', 'first')
+    states.promote(directory, 2, 'stable', 'better')
+    found = states.promote(directory, 4, 'canary', 'perhaps', share=0.5)
+    holder = ModelHolder(directory, ServedVersion)
+    assert holder.refresh() and holder.get().version == 2 and not holder.refresh()
+    assert holder.of_label('canary').version == 4 and holder.get(1).version == 1
+    assert [holder.arm(version) for version in (1, 2, 4)] == ['', 'stable', 'canary']
+    keys = [f'user-{i}' for i in range(40)]
+    assert [holder.of_key(key).version == 4 for key in keys] == [found.arm(key) == 'canary' for key in keys]
+    assert {holder.of_key('').version for _ in range(60)} == {2, 4}
+    with pytest.raises(Refused, match=r"got the label 'shadow' of 'greedy_policy', which has: canary, stable"):
+        holder.of_label('shadow')
+    with pytest.raises(Refused, match=r'version 3 .*, which serves \[1, 2, 4\]'):
+        holder.get(3)
+    models = Models(directory.parent, ServedVersion)
+    models.refresh()
+    assert 'specific { versions: 2 versions: 4 }' in models.serving_config()
+    assert 'version_labels { key: "canary" value: 4 }' in models.serving_config()
+    loaded = holder.get(1)
+    for stable in (2, 1):
+        states.rollback(directory, 'bad')
+        assert holder.refresh() and holder.get().version == stable and holder.of_key('user-1') is holder.get()
+    assert holder.get() is loaded
+    (directory / states.FILE).write_text('{')
+    assert not holder.refresh() and holder.get().version == 1  # keeps what it knows
+    (directory / states.FILE).unlink()
+    assert holder.refresh() and holder.get().version == 4
+
+
+def test_a_damaged_stable_version_is_not_replaced_by_an_unproven_one(exporter, directory):
+    for step in (1, 2, 3):
+        exporter.export(step, {})
+    (directory / '2' / 'saved_model.pb').write_bytes(b'nothing')
+    states.promote(directory, 1, 'stable', 'first')
+    holder = ModelHolder(directory, ServedVersion)
+    assert holder.refresh()
+    states.promote(directory, 2, 'stable', 'better')
+    states.promote(directory, 3, 'canary', 'perhaps', share=1.0)
+    for each in (holder, ModelHolder(directory, ServedVersion)):
+        each.refresh()
+        assert each.of_key('').version == 1 and 'damaged' in each.statuses()[2]
 
 
 def test_each_directory_is_a_model(exporter, directory):

@@ -157,7 +157,7 @@ REFUSED = [
     (404, 'greedy', {'instances': ROWS}, "got the model name 'greedy'; need one of ["),
     (404, f'{NAME}/versions/8', {'instances': ROWS}, 'got a request for version 8 of'),
     (400, f'{NAME}/versions/x', {'instances': ROWS}, "got the version 'x'; need a number"),
-    (400, f'{NAME}/labels/stable', {'instances': ROWS}, ''),
+    (404, f'{NAME}/labels/stable', {'instances': ROWS}, "got the label 'stable' of"),
     (400, NAME, {}, 'got neither; need either "instances" or "inputs"'),
     (400, NAME, {'instances': ROWS, 'inputs': ROWS}, 'got instances and inputs; need either'),
     (400, NAME, {'instances': []}, 'got other "instances"; need a list'),

@@ -97,10 +97,10 @@ REFUSED = {
     'NOT_FOUND': [
         ({'name': 'greedy'}, "got the model name 'greedy'; need one of ['greedy_policy']"),
         ({'version': 8}, "got a request for version 8 of 'greedy_policy', which serves [7]"),
+        ({'version_label': 'stable'}, "got the label 'stable' of 'greedy_policy', which has: none"),
     ],
     'INVALID_ARGUMENT': [
         ({'name': ''}, 'got no model_spec.name'),
-        ({'version_label': 'stable'}, 'got a version_label; need a version'),
         ({'signature_name': 'act'}, "got signature_name='act'; need one of ['action', "),
         ({'output_filter': ['x']}, "got output_filter ['x']; need some of ['action']"),
         ({'inputs': {}}, "got no input observation; need ['observation']"),

@@ -38,6 +38,9 @@ __all__ = [
 ]
 
 
+_STATES_SECS = 0.25  # between two looks at `product.states`, whose changes answer within a second
+
+
 @checked_dataclass(frozen=True)
 class HttpPorts:
     """The ports of HTTP; None is no such server.
@@ -154,7 +157,7 @@ def _follow(
             logging.info('waiting for %s', what if run_dir.policies.exists() else f'{what}, which does not exist yet')
         served = {f'{holder.name}_version': holder.get().version for holder in models.holders if holder.ready}
         status.update('waiting for a policy' if missing else 'running', port=server.port, **served)
-        run.stop.wait(options.poll_secs)
+        run.stop.wait(min(options.poll_secs, _STATES_SECS) if models.have_states else options.poll_secs)
 
 
 def _write_serving_config(run_dir: RunDir, models: Models, options: ServeOptions) -> None:

@@ -1,24 +1,40 @@
-"""The models that are served: each policy's newest version, or pinned ones, updated while requests are answered."""
+"""The models that are served: pinned versions, those with a state, or the newest; updated while they answer."""
 
 import json
 import pathlib
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 from absl import logging
 
+from tflearn.core.errors import UserValueError
 from tflearn.net.grpc_server import Refused
 from tflearn.policies import versions
+from tflearn.product import states
+from tflearn.product.states import States
 from tflearn.serving.served_version import ServedVersion
 
 _LOG_SECS = 30.0
+
+
+class _Served(NamedTuple):
+    """What is served: the loaded versions, and which of them answers; without states the newest one."""
+
+    versions: Mapping[int, ServedVersion] = {}
+    states: States | None = None
+
+    @property
+    def default(self) -> int:
+        return self.states.stable if self.states else max(self.versions)
 
 
 class ModelHolder:
     """The served versions of one policy.
 
     `refresh` loads a version while requests are answered, and then changes one reference, so that no request waits. An
-    old version is unloaded when the last request that uses it is answered.
+    old version is unloaded when the last request that uses it is answered. What a rollback returns to stays loaded.
     """
 
     def __init__(
@@ -27,13 +43,15 @@ class ModelHolder:
         """
         Args:
           directory: the directory of the versions, which need not exist yet; its name is the model's.
-          pinned: the versions to serve; none serves the newest one.
+          pinned: the versions to serve; none follows `product.states`, without which the newest one is served.
         """
         self.name = directory.name
         self._directory = directory
         self._load = load
         self._pinned = tuple(pinned)
-        self._served: Mapping[int, ServedVersion] = {}
+        self._served = _Served()
+        self._stamp: tuple[int, ...] = ()  # of the file of the states
+        self._wanted: States | None = None  # what it says
         self._identities: dict[int, tuple[int, int]] = {}
         self._failed: dict[int, tuple[tuple[int, int], str]] = {}
 
@@ -42,20 +60,59 @@ class ModelHolder:
 
         A version that cannot be loaded is logged once and skipped; the versions that were served remain.
         """
-        changed = False
-        for version in self._pinned or tuple(reversed(versions.versions(self._directory))):
+        wanted = self._pinned
+        if not wanted:
+            self._read_states()
+            wanted = self._wanted.versions if self._wanted else ()
+        changed = self._follow_states()
+        for version in wanted or tuple(reversed(versions.versions(self._directory))):
+            if self._is_too_early(version):
+                continue
             identity = self._identity(version)
             if identity is None:  # pruned meanwhile, or a pinned version that does not exist (yet)
                 continue
             if identity == self._identities.get(version):
-                if self._pinned:
+                if wanted:
                     continue
                 break
-            if self._failed.get(version, (None,))[0] != identity and self._take(version, identity):
+            if self._failed.get(version, (None,))[0] != identity and self._take(version, identity, bool(wanted)):
                 changed = True
-                if not self._pinned:
+                self._follow_states()
+                if not wanted:
                     break
         return changed
+
+    def _is_too_early(self, version: int) -> bool:
+        """Returns whether a version has to wait for the stable one, in whose place it may not answer."""
+        wanted = self._wanted
+        if wanted is None or wanted.stable in self._served.versions:
+            return False
+        return version in (wanted.canary, wanted.shadow)
+
+    def _read_states(self) -> None:
+        try:
+            found = (self._directory / states.FILE).stat()
+        except FileNotFoundError:
+            self._stamp, self._wanted = (), None
+            return
+        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if stamp != self._stamp:
+            try:
+                self._wanted = states.read(self._directory)
+            except UserValueError as error:
+                _log_failure(self.name, 'keeps the states that it has', error)
+            self._stamp = stamp
+
+    def _follow_states(self) -> bool:
+        """Takes the states over as soon as their stable version is loaded; returns whether that changed anything."""
+        served, wanted = self._served, self._wanted
+        if wanted == served.states or (wanted and wanted.stable not in served.versions):
+            return False
+        keep = wanted.versions if wanted else (max(served.versions, default=0),)
+        self._served = _Served({each: served.versions[each] for each in keep if each in served.versions}, wanted)
+        self._identities = {each: self._identities[each] for each in self._served.versions}
+        logging.info('%s: %s', self.name, wanted.labels if wanted else 'has no states')
+        return True
 
     def get(self, version: int | None = None) -> ServedVersion:
         """Returns the version; without a number, the highest one.
@@ -64,29 +121,57 @@ class ModelHolder:
           Refused: if there is no such version, or none is loaded yet: the client may try again.
         """
         served = self._served  # read once: `refresh` may replace it at any time
-        if not served:
+        if not served.versions:
             raise Refused(
                 'UNAVAILABLE', f'the model {self.name!r} waits for a version in {self._directory}; try again later'
             )
-        if version is None:
-            return served[max(served)]
-        if version in served:
-            return served[version]
+        version = served.default if version is None else version
+        if version in served.versions:
+            return served.versions[version]
         raise Refused(
-            'NOT_FOUND', f'got a request for version {version} of {self.name!r}, which serves {sorted(served)}'
+            'NOT_FOUND', f'got a request for version {version} of {self.name!r}, which serves {sorted(served.versions)}'
         )
+
+    def of_label(self, label: str) -> ServedVersion:
+        """Returns the version of a label: 'stable', 'canary' or 'shadow'. Raises Refused if there is none."""
+        labels = self._served.states.labels if self._served.states else {}
+        if label not in labels:
+            known = ', '.join(sorted(labels)) or 'none'
+            raise Refused('NOT_FOUND', f'got the label {label!r} of {self.name!r}, which has: {known}')
+        return self.get(labels[label])
+
+    def of_key(self, key: str) -> ServedVersion:
+        """Returns the version that answers the requests of a key; '' is another key each time. Raises as `get`."""
+        served = self._served
+        if served.states and served.states.canary in served.versions:
+            arm = served.states.arm(key or secrets.token_hex(8))
+            return self.get(served.states.labels[arm])
+        return self.get()
+
+    def arm(self, version: int) -> str:
+        """Returns the state of a version; '' if it has none."""
+        labels = self._served.states.labels if self._served.states else {}
+        return next((label for label, each in labels.items() if each == version), '')
+
+    @property
+    def states(self) -> States | None:
+        """The states that are followed; None if the newest version answers."""
+        return self._served.states
 
     @property
     def ready(self) -> bool:
         """Whether a version is served."""
-        return bool(self._served)
+        return self._served.default in self._served.versions if self._served.versions else False
 
     def statuses(self) -> dict[int, str | None]:
         """Returns the newest version first, why each could not be loaded; None for those that are served."""
-        found = {version: error for version, (_, error) in self._failed.copy().items()} | dict.fromkeys(self._served)
+        found = {version: error for version, (_, error) in self._failed.copy().items()} | dict.fromkeys(
+            self._served.versions
+        )
         return dict(sorted(found.items(), reverse=True))
 
-    def _take(self, version: int, identity: tuple[int, int]) -> bool:
+    def _take(self, version: int, identity: tuple[int, int], beside: bool) -> bool:
+        """Loads a version, and serves it alone or `beside` others that are wanted; returns whether it could."""
         try:
             loaded = self._load(self._directory / str(version))
         except FileNotFoundError:
@@ -98,8 +183,13 @@ class ModelHolder:
             logging.error('%s: version %d is not served: %s', self.name, version, error)
             self._failed[version] = (identity, str(error))
             return False
-        self._served = {**self._served, version: loaded} if self._pinned else {version: loaded}
-        self._identities = {known: self._identities.get(known, identity) for known in self._served}
+        served = self._served
+        keep = {*self._pinned, *(self._wanted.versions if self._wanted else ())}
+        if beside and served.versions:
+            keep.add(served.default)  # until the new stable one is there
+        others = {known: each for known, each in served.versions.items() if known in keep}
+        self._served = _Served({**others, version: loaded}, served.states)
+        self._identities = {known: self._identities.get(known, identity) for known in self._served.versions}
         self._identities[version] = identity
         self._failed.pop(version, None)
         logging.info('%s: serves version %d', self.name, version)
@@ -170,16 +260,28 @@ class Models:
     def holders(self) -> list[ModelHolder]:
         return list(self._holders.values())
 
+    @property
+    def have_states(self) -> bool:
+        """Whether a policy has states, which are to be followed at once."""
+        return any(holder.states for holder in self.holders)
+
     def serving_config(self) -> str:
         """Returns the --model_config_file with which TensorFlow Serving serves the same versions."""
-        policy = ''.join(f' versions: {version}' for version in self._pinned)
-        which = f'    model_version_policy {{ specific {{{policy} }} }}\n' if self._pinned else ''
         configs = [
             f'  config {{\n    name: {json.dumps(name)}\n    base_path: {json.dumps(str(self._root / name))}\n'
-            f'    model_platform: "tensorflow"\n{which}  }}\n'
-            for name in sorted(self._holders)
+            f'    model_platform: "tensorflow"\n{self._which(holder.states)}  }}\n'
+            for name, holder in sorted(self._holders.items())
         ]
         return f'model_config_list {{\n{"".join(configs)}}}\n'
+
+    def _which(self, followed: States | None) -> str:
+        chosen = self._pinned or (tuple(followed.labels.values()) if followed else ())
+        numbers = ''.join(f' versions: {version}' for version in chosen)
+        labels = ''.join(
+            f'    version_labels {{ key: "{label}" value: {version} }}\n'
+            for label, version in (followed.labels if followed else {}).items()
+        )
+        return (f'    model_version_policy {{ specific {{{numbers} }} }}\n' if chosen else '') + labels
 
 
 def _refreshed(holder: ModelHolder) -> bool:

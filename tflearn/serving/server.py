@@ -249,7 +249,8 @@ class PolicyServer:
         event_id = ''
         if self._log:
             metadata = caller_metadata.get()
-            given = metadata.get('event-id', '')[:MAX_ID], metadata.get('experiment-arm', '')[:MAX_ID]
+            arm = metadata.get('experiment-arm') or self._models.get(name).arm(model.version)
+            given = metadata.get('event-id', '')[:MAX_ID], arm[:MAX_ID]
             event_id = self._log.record(name, model.version, arrays, outputs, model.chooser.mask, *given)
         answered = {key: value for key, value in outputs.items() if key != PROBABILITY}
         if EVENT_ID in names and event_id:
@@ -319,15 +320,17 @@ class PolicyServer:
         if not spec.name:
             raise InvalidRequest('got no model_spec.name; need the name of a model')
         check_policy(spec.name)
+        holder = self._models.get(spec.name)
         if spec.version_label:
-            raise InvalidRequest(
-                'got a version_label; need a version number, or none for the newest; labels are not supported'
-            )
-        return self._models.get(spec.name), spec.version.value if spec.HasField('version') else None
+            return holder, holder.of_label(spec.version_label).version
+        return holder, spec.version.value if spec.HasField('version') else None
 
     def _version(self, spec: Any) -> ServedVersion:
         holder, version = self._holder(spec)
-        return holder.get(version)
+        if version is not None:
+            return holder.get(version)
+        given = caller_metadata.get()
+        return holder.of_key(given.get('canary-key') or given.get('event-id') or '')
 
 
 def _texts(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -1,0 +1,91 @@
+"""The real server follows the states: a rollback answers within a second, a canary answers its share and is logged."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import grpc
+import pytest
+
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+from tests.testing import forks
+from tests.testing.served_policies import OBSERVATION, Publisher, agrees
+from tflearn.core.waiting import wait_until
+from tflearn.launch.local import free_port
+from tflearn.product import states
+
+DEADLINE_SECS = 120.0
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A running server of versions 1 and 2, of which 2 is stable; a function that asks; the policy's directory."""
+    publisher, port = Publisher(tmp_path / 'policies'), free_port()
+    directory = publisher.directory
+    for step in (1, 2):
+        publisher.publish(step)
+        states.promote(directory, step, 'stable', 'a test')
+    flags = (f'--root_dir={tmp_path}', f'--port={port}', f'--decision_log={tmp_path}/log')
+    program = forks.start('scripts.serve', *flags, log=tmp_path / 'serve.log')
+    with grpc.insecure_channel(f'localhost:{port}') as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+
+        def ask(label='', **metadata):
+            request = predict_pb2.PredictRequest()
+            request.model_spec.name = 'greedy_policy'
+            if label:
+                request.model_spec.version_label = label
+            request.inputs['observation'].CopyFrom(tf.make_tensor_proto(OBSERVATION))
+            headers = [(name.replace('_', '-'), value) for name, value in metadata.items()]
+            answer = stub.Predict(request, DEADLINE_SECS, headers, wait_for_ready=True)
+            version = answer.model_spec.version.value
+            assert agrees(OBSERVATION, tf.make_ndarray(answer.outputs['action']), version)
+            return version
+
+        def is_ready():
+            try:
+                return ask() == 2
+            except grpc.RpcError:
+                return False
+
+        try:
+            wait_until(is_ready, 'the server', DEADLINE_SECS)
+            yield ask, publisher
+        finally:
+            program.send_signal(signal.SIGTERM)
+            program.wait(DEADLINE_SECS)
+
+
+def test_a_rollback_answers_within_a_second(served, tmp_path):
+    ask, publisher = served
+    command = [sys.executable, '-m', 'scripts.promote', f'--root_dir={tmp_path}', '--rollback', '--why=bad']
+    with subprocess.Popen(command, cwd=forks.CHECKOUT, env=os.environ, stdout=subprocess.DEVNULL) as program:
+        wait_until(lambda: ask() == 1, 'the old version', DEADLINE_SECS, poll_secs=0.01)
+        taken = time.time() - (publisher.directory / states.FILE).stat().st_mtime
+        assert program.wait(DEADLINE_SECS) == 0
+    assert taken < 1.0
+
+
+def test_a_canary_answers_its_keys_and_is_logged_as_such(served, tmp_path):
+    ask, publisher = served
+    publisher.publish(3)
+    found = states.promote(publisher.directory, 3, 'canary', 'a test', share=0.3)
+    wait_until(lambda: 3 in {ask(canary_key=f'user-{i}') for i in range(40)}, 'the canary', DEADLINE_SECS)
+    keys = [f'user-{i}' for i in range(60)]
+    answered = [ask(canary_key=key, event_id=f'e-{key}') for key in keys]
+    assert answered == [found.labels[found.arm(key)] for key in keys] and set(answered) == {2, 3}
+    assert [ask(label) for label in ('stable', 'canary')] == [2, 3]
+
+    def logged():
+        texts = [file.read_text().rpartition('\n')[0] for file in (tmp_path / 'log').glob('.*.jsonl')]
+        lines = [json.loads(line) for text in texts for line in text.splitlines()]
+        return {line['id'][2:-2]: (line['arm'], line['version']) for line in lines if line['id'].startswith('e-')}
+
+    wait_until(lambda: len(logged()) == 60, 'the log', DEADLINE_SECS)
+    assert logged() == {key: (found.arm(key), found.labels[found.arm(key)]) for key in keys}
