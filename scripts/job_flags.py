@@ -115,6 +115,7 @@ def define_process() -> None:
     )
     define_secs('connect_timeout_secs', 300.0, 'How long a job waits for another job before it gives up [s].')
     define_secs('stop_timeout_secs', 30.0, 'How long a job may take to end after SIGINT or SIGTERM [s].')
+    flags.DEFINE_string('profile_python', None, 'A folder for a profile of the Python code of each job, <job>.prof.')
     define_help()
 
 

@@ -1,10 +1,13 @@
 """A job's process: runs the job in a thread, stops it on signals, and ends with an exit status."""
 
 import contextlib
+import cProfile
 import faulthandler
+import functools
 import logging as standard_logging
 import multiprocessing
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -31,11 +34,17 @@ _JOIN_SECS = 0.5
 _STDERR = os.dup(2)
 
 
-def run(program: str, job: str, work: Callable[[threading.Event], None], stop_timeout_secs: float) -> NoReturn:
+def run(
+    program: str,
+    job: str,
+    work: Callable[[threading.Event], None],
+    stop_timeout_secs: float,
+    profile: str | None = None,
+) -> NoReturn:
     """Runs `work(stop)` in a thread until it ends, then ends the process.
 
     The main thread only waits: Python's signal handlers run in it, and would have to wait for TensorFlow.
-    SIGINT and SIGTERM set `stop`; see `_Stopper`.
+    SIGINT and SIGTERM set `stop`; see `_Stopper`. SIGUSR2 asks for a checkpoint.
 
     Exit codes: 0 done; 2 a `UserError`; 75 `PeerStopped`: start it again; 1 any other error; 128 + signal when stopped
     by one.
@@ -45,10 +54,13 @@ def run(program: str, job: str, work: Callable[[threading.Event], None], stop_ti
       job: the job's name, for the log.
       work: the job; returns when it is done or soon after `stop` is set.
       stop_timeout_secs: how long it may take to end then [seconds].
+      profile: a folder for the profile of the job's Python code, <job>.prof; None profiles nothing.
     """
     _set_up_logging(job)
     stopper = _Stopper(program, stop_timeout_secs)
     codes: list[int] = []
+    if profile:
+        work = functools.partial(_profiled, work, pathlib.Path(profile) / f'{job}.prof')
     worker = background.Thread(target=lambda: codes.append(_attempt(program, work, stopper.stop)), name='job')
     stopper.listen()
     os.register_at_fork(after_in_child=_forget_signals)  # A forked child has no job to stop.
@@ -58,6 +70,16 @@ def run(program: str, job: str, work: Callable[[threading.Event], None], stop_ti
         worker.join(_JOIN_SECS)
         stopper.listen()  # again: the server of a TensorFlow worker replaces the handler of SIGTERM
     _exit(128 + stopper.signal if stopper.signal and codes[0] in (0, TRY_AGAIN_EXIT_STATUS) else codes[0])
+
+
+def _profiled(work: Callable[[threading.Event], None], path: pathlib.Path, stop: threading.Event) -> None:
+    profiler = cProfile.Profile()
+    try:
+        profiler.runcall(work, stop)
+    finally:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profiler.dump_stats(path)
+        logging.info('the profile is in %s', path)
 
 
 def _set_up_logging(job: str) -> None:
@@ -120,6 +142,10 @@ class _Stopper:
         """Begins to handle the signals. Called in the main thread."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
+        signal.signal(signal.SIGUSR2, self._request_save)
+
+    def _request_save(self, number: int, frame: types.FrameType | None) -> None:
+        self.stop.save_requested = True
 
     def on_signal(self, number: int, frame: types.FrameType | None) -> None:
         """A signal handler. A second signal, or a job that does not end in time, ends the process at once."""

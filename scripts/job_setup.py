@@ -84,7 +84,7 @@ def main(
     define_flags()
     if job_flags.read(program, description, job_flags.check):
         name = str(flags.FLAGS[name_flag].value) if name_flag else job
-        job_process.run(program, name, run, flags.FLAGS.stop_timeout_secs)
+        job_process.run(program, name, run, flags.FLAGS.stop_timeout_secs, flags.FLAGS.profile_python)
 
 
 def plain_main(
@@ -108,7 +108,7 @@ def plain_main(
     job_flags.define_process()
     define_flags()
     if job_flags.read(f'tflearn-{job}', description, check_flags, example):
-        job_process.run(f'tflearn-{job}', job, run, flags.FLAGS.stop_timeout_secs)
+        job_process.run(f'tflearn-{job}', job, run, flags.FLAGS.stop_timeout_secs, flags.FLAGS.profile_python)
 
 
 def _go_on(run_dir: RunDir, gin_file: pathlib.Path, statements: Sequence[str], job: str) -> bool:

@@ -46,7 +46,7 @@ def main() -> None:
             backend=process_run.Backend(
                 values.backend, values.backend_option, values.resources, values.num_workers, values.render
             ),
-            more_flags=job_flags.given('coordinator_token', 'weights_dtype', 'replay_backend'),
+            more_flags=job_flags.given('coordinator_token', 'weights_dtype', 'replay_backend', 'profile_python'),
             num_relays=values.num_relays,
             num_feed_workers=values.num_feed_workers,
         )

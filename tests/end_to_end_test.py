@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import pstats
 import random
 import re
 import resource
@@ -103,6 +104,26 @@ def start(tmp_path):
     """Starts a program in the test's folder."""
     with contextlib.ExitStack() as programs:
         yield lambda *words, **options: programs.enter_context(Program(*words, folder=tmp_path, **options))
+
+
+def test_a_signal_saves_now_and_each_job_s_python_is_profiled(start, tmp_path):
+    run_dir = RunDir(tmp_path / 'run')
+    late = [f'--gin_bindings=train.{each}' for each in (
+        'StopConditions.num_train_steps=1_000_000', 'LearnerOptions.checkpoint_interval_steps=1_000_000'
+    )]  # fmt: skip
+    launch = start('launch', *TINY, *late, '--profile_python=profiles')
+    launch.wait_for(lambda: metric(run_dir, 'train', 'train_step') > 200, 'the middle of training')
+    folders = [run_dir.checkpoints, run_dir.replay_checkpoints]
+    before = [{*folder.glob('*')} for folder in folders]
+    launch.send(signal.SIGUSR2)
+    launch.wait_for(
+        lambda: all({*folder.glob('*')} > known for folder, known in zip(folders, before, strict=True)), 'checkpoints'
+    )
+    launch.send(signal.SIGINT)
+    assert launch.end() == 128 + signal.SIGINT, launch.output
+    for job, function in (('train', 'session.py'), ('collect_0', 'actor.py'), ('evaluate', 'evaluate.py')):
+        profile = pstats.Stats(str(tmp_path / 'profiles' / f'{job}.prof'))
+        assert any(file.endswith(function) for file, _, _ in profile.stats), job
 
 
 @lanes.classic

@@ -127,6 +127,13 @@ def test_stacks_are_shown_on_request(start):
     assert end(process)[0] == 128 + signal.SIGTERM
 
 
+def test_a_job_may_be_asked_to_save(start):
+    process = start('print([stop.wait(0.05) for _ in iter(lambda: waiting.wants_save(stop), True)], flush=True)')
+    process.send_signal(signal.SIGUSR2)
+    code, stderr = end(process)
+    assert code == 0 and 'saves a checkpoint, as it was asked to (SIGUSR2)' in stderr
+
+
 def test_threads_that_hang_do_not_delay_the_end(start):
     process = start('threading.Thread(target=queue.Queue().get).start()')
     assert end(process) == (0, '')

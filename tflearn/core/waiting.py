@@ -107,11 +107,22 @@ class StopEvent(threading.Event):
     Attributes:
       before_exit: called by the code that sets the event, before it ends the process immediately. None means that the
         process must not be ended, since the job still has something to save or to close.
+      save_requested: whether the user wants a checkpoint now; see `wants_save`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.before_exit: Callable[[], object] | None = None
+        self.save_requested = False
+
+
+def wants_save(stop: threading.Event) -> bool:
+    """Returns whether the user asked for a checkpoint since the last call; of a `StopEvent` only."""
+    wanted = isinstance(stop, StopEvent) and stop.save_requested
+    if wanted and isinstance(stop, StopEvent):
+        stop.save_requested = False
+        logging.info('saves a checkpoint, as it was asked to (SIGUSR2)')
+    return wanted
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from tflearn.core.experience import Experience
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentFactory, specs_of
-from tflearn.core.waiting import PeerLost
+from tflearn.core.waiting import PeerLost, wants_save
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import EpisodeReader
 from tflearn.files.manifests import LEARNER, Manifest, Manifests
@@ -318,7 +318,7 @@ class _Serving:
                     f'{learner_timeout_secs:g} s (replay_server.learner_timeout_secs; 0 is no limit); the replay is '
                     f'saved: start this job and the train job again with the same commands; {self._history}'
                 )
-            if time.monotonic() - self._saved_at >= interval_secs:
+            if wants_save(stop) or time.monotonic() - self._saved_at >= interval_secs:
                 self._save(interval_secs)
 
     def _report(self) -> None:

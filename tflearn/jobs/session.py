@@ -13,7 +13,7 @@ from absl import logging
 
 from tflearn.core import agent_data, background, strategies, train_step, workers
 from tflearn.core.types import Agent
-from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped, Stopped
+from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped, Stopped, wants_save
 from tflearn.core.workers import StopReason
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs.collectors import Collectors
@@ -116,6 +116,7 @@ class Session:
         self._settings, self._stop_conditions = settings, settings.stop_conditions
         self._status = run.status('train')
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
+        self._alone = strategies.layout(strategy).workers == 1  # workers save together, at their intervals
         self._collect_summaries, self._summarized_env_steps = Summaries(run.dir.summaries('collect')), -1
         self._progress, self._forecast = collectors.progress, Forecast(settings.stop_conditions)
         self._result: TrainResult | None = None  # of the newest call that took train steps
@@ -230,6 +231,8 @@ class Session:
             with self._monitored():
                 while not (reason := self._agree_on_stop_reason()):
                     self._turn()
+                    if self._alone and wants_save(self._run.stop):
+                        self._learner.save()
             self._collect_summaries.close()
             self._end(reason)
         except BaseException as error:

@@ -221,6 +221,8 @@ class _Fit:
                 left = self._source.steps_per_epoch - learner.step % self._source.steps_per_epoch
                 result = learner.run(min(left, _MOST_PER_CALL))
                 status.update('running', train_step=learner.step, loss=result.loss, **result.extra)
+                if waiting.wants_save(self._run.stop):
+                    learner.save()
         finally:
             learner.close()
         if reason is None:

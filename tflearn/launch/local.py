@@ -156,6 +156,7 @@ def _warm_parent(topology: Topology, log: TextIO, stop: Callable[[], bool]) -> I
 def _work(supervisor: Supervisor, view: View, signals: 'StopSignals', stop_timeout_secs: float) -> Failure | None:
     """Starts the jobs, watches them and stops them. Returns why the run failed, if it did."""
     failure = None
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: supervisor.request_save())
     try:
         view.open()
         if not signals.received:
@@ -163,6 +164,7 @@ def _work(supervisor: Supervisor, view: View, signals: 'StopSignals', stop_timeo
         failure = supervisor.watch(stop=lambda: len(signals.received) > 0)
     finally:
         user_error = supervisor.stop(stop_timeout_secs, kill=lambda: len(signals.received) > 1)
+        signal.signal(signal.SIGUSR2, before)
         with contextlib.suppress(OSError):
             view.close()
     # A user's error explains more than the death of another job.

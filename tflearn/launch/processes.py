@@ -193,6 +193,12 @@ class JobProcess:
             self._stopping = True
             self._process.terminate()
 
+    def request_save(self) -> None:
+        """Asks a job that works for a checkpoint now; one that begins would not know the signal yet."""
+        if self._process is not None and self.alive and self.has_run:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGUSR2)
+
     def dump(self) -> None:
         """Asks the job to write the stacks of its threads to its log."""
         if self._process is not None and self.alive:

@@ -187,6 +187,12 @@ class Supervisor:
             message += f'; the others are done, the policies are in {quoted(self._run_dir.policies)}'
         return Failure(message, is_user_error=False)
 
+    def request_save(self) -> None:
+        """Asks the jobs that save for a checkpoint now."""
+        for process in self._processes:
+            if process.job.kind in ('train', 'replay_server'):
+                process.request_save()
+
     def stop(self, stop_timeout_secs: float, kill: Callable[[], bool]) -> Failure | None:
         """Stops the living jobs, stage by stage. Kills those that do not end in time, or all when `kill` returns True.
 
