@@ -1,6 +1,7 @@
 """How fast are exported policies, in process beside TF-Agents' way, and over gRPC with and without batches?
 
     python benchmarks/serving.py --picture=docs/images/serving_latency.png
+    python benchmarks/serving.py --log --cases=mlp --clients=64     what the log of decisions costs
 
 In process: one observation at a time, against TF-Agents' SavedModelPyTFEagerPolicy on the same policy. Over gRPC: two
 servers (`tflearn-serve`, with and without --batching) and closed-loop clients in a process of their own, on this same
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -43,10 +44,16 @@ from tflearn.policies.exporter import PolicyExporter  # noqa: E402
 from tflearn.serving import tensor_protos  # noqa: E402
 from tflearn.serving.tensor_protos import predict_pb2  # noqa: E402
 
-SIDES = {'batching': '--batching', 'single': '--nobatching'}
+SIDES = {'batching': ('--batching',), 'single': ('--nobatching',)}
+LOG_SIDES: dict[str, tuple[str, ...]] = {
+    'without': (),
+    'log': ('--decision_log={}',),
+    'log and exploration': ('--decision_log={}', '--epsilon=0.05'),
+}
 # Observation's size, and layers.
 MLPS = {'mlp': (4, (100, 50)), 'wide': (376, (2048, 2048, 2048))}
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+UNITS = {'rate': ('requests/s', 'requests'), 'p50_ms': ('ms', 'p50'), 'p99_ms': ('ms', 'p99')}
 Measured = dict[str, list[dict[str, float]]]
 
 
@@ -59,6 +66,7 @@ def main() -> int:
     parser.add_argument('--secs', type=float, default=2.0, help='of each side in a round')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of latency against load')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
+    parser.add_argument('--log', action='store_true', help='measures the log of decisions instead')
     parser.add_argument('--quick', action='store_true', help='two short rounds, to see whether this program works')
     options = parser.parse_args()
     if options.quick:
@@ -69,8 +77,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as root:
             policy = make_policy(case)
             PolicyExporter(policy, RunDir(root).greedy_policy).export(1, {})
+            if options.log:
+                rows += log_rows(case, root, observation(policy), clients, options)
+                continue
             rows += in_process(case, policy, pathlib.Path(root), options.rounds)
-            measured = over_grpc(root, observation(policy), clients, options.rounds, options.secs)
+            measured = over_grpc(root, observation(policy), clients, options.rounds, options.secs, SIDES)
         rows += _grpc_rows(case, measured, clients)
         drawn[case] = measured
     print(tables.table(rows))
@@ -134,23 +145,46 @@ def _percentiles(call: Callable[[], object], count: int) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
-def over_grpc(root: str, observed: np.ndarray, clients: Sequence[int], rounds: int, secs: float) -> Measured:
-    """Measures both servers alternately; returns the measurements of each round by '<side> <clients>'."""
+def over_grpc(
+    root: str,
+    observed: np.ndarray,
+    clients: Sequence[int],
+    rounds: int,
+    secs: float,
+    sides: Mapping[str, Sequence[str]],
+) -> Measured:
+    """Measures servers of these flags alternately; returns the measurements of each round by '<side> <clients>'."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name = 'greedy_policy'
     tensor_protos.fill(request.inputs['observation'], observed, content=True)
     data = base64.b64encode(request.SerializeToString()).decode()
-    measured: Measured = {f'{side} {number}': [] for side in SIDES for number in clients}
+    measured: Measured = {f'{side} {number}': [] for side in sides for number in clients}
     with contextlib.ExitStack() as stack:
-        addresses = {side: stack.enter_context(_server(root, flag)) for side, flag in SIDES.items()}
+        addresses = {side: stack.enter_context(_server(root, *flags)) for side, flags in sides.items()}
         load = stack.enter_context(_process('-m', 'benchmarks.serving_load'))
-        for _ in range(rounds):
+        for i in range(rounds):
             for number in clients:
-                for side, address in addresses.items():
+                for side, address in [*addresses.items()][:: -1 if i % 2 else 1]:
                     order = {'address': address, 'clients': number, 'secs': secs, 'request': data}
                     print(json.dumps(order), file=load.stdin, flush=True)
                     measured[f'{side} {number}'].append(json.loads(load.stdout.readline()))
     return measured
+
+
+def log_rows(
+    case: str, root: str, observed: np.ndarray, clients: Sequence[int], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Measures a server with a log of decisions beside one without."""
+    sides = {side: [flag.format(f'{root}/log') for flag in flags] for side, flags in LOG_SIDES.items()}
+    measured = over_grpc(root, observed, clients, options.rounds, options.secs, sides)
+    found = []
+    for number in clients:
+        for side in [*sides][1:]:
+            for key, (unit, name) in UNITS.items():
+                values = [[item[key] for item in measured[f'{each} {number}']] for each in (side, 'without')]
+                text = f'gRPC, {number} clients, {name}: {side} beside without'
+                found.append(_row(case, text, unit, *values) | {'limit': 1.05 if key == 'p99_ms' else None})
+    return found
 
 
 @contextlib.contextmanager
@@ -171,9 +205,9 @@ def _process(*arguments: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _server(root: str, flag: str) -> Iterator[str]:
+def _server(root: str, *flags: str) -> Iterator[str]:
     port = free_port()
-    with _process('-m', 'scripts.serve', f'--root_dir={root}', f'--port={port}', flag):
+    with _process('-m', 'scripts.serve', f'--root_dir={root}', f'--port={port}', *flags):
         wait_until(lambda: is_listening(f'localhost:{port}'), 'the server', 60)
         status = RunDir(root).status('serve')
         wait_until(lambda: f'"port": {port}' in _text(status) and '"running"' in _text(status), 'its policy', 60)
@@ -185,7 +219,6 @@ def _text(path: pathlib.Path) -> str:
 
 
 def _grpc_rows(case: str, measured: Measured, clients: Sequence[int]) -> list[dict[str, Any]]:
-    units = {'rate': ('requests/s', 'requests'), 'p50_ms': ('ms', 'p50'), 'p99_ms': ('ms', 'p99')}
     return [
         _row(
             case,
@@ -194,7 +227,7 @@ def _grpc_rows(case: str, measured: Measured, clients: Sequence[int]) -> list[di
             *([item[key] for item in measured[f'{side} {number}']] for side in SIDES),
         )
         for number in clients
-        for key, (unit, name) in units.items()
+        for key, (unit, name) in UNITS.items()
     ]
 
 

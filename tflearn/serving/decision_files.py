@@ -35,17 +35,9 @@ _NICE = 10
 _encode = json.JSONEncoder(separators=(',', ':')).encode
 _POLL_SECS = 0.5
 
-# (dtype, shape, bytes) by name: arrays that are pickled fast.
+# What is pickled fast: arrays as (dtype, shape, bytes) by name; a request's id, rows, time and arm of an experiment.
 Packed = Mapping[str, tuple[str, tuple[int, ...], bytes]]
-
-
-class RequestOf(NamedTuple):
-    """One request, its time and its arm of an experiment."""
-
-    event_id: str
-    rows: int
-    at: float
-    arm: str
+RequestOf = tuple[str, int, float, str]
 
 
 class Decisions(NamedTuple):
@@ -206,11 +198,11 @@ def lines_of(options: DecisionLogOptions, decisions: Decisions) -> Iterator[byte
     for packed in decisions.mask.values():
         shown['mask'] = [np.flatnonzero(row).tolist() for row in _array(packed)]
     head = {'model': decisions.model, 'version': decisions.version}
-    rows = zip(*shown.values(), strict=False)
-    for request in decisions.requests:
-        begin = {'time': request.at, **head, 'arm': request.arm}
-        for event_id in ids(request.event_id, request.rows):
-            yield _encode({'id': event_id, **begin, **dict(zip(shown, next(rows), strict=True))}).encode() + b'\n'
+    values = zip(*shown.values(), strict=False)
+    for request_id, rows, at, arm in decisions.requests:
+        begin = {'time': at, **head, 'arm': arm}
+        for event_id in ids(request_id, rows):
+            yield _encode({'id': event_id, **begin, **dict(zip(shown, next(values), strict=True))}).encode() + b'\n'
 
 
 def _bytes(row: np.ndarray) -> bytes:

@@ -25,7 +25,7 @@ from tflearn.serving import decision_files
 from tflearn.serving.decision_files import DecisionFiles, DecisionLogOptions, Decisions, Packed, RequestOf
 from tflearn.serving.exploration import PROBABILITY, Arrays
 
-WAKE_SECS = 0.2
+WAKE_SECS = 0.05
 _END_SECS = 30.0
 MAX_BYTES = 256 << 20  # that wait
 _PIECE = 64  # requests that are packed together
@@ -109,7 +109,7 @@ class DecisionLog:
             self._count('decisions', 'not_chosen', rows)
             return event_id
         size = sum(array.nbytes for array in inputs.values())
-        request = RequestOf(event_id, rows, time.time(), arm)
+        request = event_id, rows, time.time(), arm
         if not self._add(_Waiting(size, request, model, version, mask, inputs, outputs), size):
             self._count('decisions', 'dropped', rows)
         return event_id
@@ -156,7 +156,7 @@ class DecisionLog:
     def _send(self, piece: list[_Waiting | list[bytes]]) -> None:
         requests = [entry for entry in piece if isinstance(entry, _Waiting)]
         lines = [line for entry in piece if isinstance(entry, list) for line in entry]
-        counts = {'decisions': sum(entry.request.rows for entry in requests), 'outcomes': len(lines)}
+        counts = {'decisions': sum(entry.request[1] for entry in requests), 'outcomes': len(lines)}
         result = 'logged'
         try:
             groups = itertools.groupby(requests, operator.attrgetter('kind'))
