@@ -47,7 +47,7 @@ RULES = {
         ({'tflearn/jobs/train.py': 'from gymnasium import spaces'}, 'only tflearn/environments/ may use it'),
         ({'scripts/train.py': 'import gin'}, 'only tflearn/config/ may use it'),
         ({'tflearn/jobs/train.py': 'from absl import flags'}, 'got absl.flags'),
-        ({'scripts/launch.py': 'import subprocess'}, 'replay/valkey/server.py, tflearn/experiments/seeds.py, tflearn/'),
+        ({'scripts/launch.py': 'import subprocess'}, 'replay/valkey/server.py, tflearn/experiments/runs.py, tflearn/'),
         ({'tflearn/jobs/train.py': 'import tf_agents\nx = tf_agents.agents.dqn'}, 'train.py:2: got tf_agents.agents'),
         (
             {'tflearn/replay/storage.py': 'import tensorflow as tf\n@tf.function\ndef f(): pass'},

@@ -38,7 +38,7 @@ FEW_STEPS = [
     'evaluate.evaluate.target_return=None',
     'evaluate.evaluate.num_episodes=1',
 ]
-TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 'collect', 'seeds')
+TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 'collect', 'seeds', 'tune')
 
 ALGORITHMS = sorted((DOCS / 'algorithms').glob('*.md'))
 # Commands that are parsed only, by a pattern of their page, line and words, and why.
@@ -71,6 +71,7 @@ SMALLER = [
     (r'=/data/other_run', '=runs/dqn_cartpole'),
     (r'=/(runs|tmp)/', r'=\1/'),
     (r'^--seeds=\d+$', '--seeds=2'),
+    (r'^--trials=\d+$', '--trials=2'),
     (r'^--num_collectors=2$', '--num_collectors=1'),  # two cores suffice
     (r'=train:cores=2', '=train:cores=1'),
 ]
@@ -103,7 +104,7 @@ def _flags(words: Sequence[str], name: str) -> list[str]:
 
 def _made(program: str, words: Sequence[str]) -> list[str]:
     """Returns the run or the data that a command makes."""
-    if program not in ('launch', 'train_offline', 'synchronous', 'seeds') or '--render' in words:
+    if program not in ('launch', 'train_offline', 'synchronous', 'seeds', 'tune') or '--render' in words:
         return _flags(words, 'output')
     return _flags(words, 'root_dir') or [f'runs/{(_flags(words, "gin_file") or ["dqn_cartpole"])[0]}']
 

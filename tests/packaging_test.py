@@ -82,7 +82,7 @@ def test_the_wheel_holds_the_package_the_programs_and_the_gin_files(wheel):
         names = {name for name in archive.namelist() if '.dist-info/' not in name}
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / 'tflearn').rglob('*.py')}
     programs = {f'tflearn_scripts/{path.name}' for path in (ROOT / 'scripts').glob('*.py')}
-    gin_files = {f'tflearn_gin/{path.relative_to(ROOT / "gin").as_posix()}' for path in (ROOT / 'gin').rglob('*.gin')}
+    gin_files = {f'tflearn_gin/{path.relative_to(ROOT / "gin").as_posix()}' for path in (ROOT / 'gin').rglob('*.*')}
     assert names == package | programs | gin_files | {'tflearn/py.typed', 'tflearn/launch/kubernetes.yaml'}
     assert 'tflearn_gin/algorithms/dqn.gin' in names
 

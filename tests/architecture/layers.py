@@ -84,7 +84,7 @@ DOORS = {
     'tf2onnx': ('tflearn/policies/onnx.py',),
     'optuna': ('tflearn/experiments/',),
     'subprocess': (
-        *('tflearn/launch/', 'tflearn/replay/valkey/server.py', 'tflearn/experiments/seeds.py'),
+        *('tflearn/launch/', 'tflearn/replay/valkey/server.py', 'tflearn/experiments/runs.py'),
         'tflearn/launch/ray_driver.py',  # a program that imports nothing of ours
     ),
     'ray': ('tflearn/launch/ray_driver.py',),

@@ -92,7 +92,7 @@ def test_wrong_input_is_one_line_and_starts_nothing(program, tmp_path, flags, me
 
 def test_a_folder_has_one_at_a_time(program, tmp_path):
     (tmp_path / 'runs').mkdir()
-    with open(tmp_path / 'runs' / 'seeds.lock', 'w') as lock:
+    with open(tmp_path / 'runs' / 'runs.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert program('--gin_file=dqn_cartpole').wait(DEADLINE_SECS) == 2
-    assert 'where another tflearn-seeds works' in (tmp_path / 'out').read_text()
+    assert 'where another tflearn-seeds or tflearn-tune works' in (tmp_path / 'out').read_text()

@@ -188,14 +188,14 @@ def compare(*runs: Any, axis: Axis = 'env_steps', metric: str = 'return', lower_
 
 def of_groups(runs: Mapping[str, Sequence[RunDir]], axis: Axis, metric: str, lower_is_better: bool) -> Comparison:
     """Compares groups of runs, by their labels; see `compare`."""
-    groups = {label: {run: _curve(run, axis, metric) for run in its_runs} for label, its_runs in runs.items()}
+    groups = {label: {run: curve(run, axis, metric) for run in its_runs} for label, its_runs in runs.items()}
     if empty := [label for label, curves in groups.items() if not any(map(len, curves.values()))]:
         raise UserValueError(
             f'got {", ".join(empty)} without evaluations that have {metric} and {axis}; need some; leave it out, '
             'choose another metric or axis, or wait for its first evaluation'
         )
     ends = {run: curve[-1, 0] for curves in groups.values() for run, curve in curves.items() if len(curve)}
-    unsolved = [end for run, end in ends.items() if not _reached_target(run)]
+    unsolved = [end for run, end in ends.items() if not reached_target(run)]
     marks = np.linspace(0.0, min(unsolved) if unsolved else max(ends.values()), MARKS + 1)
     return Comparison(
         tuple(_group(label, curves, marks) for label, curves in groups.items()), axis, metric, lower_is_better
@@ -246,7 +246,7 @@ def _settings(run_dir: RunDir) -> str:
     return '\n'.join(line for line in lines if line and line[0] != '#' and '.seed = ' not in line)
 
 
-def _curve(run_dir: RunDir, axis: Axis, metric: str) -> np.ndarray:
+def curve(run_dir: RunDir, axis: Axis, metric: str) -> np.ndarray:
     """Returns a run's evaluations as (position on the axis, value), float64 [evaluations, 2]."""
     evaluations = learning_curve.current(evaluation_record.read(run_dir.evaluations))
     start = min((each['exported_at'] for each in evaluations if each.get('exported_at')), default=None)
@@ -262,6 +262,7 @@ def _curve(run_dir: RunDir, axis: Axis, metric: str) -> np.ndarray:
     return np.array(found, np.float64).reshape(-1, 2)
 
 
-def _reached_target(run_dir: RunDir) -> bool:
+def reached_target(run_dir: RunDir) -> bool:
+    """Returns whether a run has ended by reaching its target."""
     done = read_json(run_dir.done, 'reason')
     return done is not None and done['reason'].startswith('target')

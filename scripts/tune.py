@@ -1,0 +1,51 @@
+"""Searches hyperparameters: tflearn-tune --gin_file=ppo_cartpole --space=ppo --trials=30 --root_dir=runs/tune.
+
+Each trial is a run, in ROOT_DIR/trial_0, trial_1, ...; trials that fall behind are pruned. The same command continues
+what was stopped or killed. The best trials run again with fresh seeds. At the end ROOT_DIR has best.gin, which runs as
+it is, tuning.md with all trials, tuning.png with the history and the importances, and in best/ runs of best.gin with
+seeds that decided nothing, whose score is printed.
+"""
+
+import pathlib
+import sys
+from typing import Any
+
+from absl import flags
+
+from tflearn.core.errors import UserValueError
+
+from . import job_flags, tune_flags
+
+
+def main() -> None:
+    """Runs the program."""
+    job_flags.tool('tflearn-tune', __doc__, tune_flags.define, _run)
+
+
+def _run(switches: flags.FlagValues, rest: list[str]) -> int:
+    for name in ('gin_file', 'root_dir'):
+        if not switches[name].value:
+            raise UserValueError(f'got no --{name}; need one; see --help')
+    if rest:
+        raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --gin_file=ppo_cartpole')
+    from tflearn.experiments import finals, runs, tuning
+
+    root = pathlib.Path(switches.root_dir)
+    names = 'gin_file', 'space', 'trials', 'parallel', 'gin_bindings', 'mode', 'metric', 'lower_is_better'
+    given: Any = [*(switches[name].value for name in names), (switches.sampler, switches.pruner)]
+    search = tuning.Tuning(root, *given)
+    study = search.run(sys.stdout)
+    if study is None:
+        return runs.INTERRUPTED
+    print(f'\nall trials: {root / "tuning.md"}', flush=True)
+    if switches.seeds:
+        found = finals.run(search, study, switches.finalists, switches.seeds, sys.stdout)
+        if found is None:
+            return 1
+        print(f'\nfresh seeds: {found}')
+    print(f'\nthe best settings: {root / "best.gin"}')
+    return 0
+
+
+if __name__ == '__main__':
+    main()

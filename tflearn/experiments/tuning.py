@@ -1,0 +1,240 @@
+"""Searches hyperparameters: Optuna chooses, each trial is a run, and its evaluations decide whether it is pruned.
+
+The study is a journal in a file, so a search that was stopped or killed goes on: trials that were running continue
+under their numbers. Loads no TensorFlow.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TextIO
+
+import numpy as np
+
+from tflearn.core.errors import UserValueError
+from tflearn.core.extras import import_error
+from tflearn.experiments import comparison, runs, spaces, trial_report
+from tflearn.files.run_dir import RunDir, read_json
+
+try:
+    import optuna
+    from optuna.storages import JournalStorage, journal
+    from optuna.trial import TrialState
+except ImportError as missing:
+    raise import_error(missing, 'tflearn-tune') from missing
+
+Sampler = Literal['tpe', 'random']
+Pruner = Literal['median', 'hyperband', 'none']
+
+MARKS = 20  # equal parts of a trial's budget, at whose ends trials are compared
+_LAST = 3  # evaluations whose mean is the score
+_MOST_FAILURES = 3  # at the beginning, without a trial that has a score
+_SAMPLERS: Mapping[Sampler, Callable[[], Any]] = {
+    'tpe': lambda: optuna.samplers.TPESampler(constant_liar=True),
+    'random': optuna.samplers.RandomSampler,
+}
+# Not before a quarter of the budget.
+_PRUNERS: Mapping[Pruner, Callable[[], Any]] = {
+    'median': lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=MARKS // 4),
+    'hyperband': lambda: optuna.pruners.HyperbandPruner(min_resource=MARKS // 4, max_resource=MARKS),
+    'none': optuna.pruners.NopPruner,
+}
+_BUDGETS = {'max_env_steps': 'env_steps', 'num_train_steps': 'train_step'}  # the first one that the run has
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """A search in a folder: its study in `study.journal`, and the run of trial 3 in `trial_3`.
+
+    Attributes:
+      root_dir: the folder.
+      gin_file: a path, or the name of a packaged gin file, which has all that the space does not bind.
+      space: see `spaces.resolve`.
+      num_trials: trials in all, with those of earlier calls.
+      parallel: how many at the same time.
+      gin_bindings: gin statements between the gin file and those of a trial.
+      mode: 'processes' or 'synchronous'; see `tflearn.train`.
+      metric: the metric of the evaluations that is to become better.
+      lower_is_better: whether a smaller value of it is better.
+      methods: Optuna's sampler and pruner.
+    """
+
+    root_dir: pathlib.Path
+    gin_file: str
+    space: str | None
+    num_trials: int
+    parallel: int = 1
+    gin_bindings: Sequence[str] = ()
+    mode: runs.Mode = 'processes'
+    metric: str = 'return'
+    lower_is_better: bool = False
+    methods: tuple[Sampler, Pruner] = ('tpe', 'median')
+
+    def run(self, out: TextIO) -> optuna.Study | None:
+        """Runs what is missing of the trials. Call it from the main thread: it handles signals, see `runs.Runs`.
+
+        Args:
+          out: gets the lines of `runs.Runs`, and what each trial chose and reached.
+
+        Returns:
+          The study; None if a signal stopped trials. What they found is in the folder, see `trial_report.write`.
+
+        Raises:
+          ValueError: if a setting is wrong or another one than before, or the first trials all failed.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        path = spaces.resolve(self.space, self.gin_file)
+        suggest = spaces.read(path)
+        axis, budget = self._check(path, suggest)
+        with runs.Runs(self.root_dir, self.gin_file, self.mode, out) as its:
+            study = self._study(its.root, path)
+            search = _Search(self, its, study, suggest, axis, budget)
+            try:
+                search.run()
+            finally:
+                trial_report.write(study, its.root, self.metric)
+            return None if search.left or study.get_trials(states=[TrialState.RUNNING]) else study
+
+    def _check(self, path: pathlib.Path, suggest: spaces.Suggest) -> tuple[str, float]:
+        """Checks the gin file with one choice of the space; returns the axis of a trial's budget, and the budget."""
+        sampler = optuna.samplers.RandomSampler(seed=0)
+        try:
+            bindings = suggest(optuna.create_study(sampler=sampler).ask())
+        except (ValueError, TypeError) as error:
+            raise UserValueError(f'got {path}, of which Optuna says: {error}; need a space of its kinds') from error
+        effective = runs.check(self.gin_file, [*runs.seed_bindings(0), *self.gin_bindings, *bindings])
+        given = {item.parameter: item.value for item in effective if item.parameter in _BUDGETS}
+        found = [(axis, given[name]) for name, axis in _BUDGETS.items() if isinstance(given.get(name), int)]
+        return found[0] if found else ('train_step', np.inf)
+
+    def _study(self, root: pathlib.Path, path: pathlib.Path) -> optuna.Study:
+        """Opens the study in a folder, or begins it. Raises ValueError if it was begun with other settings."""
+        file = root / 'study.journal'
+        if file.exists() and not (text := file.read_bytes()).endswith(b'\n'):  # its writer was killed
+            file.write_bytes(text[: text.rfind(b'\n') + 1])
+        lock: Any = _Unlocked()  # its base class has no public name
+        study = optuna.create_study(
+            storage=JournalStorage(journal.JournalFileBackend(str(file), lock)),
+            sampler=_SAMPLERS[self.methods[0]](),
+            pruner=_PRUNERS[self.methods[1]](),
+            study_name='study',
+            direction='minimize' if self.lower_is_better else 'maximize',
+            load_if_exists=True,
+        )
+        settings = {
+            'gin_file': self.gin_file,
+            'gin_bindings': [*self.gin_bindings],
+            'space': path.read_text(encoding='utf-8'),
+            'metric': self.metric,
+            'lower_is_better': self.lower_is_better,
+        }
+        before = study.user_attrs.get('settings', settings)
+        if changed := [name for name, value in settings.items() if before.get(name) != value]:
+            raise UserValueError(
+                f'got another {changed[0]} than the search in {root} was begun with; need the same; choose another '
+                '--root_dir'
+            )
+        study.set_user_attr('settings', settings)
+        return study
+
+
+class _Unlocked:
+    """The folder is locked already; a lock of Optuna's would outlive a killed process."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+class _Search:
+    """The trials that run now."""
+
+    def __init__(
+        self, tuning: Tuning, its: runs.Runs, study: optuna.Study, suggest: spaces.Suggest, axis: Any, budget: float
+    ):
+        """`axis` is one of `comparison.Axis`; `budget` is in its unit."""
+        self._tuning, self._runs, self._study, self._suggest = tuning, its, study, suggest
+        self._axis, self._mark = axis, budget / MARKS
+        self._trials: dict[str, optuna.Trial] = {}
+        self._reported: dict[str, int] = {}
+        self._pruned: set[str] = set()
+        self._waiting = study.get_trials(states=[TrialState.RUNNING])
+
+    @property
+    def left(self) -> int:
+        """Trials that have not begun."""
+        return max(0, self._tuning.num_trials - len(self._study.get_trials(deepcopy=False)))
+
+    def run(self) -> None:
+        """Runs trials until all have ended, or a signal stops them."""
+        its = self._runs
+        while its.running or (not its.stopping and (self._waiting or self.left)):
+            while not its.stopping and len(its.running) < self._tuning.parallel and (self._waiting or self.left):
+                self._start()
+            for name in its.running.keys() - self._pruned:
+                self._report(name)
+            for name, code in its.ended(f'{self.left} trials to come' if self.left else ''):
+                self._tell(name, code)
+
+    def _start(self) -> None:
+        """Starts a new trial, or continues one that an earlier process has begun."""
+        before = self._waiting.pop(0) if self._waiting else None
+        trial = optuna.Trial(self._study, before._trial_id) if before else self._study.ask()
+        name, chosen = f'trial_{trial.number}', self._suggest(trial)
+        self._trials[name] = trial
+        self._reported[name] = max(before.intermediate_values, default=0) if before else 0
+        self._runs.say(name, ', '.join(chosen))
+        self._runs.start(name, [*runs.seed_bindings(trial.number), *self._tuning.gin_bindings, *chosen])
+
+    def _report(self, name: str, ended: bool = False) -> None:
+        """Gives the pruner what the trial has reached at each mark that it has passed, and prunes it if it says so."""
+        run_dir, trial = self._run_dir(name), self._trials[name]
+        curve = comparison.curve(run_dir, self._axis, self._tuning.metric)
+        if not len(curve) or np.isinf(self._mark):
+            return
+        passed = MARKS if comparison.reached_target(run_dir) else min(MARKS, int(curve[-1, 0] / self._mark))
+        for mark in range(self._reported[name] + 1, passed + 1):
+            value = float(np.interp(mark * self._mark, *curve.T))
+            trial.report(value, mark)
+            self._reported[name] = mark
+            if not ended and trial.should_prune():
+                self._study.tell(trial, state=TrialState.PRUNED)
+                self._runs.say(name, f'pruned after {mark} of {MARKS} parts, {self._tuning.metric} {value:.4g}')
+                self._runs.stop(name)
+                self._pruned.add(name)
+                return
+
+    def _tell(self, name: str, code: int) -> None:
+        """Gives the study the score of a trial whose run has ended; one that a signal stopped stays as it is."""
+        trial, text, run_dir = self._trials[name], self._runs.ending(name, code), self._run_dir(name)
+        if name in self._pruned:
+            self._pruned.remove(name)
+            return
+        if code and self._runs.stopping:
+            self._runs.say(name, text)
+            return
+        self._report(name, ended=True)
+        curve = comparison.curve(run_dir, self._axis, self._tuning.metric)
+        if code == 0 and len(curve):
+            reached = comparison.reached_target(run_dir)
+            trial.set_user_attr('env_steps', (read_json(run_dir.done) or {}).get('env_steps'))
+            trial.set_user_attr('reached_target', reached)
+            self._study.tell(trial, float(curve[-1 if reached else -_LAST :, 1].mean()))
+            text += f'; the best is trial {trial_report.ranked(self._study)[0].number}'
+        else:
+            trial.set_user_attr('failed', text)
+            self._study.tell(
+                trial, state=TrialState.PRUNED
+            )  # as the worst; the sampler would forget it as a failed one
+        self._runs.say(name, text)
+        trials = self._study.get_trials(deepcopy=False)
+        failures = sum('failed' in each.user_attrs for each in trials)
+        if failures >= _MOST_FAILURES and not any(each.values or each.intermediate_values for each in trials):
+            raise UserValueError(
+                f'got only trials that failed, {name} like this: {text}; need a gin file and a space that run'
+            )
+
+    def _run_dir(self, name: str) -> RunDir:
+        return RunDir(self._runs.root / name)
