@@ -31,7 +31,7 @@ from tflearn.launch.local import free_port
 ALGORITHMS = DOCS / 'algorithms'
 FAST = ('iql',)  # pages whose Python is no slow test
 
-LANGUAGES = {'bash', 'gin', 'python', 'text', 'toml'}
+LANGUAGES = {'bash', 'gin', 'py', 'python', 'text', 'toml'}  # py: programs of other libraries, which do not run
 
 # One policy takes less time to trace than three. In Python it is the variable `few`.
 GREEDY = 'train.ExportOptions.policies = ("greedy_policy",)'
@@ -41,6 +41,25 @@ REPLACED = {
     'your-algorithm.md': [
         ('num_train_steps=2_000', 'num_train_steps=20, num_episodes=1, exports=few'),
         ('min_size=500', 'min_size=100'),
+        ('range(5)', 'range(1)'),
+        ('num_train_steps=5_000', 'num_train_steps=20, num_episodes=1, exports=few'),
+    ],
+    'from-alf.md': [
+        ('num_train_steps=10_000', 'num_train_steps=20, exports=few'),
+        ('num_episodes=20', 'num_episodes=1'),
+    ],
+    'from-rllib.md': [
+        (
+            "mode='processes',\n    num_collectors=2,\n    num_train_steps=4_000",
+            'num_train_steps=2, num_episodes=1, exports=few',
+        )
+    ],
+    'from-sb3.md': [('max_env_steps=100_000', 'max_env_steps=264, num_episodes=1, exports=few')],
+    'from-tf-agents.md': [
+        ('range(20)', 'range(2)'),
+        ('num_steps=100', 'num_steps=20'),
+        ('iterations=50', 'iterations=5'),
+        ('num_train_steps=5_000', 'num_train_steps=20, num_episodes=1, exports=few'),
     ],
     # A slow test of tests/api/training_test.py runs it with its five processes.
     'python.md': [
@@ -78,7 +97,10 @@ AFTER = {
     'exporting.md': "assert actions.numpy() in (0, 1) and step['action'] == actions",
     'from-circuit-training.md': 'assert learner.Learner',
     'from-ml-compiler-opt.md': 'assert [done.num_steps for done in rounds] == [32 * 12] * 2 and learner.Learner',
-    'from-tf-agents.md': 'assert learner.Learner and ppo_learner.PPOLearner',
+    'from-alf.md': 'assert run.train_step == 20',
+    'from-rllib.md': 'assert run.train_step == 2',
+    'from-sb3.md': 'assert action in (0, 1)',
+    'from-tf-agents.md': 'assert run.train_step == 20 and loss > 0 and ppo_learner.PPOLearner',
     'index.md': 'assert actions.numpy() in (0, 1)',
     'library.md': """
 assert result.loss > 0
@@ -138,6 +160,7 @@ from tests.testing import written_summaries
 few = ['train.StopConditions.num_train_steps = 100', 'evaluate.evaluate.num_episodes = 1', {GREEDY!r}]
 run = tflearn.train('own_hooks.gin', mode='synchronous', gin_bindings=few)
 assert run.train_step == 100 and c51_run.train_step == 20
+assert [row.num_runs for row in comparison.rows()] == [1, 1]
 scalars = written_summaries.scalars(run.run_dir.summaries('train'))
 assert [step // 50 for step in scalars['train/own/weights']] == [1, 2] and own_hooks.num_steps.numpy() == 100
 """,
@@ -213,7 +236,13 @@ def test_from_python(user):
 PROGRAMS = sorted(AFTER.keys() - {'python.md', 'serving.md'})  # which have tests of their own
 
 
-@pytest.mark.parametrize('page', PROGRAMS)
+# TF-Agents' suite_gym imports gym, which warns.
+OF_GYM = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::UserWarning')
+
+
+@pytest.mark.parametrize(
+    'page', [pytest.param(page, marks=OF_GYM if page == 'from-tf-agents.md' else ()) for page in PROGRAMS]
+)
 def test_python(user, page):
     shutil.rmtree('runs/inliner', ignore_errors=True)  # which two pages make
     _execute(page)
@@ -248,7 +277,8 @@ def test_python_of_a_client(user, server, monkeypatch):
 
 
 def test_no_page_is_left_out():
-    elsewhere = {'from-tf-agents-on-python-3.13.md', 'your-logs.md'}  # tf_agents_script_test.py, docs_programs_test.py
+    # tf_agents_script_test.py, docs_programs_test.py, environments/pettingzoo_env_test.py
+    elsewhere = {'from-tf-agents-on-python-3.13.md', 'your-logs.md', 'several-agents.md'}
     found = {block.page.name for block in docs_blocks.of('python') if block.page.parent != ALGORITHMS}
     assert found == elsewhere | set(AFTER)
 
