@@ -88,6 +88,11 @@ from docs import library_example
 make_agent, dataset_fn = lambda: library_example.agent, lambda context: library_example.expert_data(context).repeat()
 stop, num_train_steps = threading.Event(), 1_000
 """,
+    'exporting.md': """
+from tflearn.files import run_dir
+from tflearn.jobs.export import export
+export(run_dir=run_dir.RunDir('runs/dqn_cartpole'), format='onnx', signature='q_values', output='values.onnx')
+""",
     'library.md': 'import tflearn\nfrom docs.library_example import agent, expert_data as dataset_fn',
 }
 AFTER = {

@@ -43,7 +43,7 @@ TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 
 ALGORITHMS = sorted((DOCS / 'algorithms').glob('*.md'))
 # Commands that are parsed only, by a pattern of their page, line and words, and why.
 NOT_RUN = {
-    r'\.\.\.|^\S+ \S+( --(num_\w+|backend|side|tflite)=\S+)+$': 'flags for other commands',
+    r'\.\.\.|^\S+ \S+( --(num_\w+|backend|side|format)=\S+)+$': 'flags for other commands',
     r'^CONTRIBUTING.md': 'the tests themselves, and what tests/architecture_test.py runs',
     r'^benchmarks.md|benchmarks[/.]': 'takes up to hours; tests/learning_test.py and tests/suite_test.py run parts',
     r'scripts/(test|lock|check_extras|sbom|release)|pip |-m venv': 'needs a registry; see tests/packaging_test.py',
@@ -83,7 +83,7 @@ external_simulator.main(sys.argv[1], 1_000_000)
 """
 # Run by tests of their own.
 TOGETHER = r'data/shop|data/joined|runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
-FAST = r'quickstart$|tflearn-synchronous|--tflite=float32|data/(expert|random) --ep|data/good'  # all others are slow
+FAST = r'quickstart$|tflearn-synchronous|--format=tflite$|data/(expert|random) --ep|data/good'  # all others are slow
 
 
 def _rest() -> Iterator[object]:

@@ -99,7 +99,7 @@ def test_posterior_and_bounds(shared):
     inverses = [np.linalg.inv(a[owner]) for owner in owners]
     widths = [np.sqrt(np.einsum('bd,de,be->b', x[:, k], inverses[k], x[:, k])) for k in range(NUM_ARMS)]
     rest = {name: leaf for name, leaf in observation.items() if name != 'mask'}
-    np.testing.assert_allclose(agent.policy.wrapped_policy.scores(rest), means, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(agent.policy.wrapped_policy.scores(rest), means, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(agent.collect_policy.scores(rest), means + 0.7 * np.stack(widths, 1), atol=2e-9)
     assert int(agent.train_step_counter) == 3 and np.isfinite(info.loss)
 

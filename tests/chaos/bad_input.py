@@ -216,7 +216,7 @@ class Maker:
                 ('data_evaluation', 'run/policies/greedy_policy/**/*', ()),
                 ('export', 'run/policies/greedy_policy/**/*', ('--batch_size=2', '--output=new')),
                 ('export', 'run/policies/greedy_policy/**/*', ('--product', '--output=new')),
-                ('export', 'observations.npz', ('--tflite=int8', '--observations=observations.npz')),
+                ('export', 'observations.npz', ('--format=tflite_int8', '--observations=observations.npz')),
             ]
         )
         if not self.flags.get(program):

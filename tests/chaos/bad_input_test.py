@@ -69,7 +69,7 @@ REAL = {
     ],
     'export': [
         ('--root_dir=run', 'got no policy in '),
-        ('--root_dir=run --tflite=int4', 'got a wrong flag: flag --tflite=int4'),
+        ('--root_dir=run --format=int4', 'got a wrong flag: flag --format=int4'),
         ('--root_dir=run --output=gs://a/b', 'got --output='),
     ],
     'data': [

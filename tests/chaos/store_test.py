@@ -151,7 +151,7 @@ def _kill(pid, directory):
 
 def _use(run, done):
     """Exports, serves and looks at the run."""
-    exported = run.program('export', f'--root_dir={run.url}', '--tflite=float32').stdout.strip()
+    exported = run.program('export', f'--root_dir={run.url}', '--format=tflite').stdout.strip()
     assert exported.startswith(run.url)
     assert run.objects.size(exported[len(run.url) + 1 :]) > 0
     run.program('doctor', run.url)

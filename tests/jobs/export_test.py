@@ -1,4 +1,4 @@
-"""The export job after a short run: full models of steps, and TFLite models calibrated on its replay."""
+"""The export job after a short run: full models of steps, and models in other formats calibrated on its replay."""
 
 import os
 import threading
@@ -22,7 +22,8 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.export import export
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
-from tflearn.policies import loader, tflite, updates, versions
+from tflearn.policies import converted, loader, tflite, updates, versions
+from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
 from tflearn.replay import backend, stored_episodes
@@ -54,11 +55,11 @@ def test_exports_models_of_a_finished_run(small_run):
     linear = example_policies.Linear(example_policies.OBSERVATION, example_policies.DISCRETE_PAIR)
     linear.set([0.0, 0.0, 1.0, 1.0])
     PolicyExporter(linear.policy, run_dir.policy('linear')).export(100, {})
-    for policy, precision in (('greedy_policy', 'float32'), ('linear', 'int8')):
+    for policy, form in (('greedy_policy', 'tflite'), ('linear', 'tflite_int8')):
         model = tf.saved_model.load(str(run_dir.policy(policy) / '100')).signatures['serving_default']
         expected = model(observation=tf.constant(observation))['action'].numpy()
-        path = export(run_dir=run_dir, policy=policy, tflite=precision)
-        assert path == run_dir.root / 'tflite' / policy / f'100_{precision}.tflite'
+        path = export(run_dir=run_dir, policy=policy, format=form)
+        assert path == run_dir.root / 'converted' / policy / f'100{converted.SUFFIXES[form]}'
         got = tflite.run(path.read_bytes(), {'observation': observation})['action']
         assert np.mean(got == expected) > 0.9
 
@@ -71,13 +72,13 @@ def test_exports_a_quantized_actor(tmp_path):
     observation = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
     np.savez(tmp_path / 'seen.npz', observation=observation)
     given = {'run_dir': run_dir, 'observations': str(tmp_path / 'seen.npz')}
-    exact = export(**given, tflite='float32', output=str(tmp_path / 'exact.tflite'))
-    quantised = export(**given, tflite='int8').read_bytes()
+    exact = export(**given, format='tflite', output=str(tmp_path / 'exact.tflite'))
+    quantised = export(**given, format='tflite_int8').read_bytes()
     example_policies.reweigh(policy, seed=2)
     PolicyExporter(policy, run_dir.greedy_policy).export(4, {})
-    assert export(**given, tflite='float32') == run_dir.tflite('greedy_policy', 4, 'float32')  # none was evaluated
+    assert export(**given, format='tflite') == run_dir.converted('greedy_policy', '4.tflite')  # none was evaluated
     versions.point_best(run_dir.greedy_policy / '3')
-    assert export(**given, tflite='float32') == run_dir.tflite('greedy_policy', 3, 'float32')
+    assert export(**given, format='tflite') == run_dir.converted('greedy_policy', '3.tflite')
     example_policies.reweigh(policy, seed=1)
     details = tflite.interpreter(quantised).get_tensor_details()
     assert any(tensor['dtype'] == np.int8 for tensor in details)
@@ -102,8 +103,8 @@ def test_exports_a_quantized_actor(tmp_path):
     other = tmp_path / 'other'
     example_policies.reweigh(policy)
     version = PolicyExporter(policy, other).export(3, {})
-    with pytest.raises(RuntimeError, match='got action of the TFLite model with a greatest difference of'):
-        tflite.compare(exact.read_bytes(), version, shuffled, 'int8')
+    with pytest.raises(RuntimeError, match='got action of the tflite_int8 model with a greatest difference of'):
+        Converted(version, 'tflite_int8').compare(exact.read_bytes(), shuffled)
 
 
 class Widening(gymnasium.Env):
@@ -137,19 +138,22 @@ def test_calibrates_int8_on_recorded_episodes(tmp_path):
     seen = np.concatenate([row.observation[row.step_type != ts.StepType.LAST] for row in rows])
     np.savez(tmp_path / 'few.npz', observation=seen[:8])
     ended = forks.run(
-        'scripts.export', f'--root_dir={tmp_path}', '--tflite=int8', f'--observations={recorded}', timeout=120
+        'scripts.export', f'--root_dir={tmp_path}', '--format=tflite_int8', f'--observations={recorded}', timeout=120
     )
     assert ended.returncode == 0, ended.stderr
     assert 'compared with the SavedModel on 1560 observations: action ' in ended.stderr
-    few = export(run_dir=run_dir, tflite='int8', observations=str(tmp_path / 'few.npz'), output=str(tmp_path / 'few'))
-    models = {'recorded': run_dir.tflite('greedy_policy', 3, 'int8').read_bytes(), 'few': few.read_bytes()}
+    few = export(
+        run_dir=run_dir, format='tflite_int8', observations=str(tmp_path / 'few.npz'), output=str(tmp_path / 'few')
+    )
+    models = {'recorded': run_dir.converted('greedy_policy', '3_int8.tflite').read_bytes(), 'few': few.read_bytes()}
     expected = loader.load(version).action(ts.restart(seen, len(seen)), ())[0]
     errors = {
         name: np.abs(tflite.run(model, {'observation': seen})['action'] - expected).mean()
         for name, model in models.items()
     }
     assert errors['recorded'] < errors['few'] / 10
-    half = export_job._observations(run_dir, version, str(recorded), 500)['observation']
+    inputs = Converted(version, 'tflite').inputs
+    half = export_job._observations(run_dir, version, inputs, str(recorded), 500)['observation']
     assert len({*map(tuple, half.tolist())} & {*map(tuple, seen.tolist())}) == 500
     np.testing.assert_allclose(np.abs(half).mean(), np.abs(seen).mean(), rtol=0.1)  # of all steps alike
 
@@ -160,17 +164,17 @@ def test_rejects_invalid_arguments(tmp_path):
         export(run_dir=run_dir)
     PolicyExporter(example_policies.stochastic_actor(), run_dir.policy('raw_policy')).export(1, {})
     with pytest.raises(ValueError, match='got no checkpoint of the replay'):
-        export(run_dir=run_dir, policy='raw_policy', tflite='int8')
+        export(run_dir=run_dir, policy='raw_policy', format='tflite_int8')
     np.savez(tmp_path / 'seen.npz', observation=np.zeros((5, 3), np.float32))
     with pytest.raises(ValueError, match=r'got observations of .*float32\[3\].*need .*float32\[4\]'):
-        export(run_dir=run_dir, policy='raw_policy', tflite='int8', observations=str(tmp_path / 'seen.npz'))
+        export(run_dir=run_dir, policy='raw_policy', format='tflite_int8', observations=str(tmp_path / 'seen.npz'))
     with pytest.raises(ValueError, match='got --product_names=action; need default=name,...'):
         export_job.product_options(None, ['action', 'logits=scores'], False, False)
     assert export_job.product_options(None, ['action=torque'], True, False) == ProductOptions(
         time_step=True, names={'action': 'torque'}
     )
-    with pytest.raises(ValueError, match='need one of float32, int8, or None'):
-        export(run_dir=run_dir, tflite='int4')
+    with pytest.raises(ValueError, match='need one of onnx, tflite, tflite_int8, or None'):
+        export(run_dir=run_dir, format='int4')
 
 
 class State(NamedTuple):
@@ -201,7 +205,7 @@ def test_named_tuple_fields_keep_their_names(tmp_path):
     finally:
         server.close()
     assert len(stored_episodes.read_rows(run_dir.replay_checkpoints, 500)[0][1]) >= 9  # each step, not one of each draw
-    given = export_job._observations(run_dir, version, None, 5)
+    given = export_job._observations(run_dir, version, Converted(version, 'tflite').inputs, None, 5)
     assert {len(values) for values in given.values()} == {5}
     assert {name: set(values.ravel()) for name, values in given.items()} == {
         'observation_velocity': {1},

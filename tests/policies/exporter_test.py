@@ -27,7 +27,13 @@ POLICIES = (
     'with_info',
 )
 # What they have beside serving_default and action; the others have their distribution.
-SIGNATURES = {'epsilon_greedy': (), 'random': (), 'recurrent': ('distribution', 'get_initial_state')}
+SIGNATURES = {
+    'greedy': ('distribution', 'q_values'),
+    'epsilon_greedy': (),
+    'random': (),
+    'recurrent': ('distribution', 'q_values', 'get_initial_state'),
+    'nested': ('distribution', 'q_values'),
+}
 DETERMINISTIC = ['greedy', 'recurrent', 'greedy_actor', 'normalized', 'nested']
 
 

@@ -15,6 +15,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies, lanes
 from tflearn.policies import products, tflite
+from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
 
@@ -55,8 +56,8 @@ def test_a_policy_that_computes_in_bfloat16_is_a_product_without_a_tflite_model(
     saved = tf.saved_model.load(str(tmp_path / 'product'))
     expected = tf.saved_model.load(str(version)).signatures['serving_default'](observation=tf.constant(rows))['action']
     assert saved.signatures['action'](observation=tf.constant(rows))['action'].shape == expected.shape
-    with pytest.raises(ValueError, match='computes in bfloat16 or float16; TFLite needs float32; train with precision'):
-        tflite.convert(version)
+    with pytest.raises(ValueError, match='computes in bfloat16 or float16; tflite needs float32; train with precision'):
+        Converted(version, 'tflite')
 
 
 @pytest.fixture(scope='module')

@@ -15,6 +15,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments.tasks import t_maze
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import exporter, loader, tflite
+from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import PolicyExporter
 
 
@@ -159,9 +160,8 @@ def test_dqn_in_tflite(tmp_path):
     )
     agent.initialize()
     path = exporter.PolicyExporter(agent.policy, tmp_path).export(1, {})
-    given = {
-        name: np.zeros(spec.shape[1:], spec.dtype.as_numpy_dtype)[None] for name, spec in tflite.inputs(path).items()
-    }
+    inputs = Converted(path, 'tflite').inputs.items()
+    given = {name: np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype) for name, spec in inputs}
     given[MASK][0, 3] = 1
     assert tflite.run(tflite.convert(path), given)['action'] == [3]
 

@@ -20,7 +20,7 @@ def run(program, *arguments):
         ('serve --help', 'tflearn-serve: Serves the newest version of each policy', 'port batching tls_client_ca'),
         ('serve --helpfull', 'tflearn-serve: Serves the newest version of each policy', 'root_dir stop_timeout_secs'),
         ('export --help', 'tflearn-export: Makes a full model of one train step', 'root_dir policy train_step output'),
-        ('export --help', 'tflearn-export: ', 'batch_size tflite observations'),
+        ('export --help', 'tflearn-export: ', 'batch_size format observations'),
         ('data copy --help', 'tflearn-data copy: ', 'data min_return max_damaged output'),
         ('evaluate --data=x --help', 'tflearn-evaluate: ', 'data policy gamma output'),
     ],
@@ -63,7 +63,7 @@ def test_help_names_the_commands_and_how_an_evaluation_reads_data():
         (f'evaluate {NO_RUN} --data=x --gamma=nan', 'got --gamma=nan; need a number from 0 to 1'),
         (f'evaluate {NO_RUN} --data=x --gin_file=dqn_cartpole', 'got a wrong flag: Unknown command line'),
         ('export', 'got no --root_dir; need '),
-        ('export --root_dir=x --tflite=int4', 'got a wrong flag: flag --tflite=int4'),
+        ('export --root_dir=x --format=int4', 'got a wrong flag: flag --format=int4'),
         (
             'export --root_dir=s3://me:key@x/y',
             'got a URL of s3 with credentials or a query; need them where s3 ',

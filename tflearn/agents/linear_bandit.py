@@ -115,7 +115,7 @@ def make_agent(
 
 
 class _Contexts:
-    """Observations -> features x of the arms, float64: [B, D] if all arms see the same ones, else [B, K, D]."""
+    """Observations -> features x of the arms: [B, D] if all arms see the same ones, else [B, K, D]."""
 
     def __init__(self, spec: Any, num_arms: int, arm_features: str | None, bias: bool):
         """Takes the observation's spec without its mask; see `make_agent`."""
@@ -143,14 +143,14 @@ class _Contexts:
                 'linear bandit trains no table; let the environment return features as floats'
             )
 
-    def __call__(self, observation: Any) -> tf.Tensor:
-        """Takes observations [B, ...] without a mask."""
+    def __call__(self, observation: Any, dtype: tf.DType = tf.float64) -> tf.Tensor:
+        """Takes observations [B, ...] without a mask; returns features of `dtype`."""
         leaves = tf.nest.flatten(observation)
-        arms = tf.cast(leaves.pop(self._arms), tf.float64) if self.is_shared else None
+        arms = tf.cast(leaves.pop(self._arms), dtype) if self.is_shared else None
         rows = tf.shape(tf.nest.flatten(observation)[0])[0]
-        parts = [] if self._encoder is None else [tf.cast(self._encoder(leaves), tf.float64)]
+        parts = [] if self._encoder is None else [tf.cast(self._encoder(leaves), dtype)]
         if self._bias or arms is not None:
-            parts.append(tf.ones((rows, 1), tf.float64))
+            parts.append(tf.ones((rows, 1), dtype))
         context = tf.concat(parts, axis=-1)
         if arms is None:
             return context
@@ -274,9 +274,13 @@ class LinearBanditPolicy(tf_policy.TFPolicy):
         return [self._posterior.theta, *([] if self._kind == 'greedy' else [self._posterior.root])]
 
     def scores(self, observation: Any) -> tf.Tensor:
-        """Returns the arms' scores, float64 [B, K], of observations [B, ...] without a mask; see the module."""
-        x, shared = self._contexts(observation), self._contexts.is_shared
-        theta, root = self._posterior.theta, self._posterior.root
+        """Returns the arms' scores [B, K] of observations [B, ...] without a mask; see the module.
+
+        Those of the greedy policy are float32, which TFLite has.
+        """
+        dtype = tf.float32 if self._kind == 'greedy' else tf.float64
+        x, shared = self._contexts(observation, dtype), self._contexts.is_shared
+        theta, root = tf.cast(self._posterior.theta, dtype), self._posterior.root
         means = tf.linalg.matvec(x, theta[0]) if shared else tf.linalg.matmul(x, theta, transpose_b=True)
         if self._kind == 'greedy':
             return means

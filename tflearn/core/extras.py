@@ -82,6 +82,12 @@ def import_error(error: ImportError, user: str) -> UserImportError:
     return UserImportError(f'got no {error.name}, which {user} needs; need that installed; {remedy}')
 
 
+def check_installed(module: str, user: str) -> None:
+    """Raises UserImportError if `module` of an extra, which `user` needs, is not installed. Imports nothing."""
+    if is_missing(module):
+        raise UserImportError(f'got no {module}, which {user} needs; need that installed; {install_command(module)}')
+
+
 def default_replay_backend() -> str:
     """Returns the server that keeps a replay: 'reverb' where it is installed, else 'valkey'. Imports nothing."""
     return 'reverb' if importlib.util.find_spec('reverb') else 'valkey'

@@ -289,9 +289,9 @@ class RunDir:
         """The directory of the models for products of policy `name`: `<train step>/` below it."""
         return self.root / 'products' / name
 
-    def tflite(self, name: str, train_step: int, precision: str) -> pathlib.Path:
-        """The TFLite model of a version of policy `name`."""
-        return self.root / 'tflite' / name / f'{train_step}_{precision}.tflite'
+    def converted(self, name: str, file: str) -> pathlib.Path:
+        """A model of policy `name` in another format, ONNX or TFLite."""
+        return self.root / 'converted' / name / file
 
     def log(self, job: str) -> pathlib.Path:
         """The job's log."""

@@ -203,7 +203,7 @@ _LAUNCH = Role(
     restores=r'status/launch\.json|replay/(?:\d+/)?tables\.json',
     folders=('', 'status', 'train'),
 )
-_EXPORT = Role(writes=rf'(?!{_MARKS}$)(?:products|tflite|policies)/.*', restores=r'policies/.*')
+_EXPORT = Role(writes=rf'(?!{_MARKS}$)(?:products|converted|policies)/.*', restores=r'policies/.*')
 _ROLES = {
     'train': _TRAIN,
     'synchronous': _TRAIN,
@@ -213,7 +213,7 @@ _ROLES = {
     'launch': _LAUNCH,
     'serve': Role(writes=r'status/serve\.json|serving/.*', follows=r'policies/.*', folders=('policies',)),
     'export': _EXPORT,
-    'export_tflite': dataclasses.replace(_EXPORT, restores=r'policies/.*|replay/checkpoints/.*|replay/tables\.json'),
+    'export_int8': dataclasses.replace(_EXPORT, restores=r'policies/.*|replay/checkpoints/.*|replay/tables\.json'),
     'watch': Role(follows=r'status/.*|DONE|failure\.json', folders=('', 'status')),
     'run_metrics': Role(follows=r'status/.*', folders=('status',)),
     'doctor': Role(restores=r'summaries/.*|status/.*|evaluations\.jsonl|DONE|config\.gin'),

@@ -1,4 +1,4 @@
-"""The export job: makes a full model, a TFLite model or a product's model of one of a run's exported policies."""
+"""The export job: a full model, an ONNX or TFLite model, or a product's model of one of a run's exported policies."""
 
 import contextlib
 import pathlib
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 from tf_agents.trajectories import time_step as ts
 
@@ -14,8 +15,8 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files import digests
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
-from tflearn.policies import products, updates, versions
-from tflearn.policies import tflite as lite
+from tflearn.policies import converted, products, signatures, updates, versions
+from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import OBSERVATION_NAMES
 from tflearn.policies.products import ProductOptions
 from tflearn.replay import stored_episodes
@@ -33,7 +34,8 @@ def export(
     train_step: int | None = None,
     output: str | None = None,
     batch_size: PositiveInt | None = None,
-    tflite: Literal['float32', 'int8'] | None = None,
+    format: Literal['onnx', 'tflite', 'tflite_int8'] | None = None,
+    signature: str = signatures.DEFAULT,
     observations: str | None = None,
     num_observations: PositiveInt = 2000,
     product: ProductOptions | None = None,
@@ -45,13 +47,15 @@ def export(
       policy: the exported policy's name.
       train_step: the train step of the version or update; None takes the best version by evaluation, or the newest if
         none was evaluated.
-      output: the path of the model: a directory that must not exist, or a file for TFLite. None leaves a full model
-        among the exported versions, exempt from pruning, and a TFLite model in `RunDir.tflite`.
+      output: the path of the model: a directory that must not exist, or a file for a format. None leaves a full model
+        among the exported versions, exempt from pruning, and one of a format in `RunDir.converted`.
       batch_size: writes 'serving_default' for this batch size only, to `output`; None for any size.
-      tflite: 'float32' or 'int8' converts to TFLite; None writes a full model.
-      observations: what calibrates int8 and is compared with the SavedModel: an npz file with arrays [N, ...] by the
-        names of the inputs, or a directory of recorded episodes (`tflearn-data`), of which steps are drawn at random;
-        None draws them from the newest checkpoint of the replay.
+      format: converts to ONNX, to TFLite or to TFLite with integers of 8 bits; None writes a full model.
+      signature: the function that is converted to the format.
+      observations: what calibrates int8, and by which the model is compared with the SavedModel: an npz file with
+        arrays [N, ...] by the names of the inputs, or a directory of recorded episodes (`tflearn-data`), of which steps
+        are drawn at random;
+        None draws them from the newest checkpoint of the replay for int8, and at random for floats.
       num_observations: the maximum number of observations to use; a warning says if there are fewer than 100.
       product: writes a model for products, see `policies.products`, to `output`; None as `output` puts it in
         `RunDir.product`.
@@ -60,15 +64,18 @@ def export(
       The model's path.
 
     Raises:
-      ValueError: if there is no such step, no observations, `output` exists, TFLite cannot compute the policy, or it
-        does not have what `product` names.
-      RuntimeError: if the TFLite or the product's model does not act as the SavedModel does; nothing is written then.
+      ValueError: if there is no such step, no observations, no such signature, `output` exists, the format cannot
+        compute the policy, or it does not have what `product` names.
+      ImportError: if a package of the extra onnx is missing.
+      RuntimeError: if the model does not act as the SavedModel does; nothing is written then.
     """
-    if batch_size is not None and (output is None or tflite is not None):
-        raise UserValueError(f'got batch_size={batch_size}, output={output}, tflite={tflite}; need a path, None')
-    if product is not None and not (batch_size is tflite is observations is None):
+    if batch_size is not None and (output is None or format is not None):
+        raise UserValueError(f'got batch_size={batch_size}, output={output}, format={format}; need a path, None')
+    if signature != signatures.DEFAULT and format is None:
+        raise UserValueError(f'got signature={signature!r} without a format; need one; a full model has all signatures')
+    if product is not None and not (batch_size is format is observations is None):
         raise UserValueError(
-            f'got product={product} with batch_size={batch_size}, tflite={tflite}, observations={observations}; need '
+            f'got product={product} with batch_size={batch_size}, format={format}, observations={observations}; need '
             'product alone; set ProductOptions.batch_size'
         )
     directory = run_dir.policy(policy)
@@ -78,7 +85,7 @@ def export(
     if step is None:
         raise UserValueError(f'got no policy in {directory}; need one that the train job has exported')
     version = directory / str(step)
-    if tflite is None and batch_size is None and product is None:
+    if format is None and batch_size is None and product is None:
         version = updates.materialise(directory, step, pathlib.Path(output) if output else None)
         logging.info('the full model of step %d is %s', step, version)
         return version
@@ -88,26 +95,24 @@ def export(
     with digests.checked(version) as copy:
         if product is not None:
             return _product(run_dir, version, copy, path, product)
-        if tflite is None:
+        if format is None:
             path = pathlib.Path(str(output))
             products.save_fixed_batch(copy, int(batch_size or 1), path)
             return path
-        path = path or run_dir.tflite(policy, step, tflite)
-        _write_tflite(run_dir, copy, path, tflite, observations, num_observations)
+        name = '_'.join([str(step), *([] if signature == signatures.DEFAULT else [signature])])
+        path = path or run_dir.converted(policy, f'{name}{converted.SUFFIXES[format]}')
+        model = Converted(copy, format, signature)
+        if format == converted.INT8 or observations is not None:
+            observed = _observations(run_dir, copy, model.inputs, observations, num_observations)
+        else:
+            observed = model.random_observations(num_observations)
+        _write(path, model, model.completed(observed))
         return path
 
 
-def _write_tflite(
-    run_dir: RunDir,
-    version: pathlib.Path,
-    path: pathlib.Path,
-    tflite: str,
-    observations: str | None,
-    num_observations: int,
-) -> None:
-    given = _observations(run_dir, version, observations, num_observations)
-    model = lite.convert(version, given if tflite == 'int8' else None)
-    metrics = lite.compare(model, version, given, tflite)
+def _write(path: pathlib.Path, made: Converted, given: Mapping[str, np.ndarray]) -> None:
+    model = made.convert(given)
+    metrics = made.compare(model, given)
     write_atomically(path, model)
     comparison = ', '.join(f'{name} {metric:.4g}' for name, metric in metrics.items())
     logging.info(
@@ -140,10 +145,10 @@ def _product(
     return path
 
 
-def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limit: int) -> dict[str, np.ndarray]:
-    wanted = lite.inputs(version)
-    if any(name.startswith('policy_state') for name in wanted):
-        raise UserValueError(f'got the recurrent policy {version} for TFLite; need one without a policy state')
+def _observations(
+    run_dir: RunDir, version: pathlib.Path, inputs: Mapping[str, tf.TensorSpec], file: str | None, limit: int
+) -> dict[str, np.ndarray]:
+    wanted = {name: spec for name, spec in inputs.items() if name.partition('_')[0] == 'observation'}
     if file is None:
         columns = stored_episodes.read_rows(run_dir.replay_checkpoints, limit)
         observed = columns[_BEFORE_OBSERVATION : _BEFORE_OBSERVATION + len(wanted)]

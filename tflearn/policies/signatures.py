@@ -4,6 +4,7 @@ Plain nests are made of dicts, lists and tuples, and their leaves have flat name
 these, so a program that loads it needs no class of tflearn or TF-Agents.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 from tf_agents.distributions import utils as distributions
+from tf_agents.policies import greedy_policy, q_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
@@ -122,8 +124,8 @@ INITIAL_STATE = 'get_initial_state'
 def traced(policy: Any) -> tf.Module:
     """Returns a module with the functions of a TF-Agents policy, which use the policy's own variables.
 
-    They are `action`, `get_initial_state`, and `distribution` if the policy has one. `action` takes the fields of a
-    time step or, for TF-Agents, a TimeStep and the policy state; `action_of_fields` takes only the fields.
+    They are `action`, `get_initial_state`, and `distribution` and `q_values` if the policy has them. `action` takes the
+    fields of a time step or, for TF-Agents, a TimeStep and the policy state; `action_of_fields` takes only the fields.
     """
     module = tf.Module(name='policy')
     module.action_of_fields = _on_time_steps(policy, lambda time_step, state: _action(policy, time_step, state))
@@ -137,6 +139,9 @@ def traced(policy: Any) -> tf.Module:
     if distribution := _distribution_function(policy):
         module.distribution = distribution
         functions.append(distribution)
+    if (valued := _valued(policy)) is not None:
+        module.q_values = _on_time_steps(policy, lambda time_step, state: _q_values(valued, time_step, state))
+        functions.append(module.q_values)
     concrete = [function.get_concrete_function() for function in functions]
     used = {variable.ref(): variable for function in concrete for variable in function.variables}
     module.model_variables = sorted(used.values(), key=lambda variable: variable.name)
@@ -146,27 +151,31 @@ def traced(policy: Any) -> tf.Module:
 def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
     """Returns the functions of `traced` as functions of named tensors, by the names of their signatures.
 
-    'serving_default' takes only observations (and the policy state, if there is one), the others the complete step.
+    'serving_default' and 'q_values' take only observations (and the policy state, if there is one), the others the
+    complete step.
     """
     like = policy.time_step_spec
     time_step = {name: batched(getattr(like, name), name) for name in like._fields}
     state = {'policy_state': batched(policy.policy_state_spec, 'policy_state')}
 
-    def serving_default(observation: Any, policy_state: Any) -> Any:
+    def within_episodes(function: Callable[..., Any], observation: Any, policy_state: Any) -> Any:
         batch_size = tf.shape(tf.nest.flatten(observation)[0])[0]
         reward = tf.nest.map_structure(
             lambda spec: tf.zeros([batch_size, *spec.shape[1:]], spec.dtype), time_step['reward']
         )
         step_type = tf.fill([batch_size], ts.StepType.MID)
-        step = module.action_of_fields(step_type, reward, tf.ones([batch_size]), observation, policy_state)
-        return {name: step[name] for name in ('action', 'policy_state')}
+        step = function(step_type, reward, tf.ones([batch_size]), observation, policy_state)
+        return {name: values for name, values in step.items() if name != 'info'}
 
+    observed = {'observation': time_step['observation'], **state}
     signatures = {
-        DEFAULT: _flat_function(serving_default, {'observation': time_step['observation'], **state}),
+        DEFAULT: _flat_function(functools.partial(within_episodes, module.action_of_fields), observed),
         'action': _flat_function(module.action_of_fields, {**time_step, **state}),
     }
     if hasattr(module, 'distribution'):
         signatures['distribution'] = _flat_function(module.distribution, {**time_step, **state})
+    if hasattr(module, 'q_values'):
+        signatures['q_values'] = _flat_function(functools.partial(within_episodes, module.q_values), observed)
     if tf.nest.flatten(policy.policy_state_spec):
         signatures[INITIAL_STATE] = _flat_function(
             lambda batch_size: {'policy_state': module.get_initial_state(batch_size)},
@@ -249,6 +258,23 @@ def _distribution(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, 
         step.action,
     )
     return {'distribution': _rows(to_plain(parameters)) or {}, 'policy_state': step.state}
+
+
+def _valued(policy: Any) -> Any:
+    """Returns the policy whose distribution's logits are the values of which `policy` takes the greatest, if any."""
+    while isinstance(policy, greedy_policy.GreedyPolicy):
+        policy = policy.wrapped_policy
+    inner = policy
+    while hasattr(inner, 'with_wrapped'):  # one that converts observations or actions
+        inner = inner.wrapped_policy
+    return policy if isinstance(inner, q_policy.QPolicy) else None
+
+
+def _q_values(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, Any]:
+    """Returns the values of all actions, of an illegal one the lowest number, and the policy state."""
+    step = policy.distribution(time_step, state)
+    (distribution,) = tf.nest.flatten(step.action)
+    return {'q_values': distribution.logits, 'policy_state': step.state}
 
 
 def _rows(nest: Any) -> Any:
