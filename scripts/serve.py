@@ -26,6 +26,7 @@ def serve_policies(stop: threading.Event) -> None:
             server_options=serve_flags.server_options(),
             options=serve_flags.serve_options(),
             decision_log=serve_flags.decision_log(),
+            trials=serve_flags.trials(),
         )
 
 

@@ -69,6 +69,30 @@ def define() -> None:
         'clients', None, 'JSON file of the clients that are admitted, by token or certificate, with their quotas.'
     )
     _define_decisions()
+    _define_trials()
+
+
+def _define_trials() -> None:
+    flags.DEFINE_integer('trial_requests', 200, 'Requests of a block in which a promoted version is judged.', 1)
+    job_flags.define_number(
+        'trial_max_error_share',
+        0.05,
+        "Share of a block's requests that may fail, else the version is taken back.",
+        0.0,
+        1.0,
+    )
+    job_flags.define_number(
+        'trial_max_latency_secs', None, 'Seconds in which 99 % of a block have to be computed; by default any.', 1e-6
+    )
+    job_flags.define_number(
+        'trial_outcome_margin',
+        None,
+        "How much less than the stable version's the mean reward of the canary's decisions may be, at the lower bound; "
+        'by default outcomes are not looked at.',
+        0.0,
+    )
+    flags.DEFINE_integer('trial_decisions', 1000, 'Decisions of both after which their rewards are compared.', 2)
+    job_flags.define_secs('trial_outcome_secs', 60.0, 'Seconds after a decision in which its outcomes count.', 0.001)
 
 
 def _define_decisions() -> None:
@@ -135,6 +159,21 @@ def decision_log() -> serve.DecisionLogOptions | None:
         key=tokens.read(values.decision_log_key, '--decision_log_key') if values.decision_log_key else '',
         file_secs=values.decision_log_file_secs,
         keep_days=values.decision_log_keep_days,
+    )
+
+
+def trials() -> serve.TrialOptions:
+    """Returns when a version that was promoted is taken back."""
+    from tflearn.jobs import serve
+
+    values = flags.FLAGS
+    return serve.TrialOptions(
+        num_requests=values.trial_requests,
+        max_error_share=values.trial_max_error_share,
+        max_latency_secs=values.trial_max_latency_secs,
+        outcome_margin=values.trial_outcome_margin,
+        num_decisions=values.trial_decisions,
+        outcome_secs=values.trial_outcome_secs,
     )
 
 

@@ -24,14 +24,19 @@ DEADLINE_SECS = 120.0
 
 
 @pytest.fixture
-def served(tmp_path):
+def served(tmp_path, request):
     """A running server of versions 1 and 2, of which 2 is stable; a function that asks; the policy's directory."""
     publisher, port = Publisher(tmp_path / 'policies'), free_port()
     directory = publisher.directory
     for step in (1, 2):
         publisher.publish(step)
         states.promote(directory, step, 'stable', 'a test')
-    flags = (f'--root_dir={tmp_path}', f'--port={port}', f'--decision_log={tmp_path}/log')
+    flags = (
+        f'--root_dir={tmp_path}',
+        f'--port={port}',
+        f'--decision_log={tmp_path}/log',
+        *getattr(request, 'param', ()),
+    )
     program = forks.start('scripts.serve', *flags, log=tmp_path / 'serve.log')
     with grpc.insecure_channel(f'localhost:{port}') as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
@@ -70,6 +75,16 @@ def test_a_rollback_answers_within_a_second(served, tmp_path):
         taken = time.time() - (publisher.directory / states.FILE).stat().st_mtime
         assert program.wait(DEADLINE_SECS) == 0
     assert taken < 1.0
+
+
+@pytest.mark.parametrize(
+    'served', [('--trial_requests=300', '--trial_max_latency_secs=0.00001')], indirect=True, ids=['slow']
+)
+def test_a_slow_version_is_taken_back(served, tmp_path):
+    ask, publisher = served
+    wait_until(lambda: ask() == 1, 'the old version', DEADLINE_SECS, poll_secs=0.001)
+    last = states.read(publisher.directory).history[-1]
+    assert last['who'] == 'tflearn-serve' and '300 requests took more than 1e-05 s' in last['why']
 
 
 def test_a_canary_answers_its_keys_and_is_logged_as_such(served, tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import pathlib
 import time
+from collections.abc import Callable
 
 from absl import logging
 
@@ -16,6 +17,7 @@ from tflearn.jobs.run import Run
 from tflearn.net import metrics_server
 from tflearn.net.server_options import LOCAL_HOSTS, ServerOptions
 from tflearn.net.tls import TlsFiles
+from tflearn.product.states import SHADOW
 from tflearn.serving.clients import Clients
 from tflearn.serving.decision_files import DecisionLogOptions
 from tflearn.serving.decision_log import DecisionLog
@@ -24,6 +26,7 @@ from tflearn.serving.models import Models
 from tflearn.serving.rest import RestServer
 from tflearn.serving.served_version import BatchOptions, ServedVersion
 from tflearn.serving.server import PolicyServer, ServingMetrics
+from tflearn.serving.trials import TrialOptions, Trials
 
 # Includes the types of the job's arguments.
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     'ServeOptions',
     'ServerOptions',
     'TlsFiles',
+    'TrialOptions',
     'serve',
 ]
 
@@ -89,6 +93,7 @@ def serve(
     server_options: ServerOptions,
     options: ServeOptions,
     decision_log: DecisionLogOptions | None = None,
+    trials: TrialOptions | None = None,
 ) -> None:
     """Serves a run's exported policies until it is stopped, including versions that the train job exports meanwhile.
 
@@ -101,6 +106,7 @@ def serve(
       server_options: the address, and the limits of requests.
       options: the served policies, and how they are served.
       decision_log: what is logged of the decisions, and where; None logs none.
+      trials: when a version that was promoted is taken back; None has the defaults.
 
     Raises:
       TimeoutError: if there is no such version in time.
@@ -114,10 +120,12 @@ def serve(
     clients = Clients(options.clients, metrics.record_refused) if options.clients else None
     limits = options.num_threads, options.max_concurrent_requests
     log = DecisionLog(decision_log, run.dir.decisions, metrics.record_logged) if decision_log else None
-    server = PolicyServer(models, server_options, metrics, clients, log, *limits)
+    watched = Trials(trials or TrialOptions(), _shadow_log(decision_log, run.dir, metrics), metrics.record_logged)
+    server = PolicyServer(models, server_options, metrics, clients, log, *limits, watched)
     status = run.status('serve')
     with contextlib.ExitStack() as ending:  # calls all of them, the last one first, even if some fail
         ending.callback(status.update, 'stopped')
+        ending.callback(watched.close)
         if log:
             ending.callback(log.close)
         ending.callback(server.close)
@@ -130,12 +138,24 @@ def serve(
         if clients and clients.have_tokens and not server_options.tls and server_options.host not in LOCAL_HOSTS:
             logging.warning("the clients' tokens travel unencrypted; need --tls_certificate and --tls_key on a network")
         logging.info('listens at %s:%d; policies in %s', server_options.host, server.port, run.dir.policies)
-        _follow(models, server, status, run, options)
+        _follow(models, server, watched, status, run, options)
+
+
+def _shadow_log(
+    options: DecisionLogOptions | None, run_dir: RunDir, metrics: ServingMetrics
+) -> Callable[[], DecisionLog] | None:
+    """Returns what makes the log of shadows' answers, beside the decisions, where no outcome is joined with them."""
+    if options is None:
+        return None
+    beside = dataclasses.replace(options, directory=f'{options.directory.rstrip("/")}/{SHADOW}')
+    count = lambda kind, result, number: metrics.record_logged('shadows', result, number)  # noqa: E731
+    return lambda: DecisionLog(beside, run_dir.decisions / SHADOW, count)
 
 
 def _follow(
     models: Models,
     server: PolicyServer,
+    trials: Trials,
     status: Status,
     run: Run,
     options: ServeOptions,
@@ -146,6 +166,8 @@ def _follow(
         if models.refresh():
             server.reloaded()
             _write_serving_config(run_dir, models, options)
+        for holder in models.holders:
+            trials.check(holder, run_dir.policy(holder.name))
         missing, now = models.missing, time.monotonic()
         awaited = missing or [holder.name for holder in models.holders if not holder.ready]
         what = f'a version of {", ".join(awaited)} in {run_dir.policies}'

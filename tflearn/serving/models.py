@@ -154,6 +154,13 @@ class ModelHolder:
         return next((label for label, each in labels.items() if each == version), '')
 
     @property
+    def shadow(self) -> ServedVersion | None:
+        """The version whose answers are logged only; None if there is none, or it is not loaded."""
+        served = self._served
+        found = served.states.shadow if served.states else None
+        return None if found is None else served.versions.get(found)
+
+    @property
     def states(self) -> States | None:
         """The states that are followed; None if the newest version answers."""
         return self._served.states

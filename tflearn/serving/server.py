@@ -27,10 +27,16 @@ from tflearn.serving.outcomes import MAX_ID, OUTCOMES
 from tflearn.serving.request_queue import Arrays, RequestQueue
 from tflearn.serving.served_version import InvalidRequest, ServedVersion, Signature
 from tflearn.serving.tensor_protos import get_model_metadata_pb2, get_model_status_pb2, predict_pb2, prometheus_client
+from tflearn.serving.trials import TrialOptions, Trials
 
 _SIGNATURES, _PREDICTION = 'signature_def', 'tensorflow.serving.PredictionService'
 _LATENCY_SECS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 EVENT_ID = 'event_id'  # of a decision, besides the policy's outputs
+_LOGGED = {
+    'tflearn_decisions': 'Decisions',
+    'tflearn_outcomes': 'Outcomes',
+    'tflearn_shadows': "Answers of shadows, which also may have 'failed',",
+}
 _POINTER = 8  # bytes of a string besides its own
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -62,10 +68,10 @@ class ServingMetrics:
         )
         what = 'by what became of them: logged, dropped (too many waited), not_chosen (by the share)'
         self._logged = {
-            kind: prometheus_client.Counter(
-                f'tflearn_{kind}', f'{kind.capitalize()} {what}', ['result'], registry=self.registry
+            name.removeprefix('tflearn_'): prometheus_client.Counter(
+                name, f'{of} {what}', ['result'], registry=self.registry
             )
-            for kind in decision_files.KINDS
+            for name, of in _LOGGED.items()
         }
         self._version = prometheus_client.Gauge(
             'tflearn_served_version', 'Train step of the newest version served', ['model'], registry=self.registry
@@ -88,7 +94,7 @@ class ServingMetrics:
         self._rows.labels(model).observe(rows)
 
     def record_logged(self, kind: str, result: str, number: int) -> None:
-        """Counts decisions or outcomes: logged, dropped or not chosen."""
+        """Counts decisions, outcomes or answers of shadows: logged, dropped, not chosen, failed."""
         self._logged[kind].labels(result).inc(number)
 
     def record_reload(self) -> None:
@@ -111,6 +117,7 @@ class PolicyServer:
         log: DecisionLog | None = None,
         num_threads: int = 1,
         max_concurrent_requests: int = 1024,
+        trials: Trials | None = None,
     ):
         """Starts to listen.
 
@@ -121,13 +128,14 @@ class PolicyServer:
           log: takes the decisions and the outcomes; None keeps neither.
           num_threads: TensorFlow calls at the same time, each with one request or more.
           max_concurrent_requests: requests accepted at the same time, waiting ones included.
+          trials: watches the versions that were promoted; None makes its own.
 
         Raises:
           ValueError: if it cannot listen at the address, or a file of `options.tls` is invalid.
         """
         self._models, self._metrics = models, metrics or ServingMetrics(models)
         self._requests, self._max_bytes = RequestQueue(num_threads), options.max_request_bytes
-        self._log = log
+        self._log, self._trials = log, trials or Trials(TrialOptions())
         self._server = grpc_server.Server(
             {
                 f'/{_PREDICTION}/Predict': _parsing(predict_pb2.PredictRequest, self._predict),
@@ -197,6 +205,12 @@ class PolicyServer:
             may not ask this policy.
         """
         model = self._version(spec)
+        with self._trials.measured(spec.name, model.version):
+            return await self._computed(model, spec, names, read)
+
+    async def _computed(
+        self, model: ServedVersion, spec: Any, names: Sequence[str], read: Callable[[Signature], Arrays]
+    ) -> tuple[ServedVersion, Signature, Arrays]:
         signature = model.signature(spec.signature_name or signatures.DEFAULT)
         decides = (self._log or model.chooser.explores) and signature.name == signatures.DEFAULT
         known = [*signature.outputs, *([EVENT_ID, PROBABILITY] if decides else [])]
@@ -249,9 +263,12 @@ class PolicyServer:
         event_id = ''
         if self._log:
             metadata = caller_metadata.get()
-            arm = metadata.get('experiment-arm') or self._models.get(name).arm(model.version)
+            holder = self._models.get(name)
+            arm = metadata.get('experiment-arm') or holder.arm(model.version)
             given = metadata.get('event-id', '')[:MAX_ID], arm[:MAX_ID]
             event_id = self._log.record(name, model.version, arrays, outputs, model.chooser.mask, *given)
+            self._trials.decided(name, model.version, event_id, len(next(iter(outputs.values()))))
+            self._trials.shadow(holder, arrays, event_id, self._requests)
         answered = {key: value for key, value in outputs.items() if key != PROBABILITY}
         if EVENT_ID in names and event_id:
             ids = decision_files.ids(event_id, len(next(iter(outputs.values()))))
@@ -273,6 +290,7 @@ class PolicyServer:
         if not self._log.record_outcomes(lines):
             error = f'got {len(lines)} outcomes, and too much waits already; send them again later'
             raise Refused('RESOURCE_EXHAUSTED', error)
+        self._trials.outcomes(message)
         return {'accepted': len(lines)}
 
     async def _record_outcomes(self, request: Any) -> Any:
