@@ -272,7 +272,7 @@ def serve(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str,
         nested = f'{path}:predict', b'{"inputs": [' + b'[],' * 131_000 + b'1.5,' * 900_000 + b'[]]}'
         with _http_client(rest, path) as asked:
             yield attacked(
-                'REST of serve: 4 MB of lists and numbers', pid, posts(rest, *nested), asked, options.secs, 100.0
+                'REST of serve: 4 MB of lists and numbers', pid, posts(rest, *nested), asked, options.secs, 150.0
             )
         yield from _http_attacks('metrics of serve', pid, metrics, 32, '/metrics', options)
 

@@ -24,6 +24,7 @@ from tests.testing import certificates, docs_blocks, example_policies, served_po
 from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import TlsFiles
 from tflearn.policies.exporter import PolicyExporter
+from tflearn.product import states
 from tflearn.serving import rest
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.rest import RestServer
@@ -151,6 +152,19 @@ def test_status_and_metadata(port):
             'unknown_rank': False,
         }
         assert described['method_name'] == 'tensorflow/serving/predict' and list(described['outputs']) == ['action']
+
+
+def test_labels_name_versions(tmp_path):
+    publisher = served_policies.Publisher(tmp_path)
+    for step, state in ((1, 'stable'), (2, 'canary')):
+        publisher.publish(step)
+        states.promote(publisher.directory, step, state, 'a test', **({'share': 0.5} if state == 'canary' else {}))
+    with serving(tmp_path) as (served, _, _):
+        for label, version, actions in (('stable', '1', [1, 0]), ('canary', '2', [0, 1])):
+            path = f'/v1/models/{NAME}/labels/{label}'
+            assert ask(served.port, f'{path}:predict', {'instances': ROWS}) == (200, {'predictions': actions})
+            assert ask(served.port, path) == (200, {'model_version_status': [{'version': version, **STATUS}]})
+            assert ask(served.port, f'{path}/metadata')[1]['model_spec']['version'] == version
 
 
 REFUSED = [
