@@ -38,6 +38,7 @@ PROGRAMS = (
     'tune',
     'check_env',
     'promote',
+    'loop',
 )
 EXTRAS = {
     'mujoco': ['gymnasium[mujoco]', 'mujoco>=3,<4'],

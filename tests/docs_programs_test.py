@@ -59,6 +59,7 @@ NOT_RUN = {
     r'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
     r'saved_model_cli': 'tests/policies/products_aot_test.py',
     r'--format=(minari|rlds)|expert_rlds': 'needs the extras minari and rlds; tests/data/conversion_test.py',
+    r'runs/(news|inlining)': 'tests/rounds/loop_test.py; tests/rounds/simulated_product_test.py',
     r'--tls_certificate': 'needs certificates; tests/serving/server_tls_test.py',
 }
 # What is replaced in a command.

@@ -142,6 +142,7 @@ MORE_OVERRIDES = {
     'ppo_cartpole': 15,
     'dqn_minatar': 12,
     'dqn_pong': 15,
+    'dqn_news': 13,
     'sac_pendulum': 16,
     'ppo_pendulum': 13,
     'rainbow_cartpole': 14,

@@ -36,7 +36,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     'launch': ('core.errors', 'core.settings', 'files', 'net'),
     'api': (*_LIBRARY, 'jobs', 'config', 'launch'),
     'experiments': ('core', 'files', 'environments', 'actors', 'tools', 'config', 'launch'),
-    'scripts': ('experiments', 'api', 'jobs', 'product', 'launch', 'config', 'tools', 'files', 'core'),
+    'rounds': ('core', 'files', 'policies', 'product', 'config', 'launch'),
+    'scripts': ('experiments', 'rounds', 'api', 'jobs', 'product', 'launch', 'config', 'tools', 'files', 'core'),
 }
 # File -> what it may import besides, and why the rule does not fit.
 EXCEPTIONS = {

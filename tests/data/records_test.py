@@ -51,10 +51,10 @@ def test_episodes_that_are_encoded_together_have_the_records_of_single_ones():
     episodes = [episode(n, i) for i, n in enumerate(lengths)]
     joined = [np.concatenate(leaves) for leaves in zip(*episodes, strict=True)]
     ends, order = np.cumsum(lengths), [2, 0, 3, 1]
-    records_of_all = list(encode.encode(joined, (ends - lengths)[order], ends[order]))
+    records_of_all = encode.encode(joined, (ends - lengths)[order], ends[order])
     assert records_of_all == [Encoder(COLUMNS)(episodes[i]) for i in order]
     with pytest.raises(ValueError, match='got an episode without steps; need at least one'):
-        list(encode.encode(joined, np.array([0, 5]), np.array([5, 5])))
+        encode.encode(joined, np.array([0, 5]), np.array([5, 5]))
     with pytest.raises(ValueError, match=r'got reward of 4 steps; need 5'):
         encode([*episodes[0][:-1], episodes[0][-1][1:]])
 

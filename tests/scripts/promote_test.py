@@ -80,7 +80,7 @@ def test_only_a_candidate_that_is_not_worse_is_promoted(publish, data, tmp_path)
     assert 'margin 0.05: passes' in ended.stdout and 'warning' not in ended.stdout
     assert labels(root) == {'stable': 2, 'canary': 1}
     verdict = json.loads((root / 'policies/greedy_policy/1/metadata.json').read_text())['gate']
-    assert verdict['passes'] and verdict['lower_bound'] > 0.2 and verdict['incumbent'].endswith('/2')
+    assert verdict['passes'] and verdict['lower_bound'] > 0.2 and verdict['against'].endswith('/2')
     assert [each['path'] for each in verdict['data']] == [f'{data}/held_out']
     assert promote(root, '--candidate=1', *judged).returncode == 0
     ended = promote(root, '--candidate=2', *judged)

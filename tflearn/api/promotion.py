@@ -78,7 +78,7 @@ def judge(
             if metadata.may_share_episodes(policy.metadata.get(metadata.TRAINED_ON) or [], used)
         ),
     )
-    facts = {'incumbent': incumbent and str(incumbent), 'epsilon': epsilon, 'data': used, 'at': time.time()}
+    facts = {'against': incumbent and str(incumbent), 'epsilon': epsilon, 'data': used, 'at': time.time()}
     if not versions.add_metadata(candidate, **{GATE: {**verdict.json(), **facts}}):
         raise UserValueError(f'got {candidate}, which was removed meanwhile; need a version that stays')
     return verdict

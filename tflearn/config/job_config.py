@@ -76,7 +76,7 @@ class ConfiguredJob:
 
 
 def configure(
-    job: Callable[..., None],
+    job: Callable[..., Any],
     arguments: Mapping[str, Any],
     gin_file: pathlib.Path,
     flag_bindings: Sequence[str] = (),

@@ -5,7 +5,7 @@ it is recorded, and a stream of episodes feeds a learner.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,10 +61,10 @@ class Encoder:
         for column, array in zip(self._columns, arrays, strict=True):
             if len(array) != num_rows:
                 raise UserValueError(f'got {column.name} of {len(array)} steps; need {num_rows}')
-        return next(self.encode(arrays, np.array([0]), np.array([num_rows])))
+        return self.encode(arrays, np.array([0]), np.array([num_rows]))[0]
 
-    def encode(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> Iterator[Record]:
-        """Encodes several episodes; yields their records one by one.
+    def encode(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> list[Record]:
+        """Encodes several episodes; returns their records.
 
         Args:
           arrays: the leaves of a Trajectory [N, ...], with the rows of all episodes, in any order of episodes.
@@ -78,24 +78,24 @@ class Encoder:
         if not (lengths > 0).all():
             raise UserValueError('got an episode without steps; need at least one')
         if len(lengths) > 1 and (lengths == lengths[0]).all():
-            yield from self._encode_equal(arrays, begins, int(lengths[0]))
-            return
+            return self._encode_equal(arrays, begins, int(lengths[0]))
         data = [(column.encode(array), column.num_bytes) for column, array in zip(self._columns, arrays, strict=True)]
         bounds = list(zip(begins.tolist(), ends.tolist(), strict=True))
         rewards = np.concatenate([arrays[self._reward][begin:end] for begin, end in bounds])
         returns = np.add.reduceat(rewards, np.cumsum(lengths) - lengths, axis=0, dtype=np.float64)
         num_steps = (lengths - (arrays[self._step_type][ends - 1] == LAST)).tolist()
         totals = returns.reshape(len(lengths), -1).sum(axis=1).tolist()
-        return_data, width = returns.astype('<f4').tobytes(), self._return_bytes
+        return_data, width, encoded = returns.astype('<f4').tobytes(), self._return_bytes, []
         for i, (begin, end) in enumerate(bounds):
             pieces: list[Any] = []
             frame = self._frames.get(end - begin) or self._frame(end - begin)
             for before, (values, size) in zip(frame, data, strict=False):
                 pieces += before, values[begin * size : end * size]
             pieces += frame[-1], return_data[i * width : (i + 1) * width]
-            yield Record(b''.join(pieces), num_steps[i], totals[i])
+            encoded.append(b''.join(pieces))
+        return list(map(Record, encoded, num_steps, totals))
 
-    def _encode_equal(self, arrays: Sequence[np.ndarray], begins: np.ndarray, num_rows: int) -> Iterator[Record]:
+    def _encode_equal(self, arrays: Sequence[np.ndarray], begins: np.ndarray, num_rows: int) -> list[Record]:
         """Encodes episodes of equal length: all of a column in one call."""
         rows = begins[:, np.newaxis] + np.arange(num_rows)
         returns = arrays[self._reward][rows].sum(axis=1, dtype=np.float64)
@@ -108,8 +108,7 @@ class Encoder:
         between = [each for pair in zip(pieces, parts, strict=True) for each in pair]
         data = np.concatenate(between, axis=1)
         size, joined = data.shape[1], data.tobytes()
-        for i, total in enumerate(totals):
-            yield Record(joined[i * size : (i + 1) * size], num_steps[i], total)
+        return list(map(Record, [joined[i : i + size] for i in range(0, len(joined), size)], num_steps, totals))
 
     def _frame(self, num_rows: int) -> list[bytes]:
         """Returns what comes before the data of each column of an episode, and before its return."""

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,10 +52,10 @@ class Returns:
     least: float = math.inf
     greatest: float = -math.inf
 
-    def add(self, value: float) -> None:
-        """Adds an episode's return."""
-        self.count, self.total = self.count + 1, self.total + value
-        self.least, self.greatest = min(self.least, value), max(self.greatest, value)
+    def add(self, values: Sequence[float]) -> None:
+        """Adds the returns of some episodes."""
+        self.count, self.total = self.count + len(values), self.total + math.fsum(values)
+        self.least, self.greatest = min(self.least, *values), max(self.greatest, *values)
 
 
 class EpisodeWriter:
@@ -122,16 +122,17 @@ class EpisodeWriter:
         Raises:
           ValueError: if it does not fit the spec.
         """
-        self._write([self._encode(episode)])
+        self._write(self._encode(episode))
 
     def write_all(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> None:
         """Adds several episodes: the rows from `begins` to `ends` of arrays, see `Encoder.encode`."""
-        self._write(self._encode.encode(arrays, begins, ends))
+        self._write(*self._encode.encode(arrays, begins, ends))
 
-    def _write(self, records: Iterable[Record]) -> None:
-        for record in records:
-            self.returns.add(record.total)
-            self.write_record(record.data, record.num_steps)
+    def _write(self, *records: Record) -> None:
+        for data, num_steps, _ in records:
+            self.write_record(data, num_steps)
+        if records:
+            self.returns.add([record.total for record in records])
 
     def write_record(self, record: bytes, num_steps: int) -> None:
         """Adds one episode as it is in a file of a data set with the same columns.

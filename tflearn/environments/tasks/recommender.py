@@ -1,7 +1,7 @@
 """Recommending items to users: thousands of actions, each with a known embedding, of which a part are candidates.
 
 A task like a recommender's: what a user thinks of an item is the product of the two vectors. Users get bored: after an
-item, the part of their taste along it has shrunk.
+item, the part of their taste along it has shrunk. What is known of a user may come to mean another taste: `drift`.
 """
 
 from typing import Any
@@ -29,6 +29,18 @@ def embeddings(num_items: int = 2_000, num_factors: int = 16) -> np.ndarray:
     return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
 
 
+def turned(vectors: np.ndarray, drift: float) -> np.ndarray:
+    """Returns vectors [..., even number] whose numbers are turned, two by two: what is known of users of this taste.
+
+    Args:
+      drift: the angle [radians]; 0 changes nothing, a quarter turn leaves nothing of what was learned before.
+    """
+    pairs = vectors.reshape(*vectors.shape[:-1], -1, 2)
+    first, second = pairs[..., 0], pairs[..., 1]
+    sine, cosine = np.sin(drift), np.cos(drift)
+    return np.stack([cosine * first - sine * second, sine * first + cosine * second], axis=-1).reshape(vectors.shape)
+
+
 class Recommender(gymnasium.Env):
     """A session: a user is shown one item after the other, none twice.
 
@@ -38,9 +50,10 @@ class Recommender(gymnasium.Env):
     one's.
     """
 
-    def __init__(self, items: np.ndarray, num_candidates: int, session_steps: int):
-        """Takes the items' vectors, how many are candidates in a session, and its steps."""
+    def __init__(self, items: np.ndarray, num_candidates: int, session_steps: int, drift: float = 0.0):
+        """Takes the items' vectors, how many are candidates in a session, its steps, and the drift; see `turned`."""
         self._items, self._num_candidates, self._session_steps = items, num_candidates, session_steps
+        self._drift = drift
         num_items, num_factors = items.shape
         self.action_space = spaces.Discrete(num_items)
         self.observation_space = spaces.Dict(
@@ -79,8 +92,9 @@ class Recommender(gymnasium.Env):
         return self._observation(), reward + noise, ends, False, {'regret': best - reward}
 
     def _observation(self) -> dict[str, np.ndarray]:
+        user = turned(self._taste, self._drift) if self._drift else self._taste
         left = np.array([1 - self._num_steps / self._session_steps], np.float32)
-        return {'user': self._taste.astype(np.float32), 'left': left, 'candidates': self._candidates}
+        return {'user': user.astype(np.float32), 'left': left, 'candidates': self._candidates}
 
 
 @checked
@@ -91,6 +105,7 @@ def make(
     num_factors: PositiveInt = 16,
     num_candidates: int = 500,
     session_steps: PositiveInt = 5,
+    drift: float = 0.0,
 ) -> BatchedEnvironment:
     """Makes a batch of recommenders of the same items.
 
@@ -99,6 +114,7 @@ def make(
       num_factors: the numbers of an item's and of a user's vector.
       num_candidates: the items that may be shown in a session.
       session_steps: the items that are shown in a session [steps].
+      drift: the angle of `turned` [radians], for an even `num_factors`.
 
     Raises:
       ValueError: if a number is below 1, or there are fewer items than candidates, or fewer of these than steps.
@@ -109,4 +125,6 @@ def make(
             'as many items as candidates, and as many candidates as steps'
         )
     items = embeddings(num_items, num_factors)
-    return vector_env.in_process(lambda: Recommender(items, num_candidates, session_steps), num_environments, seed)
+    return vector_env.in_process(
+        lambda: Recommender(items, num_candidates, session_steps, drift), num_environments, seed
+    )

@@ -1,0 +1,46 @@
+"""Turns a product's log into its next policies, round by round: tflearn-loop --root_dir=DIR --gin_file=FILE.
+
+The gin file binds the arguments of tflearn.rounds.loop.loop. A round joins decisions with outcomes, holds a part out,
+trains on the rest, and promotes the new policy if it proves itself on the part. The same command goes on with what was
+stopped or killed. The rounds are in ROOT_DIR/rounds, and on a page, ROOT_DIR/index.html.
+"""
+
+import sys
+
+from absl import flags
+
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import local_path
+
+from . import job_flags
+
+
+def main() -> None:
+    """Runs the program."""
+    job_flags.tool('tflearn-loop', __doc__, _define, _run)
+
+
+def _define(switches: flags.FlagValues) -> None:
+    flags.DEFINE_string('root_dir', None, 'The directory of the rounds. Required.', flag_values=switches)
+    flags.DEFINE_string('gin_file', None, 'The gin file of the loop. Required.', flag_values=switches)
+    flags.DEFINE_multi_string('gin_bindings', [], 'Gin statements that override it.', flag_values=switches)
+    flags.DEFINE_bool('once', False, 'Finishes or runs one round, if one is due, and ends.', flag_values=switches)
+
+
+def _run(switches: flags.FlagValues, rest: list[str]) -> int:
+    for name in ('root_dir', 'gin_file'):
+        if not switches[name].value:
+            raise UserValueError(f'got no --{name}; need one; see --help')
+    if rest:
+        raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --once')
+    from tflearn.config import files, job_config
+    from tflearn.rounds import loop
+
+    run = loop.Run(local_path(switches.root_dir, '--root_dir'), str(__package__), switches.once, sys.stdout)
+    gin_file = files.resolve(switches.gin_file)
+    made: loop.Loop = job_config.configure(loop.loop, {'run': run}, gin_file, switches.gin_bindings).run()
+    return made.run()
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,199 @@
+"""The loop: what a product decided, and what came of it, becomes its next policy, round by round.
+
+Each step of a round is a program, which writes its result atomically, and is not run again once that is there. So a
+loop that was killed goes on where it was, and a round has the same data however often it was begun. No TensorFlow here.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import math
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from tflearn.config import files
+from tflearn.core.errors import UserRuntimeError, UserValueError
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.files.run_dir import RunDir, local_path
+from tflearn.launch.local import StopSignals
+from tflearn.launch.processes import OrphanReaper
+from tflearn.launch.reports import PlainView
+from tflearn.launch.supervisor import Supervisor
+from tflearn.launch.topology import Job, Topology
+from tflearn.launch.warm_parent import WarmParent
+from tflearn.rounds import page
+from tflearn.rounds.round_files import Round, Rounds
+from tflearn.rounds.steps import Gate, Logs, Step, Steps, Training
+
+# Includes the types of the job's arguments.
+__all__ = ['Gate', 'Logs', 'Run', 'Schedule', 'Training', 'loop']
+
+_STOP_SECS, _LINE_SECS, _LOCK_SECS, _LOCK_POLL_SECS = 60.0, 60.0, 70.0, 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """How the program was called.
+
+    Attributes:
+      root: the directory of the rounds.
+      package: the Python package of the programs.
+      once: whether it ends after one round, or without one that is due.
+      out: gets events, and the table after each round.
+    """
+
+    root: pathlib.Path
+    package: str
+    once: bool
+    out: TextIO
+
+
+@checked_dataclass(frozen=True)
+class Schedule:
+    """When a round begins. Without both numbers: when there are new decisions, which only `--once` takes.
+
+    Attributes:
+      decisions: new decisions.
+      hours: hours since the last round began, if there are new decisions.
+      max_rounds: rounds after which the loop ends.
+      poll_secs: seconds between two looks for new decisions.
+    """
+
+    decisions: PositiveInt | None = None
+    hours: PositiveFloat | None = None
+    max_rounds: PositiveInt | None = None
+    poll_secs: PositiveFloat = 10.0
+
+
+def loop(
+    *,
+    run: Run,
+    logs: Logs,
+    training: Training,
+    serving: str,
+    gate: Gate | None = Gate(),
+    schedule: Schedule = Schedule(),
+) -> 'Loop':
+    """Returns the loop, which is run outside of gin.
+
+    Args:
+      run: how the program was called.
+      logs: what rounds read.
+      training: how policies are trained.
+      serving: the run directory whose greedy policy `tflearn-serve` serves.
+      gate: what a policy has to prove; None lets each new one serve.
+      schedule: when a round begins.
+
+    Raises:
+      ValueError: if nothing says when, or a file is missing.
+    """
+    if not (run.once or schedule.decisions or schedule.hours):
+        raise UserValueError('got no Schedule.decisions and no Schedule.hours; need one of them, or --once')
+    files.resolve(training.gin_file)
+    if not local_path(logs.columns, 'Logs.columns').is_file():
+        raise UserValueError(f'got Logs.columns={logs.columns!r}; need a file, the column map')
+    steps = Steps(run.package, logs, training, RunDir(local_path(serving, 'serving')), gate)
+    return Loop(run, steps, schedule, Rounds(run.root))
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop in its directory."""
+
+    how: Run
+    steps: Steps
+    schedule: Schedule
+    rounds: Rounds
+
+    def run(self) -> int:
+        """Runs rounds. Call it from the main thread: it handles signals.
+
+        Returns:
+          An exit code: 0; 128 + the signal's number when one ended it.
+
+        Raises:
+          ValueError: if another loop works in the directory.
+          RuntimeError: if a step failed.
+        """
+        with StopSignals() as signals, _locked(self.how.root, signals) as log, contextlib.ExitStack() as stack:
+            reaper = stack.enter_context(contextlib.closing(OrphanReaper(_STOP_SECS, log.fileno())))
+
+            @functools.cache
+            def parent() -> WarmParent:  # is not needed where no round is due
+                program = (sys.executable, '-m', f'{self.how.package}.warm_parent')
+                started = stack.enter_context(contextlib.closing(WarmParent(program, log)))
+                started.wait_until_ready(lambda: bool(signals.received))
+                return started
+
+            self._run_rounds(signals, functools.partial(self._run_step, reaper, parent, log, signals))
+        return 128 + signals.received[0] if signals.received else 0
+
+    def _run_rounds(self, signals: StopSignals, run_step: Callable[[Round, Step], None]) -> None:
+        logs, schedule, pause = self.steps.logs, self.schedule, threading.Event()
+        while not signals.received and len(self.rounds.finished()) < (schedule.max_rounds or math.inf):
+            begun = self.rounds.unfinished() or self.rounds.begin(
+                logs.decisions, logs.outcomes, schedule.decisions, schedule.hours
+            )
+            if begun:
+                self._work(begun, signals, run_step)
+            elif self.how.once:
+                print('nothing to do: no round is due', file=self.how.out)
+            else:
+                pause.wait(schedule.poll_secs)
+            if self.how.once:
+                return
+
+    def _work(self, begun: Round, signals: StopSignals, run_step: Callable[[Round, Step], None]) -> None:
+        """Runs what is missing of a round, and finishes it unless it was stopped."""
+        for step in self.steps.of(begun):
+            if not step.is_done():
+                run_step(begun, step)
+            if signals.received:
+                return
+        begun.finish(**self.steps.result(begun))
+        page.write(self.how.root, self.rounds.finished())
+        print(page.table(self.rounds.finished()), file=self.how.out, flush=True)
+
+    def _run_step(
+        self,
+        reaper: OrphanReaper,
+        parent: Callable[[], WarmParent],
+        log: TextIO,
+        signals: StopSignals,
+        begun: Round,
+        step: Step,
+    ) -> None:
+        """Runs a step until it is done or stopped; raises RuntimeError if it failed."""
+        view = PlainView(self.how.out, _LINE_SECS)
+        view.event(f'round {begun.number}: {step.name}')
+        job = Job(step.name, step.command, step.name)
+        supervisor = Supervisor(Topology((job,)), RunDir(begun.directory), reaper, parent(), view, log)
+        supervisor.start()
+        failure = supervisor.watch(lambda: bool(signals.received))
+        supervisor.stop(_STOP_SECS, lambda: len(signals.received) > 1)
+        if failure and not step.is_done():
+            raise (UserRuntimeError if failure.is_user_error else RuntimeError)(failure.message)
+
+
+@contextlib.contextmanager
+def _locked(root: pathlib.Path, signals: StopSignals) -> Iterator[TextIO]:
+    """Opens the loop's log, which one loop at a time holds locked, with the reaper of its programs."""
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / 'loop.log', 'a', encoding='utf-8') as log:
+        deadline = time.monotonic() + _LOCK_SECS  # of a loop that was killed the programs end first
+        while True:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline or signals.received:
+                    raise UserValueError(
+                        f'got --root_dir={root}, where another tflearn-loop works; need one; wait for it, or stop it'
+                    ) from error
+            threading.Event().wait(_LOCK_POLL_SECS)
+        yield log
