@@ -108,7 +108,12 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
             for _ in range(num_games):
                 self._games.append(make_game())
             name = name_of(self._games[0])
-            observation_space, action_space = _spaces_of_all(self._games[0], name)
+            observation_space, action_space = spaces_of_all(self._games[0], name)
+            if hasattr(self._games[0], 'agent_iter'):
+                raise UserTypeError(
+                    f'got {name}, whose agents act in turn (AEC); need its `parallel_env`, or turn_game.make for '
+                    'self-play'
+                )
             self._agents: list[str] = list(self._games[0].possible_agents)
             self._team_of = _team_of(self._agents, teams)
             if agent_id:
@@ -274,17 +279,12 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         return part[agent]
 
 
-def _spaces_of_all(game: Any, name: str) -> tuple[Any, Any]:
-    """Returns the observation and the action space of all agents of a game."""
+def spaces_of_all(game: Any, name: str) -> tuple[Any, Any]:
+    """Returns the observation and the action space of all agents of a game; raises as `make` does."""
     if missing := [needed for needed in _NEEDED if not hasattr(game, needed)]:
         raise UserTypeError(
-            f"got {name} without {', '.join(missing)}; need an environment of PettingZoo's parallel API, with all "
+            f'got {name} without {", ".join(missing)}; need an environment of PettingZoo, with all '
             'agents that may come in possible_agents'
-        )
-    if hasattr(game, 'agent_iter'):
-        raise UserTypeError(
-            f'got {name}, whose agents act in turn (AEC); need its `parallel_env`, or turn_game.make for a turn-based '
-            'game'
         )
     of_agents = {agent: (game.observation_space(agent), game.action_space(agent)) for agent in game.possible_agents}
     if not of_agents:

@@ -211,6 +211,7 @@ class RunDir:
       code_snapshot: git revisions and differences of the running code, with --code_snapshot.
       evaluations: one JSON object per evaluation.
       policy_evaluations: the results of evaluations of single policies, a JSON file each.
+      league: the scores of self-play against earlier versions.
       learning_curve: the learning curve as an image.
       evaluation_image: another name of the learning curve's image.
       videos: videos of evaluations.
@@ -243,6 +244,7 @@ class RunDir:
         self.cloning, self.commands = path / 'cloning', path / 'commands.txt'
         self.config, self.code_snapshot = path / 'config.gin', path / 'code_snapshot.md'
         self.evaluations, self.policy_evaluations = path / 'evaluations.jsonl', path / 'policy_evaluations'
+        self.league = path / 'league.json'
         self.learning_curve, self.evaluation_image = path / 'learning_curve.png', path / 'evaluation.png'
         self.videos, self.logs, self.done = path / 'videos', path / 'logs', path / 'DONE'
         self.train_result, self.stop_request = path / 'train' / 'result.json', path / 'train' / 'stop_request.json'

@@ -1,0 +1,212 @@
+"""Do several agents learn? A cooperative and a competitive task, five seeds each, beside a scripted reference.
+
+    python -m benchmarks.several_agents --root_dir=runs/several --tasks spread connect_four
+
+`spread` (needs mpe2: `pip install --no-deps mpe2`): two agents of `simple_spread_v3` share one policy (PPO); the number
+is the return of an agent, of the last version, beside agents that go to the landmarks which together are nearest.
+`connect_four` (PettingZoo): PPO against a league of its own earlier versions and random moves; the number is the score
+(1 a win, 0.5 a draw) of the last version against the scripted opponent, which wins and blocks where it can, and which
+the run never meets; and against random moves.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import tflearn  # noqa: E402
+from tflearn.agents import ppo  # noqa: E402
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing  # noqa: E402
+from tflearn.environments import pettingzoo_env, turn_game  # noqa: E402
+from tflearn.jobs.policy_exports import ExportOptions  # noqa: E402
+from tflearn.networks.networks import NetworkOptions  # noqa: E402
+from tflearn.optimization import ppo_loss  # noqa: E402
+from tflearn.optimization.optimizers import OptimizerOptions  # noqa: E402
+from tflearn.policies import league  # noqa: E402
+
+SPREAD = functools.partial(pettingzoo_env.make, 'mpe2.simple_spread_v3', kwargs={'N': 2, 'max_cycles': 25})
+TARGETS = {'spread': -10.0, 'connect_four': 0.8}
+_EPISODES = 400
+_SEED = 10_000_000  # of evaluations at the end
+
+
+def settings(unroll_steps: int, num_steps: int, gamma: float, learning_rate: float, **more: Any) -> dict[str, Any]:
+    """Returns arguments of `tflearn.train` for PPO with iterations of so many steps."""
+    return {
+        'make_agent': functools.partial(
+            ppo.make_agent,
+            loss=ppo_loss.PPOLoss(gamma=gamma, entropy_coefficient=0.01),
+            optimizer=OptimizerOptions(learning_rate=learning_rate),
+            **more,
+        ),
+        'experience': Experience(
+            slicing=Slicing(sequence_length=unroll_steps + 1, stride=unroll_steps, cross_episodes=True),
+            replay=Queue(max_size=64, max_policy_lag=2, training=Iteration(8, 400)),
+            batch=BatchItems(num_steps // unroll_steps),
+        ),
+        'learner_options': tflearn.LearnerOptions(summaries=tflearn.SummaryOptions(None)),
+    }
+
+
+def go_to_landmark(observation: np.ndarray, num_agents: int = 2) -> int:
+    """Returns the move of an agent of simple_spread to its landmark: that of the least sum of distances."""
+    landmarks = observation[4 : 4 + 2 * num_agents].reshape(num_agents, 2)
+    agents = np.concatenate(
+        [np.zeros((1, 2)), observation[4 + 2 * num_agents :][: 2 * (num_agents - 1)].reshape(-1, 2)]
+    )
+    distances = np.linalg.norm(landmarks[None] - agents[:, None], axis=-1)
+    nearest = min(itertools.permutations(range(num_agents)), key=lambda order: sum(distances[range(num_agents), order]))
+    way = landmarks[nearest[0]] - 0.5 * observation[:2]  # it has a velocity
+    axis = int(np.argmax(np.abs(way)))
+    return 0 if abs(way[axis]) < 0.05 else 1 + 2 * axis + int(way[axis] > 0)
+
+
+def win_or_block(observation: Mapping[str, np.ndarray], random: np.random.Generator) -> int:
+    """Returns a move of Connect Four: one that wins, else one that blocks, else a random legal one."""
+    own, other = observation['observation'][..., 0], observation['observation'][..., 1]
+    legal = np.flatnonzero(observation['action_mask'])
+    for stones in (own, other):
+        for column in legal:
+            row = 5 - int((own + other)[:, column].sum())
+            if _wins(stones, row, column):
+                return int(column)
+    return int(random.choice(legal))
+
+
+def _wins(stones: np.ndarray, row: int, column: int) -> bool:
+    for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
+        length = 1
+        for sign in (1, -1):
+            for distance in (1, 2, 3):
+                r, c = row + sign * distance * down, column + sign * distance * right
+                if not (0 <= r < 6 and 0 <= c < 7 and stones[r, c]):
+                    break
+                length += 1
+        if length >= 4:
+            return True
+    return False
+
+
+def played(make_environment: Any, policy: Callable[[Any], Any], num_episodes: int = _EPISODES) -> float:
+    """Returns the mean return of a policy."""
+    environment = make_environment(num_environments=20, seed=_SEED)
+    time_step, returns, total = environment.reset(), [], np.zeros(environment.num_environments)
+    while len(returns) < num_episodes:
+        time_step = environment.step(policy(time_step.observation))
+        total += time_step.reward
+        ended = time_step.step_type == 2
+        returns += total[ended].tolist()
+        total[ended] = 0.0
+    environment.close()
+    return float(np.mean(returns))
+
+
+def spread(root_dir: pathlib.Path, seed: int, max_env_steps: int) -> dict[str, float]:
+    """Trains two agents of simple_spread; returns the last version's return per agent."""
+    run = tflearn.train(
+        **settings(25, 1600, 0.95, 1e-3),
+        make_environment=SPREAD,
+        root_dir=root_dir,
+        max_env_steps=max_env_steps,
+        num_environments=16,
+        num_episodes=32,
+        seed=seed,
+        export_interval_steps=1600,
+        exports=ExportOptions(('greedy_policy',)),
+    )
+    policy = tflearn.load_policy(run.run_dir.greedy_policy / 'latest')
+    return {'return': played(SPREAD, policy), 'env_steps': run.env_steps}
+
+
+def spread_references() -> dict[str, float]:
+    """Returns the returns of the scripted agents, and of random ones."""
+    random = np.random.default_rng(0)
+    return {
+        'scripted': played(SPREAD, lambda observations: np.array([go_to_landmark(each) for each in observations])),
+        'random': played(SPREAD, lambda observations: random.integers(5, size=len(observations))),
+    }
+
+
+def connect_four(root_dir: pathlib.Path, seed: int, max_env_steps: int) -> dict[str, float]:
+    """Trains by self-play; returns the scores of the version that is the best in the evaluations' games."""
+    opponents = {'league': functools.partial(league.League, str(root_dir)), 'random': turn_game.random_opponent}
+    run = tflearn.train(
+        **settings(64, 2048, 0.99, 1e-3, action_mask='action_mask', network=NetworkOptions((128, 128))),
+        make_environment=against(opponents, {'league': 0.8, 'random': 0.2}),
+        root_dir=root_dir,
+        max_env_steps=max_env_steps,
+        num_environments=32,
+        num_episodes=32,
+        seed=seed,
+        export_interval_steps=400,
+        exports=ExportOptions(('greedy_policy', 'raw_policy'), keep_last=100),
+    )
+    policy = tflearn.load_policy(run.run_dir.greedy_policy / 'latest')
+    scores = {name: 0.5 + 0.5 * played(against({name: each}), policy) for name, each in REFERENCES.items()}
+    return {**scores, 'env_steps': run.env_steps}
+
+
+def connect_four_references() -> dict[str, float]:
+    """Returns the scores of random moves."""
+    random = np.random.default_rng(0)
+    policy = lambda observation: np.array([_legal(mask, random) for mask in observation['action_mask']])  # noqa: E731
+    return {f'random, {name}': 0.5 + 0.5 * played(against({name: each}), policy) for name, each in REFERENCES.items()}
+
+
+def _legal(mask: np.ndarray, random: np.random.Generator) -> int:
+    return int(random.choice(np.flatnonzero(mask if mask.any() else mask == 0)))
+
+
+REFERENCES = {
+    'scripted': functools.partial(turn_game.Scripted, win_or_block),
+    'random': turn_game.random_opponent,
+}
+
+
+def against(opponents: Mapping[str, Any], shares: Mapping[str, float] | None = None) -> Any:
+    """Returns what makes games of Connect Four against these opponents."""
+    return functools.partial(turn_game.make, 'pettingzoo.classic.connect_four_v3', opponents=opponents, shares=shares)
+
+
+TASKS = {
+    'spread': (spread, spread_references, 250_000, 'return'),
+    'connect_four': (connect_four, connect_four_references, 300_000, 'scripted'),
+}
+
+
+def main() -> None:
+    """Runs the tasks, and prints a line for each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--root_dir', type=pathlib.Path, default=pathlib.Path('runs/several_agents'))
+    parser.add_argument('--tasks', nargs='+', choices=TASKS, default=list(TASKS))
+    parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument('--quick', action='store_true', help='one seed, few steps')
+    parser.add_argument('--json', type=pathlib.Path, help='a file for the numbers')
+    given = parser.parse_args()
+    found: dict[str, Any] = {}
+    for name in given.tasks:
+        train, references, max_env_steps, key = TASKS[name]
+        found[name] = {'references': references(), 'target': TARGETS[name], 'runs': []}
+        print(name, json.dumps(found[name]['references']), flush=True)
+        for seed in given.seeds[: 1 if given.quick else None]:
+            begun = time.monotonic()
+            result = train(given.root_dir / f'{name}_{seed}', seed, 5_000 if given.quick else max_env_steps)
+            result = {'seed': seed, **result, 'secs': round(time.monotonic() - begun)}
+            found[name]['runs'].append(result)
+            print(name, json.dumps(result), 'reached' if result[key] >= TARGETS[name] else 'missed', flush=True)
+            if given.json:
+                given.json.write_text(json.dumps(found, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,271 @@
+"""Self-play: games of several players in which one seat is the agent's, and opponents play the others."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
+
+from tflearn.core.errors import UserError, UserValueError
+from tflearn.core.settings import PositiveInt, checked
+from tflearn.core.types import BatchedEnvironment
+from tflearn.environments import gathering, pettingzoo_env, sync_vector_env, vector_env
+from tflearn.environments.vector_env import OnNonfinite
+
+_MASK = 'action_mask'
+
+
+class Opponent(Protocol):
+    """Who plays the other seats."""
+
+    def begin(self) -> Any:
+        """Returns who plays a new game: a hashable value for `act` and `end`; None where it is always the same."""
+
+    def act(self, player: Any, observation: Any) -> np.ndarray:
+        """Returns the actions [B] of a player for a batch of observations, a nest of arrays [B, ...]."""
+
+    def end(self, player: Any, score: float) -> None:
+        """Takes the agent's score in a game against a player: 1 for a win, 0.5, or 0 for a loss."""
+
+
+class Scripted:
+    """An opponent whose moves are a function of one observation and a random number generator."""
+
+    def __init__(self, move: Callable[[Any, np.random.Generator], int], seed: int = 0):
+        """Takes the function, and the seed of the random numbers."""
+        self._move, self._random = move, np.random.default_rng(seed)
+
+    def begin(self) -> None:
+        """See `Opponent`."""
+
+    def act(self, player: None, observation: Any) -> np.ndarray:
+        """See `Opponent`."""
+        size = len(observation[_MASK] if isinstance(observation, Mapping) else observation)
+        return np.array([self._move(_item(observation, i), self._random) for i in range(size)])
+
+    def end(self, player: None, score: float) -> None:
+        """See `Opponent`."""
+
+
+def random_move(observation: Any, random: np.random.Generator) -> int:
+    """Returns one of the legal actions of an observation with the part 'action_mask'."""
+    return int(random.choice(np.flatnonzero(observation[_MASK])))
+
+
+def random_opponent() -> Scripted:
+    """Returns an opponent that takes random legal actions."""
+    return Scripted(random_move)
+
+
+@checked
+def make(
+    game: str | Callable[..., Any],
+    num_environments: PositiveInt,
+    seed: int | None,
+    opponents: Mapping[str, Callable[[], Opponent]],
+    shares: Mapping[str, float] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    on_nonfinite: OnNonfinite = 'rebuild',
+) -> BatchedEnvironment:
+    """Makes a batch of games in which the agent takes one seat, which is drawn for each game.
+
+    A step is the agent's move and the moves of its opponents until its next turn. `info` has in the last step of a game
+    `score_against/<name>`: 1 if the agent's return is above 0, 0 if it is below, else 0.5.
+
+    Args:
+      game: a module of PettingZoo that has `env`, such as 'pettingzoo.classic.connect_four_v3'; 'module:function'; or a
+        function that makes a game. One with the parallel API is played in turn, where players do not see each other's
+        new moves.
+      num_environments: the number of games, which are played one after the other in this process.
+      seed: game i is seeded with seed + i; None draws the seeds.
+      opponents: functions that make the opponents, by name, such as `random_opponent` and `league.make`; one plays all
+        other seats of a game.
+      shares: the shares of games against them, by name; None: equal ones.
+      kwargs: the game's arguments.
+      on_nonfinite: what happens if an observation or a reward is not finite, see `gymnasium_env.make`.
+
+    Raises:
+      ValueError: if there is no such game, its players have different spaces, or the shares are of other opponents.
+    """
+    if not opponents or (shares is not None and (shares.keys() != opponents.keys() or min(shares.values()) < 0)):
+        raise UserValueError(
+            f'got the opponents {sorted(opponents)} with shares={shares}; need one at least, and a share of each, of 0 '
+            'or more'
+        )
+    shares = shares or dict.fromkeys(opponents, 1.0)
+    made = {name: (make_opponent(), shares[name]) for name, make_opponent in opponents.items()}
+    games = TurnGames(pettingzoo_env.maker(game, 'env', kwargs), num_environments, made)
+    return vector_env.VectorEnvironment(games, seed, on_nonfinite)
+
+
+@dataclasses.dataclass
+class _Game:
+    """A game: who is the agent in it, and against whom."""
+
+    game: Any
+    own: str = ''
+    opponent: str = ''
+    player: Any = None
+    total: float = 0.0
+
+    def reset(self, seed: int | None) -> tuple[None, dict[str, Any]]:
+        self.game.reset(seed=seed)
+        return None, {}
+
+    def close(self) -> None:
+        self.game.close()
+
+    def waits(self) -> bool:
+        """Lets players who have ended leave. Returns whether it is the turn of an opponent."""
+        game = self.game
+        while game.agents and (agent := game.agent_selection) != self.own:
+            if not (game.terminations[agent] or game.truncations[agent]):
+                return True
+            game.step(None)
+        return False
+
+
+class TurnGames(sync_vector_env.RebuildingVectorEnv):
+    """Games of PettingZoo's AEC API; what opponents are asked for at once is a batch."""
+
+    def __init__(self, make_game: Callable[[], Any], num_games: int, opponents: Mapping[str, tuple[Opponent, float]]):
+        """Makes the games; errors of `make_game` propagate. The opponents come with their shares."""
+        self._make_game = lambda: _Game(_in_turn(make_game()))
+        self._games: list[_Game] = []
+        try:
+            for _ in range(num_games):
+                self._games.append(self._make_game())
+            name = pettingzoo_env.name_of(self._games[0].game)
+            self._space, action_space = pettingzoo_env.spaces_of_all(self._games[0].game, name)
+            gathering.check_space(self._space, 'observation')
+        except BaseException:
+            self.close()
+            raise
+        super().__init__(num_games, name, (self._space, action_space, ()))
+        self._action_space = batch_space(action_space, num_games)
+        self._opponents, self._names = {key: opponent for key, (opponent, _) in opponents.items()}, list(opponents)
+        shares = np.array([share for _, share in opponents.values()], float)
+        self._shares = shares / shares.sum()
+        self._origins = [sync_vector_env.origin_of(i, name) for i in range(num_games)]
+        self._ended = [False] * num_games
+        self._random = np.random.default_rng()
+
+    def reset(self, seed: int | None) -> Any:
+        """See `sync_vector_env.RebuildingVectorEnv`."""
+        self._seed, self._random = seed if seed is not None else self._seed, np.random.default_rng(seed)
+        failed: set[int] = set()
+        for i, each in enumerate(self._games):
+            self._try(i, functools.partial(each.reset, sync_vector_env.seed_of(seed, i, 0)), failed)
+            self._seat(i)
+        self._play(failed)
+        self._ended = [False] * self.num_envs
+        return self._batch_of(range(self.num_envs))
+
+    def step(self, action: Any) -> sync_vector_env.Step:
+        """See `sync_vector_env.RebuildingVectorEnv`."""
+        failed: set[int] = set()
+        for i, (each, move) in enumerate(zip(self._games, iterate(self._action_space, action), strict=True)):
+            if self._ended[i]:
+                self._try(i, functools.partial(each.reset, None), failed)
+                self._seat(i)
+            else:
+                self._try(i, functools.partial(each.game.step, move), failed)
+        self._play(failed)
+        results = [self._result(i, self._ended[i] or i in failed) for i in range(self.num_envs)]
+        self._ended = [terminated or truncated for _, terminated, truncated, _ in results]
+        return self._step_of(self._batch_of(range(self.num_envs)), results, action, failed)
+
+    def close(self) -> None:
+        """See `sync_vector_env.RebuildingVectorEnv`."""
+        for each in self._games:
+            each.close()
+
+    def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, np.ndarray]:
+        """See `sync_vector_env.RebuildingVectorEnv`."""
+        for i, cause in causes.items():
+            self._rebuild(i, cause)
+            self._ended[i] = False
+        failed = set(causes)
+        self._play(failed)
+        return self._batch_of(range(self.num_envs)), self._rows(failed)
+
+    def set_progress(self, train_step: int, env_steps: int) -> None:
+        """See `sync_vector_env.RebuildingVectorEnv`."""
+        self._progress = train_step, env_steps
+        for each in self._games:
+            if setter := sync_vector_env.progress_setter(each.game):
+                setter(train_step, env_steps)
+
+    def _seat(self, i: int) -> None:
+        """Draws the agent's seat and its opponent in a game that begins."""
+        each = self._games[i]
+        each.own, each.total = str(self._random.choice(each.game.possible_agents)), 0.0
+        each.opponent = str(self._random.choice(self._names, p=self._shares))
+        each.player = self._opponents[each.opponent].begin()
+
+    def _play(self, failed: set[int]) -> None:
+        """Lets opponents move until it is the agent's turn in all games."""
+        waiting = list(range(self.num_envs))
+        while waiting := [i for i in waiting if self._try(i, self._games[i].waits, failed)]:
+            moves: dict[Any, list[int]] = {}
+            for i in waiting:
+                moves.setdefault((self._games[i].opponent, self._games[i].player), []).append(i)
+            for (name, player), games in moves.items():
+                actions = self._opponents[name].act(player, self._batch_of(games))
+                for i, move in zip(games, actions, strict=True):
+                    self._try(i, functools.partial(self._games[i].game.step, move), failed)
+
+    def _try(self, i: int, function: Callable[[], Any], failed: set[int]) -> Any:
+        """Returns what a function of a game returns; if it raises an error, begins a new game and returns True."""
+        try:
+            return function()
+        except UserError:
+            raise
+        except Exception as error:
+            failed.add(i)
+            self._rebuild(i, sync_vector_env.cause_of(error))
+            return True
+
+    def _rebuild(self, i: int, cause: str) -> None:
+        def make() -> _Game:
+            self._games[i] = self._make_game()
+            return self._games[i]
+
+        self._remade([i], cause, self._origins[i], lambda: self._games[i].close(), make)
+        self._seat(i)
+
+    def _batch_of(self, games: Sequence[int]) -> Any:
+        """Returns the observations of those whose turn it is."""
+        batch = create_empty_array(self._space, len(games))
+        gather = gathering.gatherer(self._space, batch, [self._origins[i] for i in games])
+        gather([self._games[i].game.observe(self._games[i].game.agent_selection) for i in games])
+        return batch
+
+    def _result(self, i: int, begins: bool) -> tuple[Any, bool, bool, dict[str, Any]]:
+        """Returns (reward, terminated, truncated, info) of the agent, whose turn it is."""
+        each = self._games[i]
+        last = each.game.last(observe=False)
+        _, reward, terminated, truncated, info = gathering.step_result(last, (), self._origins[i])
+        if begins:
+            return 0.0, terminated, truncated, {}
+        each.total += reward
+        if not (terminated or truncated):
+            return reward, False, False, info
+        score = 0.5 + 0.5 * float(np.sign(each.total))
+        self._opponents[each.opponent].end(each.player, score)
+        return reward, terminated, truncated, {**info, 'score_against': {each.opponent: score}}
+
+
+def _in_turn(game: Any) -> Any:
+    """Returns a game with the AEC API."""
+    if hasattr(game, 'agent_iter'):
+        return game
+    from pettingzoo.utils import conversions
+
+    return conversions.parallel_to_aec(game)
+
+
+def _item(batch: Any, i: int) -> Any:
+    return {key: _item(part, i) for key, part in batch.items()} if isinstance(batch, Mapping) else batch[i]
