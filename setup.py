@@ -36,6 +36,7 @@ PROGRAMS = (
     'list',
     'watch',
     'tune',
+    'play',
     'check_env',
     'promote',
     'loop',

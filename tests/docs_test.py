@@ -142,7 +142,8 @@ def test_commands_in_documents_have_flags_that_are_there(page):
         for file in FILES
         if file.parts[0] == 'scripts'
         for node in ast.walk(file.syntax)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith('flags.DEFINE')
+        if isinstance(node, ast.Call)
+        and re.search(r'(flags\.DEFINE_\w+|define_(number|secs))$', ast.unparse(node.func))
         if isinstance(node.args[0], ast.Constant)
     } | {'collector_name', 'nobatching', 'verbosity', 'version'}
     for program, flags in commands:

@@ -1,6 +1,7 @@
 """gymnasium environments, by their registered names."""
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
@@ -16,6 +17,20 @@ from tflearn.core.settings import NonNegativeInt, PositiveFloat, PositiveInt, ch
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, sync_vector_env, vector_env
 from tflearn.environments.vector_env import OnNonfinite
+
+# What shows or records each single environment that is made, see `rendered`.
+_wraps: contextvars.ContextVar[Callable[[gymnasium.Env], gymnasium.Env] | None] = contextvars.ContextVar('wraps')
+
+
+@contextlib.contextmanager
+def rendered(wrap: Callable[[gymnasium.Env], gymnasium.Env]) -> Iterator[None]:
+    """Makes environments during the block that render their frames as arrays, and puts each into `wrap`."""
+    token = _wraps.set(wrap)
+    try:
+        yield
+    finally:
+        _wraps.reset(token)
+
 
 Vectorization = Literal['auto', 'native', 'in_process', 'worker_processes']
 
@@ -80,12 +95,17 @@ def make(
         raise UserValueError(f"got vectorization='native' with {', '.join(wrapped)}; choose 'in_process'")
     if vectorization == 'native' and spec.vector_entry_point is None:
         raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
-    with _explained(name, kwargs, 'what an environment of fixed-size spaces takes', TypeError):
+    wrap = _wraps.get(None)
+    need = 'an environment that can be rendered' if wrap else 'what an environment of fixed-size spaces takes'
+    with _explained(name, kwargs, need, TypeError, *([gymnasium.error.Error] if wrap else [])):
         # gymnasium's checker costs more than a step itself; our conformance test replaces it.
-        more = kwargs or {}
-        make_one = functools.partial(
+        more = {**(kwargs or {}), **({'render_mode': 'rgb_array'} if wrap else {})}
+        make_one: Any = functools.partial(
             gymnasium.make, spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **more
         )
+        if wrap:
+            make_plain, vectorization = make_one, 'in_process'
+            make_one = lambda: wrap(make_plain())  # noqa: E731
         for argument in wrapped:
             wrapper, value = wrappers[argument]
             make_one = functools.partial(wrapper, make_one, value)
@@ -123,15 +143,8 @@ def record(
     Raises:
       ValueError: as for `make`, and if the environment cannot be rendered, or the extra is not installed.
     """
-    spec = registry.find(name, register)
-
-    def make_one() -> gymnasium.Env:
-        arguments = {'max_episode_steps': max_episode_steps, 'disable_env_checker': True, **(kwargs or {})}
-        rendered = gymnasium.make(spec, render_mode='rgb_array', **arguments)
-        return RecordVideo(rendered, folder, episode_trigger=lambda episode: True, name_prefix='film')
-
-    with _explained(name, kwargs, 'an environment that can be rendered', TypeError, gymnasium.error.Error):
-        return vector_env.in_process(make_one, 1, seed=None)
+    with rendered(lambda each: RecordVideo(each, folder, episode_trigger=lambda episode: True, name_prefix='film')):
+        return make(name, 1, None, max_episode_steps=max_episode_steps, kwargs=kwargs, register=register)
 
 
 class ActionRepeat(gymnasium.Wrapper):

@@ -3,12 +3,14 @@
 import contextlib
 import os
 import pathlib
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
@@ -24,9 +26,9 @@ from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.data import columns, conversion, metadata, statistics
 from tflearn.data import split as splitting
 from tflearn.data.minari_format import Spaces
-from tflearn.data.reader import Dataset
+from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
-from tflearn.environments import spaces
+from tflearn.environments import spaces, window
 from tflearn.jobs import chosen_policy, initial_agent
 from tflearn.jobs.run import Run
 from tflearn.policies import external, loader
@@ -140,6 +142,70 @@ def record(
         finally:
             metadata.add_recording(directory, facts, writer)
     logging.info('%s has %d episodes, %d environment steps', directory, writer.num_episodes, writer.num_steps)
+
+
+@checked
+def play(
+    *,
+    run: Run,
+    make_environment: EnvironmentFactory,
+    policy: str | external.ActFunction = 'best',
+    train_step: int | None = None,
+    num_episodes: PositiveInt = 1,
+    keys: str | None = None,
+    idle: float = 0.0,
+    fps: float | None = None,
+    video: str | None = None,
+    output: str | None = None,
+    seed: int = 0,
+) -> str:
+    """Shows a policy in one rendered environment, or lets a person act by the keyboard; the episodes may be recorded.
+
+    Args:
+      run: the run whose policy acts.
+      make_environment: makes the environment, by `gymnasium_env.make`.
+      policy: see `chosen_policy.find`.
+      train_step: the train step of the policy's version.
+      num_episodes: the number of episodes; of those that are recorded, all that `output` is to hold.
+      keys: a person acts: keys and their actions, 'left=0,right=1'; '' are the keys that the environment names.
+      idle: the action while no key is pressed.
+      fps: frames per second in the window; None: those that the environment names.
+      video: a directory for videos, instead of the window.
+      output: the data set's directory; None records none.
+      seed: the seed of the environment.
+
+    Returns:
+      The episodes' returns as text.
+
+    Raises:
+      ValueError: if the environment cannot be shown, or a person cannot act in it.
+      ImportError: if a package is missing.
+    """
+    if keys is not None and video is not None:
+        raise UserValueError('got --keys with --video; need one of them, since a person has to see the window')
+    if video is None:
+        window.check()
+    stage = window.Stage(make_environment, video, fps)
+
+    def act(observation: Any) -> Any:
+        if not person:
+            actions = tf.nest.flatten(stage.action_spec)
+            if len(actions) != 1:
+                raise UserValueError(f'got an environment of {len(actions)} actions; need one, to act by the keyboard')
+            person.append(window.Keyboard(stage.keys(keys or ''), idle, actions[0], run.stop.set))
+        return person[0](observation)
+
+    person: list[window.Keyboard] = []
+    with tempfile.TemporaryDirectory() as folder:
+        written = output or os.path.join(folder, 'episodes')
+        record(
+            run=run, make_environment=stage.make, output=written, quota=Quota(num_episodes), num_environments=1,
+            policy=policy if keys is None else act, train_step=train_step, seed=seed,
+        )  # fmt: skip
+        known = shards(pathlib.Path(written))
+        episodes = EpisodeReader(Dataset([written])).episodes() if known else ()
+        returns = ', '.join(f'{np.sum(episode["reward"]):.6g}' for episode in episodes)
+    return f'returns: {returns or "none, since no episode ended"}'
 
 
 def extract(
