@@ -35,6 +35,7 @@ PROGRAMS = (
     'report',
     'list',
     'watch',
+    'track',
     'tune',
     'play',
     'check_env',

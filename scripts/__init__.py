@@ -32,8 +32,9 @@ if '--version' in sys.argv[1:] and (_NAME == _PROGRAM or _PROGRAM == '-m'):
     print(preflight.versions(_NAME))
     sys.exit()
 
-# Here, because a program's own imports are the first to fail on a wrong Python.
+# Here, because a program's own imports are the first to fail on a wrong Python. tflearn-track runs without TensorFlow.
 try:
-    preflight.check()
+    if not any(each.endswith(('tflearn-track', 'scripts.track')) for each in sys.orig_argv[:3]):
+        preflight.check()
 except UserImportError as error:
     _end(error)

@@ -54,6 +54,7 @@ NOT_RUN = {
     r'--backend=(slurm|ray)(?!.*--render)': 'needs the cluster; tests/launch has stand-ins',
     r's3://': 'needs a store; tests/files has one on this machine',
     r'=replay:|=feed:|=host0:': 'several machines; see tests/scripts/coordinator_test.py, tests/chaos',
+    r'--to=wandb': 'needs packages; see tests/experiments/tracking_test.py',
     r'curl ': 'tests/environments/external_server_test.py, tests/serving/rest_test.py run them; a status by hand',
     r'openssl |stunnel |runs/cartpole --gin_file=dqn_cartpole --(coord|replay)': 'see tests/replay/tunnel_test.py',
     r'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
@@ -120,7 +121,7 @@ def _needed(place: str, program: str, words: Sequence[str]) -> list[str]:
     """Returns the runs and the data that a command reads."""
     read = _flags(words, 'data') + re.findall(r'Initial\.policy="(.*?)"', ' '.join(words))
     read += [] if program in TRAINING else _flags(words, 'root_dir')
-    read += [word for word in words[1:] if program == 'compare' and not word.startswith('--')]
+    read += [word for word in words[1:] if program in ('compare', 'track') and not word.startswith('--')]
     before = [path for other, *command in OURS if _is_before(other, place) for path in _made(*command)]
     return [path for each in read for path in (fnmatch.filter(before, each) if '*' in each else [each])]
 

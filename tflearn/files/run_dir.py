@@ -303,6 +303,10 @@ class RunDir:
         """The file of the job's newest metrics, see `Status`."""
         return self.root / 'status' / f'{job}.json'
 
+    def tracker(self, name: str) -> pathlib.Path:
+        """What a tracker has had of the run."""
+        return self.root / 'trackers' / f'{name}.json'
+
     def address(self, job: str) -> pathlib.Path:
         """Where a job of a scheduler publishes its address for the others."""
         return self.root / 'addresses' / f'{job}.json'

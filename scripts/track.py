@@ -1,0 +1,44 @@
+"""Gives what a run records to a tracker: tflearn-track RUN --to=wandb:PROJECT.
+
+RUN is the --root_dir of a run on this machine, which may go on: it is followed until it has ended. Each point is given
+once, also if the program is stopped and started again. It loads no TensorFlow, so it may run in an environment of its
+own.
+
+--to is jsonl[:FILE], hparams, mlflow[:URI], wandb[:PROJECT], aim[:REPOSITORY], or FILE.py:FUNCTION, a function of yours
+that gets each event.
+"""
+
+from absl import flags
+
+from tflearn.core.errors import UserValueError
+from tflearn.files.run_dir import RunDir
+
+from . import job_flags
+
+
+def main() -> None:
+    """Runs the program."""
+    job_flags.tool('tflearn-track', __doc__, _define, _run)
+
+
+def _define(switches: flags.FlagValues) -> None:
+    flags.DEFINE_string('to', None, 'The tracker, see above. Required.', flag_values=switches)
+    flags.DEFINE_float('poll_secs', 5.0, 'How often it looks for more [s].', 0.1, 3600.0, flag_values=switches)
+    help = 'End when what is there now has been given, and do not wait for the end of the run.'
+    flags.DEFINE_bool('once', False, help, flag_values=switches)
+
+
+def _run(switches: flags.FlagValues, roots: list[str]) -> int:
+    if len(roots) != 1 or not switches.to:
+        raise UserValueError(f'got {len(roots)} runs and --to={switches.to}; need one RUN and a --to; see --help')
+    from tflearn.experiments import trackers, tracking
+
+    run_dir = RunDir(roots[0])
+    name, make = trackers.make(run_dir, switches.to)
+    count = tracking.follow(run_dir, name, make, switches.poll_secs, switches.once)
+    print(f'gave {count} events of {run_dir.root} to {switches.to}')
+    return 0
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,215 @@
+"""Follows a run from outside and gives what it records to a tracker, each point once. Loads no TensorFlow.
+
+A tracker is called with events, which are dicts:
+
+- {'kind': 'config', 'settings': {name: value}}: the run's configuration;
+- {'kind': 'metric', 'name': 'train/loss', 'step': 100, 'value': 0.5, 'time': 1.7e9}: a point of a curve;
+- {'kind': 'file', 'name': 'video', 'path': '/runs/a/videos/1.mp4', 'step': 100}: a video, or at the end the learning
+  curve ('curve') and the best policy ('policy', a directory);
+- {'kind': 'end', 'reason': 'target_return 475 reached'}: the run has ended.
+"""
+
+import ast
+import contextlib
+import math
+import os
+import pathlib
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from tflearn.actors import evaluation_record
+from tflearn.core.errors import UserValueError
+from tflearn.core.extras import import_error
+from tflearn.files.run_dir import RunDir, read_json, write_json
+
+try:
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto import event_pb2
+    from tensorboard.util import tensor_util
+except ImportError as missing:
+    raise import_error(missing, 'tflearn-track') from missing
+
+Event = dict[str, Any]
+
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record of an event file
+_NO_METRICS = ('pid', 'time')  # numbers of a status file
+
+
+class Tracker(Protocol):
+    """Where events go.
+
+    Attributes:
+      state: what it needs to go on in another process, as JSON: read after `flush`.
+    """
+
+    state: dict[str, Any]
+
+    def __call__(self, event: Event) -> None:
+        """Takes an event."""
+
+    def flush(self) -> None:
+        """Delivers what it has taken."""
+
+    def close(self) -> None:
+        """Ends the connection."""
+
+
+def follow(run_dir: RunDir, name: str, make: Any, poll_secs: float, once: bool) -> int:
+    """Gives a tracker what it has not had yet, until the run has ended.
+
+    Args:
+      name: of the file that remembers what the tracker has had.
+      make: makes the tracker, from the `state` that it had.
+      poll_secs: seconds between two looks at the run.
+      once: end when what is there now has been given.
+
+    Returns:
+      The number of events.
+
+    Raises:
+      ValueError: if it is no run.
+    """
+    if not run_dir.config.exists() and not run_dir.evaluations.exists() and not run_dir.status('train').exists():
+        raise UserValueError(f'got {run_dir.root}, which is no run; need the --root_dir of a run')
+    memory = run_dir.tracker(name)
+    before = read_json(memory, 'position', 'tracker') or {'position': {}, 'tracker': {}}
+    feed, count = Feed(run_dir, before['position']), 0
+    tracker: Tracker = make(before['tracker'])
+    with contextlib.closing(tracker):
+        write_json(memory, {**before, 'tracker': tracker.state})
+        while True:
+            has_ended = once or run_dir.done.exists()
+            events = list(feed.read())
+            for event in events:
+                tracker(event)
+            if events:
+                tracker.flush()
+                write_json(memory, {'position': feed.position, 'tracker': tracker.state})
+            count += len(events)
+            if has_ended:
+                return count
+            threading.Event().wait(poll_secs)
+
+
+class Feed:
+    """Reads what a run has recorded since the last call.
+
+    Attributes:
+      position: what has been read, as JSON.
+    """
+
+    def __init__(self, run_dir: RunDir, position: Mapping[str, Any]):
+        self._run_dir = run_dir
+        empty: dict[str, Any] = {'config': False, 'evaluations': 0, 'offsets': {}, 'statuses': {}, 'files': []}
+        self.position = {**empty, 'ended': None, **position}
+
+    def read(self) -> Iterator[Event]:
+        """Yields the events since the last call."""
+        if not self.position['config'] and self._run_dir.config.exists():
+            self.position['config'] = True
+            yield {'kind': 'config', 'settings': settings(self._run_dir.config.read_text(encoding='utf-8'))}
+        done = read_json(self._run_dir.done, 'reason', 'train_step')
+        yield from self._summaries()
+        yield from self._evaluations()
+        yield from self._statuses()
+        for path in sorted(self._run_dir.videos.rglob('[!.]*.mp4')):
+            yield from self._file('video', path, self._step())
+        if done and self.position['ended'] != done['train_step']:
+            self.position['ended'] = done['train_step']
+            yield from self._file('curve', self._run_dir.learning_curve, done['train_step'])
+            links = [self._run_dir.greedy_policy / link for link in ('best', 'latest')]
+            if policy := next((link for link in links if link.exists()), None):
+                yield from self._file('policy', policy.resolve(), done['train_step'])
+            yield {'kind': 'end', 'reason': done['reason']}
+
+    def _summaries(self) -> Iterator[Event]:
+        """Yields the scalars of event files."""
+        for path in sorted(self._run_dir.summaries('train').parent.glob('*/events.out.tfevents.*')):
+            key = str(path.relative_to(self._run_dir.root))
+            for event, end in _events(path, self.position['offsets'].get(key, 0)):
+                self.position['offsets'][key] = end
+                for value in event.summary.value:
+                    number = value.simple_value if value.HasField('simple_value') else None
+                    if value.HasField('tensor') and not value.tensor.tensor_shape.dim:
+                        array = tensor_util.make_ndarray(value.tensor)
+                        number = float(array) if array.dtype.kind in 'fiu' else None
+                    yield from _metric(value.tag, event.step, number, event.wall_time)
+
+    def _evaluations(self) -> Iterator[Event]:
+        evaluations = evaluation_record.read(self._run_dir.evaluations)
+        for each in evaluations[self.position['evaluations'] :]:
+            metrics = {'return': each.get('mean_return'), 'length': each.get('mean_length'), **each.get('metrics', {})}
+            for name, value in metrics.items():
+                yield from _metric(f'evaluation/{name}', each['train_step'], value, each.get('exported_at'))
+        self.position['evaluations'] = len(evaluations)
+
+    def _statuses(self) -> Iterator[Event]:
+        for path in sorted(self._run_dir.status('train').parent.glob('[!.]*.json')):
+            status: Mapping[str, Any] = {}
+            with contextlib.suppress(UserValueError):  # a damaged file
+                status = read_json(path) or {}
+            if status.get('time') == self.position['statuses'].get(path.stem):
+                continue
+            self.position['statuses'][path.stem] = status['time']
+            for name, value in status.items():
+                if name not in _NO_METRICS:
+                    yield from _metric(f'status/{path.stem}/{name}', self._step(), value, status['time'])
+
+    def _step(self) -> int:
+        with contextlib.suppress(UserValueError):
+            return (read_json(self._run_dir.status('train')) or {}).get('train_step') or 0
+        return 0
+
+    def _file(self, name: str, path: pathlib.Path, step: int) -> Iterator[Event]:
+        key = str(path.relative_to(self._run_dir.root))
+        if path.exists() and key not in self.position['files']:
+            self.position['files'].append(key)
+            yield {'kind': 'file', 'name': name, 'path': str(path), 'step': step}
+
+
+def settings(text: str) -> dict[str, Any]:
+    """Returns the bindings of a recorded configuration: numbers, texts and the like as they are, the rest as text."""
+    bindings: dict[str, str] = {}
+    name = ''
+    for line in text.replace('\\\n', ' ').splitlines():
+        if line.startswith(' ') and name:  # the value goes on
+            bindings[name] += line
+        elif ' = ' in line and not line.startswith('#'):
+            name, _, value = line.partition(' = ')
+            bindings[name] = value
+    return {name: _value(text.strip()) for name, text in bindings.items()}
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _metric(name: str, step: int, value: Any, time: float | None) -> Iterator[Event]:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        yield {'kind': 'metric', 'name': name, 'step': step, 'value': float(value), 'time': time}
+
+
+def _events(path: pathlib.Path, offset: int) -> Iterator[tuple[event_pb2.Event, int]]:
+    """Yields the complete records of an event file, each with the offset of its end.
+
+    Raises:
+      ValueError: if the file is damaged.
+    """
+    size = path.stat().st_size
+    with path.open('rb') as file:
+        file.seek(offset)
+        while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
+            length = int(struct.unpack('<Q', header[:8])[0])
+            if file.tell() + length + _FOOTER_BYTES > size:
+                return  # it is being written, or its writer was killed
+            try:
+                event = event_pb2.Event.FromString(file.read(length))
+            except DecodeError as error:
+                raise UserValueError(f'got {path}, which is no event file; need one; remove it') from error
+            file.seek(_FOOTER_BYTES, os.SEEK_CUR)
+            yield event, file.tell()
