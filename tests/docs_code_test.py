@@ -137,6 +137,11 @@ transform = Logarithm()
 assert transform.transform_specs(specs).observation.shape == (2,)
 assert tf.reduce_all(transform.transform_observation(tf.exp([1.0, 2.0]) - 1.0) == [1.0, 2.0])
 """,
+    'tuning.md': """
+from optuna import trial
+bound = suggest(trial.FixedTrial({'steps': 8, 'rate': 1e-3}))
+assert bound[0] == 'experience.Slicing.sequence_length = 9' and len(bound) == 3
+""",
     'your-environment.md': """
 course = Course(gymnasium.make('CartPole-v1'))
 course.set_progress(0, 50_000)
@@ -282,8 +287,8 @@ def test_python_of_a_client(user, server, monkeypatch):
 
 
 def test_no_page_is_left_out():
-    # tf_agents_script_test.py, environments/pettingzoo_env_test.py; the others are files of docs_programs_test.py.
-    elsewhere = {'from-tf-agents-on-python-3.13.md', 'several-agents.md', 'tuning.md', 'your-logs.md'}
+    # tf_agents_script_test.py, environments/pettingzoo_env_test.py, docs_programs_test.py
+    elsewhere = {'from-tf-agents-on-python-3.13.md', 'several-agents.md', 'your-logs.md'}
     found = {block.page.name for block in docs_blocks.of('python') if block.page.parent != ALGORITHMS}
     assert found == elsewhere | set(AFTER)
 
