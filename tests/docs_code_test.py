@@ -118,6 +118,7 @@ assert (action, actions.tolist()) == (1, [1, 1])
 """,
     'seeds.md': "assert [row.num_runs for row in comparison.rows()] == [2, 2] and pathlib.Path('rates.png').exists()",
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
+    'trackers.md': "assert track({'kind': 'metric', 'name': 'evaluation/return', 'step': 1, 'value': 2.0}) is None",
     'transforms.md': """
 import tflearn
 from tflearn.core import experience
