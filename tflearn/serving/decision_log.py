@@ -1,7 +1,7 @@
 """DecisionLog: what a server has decided, and what came of it, on the way to the process that writes `decision_files`.
 
-A request only appends to a queue; a thread sends what waits, decisions of one kind as one, since it must not keep
-Python's lock from the requests. SIGKILL loses what waits: that of `WAKE_SECS`.
+A request only appends to a queue; a thread sends what waits, decisions of one kind as one, and seldom: when it takes
+Python's lock from the requests, these wait for a processor again. SIGKILL loses what waits: that of `WAKE_SECS`.
 """
 
 import collections
@@ -25,10 +25,10 @@ from tflearn.serving import decision_files
 from tflearn.serving.decision_files import DecisionFiles, DecisionLogOptions, Decisions, Packed, RequestOf
 from tflearn.serving.exploration import PROBABILITY, Arrays
 
-WAKE_SECS = 0.05
+WAKE_SECS = 0.2
 _END_SECS = 30.0
 MAX_BYTES = 256 << 20  # that wait
-_PIECE = 64  # requests that are packed together
+_PIECE = 1024  # requests that are packed together
 
 
 class _Waiting(NamedTuple):
