@@ -15,7 +15,7 @@ from tflearn.files.run_dir import display_text, local_path
 
 from . import job_flags, job_setup, preflight
 
-_EXPORT = ('policy', 'train_step', 'output', 'batch_size', 'format', 'signature', 'observations', 'num_observations')
+_EXPORT = ('policy', 'train_step', 'output', 'batch_size', 'format', 'signature', 'observations', 'hub')
 
 
 def define() -> None:
@@ -30,6 +30,7 @@ def define() -> None:
     flags.DEFINE_list('product_names', [], 'Names of inputs and outputs: action=inlining_decision,...')
     flags.DEFINE_bool('product_time_step', False, 'Whether step_type, reward and discount are inputs too.')
     flags.DEFINE_bool('product_parameters', False, "Whether the distribution's parameters are outputs too.")
+    flags.DEFINE_string('hub', None, 'Writes a repository of the Hugging Face Hub to this new directory.')
     flags.DEFINE_string('observations', None, 'For --format: recorded episodes, or an npz file.')
     flags.DEFINE_integer('num_observations', 2000, 'The maximum number of observations for --format.', 1)
 
@@ -37,7 +38,7 @@ def define() -> None:
 def check() -> None:
     """Checks paths and packages, without TensorFlow. Raises ValueError if a path is a URL, ImportError without one."""
     extras.check_installed(flags.FLAGS.format, f'--format={flags.FLAGS.format}')
-    for flag in ('output', 'observations'):
+    for flag in ('output', 'observations', 'hub'):
         if path := flags.FLAGS[flag].value:
             local_path(str(path), f'--{flag}')
 
@@ -48,7 +49,7 @@ def run(stop: threading.Event) -> None:
         preflight.import_quietly('tensorflow', 'gym')
         from tflearn.jobs import export  # After the flags are parsed: it loads TensorFlow.
 
-    arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in _EXPORT}
+    arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in (*_EXPORT, 'num_observations')}
     if flags.FLAGS.product:
         given = (flags.FLAGS.product_names, flags.FLAGS.product_time_step, flags.FLAGS.product_parameters)
         arguments['product'] = export.product_options(arguments.pop('batch_size'), *given)

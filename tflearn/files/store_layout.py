@@ -22,7 +22,7 @@ _DIRECTORY = re.compile(
 )
 _MARKER = re.compile(r'(.*/)\.([^/]+)\.whole')
 # What an evaluation changes in a version of a policy: valid by itself.
-_CHANGES = re.compile(r'policies/.*/\d+/(?:KEPT|IN_USE|metadata\.json)')
+_CHANGES = re.compile(r'policies/.*/\d+/(?:KEPT|IN_USE|metadata\.json|README\.md)')
 _LINK = re.compile(r'policies/[^/]+/(?:best|latest)|.*/checkpoints/checkpoint')
 _END = re.compile(r'DONE|failure\.json|train/result\.json')
 # Files that grow, which are uploaded again as a whole: seldom.
@@ -147,7 +147,7 @@ def whole_sets(names: Mapping[str, object]) -> Iterator[str]:
 
 
 # What an evaluation changes in the policies of the train job.
-_MARKS = r'policies/[^/]+/(?:best|\d+/(?:KEPT|IN_USE|metadata\.json))'
+_MARKS = r'policies/[^/]+/(?:best|\d+/(?:KEPT|IN_USE|metadata\.json|README\.md))'
 # Earlier states that nobody goes on from.
 _SET_ASIDE = re.compile(r'.*/(?:unused/|\.moved_aside-).*')
 

@@ -15,7 +15,7 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files import digests
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
-from tflearn.policies import converted, products, signatures, updates, versions
+from tflearn.policies import converted, model_card, products, signatures, updates, versions
 from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import OBSERVATION_NAMES
 from tflearn.policies.products import ProductOptions
@@ -39,6 +39,7 @@ def export(
     observations: str | None = None,
     num_observations: PositiveInt = 2000,
     product: ProductOptions | None = None,
+    hub: str | None = None,
 ) -> pathlib.Path:
     """Writes a model of one train step; for an update (see `policies.updates`) it makes the full model first.
 
@@ -59,6 +60,7 @@ def export(
       num_observations: the maximum number of observations to use; a warning says if there are fewer than 100.
       product: writes a model for products, see `policies.products`, to `output`; None as `output` puts it in
         `RunDir.product`.
+      hub: writes a repository of the Hugging Face Hub to this new path: the full model, its card and configuration.
 
     Returns:
       The model's path.
@@ -73,6 +75,8 @@ def export(
         raise UserValueError(f'got batch_size={batch_size}, output={output}, format={format}; need a path, None')
     if signature != signatures.DEFAULT and format is None:
         raise UserValueError(f'got signature={signature!r} without a format; need one; a full model has all signatures')
+    if hub is not None and not (output is batch_size is format is product is None):
+        raise UserValueError(f'got hub={hub!r} with another output; need it alone; export twice')
     if product is not None and not (batch_size is format is observations is None):
         raise UserValueError(
             f'got product={product} with batch_size={batch_size}, format={format}, observations={observations}; need '
@@ -85,14 +89,17 @@ def export(
     if step is None:
         raise UserValueError(f'got no policy in {directory}; need one that the train job has exported')
     version = directory / str(step)
-    if format is None and batch_size is None and product is None:
+    if format is batch_size is product is hub is None:
         version = updates.materialise(directory, step, pathlib.Path(output) if output else None)
         logging.info('the full model of step %d is %s', step, version)
         return version
     if not versions.is_complete(version):
         version = updates.materialise(directory, step)
-    path = pathlib.Path(output) if output else None
+    path = pathlib.Path(hub or output or '') if hub or output else None
     with digests.checked(version) as copy:
+        if hub and path:
+            model_card.save_repository(version, copy, path)
+            return path
         if product is not None:
             return _product(run_dir, version, copy, path, product)
         if format is None:

@@ -17,6 +17,7 @@ from absl import logging
 from tflearn.files import digests, numbered
 from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import read_json
+from tflearn.policies import model_card
 
 METADATA = 'metadata.json'
 LATEST = 'latest'
@@ -48,17 +49,18 @@ def newest_version(directory: pathlib.Path) -> int | None:
 
 def record(written: pathlib.Path) -> None:
     """Writes the digests of the files of a version."""
-    digests.record(written, (METADATA, *MARKERS))
+    digests.record(written, (METADATA, model_card.CARD, *MARKERS))
 
 
 def publish(written: pathlib.Path, version: pathlib.Path, recorded: bool = False) -> None:
-    """Renames a written version, with the digests of its files, to its path, durably: it survives a power failure.
+    """Renames a written version, with digests and card, to its path, durably: it survives a power failure.
 
     Args:
       recorded: whether it has its digests already.
     """
     if not recorded:
         record(written)
+    model_card.write(written)
     numbered.put(written, version)
     point_latest(version.parent)
 
@@ -86,12 +88,13 @@ def point_best(version: pathlib.Path) -> bool:
 
 
 def add_metadata(version: pathlib.Path, **facts: Any) -> bool:
-    """Adds JSON values to the metadata of a version. Returns False if the version does not exist any more."""
+    """Adds JSON values to the metadata and the card of a version. Returns False if it does not exist any more."""
     written = numbered.temporary(version / METADATA)
     try:
         written.write_text(json.dumps({**(read_json(version / METADATA) or {}), **facts}, indent=2) + '\n')
         numbered.sync(written)
         os.replace(written, version / METADATA)
+        model_card.write(version)
     except FileNotFoundError:
         return False
     return True
