@@ -224,7 +224,7 @@ from aim.storage.context import Context
 (number,) = aim.Repo('.').list_all_runs()
 run = aim.Run(number, repo='.')  # a Run that only reads waits for the index, which Aim's server writes
 _, values = run.get_metric('train/loss', Context({})).values.sparse_numpy()
-print(run['settings']['dqn.make_agent.gamma'], run['reason'], sorted(values.round(2)))
+print(run['settings']['dqn.make_agent.gamma'], run['reason'], sorted(values.round(2).tolist()))
 """
 
 
