@@ -30,7 +30,7 @@ def read(run_dir: RunDir) -> Series:
     if not files:
         raise UserValueError(
             f'got {run_dir.root} without event files in {run_dir.summaries(JOBS[0]).parent}; need the --root_dir of a '
-            'run with summaries; set train.Intervals.summary_interval_steps'
+            'run with summaries; set train.SummaryOptions.interval_steps'
         )
     found: dict[str, dict[int, tuple[float, float]]] = {}
     for file in files:
