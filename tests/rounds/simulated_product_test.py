@@ -1,0 +1,70 @@
+"""The simulated products of the documents, with real programs, and curl as their client."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.testing import forks
+from tflearn.core.waiting import is_listening, wait_until
+from tflearn.files.run_dir import read_json
+from tflearn.launch.local import free_port
+
+pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+
+DEADLINE_SECS = 240.0
+ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1', 'PYTHONPATH': str(forks.CHECKOUT)}
+FEW = [
+    "loop.Training.gin_bindings=['train.StopConditions.num_train_steps = 20',"
+    ' \'train.ExportOptions.policies = ("greedy_policy",)\']',
+    'loop.Gate.margin=100.0',
+    'loop.Gate.min_effective_sample_size=1.0',
+    'loop.Logs.window_secs=1.0',
+    'loop.Schedule.decisions=20',
+]
+
+
+def play(folder, *arguments):
+    command = [sys.executable, 'docs/simulated_product.py', *arguments]
+    ended = subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0 and 'mean return' in ended.stdout, ended.stderr
+
+
+def turn(folder, product):
+    flags = [f'--root_dir=runs/{product}', f'--gin_file=docs/{product}_loop.gin', '--once']
+    bindings = [f'--gin_bindings={binding}' for binding in FEW]
+    ended = forks.run('scripts.loop', *flags, *bindings, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which('curl'), reason='needs curl')
+@pytest.mark.parametrize(('product', 'steps'), [('news', 1), ('inlining', 12)])
+def test_a_product_whose_client_is_curl_learns_from_its_own_decisions(tmp_path, product, steps):
+    (tmp_path / 'docs').symlink_to(forks.CHECKOUT / 'docs')
+    play(tmp_path, product, f'--first_log={product}', f'--sessions={600 // steps}')
+    turn(tmp_path, product)
+    port, rest_port = free_port(), free_port()
+    flags = (f'--root_dir=runs/{product}_served', f'--port={port}', f'--rest_port={rest_port}', '--epsilon=0.3')
+    log = (f'--decision_log={product}', '--decision_log_file_secs=1')
+    server = forks.start('scripts.serve', *flags, *log, log=tmp_path / 'serve.log', cwd=tmp_path, env=ENVIRONMENT)
+    try:
+        wait_until(lambda: is_listening(f'localhost:{rest_port}'), 'the server', DEADLINE_SECS)
+        wait_until(lambda: 'serves version' in (tmp_path / 'serve.log').read_text(), 'a version', DEADLINE_SECS)
+        for seed in (1, 2):  # the window of the first ones ends before the outcomes of the second ones
+            play(tmp_path, product, f'--server=localhost:{rest_port}', f'--sessions={60 // steps}', f'--seed={seed}')
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(DEADLINE_SECS)
+    turn(tmp_path, product)
+    second = read_json(tmp_path / 'runs' / product / 'rounds' / '2' / 'end.json')
+    counts = second['import']
+    assert second['promoted'] and counts['steps'] > 600 - 20 and counts['rows'] == 600 // steps * steps + 120
+    assert product == 'inlining' or counts['decisions without an outcome'] == 0
+    assert counts['steps'] == counts['episodes'] * steps
