@@ -88,7 +88,7 @@ def main() -> None:
                 action = ask(given.server, event, session, observation)
             observation, reward, ended, _, _ = environment.step(action)
             total += reward
-            outcome = {'event_id': event, 'reward': float(reward), 'time': at}
+            outcome = {'event_id': event, 'reward': float(reward), 'time': at if given.first_log else time.time()}
             if given.first_log:
                 outcomes.append(outcome)
             elif reward:
