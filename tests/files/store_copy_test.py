@@ -210,7 +210,7 @@ def test_an_evaluation_marks_the_best_version_and_ends_the_run(make):
     trainer.pass_large()
     assert (train.greedy_policy / '100' / versions.IN_USE).exists()
     versions.unkeep(version, versions.IN_USE)
-    assert versions.add_metadata(version, evaluation=1.0) and versions.point_best(version)
+    assert versions.add_metadata(version, evaluation={'mean_return': 1.0}) and versions.point_best(version)
     evaluate.evaluations.write_text('{"mean_return": 1}\n{"mean')
     write_json(evaluate.stop_request, {'reason': 'enough'})
     write_json(evaluate.done, {'reason': 'enough', 'train_step': 100})
@@ -220,7 +220,7 @@ def test_an_evaluation_marks_the_best_version_and_ends_the_run(make):
     trainer.pass_small()
     assert not (train.greedy_policy / '100' / versions.IN_USE).exists()
     assert versions.best_version(train.greedy_policy) == 100
-    assert read_json(train.greedy_policy / '100' / versions.METADATA)['evaluation'] == 1.0
+    assert read_json(train.greedy_policy / '100' / versions.METADATA)['evaluation'] == {'mean_return': 1.0}
     assert read_json(train.stop_request)['reason'] == 'enough' and train.done_line()
     assert _check_whole(evaluator.objects) == ['policies/greedy_policy/100']
 
