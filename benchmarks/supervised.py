@@ -21,11 +21,21 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+import tflearn  # noqa: F401  # on the current lane it chooses Keras 2, before TensorFlow is imported
+
+import tensorflow as tf  # isort: skip
+
 from benchmarks import tables
+from tflearn.files.run_dir import RunDir
+from tflearn.jobs.run import Run
+from tflearn.jobs.supervised import Fitting, from_files, supervised
+from tflearn.learner.learner import LearnerOptions
+from tflearn.optimization.optimizers import OptimizerOptions
 
 SIDES = ('ours', 'fit', 'fit, 64 steps per execution')
 EPOCHS, BATCH, SIZE, UNSEEN = 30, 128, 50_000, 10_000
@@ -43,73 +53,72 @@ def write_files(directory: pathlib.Path) -> None:
     np.savez(directory / 'unseen.npz', x=x[SIZE:], y=y[SIZE:])
 
 
+def make_model() -> tf.keras.Model:
+    """Returns the model of both sides."""
+    layers = [tf.keras.layers.Dense(128, 'relu'), tf.keras.layers.Dense(128, 'relu'), tf.keras.layers.Dense(10)]
+    return tf.keras.Sequential(layers)
+
+
 def run(side: str, seed: int, directory: pathlib.Path) -> dict[str, float]:
     """Fits one model in this process. Returns its accuracy, and the seconds of the epochs after the first."""
-    import tflearn  # noqa: F401, I001  # on the current lane it chooses Keras 2, before TensorFlow is imported
-    import tensorflow as tf
-
-    def make_model() -> tf.keras.Model:
-        layers = [tf.keras.layers.Dense(128, 'relu'), tf.keras.layers.Dense(128, 'relu'), tf.keras.layers.Dense(10)]
-        return tf.keras.Sequential(layers)
-
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    ends: list[float] = []
     path = directory / f'{side} {seed}'
-    if side == 'ours':
-        from tflearn.files.run_dir import RunDir
-        from tflearn.jobs.run import Run
-        from tflearn.jobs.supervised import Fitting, from_files, supervised
-        from tflearn.learner.learner import LearnerOptions
-        from tflearn.optimization.optimizers import OptimizerOptions
-
-        steps = (SIZE - SIZE // 10) // BATCH
-
-        def count(before: int, after: int) -> bool:
-            ends.extend([time.monotonic()] * (after // steps - before // steps))
-            return False
-
-        supervised(
-            run=Run(RunDir(path), threading.Event()),
-            make_dataset=lambda: from_files([str(directory / 'train.npz')]),
-            make_model=make_model,
-            loss=loss,
-            metrics={'accuracy': 'sparse_categorical_accuracy'},
-            fitting=Fitting(epochs=EPOCHS, batch_size=BATCH),
-            optimizer=OptimizerOptions(1e-3),
-            seed=seed,
-            learner_options=LearnerOptions(make_triggers=lambda learner: [count]),
-        )
-        (exported,) = (path / 'models').iterdir()
-        label = lambda x: next(iter(tf.saved_model.load(str(exported)).signatures['serving_default'](x=x).values()))  # noqa: E731
-    else:
-        tf.keras.utils.set_random_seed(seed)
-        with np.load(directory / 'train.npz') as file:
-            x, y = file['x'], file['y']
-        order = np.random.default_rng(seed).permutation(SIZE)
-        kept, rest = order[: SIZE // 10], order[SIZE // 10 :]
-        model = make_model()
-        per_execution = 64 if side != 'fit' else 1
-        model.compile(
-            tf.keras.optimizers.Adam(1e-3), loss, ['sparse_categorical_accuracy'], steps_per_execution=per_execution
-        )
-        best: list[Any] = [np.inf, None]
-
-        def keep_best(epoch: int, logs: dict[str, float]) -> None:
-            del epoch
-            if logs['val_loss'] < best[0]:
-                best[:] = logs['val_loss'], model.get_weights()
-            ends.append(time.monotonic())
-
-        callbacks = [tf.keras.callbacks.LambdaCallback(on_epoch_end=keep_best)]
-        given = {'validation_data': (x[kept], y[kept]), 'callbacks': callbacks, 'verbose': 0}
-        model.fit(x[rest], y[rest], BATCH, EPOCHS, validation_batch_size=1_024, **given)
-        model.set_weights(best[1])
-        tf.saved_model.save(model, str(path))
-        label = tf.saved_model.load(str(path))
+    label, ends = ours(seed, directory, path) if side == 'ours' else keras(side, seed, directory, path)
     with np.load(directory / 'unseen.npz') as file:
         found = np.argmax(label(tf.constant(file['x'])), axis=1)
         accuracy = float(np.mean(found == file['y']))
     return {'accuracy': accuracy, 'seconds': ends[-1] - ends[0], 'epoch': float(np.median(np.diff(ends)))}
+
+
+def ours(seed: int, directory: pathlib.Path, path: pathlib.Path) -> tuple[Callable[[Any], Any], list[float]]:
+    """Runs the supervised job. Returns the exported model as a function, and when each epoch ended [s]."""
+    steps, ends = (SIZE - SIZE // 10) // BATCH, []
+
+    def count(before: int, after: int) -> bool:
+        ends.extend([time.monotonic()] * (after // steps - before // steps))
+        return False
+
+    supervised(
+        run=Run(RunDir(path), threading.Event()),
+        make_dataset=lambda: from_files([str(directory / 'train.npz')]),
+        make_model=make_model,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics={'accuracy': 'sparse_categorical_accuracy'},
+        fitting=Fitting(epochs=EPOCHS, batch_size=BATCH),
+        optimizer=OptimizerOptions(1e-3),
+        seed=seed,
+        learner_options=LearnerOptions(make_triggers=lambda learner: [count]),
+    )
+    (exported,) = (path / 'models').iterdir()
+    signature = tf.saved_model.load(str(exported)).signatures['serving_default']
+    return lambda x: next(iter(signature(x=x).values())), ends
+
+
+def keras(
+    side: str, seed: int, directory: pathlib.Path, path: pathlib.Path
+) -> tuple[Callable[[Any], Any], list[float]]:
+    """Runs Keras' `fit`; returns as `ours`."""
+    tf.keras.utils.set_random_seed(seed)
+    with np.load(directory / 'train.npz') as file:
+        x, y = file['x'], file['y']
+    order = np.random.default_rng(seed).permutation(SIZE)
+    kept, rest = order[: SIZE // 10], order[SIZE // 10 :]
+    model, ends, best = make_model(), [], [np.inf, []]
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    steps = 64 if side != 'fit' else 1
+    model.compile(tf.keras.optimizers.Adam(1e-3), loss, ['sparse_categorical_accuracy'], steps_per_execution=steps)
+
+    def keep_best(epoch: int, logs: dict[str, float]) -> None:
+        del epoch
+        if logs['val_loss'] < best[0]:
+            best[:] = logs['val_loss'], model.get_weights()
+        ends.append(time.monotonic())
+
+    callbacks = [tf.keras.callbacks.LambdaCallback(on_epoch_end=keep_best)]
+    given = {'validation_data': (x[kept], y[kept]), 'callbacks': callbacks, 'verbose': 0}
+    model.fit(x[rest], y[rest], BATCH, EPOCHS, validation_batch_size=1_024, **given)
+    model.set_weights(best[1])
+    tf.saved_model.save(model, str(path))
+    return tf.saved_model.load(str(path)), ends
 
 
 def main() -> None:
