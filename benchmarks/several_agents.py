@@ -102,7 +102,11 @@ def played(make_environment: Any, policy: Callable[[Any], Any], num_episodes: in
     environment = make_environment(num_environments=20, seed=_SEED)
     time_step, returns, total = environment.reset(), [], np.zeros(environment.num_environments)
     while len(returns) < num_episodes:
-        time_step = environment.step(policy(time_step.observation))
+        observation = time_step.observation
+        if isinstance(observation, Mapping):  # the last one of a game has no legal action, and its action no effect
+            mask = observation['action_mask']
+            observation = {**observation, 'action_mask': np.where(mask.any(1, keepdims=True), mask, 1)}
+        time_step = environment.step(policy(observation))
         total += time_step.reward
         ended = time_step.step_type == 2
         returns += total[ended].tolist()
@@ -159,12 +163,8 @@ def connect_four(root_dir: pathlib.Path, seed: int, max_env_steps: int) -> dict[
 def connect_four_references() -> dict[str, float]:
     """Returns the scores of random moves."""
     random = np.random.default_rng(0)
-    policy = lambda observation: np.array([_legal(mask, random) for mask in observation['action_mask']])  # noqa: E731
+    policy = lambda observation: np.array([random.choice(np.flatnonzero(mask)) for mask in observation['action_mask']])  # noqa: E731
     return {f'random, {name}': 0.5 + 0.5 * played(against({name: each}), policy) for name, each in REFERENCES.items()}
-
-
-def _legal(mask: np.ndarray, random: np.random.Generator) -> int:
-    return int(random.choice(np.flatnonzero(mask if mask.any() else mask == 0)))
 
 
 REFERENCES = {
