@@ -51,7 +51,7 @@ int main() {
 def made(tmp_path_factory):
     """The products of a greedy policy and of the one that draws from its distribution, made by the program."""
     run_dir, raw = RunDir(tmp_path_factory.mktemp('run')), stochastic_policy()
-    for name, policy in {'greedy_policy': greedy_policy.GreedyPolicy(raw), 'raw_policy': raw}.items():
+    for name, policy in {'raw_policy': raw, 'greedy_policy': greedy_policy.GreedyPolicy(raw)}.items():
         PolicyExporter(policy, run_dir.policy(name)).export(1, {})
         flags = ['--product', '--product_time_step', '--product_parameters', '--product_names=action=inlining_decision']
         printed = run(sys.executable, '-m', 'scripts.export', f'--root_dir={run_dir.root}', f'--policy={name}', *flags)
