@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -96,6 +97,17 @@ def test_decisions_before_the_last_seconds_are_left_out_with_their_sessions(tmp_
     assert ended.returncode == 0, ended.stderr
     assert rewards(tmp_path / 'data') == {120.0: [3.0], 130.0: [-1.0]}
     assert columns.read_metadata(tmp_path / 'data')['import']['decisions that are too old'] == 2
+
+
+def test_a_log_whose_windows_are_all_open_is_named(tmp_path):
+    decisions(tmp_path)
+    outcomes(tmp_path)
+    ended = join(tmp_path, '--window_secs=3600')
+    assert ended.returncode == 2
+    assert re.search(
+        r'no complete episode in .*decisions-1.jsonl \(\d decisions whose window is open: wait', ended.stderr
+    )
+    assert not (tmp_path / 'data').exists()
 
 
 def test_without_a_default_and_a_window_only_what_has_outcomes_is_kept(tmp_path):

@@ -17,7 +17,7 @@ from tflearn.data import arrays, columns, metadata, tables
 from tflearn.data.column_map import ACTION, ColumnMap
 from tflearn.data.conversion import new_directory
 from tflearn.data.log_rows import ROWS_OF_A_FILE, Report, RowEncoder
-from tflearn.data.outcomes import OutcomeOptions, Outcomes
+from tflearn.data.outcomes import OPEN, OutcomeOptions, Outcomes
 from tflearn.data.writer import EpisodeWriter
 from tflearn.files.run_dir import read_json, write_json
 
@@ -66,7 +66,8 @@ def run(
         if joined:
             joined.close()
         if not writer.num_episodes:
-            raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}; need at least one')
+            waiting = f' ({report.counts[OPEN]} {OPEN}: wait, or give --until)' if report.counts[OPEN] else ''
+            raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}{waiting}; need at least one')
         report.counts.update(episodes=writer.num_episodes, steps=writer.num_steps)
         write_json(begun / VOCABULARIES, words)
         facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}

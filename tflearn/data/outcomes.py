@@ -16,6 +16,8 @@ from tflearn.data import tables
 from tflearn.data.column_map import Feature
 from tflearn.data.log_rows import BlockChecks, Report
 
+OPEN = 'decisions whose window is open'  # outcomes may still come
+
 
 @checked_dataclass(frozen=True)
 class OutcomeOptions:
@@ -115,7 +117,7 @@ class Outcomes:
             decisions['bad'] |= without
         if options.window_secs is not None:
             pending = decisions['time'] + window > self._until
-            counts['decisions whose window is open'] += int(np.count_nonzero(pending))
+            counts[OPEN] += int(np.count_nonzero(pending))
             decisions['bad'] |= pending
         if options.last_secs is not None:
             old = decisions['time'] < self._until - options.last_secs
