@@ -44,8 +44,8 @@ REQUIREMENTS = {
     'pettingzoo': ('pettingzoo>=1.25,<2',),
     'dm-control': ('dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'),
     'serving': (
-        'grpcio>=1.62',
-        'grpcio-health-checking>=1.62',
+        'grpcio>=1.62,<1.80',
+        'grpcio-health-checking>=1.62,<1.80',
         'prometheus-client>=0.20',
         'protobuf>=4.21',
         'tensorflow-serving-api>=2.15,<2.22',
