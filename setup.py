@@ -149,6 +149,7 @@ setuptools.setup(
         'matplotlib>=3.8,<4',
         f'numpy>=1.23.5,<2; {CLASSIC}',
         f'numpy>=1.26; {CURRENT}',
+        'pygame>=2.1.3,<3',
         'pyyaml>=6,<7',
         'rich>=13.7,<16',
         'setuptools>=68,<82',

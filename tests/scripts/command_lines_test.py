@@ -51,7 +51,7 @@ def test_help_names_the_commands_and_how_an_evaluation_reads_data():
         ('serve --root_dir=x --policies=../x', 'got --policies=../x; need names of directories'),
         ('serve --root_dir=x --port=99999', 'got a wrong flag: '),
         ('serve --root_dir=x --tls_key=no_file', 'got --tls_key=no_file; need a file'),
-        ('data show', "got 'show'; need one of record, extract, describe, merge, filter, copy, convert, import"),
+        ('data show', "got 'show'; need one of record, extract, describe, merge, filter, copy, split, convert, import"),
         ('data describe', 'got no --data; need a directory'),
         ('data copy --data=x', 'got no --output; need a directory'),
         ('data filter --data=x --output=y', 'got no filter; need at least one of --min_return'),
