@@ -101,7 +101,8 @@ def test_what_was_trained_on_the_data_is_warned_of(publish, data, tmp_path):
         assert ended.returncode == 0
         assert ('incumbent the log' in ended.stdout) == (trained_on == data / 'train')  # nothing was stable yet
         text = 'greedy_policy/3 was trained on data that may be among these: its value is too good'
-        assert (text in ended.stdout) == warned
+        assert (text in ended.stdout) == warned and 'held out' not in ended.stdout.replace(str(data), '')
+        assert (text in states.read(version.parent).history[-1]['why']) == warned
 
 
 def test_a_version_of_another_run_is_copied(publish, tmp_path):

@@ -33,7 +33,7 @@ def judge(
     options: GateOptions,
     epsilon: Fraction = 0.0,
 ) -> Verdict:
-    """Judges an exported policy by held-out episodes, and writes the verdict into its `metadata.json`.
+    """Judges an exported policy by logged episodes, and writes the verdict into its `metadata.json`.
 
     Args:
       candidate: the directory of its version.
@@ -154,6 +154,7 @@ def promote(
         lines = [f'candidate {path}, incumbent {against or "the log"}', verdict.text()]
         if not verdict.passes:
             return '\n'.join(lines), False
-        why = f'{why + ": " if why else ""}difference at least {verdict.lower_bound:.4g}'
+        facts = '; '.join([f'difference at least {verdict.lower_bound:.4g}', *verdict.warnings])
+        why = f'{why}: {facts}' if why else facts
     found = states.promote(directory, adopt(path, directory), state, why or 'without a gate', share)
     return '\n'.join([*lines, f'{state} of {directory}: {found.labels[state]}']), True

@@ -100,7 +100,7 @@ class Verdict:
         options = self.options
         interval = f'{options.level:.0%} interval'
         lines = [
-            f'{self.num_episodes} episodes, {self.num_steps} steps held out',
+            f'{self.num_episodes} episodes, {self.num_steps} steps',
             f'{"":12}{"value":>12}  {interval:24}{"mean weight":>12}{"sample size":>12}{"overlap":>9}',
         ]
         for name in ('candidate', 'incumbent'):
@@ -142,7 +142,7 @@ def judge(
       ValueError: if there are fewer than two episodes.
     """
     if len(rewards) < 2:
-        raise UserValueError(f'got {len(rewards)} held-out episodes; need at least two')
+        raise UserValueError(f'got {len(rewards)} episodes; need at least two')
     logged = {'candidate': candidate, 'incumbent': incumbent}
     both = {name: Episodes(rewards, ratios, options.gamma) for name, ratios in logged.items()}
     found = {name: _influence(episodes) for name, episodes in both.items()}
