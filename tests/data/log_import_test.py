@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tests.testing import forks
-from tflearn.data import arrays, columns
+from tflearn.data import arrays, columns, statistics
 from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.split import split
 from tflearn.files.run_dir import read_json
 
 pa = pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
@@ -225,13 +226,16 @@ def test_what_is_counted_can_be_refused(tmp_path, refused, message):
 
 def test_vocabularies_of_an_earlier_data_set_are_kept(tmp_path):
     assert imported(tmp_path, write(tmp_path, 'csv'))[0].returncode == 0
+    split(Dataset([str(tmp_path / 'data')]), tmp_path / 'parts', 0.5, by='time')
+    statistics.copy(Dataset([str(tmp_path / 'data'), str(tmp_path / 'parts/train')]), tmp_path / 'copy')
     later = [row for row in ROWS if row[4] != 'cup'][:1]
-    more = (f'--vocabularies={tmp_path}/data',)
-    ended, data = imported(tmp_path, write(tmp_path, 'csv', later), *more, output='later')
-    assert ended.returncode == 0, ended.stderr
-    assert columns.read_columns(data) == columns.read_columns(tmp_path / 'data')
-    assert columns.read_specs(data) == columns.read_specs(tmp_path / 'data')
-    assert episodes_of(data)[0]['action'][0] == 2
+    for earlier in ('data', 'parts/held_out', 'copy'):
+        more = (f'--vocabularies={tmp_path}/{earlier}',)
+        ended, data = imported(tmp_path, write(tmp_path, 'csv', later), *more, output=f'after_{earlier[:4]}')
+        assert ended.returncode == 0, ended.stderr
+        assert columns.read_columns(data) == columns.read_columns(tmp_path / 'data')
+        assert columns.read_specs(data) == columns.read_specs(tmp_path / 'data')
+        assert episodes_of(data)[0]['action'][0] == 2
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from tflearn.data.outcomes import OPEN, OutcomeOptions, Outcomes
 from tflearn.data.writer import EpisodeWriter
 from tflearn.files.run_dir import read_json, write_json
 
-VOCABULARIES = 'vocabularies.json'
 MAX_CATEGORIES = 100_000
 _NUM_PARTS = 64
 _KEPT = {'episode': 'key', 'id': 'id'}
@@ -69,7 +68,7 @@ def run(
             waiting = f' ({report.counts[OPEN]} {OPEN}: wait, or give --until)' if report.counts[OPEN] else ''
             raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}{waiting}; need at least one')
         report.counts.update(episodes=writer.num_episodes, steps=writer.num_steps)
-        write_json(begun / VOCABULARIES, words)
+        write_json(begun / metadata.VOCABULARIES, words)
         facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
         columns.write_metadata(begun, {**facts, **metadata.versions()})
 
@@ -80,10 +79,10 @@ def _vocabularies(
     """Returns the values of each category: those of the map, else of an earlier data set, else all, sorted."""
     words = {each.name: list(each.values) for each in mapped.features if each.kind == 'category'}
     if earlier is not None:
-        known = read_json(earlier / VOCABULARIES, *(name for name, values in words.items() if not values))
+        known = read_json(earlier / metadata.VOCABULARIES, *(name for name, values in words.items() if not values))
         if known is None:
             raise UserValueError(
-                f'got {earlier} without a {VOCABULARIES} of {", ".join(words)}; need a data set of such'
+                f'got {earlier} without a {metadata.VOCABULARIES} of {", ".join(words)}; need a data set of such'
             )
         words = {name: values or known[name] for name, values in words.items()}
     missing = {each.name: each.columns[0] for each in mapped.features if words.get(each.name) == []}

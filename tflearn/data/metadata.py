@@ -15,8 +15,10 @@ import tflearn
 from tflearn.core.types import EnvironmentFactory
 from tflearn.data import columns
 from tflearn.data.writer import EpisodeWriter, shards
+from tflearn.files.run_dir import read_json, write_json
 
 RECORDINGS, COPIED = 'recordings', 'copied_from'
+VOCABULARIES = 'vocabularies.json'  # of data from logs: the numbers of their categories
 TRAINED_ON = 'trained_on'  # of an exported policy: the `lineage` of its data
 _END_BYTES = 1 << 16  # of a file that its digest is of: its begin and its end
 _OPERATIVE = 'gin/operative'  # the text of a program's hooks that has what configured functions have used
@@ -58,6 +60,13 @@ def add_recording(directory: pathlib.Path, facts: Mapping[str, Any], writer: Epi
     summary = {'mean': returns.total / returns.count, 'least': returns.least, 'greatest': returns.greatest}
     recording = {**facts, 'episodes': returns.count, 'returns': summary}
     columns.write_metadata(directory, {**found, RECORDINGS: [*found.get(RECORDINGS, []), recording]})
+
+
+def keep_vocabularies(sources: Sequence[pathlib.Path], directory: pathlib.Path) -> None:
+    """Writes the vocabularies of data sets to one that was made of them, if all have the same."""
+    first, *others = (read_json(source / VOCABULARIES) for source in sources)
+    if first is not None and all(other == first for other in others):
+        write_json(directory / VOCABULARIES, first)
 
 
 def lineage(directories: Sequence[pathlib.Path]) -> list[dict[str, Any]]:

@@ -85,6 +85,8 @@ def split(
                 'share, or other names'
             )
         closing.close()
+        for part in writers:
+            metadata.keep_vocabularies(reader.directories, begun / part)
     all_episodes, all_steps = sum(total[1] for total in totals), sum(total[2] for total in totals)
     return '\n'.join(
         f'{output / part}: {episodes} episodes ({episodes / all_episodes:.1%}), {steps} steps ({steps / all_steps:.1%})'

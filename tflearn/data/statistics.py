@@ -134,6 +134,7 @@ def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tupl
     with contextlib.closing(EpisodeWriter(output, specs, reader.columns, metadata=facts, compress=compress)) as writer:
         for record, episode in reader.records():
             writer.write_record(record, int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST)))
+    metadata.keep_vocabularies(reader.directories, output)
     return writer.num_episodes, writer.num_steps
 
 
