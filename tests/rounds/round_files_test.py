@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import time
 
 import pytest
@@ -64,6 +65,17 @@ def test_a_directory_without_a_round_is_none(tmp_path, logs):
 
 def test_no_round_is_due_before_anything_is_logged(tmp_path, logs):
     assert begin(Rounds(tmp_path), tmp_path, None, None) is None
+    (tmp_path / 'decisions').rmdir()  # which the server makes
+    assert begin(Rounds(tmp_path), tmp_path, None, None) is None
+
+
+def test_a_round_takes_no_number_twice(tmp_path, logs):
+    for number in (1, 2):
+        logs(str(number), 5)
+        begin(Rounds(tmp_path), tmp_path, None, None).finish(promoted=True)
+    shutil.rmtree(tmp_path / 'rounds' / '1')  # to free the disk
+    logs('3', 5)
+    assert begin(Rounds(tmp_path), tmp_path, None, None).number == 3
 
 
 def _export(directory, **facts):

@@ -88,7 +88,7 @@ class Rounds:
         is_late = hours is not None and waited >= hours * 3_600
         if not new or not (is_late or new >= (num_decisions or (1 if hours is None else float('inf')))):
             return None
-        path = self._numbered.path(len(before) + 1)
+        path = self._numbered.path((self._numbered.newest or 0) + 1)
         listed = {name: [str(each) for each in paths] for name, paths in files.items()}
         write_json(path / _INPUTS, {'began': time.time(), 'new_decisions': new, **listed})
         return self._all()[-1]
