@@ -63,8 +63,6 @@ def evaluate_on_data(
     reader = EpisodeReader(dataset)
     specs = columns.read_specs(reader.directories[0])
     loaded.check(specs)
-    if tf.nest.is_nested(specs.reward) or specs.reward.shape.rank:
-        raise UserValueError(f'got episodes with the reward {specs.reward}; need a single number')
     logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, reader.directories)))
     episodes, log_behaviour = read(dataset, specs)
     recorded = _recorded(episodes, log_behaviour, specs, loaded, epsilon)
@@ -80,7 +78,13 @@ def evaluate_on_data(
 
 
 def read(dataset: Dataset, specs: EnvironmentSpecs) -> tuple[list[Any], np.ndarray | None]:
-    """Returns the episodes, and the log-probabilities of all their rows [S]; None if a data set has none."""
+    """Returns the episodes, and the log-probabilities of all their rows [S]; None if a data set has none.
+
+    Raises:
+      ValueError: if there are no episodes, or the reward is no single number.
+    """
+    if tf.nest.is_nested(specs.reward) or specs.reward.shape.rank:
+        raise UserValueError(f'got episodes with the reward {specs.reward}; need a single number')
     plain = columns.data_spec(specs)
     with_info = columns.data_spec(specs, columns.LOG_PROBABILITY)
     (column,) = set(columns.columns_of(with_info)) - set(columns.columns_of(plain))

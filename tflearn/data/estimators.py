@@ -20,7 +20,9 @@ All numbers are float64. N is the number of episodes, T the number of steps of t
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -182,3 +184,12 @@ def scaled(log_weights: np.ndarray) -> np.ndarray:
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     with np.errstate(divide='ignore', invalid='ignore'):
         return np.asarray(numerator / denominator)
+
+
+def finite(value: Any) -> Any:
+    """Returns a nest for a JSON file: None for each float in it that is not finite."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

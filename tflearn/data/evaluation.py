@@ -126,13 +126,8 @@ class Evaluation:
 
     def json(self) -> dict[str, Any]:
         """Returns the same for a JSON file; what is not defined is None."""
-        facts = dataclasses.asdict(self)
-        return {**facts, 'warnings': list(self.warnings)} | {
-            'estimates': {
-                name: {key: value if math.isfinite(value) else None for key, value in estimate.items()}
-                for name, estimate in facts['estimates'].items()
-            }
-        }
+        found: dict[str, Any] = estimators.finite(dataclasses.asdict(self))
+        return found
 
 
 def evaluate(steps: RecordedSteps, options: OpeOptions) -> Evaluation:

@@ -118,7 +118,7 @@ class Verdict:
 
     def json(self) -> dict[str, Any]:
         """Returns the same for a JSON file; what is not defined is None."""
-        return {'passes': self.passes, **_finite(dataclasses.asdict(self))}
+        return {'passes': self.passes, **estimators.finite(dataclasses.asdict(self))}
 
 
 def judge(
@@ -208,11 +208,3 @@ def _error(values: np.ndarray) -> float:
 
 def _interval(low: float, high: float) -> str:
     return f'[{low:.5g}, {high:.5g}]' if math.isfinite(low) else 'not defined'
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
