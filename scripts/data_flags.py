@@ -106,7 +106,7 @@ def define_read() -> None:
     define_episodes()
     flags.DEFINE_string('picture', None, 'describe: a PNG file for histograms of returns and lengths.')
     flags.DEFINE_string('output', None, 'A new directory; of split, with train/ and held_out/.')
-    flags.DEFINE_float('share', None, 'split: the share of episodes that are held out, above 0 and below 1.')
+    job_flags.define_number('share', None, 'split: the share of episodes that are held out, above 0 and below 1.')
     flags.DEFINE_string('by', 'id', "split: id (a hash of the episode's name), time (the last ones), or a column.")
     flags.DEFINE_enum('format', 'tflearn', FORMATS, 'convert: the format of --output; that of --data is recognized.')
     flags.DEFINE_bool('compress', False, 'merge, filter, copy, split, import: compresses the files with gzip.')
@@ -151,20 +151,18 @@ def read(command: str) -> None:
     from tflearn.jobs import record
 
     filters: dict[str, Any] = {name: flags.FLAGS[name].value for name in (*_FILTERS, 'max_damaged')}
-    if command == 'convert':
-        output = local_path(flags.FLAGS.output, '--output')
-        print(record.convert(flags.FLAGS.data, output, flags.FLAGS.format, flags.FLAGS.compress, **filters))
-    elif command == 'split':
-        output = local_path(flags.FLAGS.output, '--output')
-        print(
-            record.split(flags.FLAGS.data, output, flags.FLAGS.share, flags.FLAGS.by, flags.FLAGS.compress, **filters)
-        )
-    elif command != 'describe':
-        output = local_path(flags.FLAGS.output, '--output')
-        print(record.copy(flags.FLAGS.data, output, flags.FLAGS.compress, **filters))
-    else:
+    data, compress = flags.FLAGS.data, flags.FLAGS.compress
+    if command == 'describe':
         picture = flags.FLAGS.picture and local_path(flags.FLAGS.picture, '--picture')
-        print(record.describe(flags.FLAGS.data, picture, **filters))
+        print(record.describe(data, picture, **filters))
+        return
+    output = local_path(flags.FLAGS.output, '--output')
+    if command == 'convert':
+        print(record.convert(data, output, flags.FLAGS.format, compress, **filters))
+    elif command == 'split':
+        print(record.split(data, output, flags.FLAGS.share, flags.FLAGS.by, compress, **filters))
+    else:
+        print(record.copy(data, output, compress, **filters))
 
 
 def import_logs(command: str) -> None:

@@ -99,11 +99,14 @@ def define_secs(name: str, default: float, help: str, least: float = 0.0) -> Non
     define_number(name, default, help, least, _MAX_SECS)
 
 
-def define_number(name: str, default: float | None, help: str, *bounds: float) -> None:
+def define_number(
+    name: str, default: float | None, help: str, *bounds: float, flag_values: flags.FlagValues = flags.FLAGS
+) -> None:
     """Defines a flag of a number, between bounds if there are any. absl's own takes NaN for a number within them."""
     define: Any = flags.DEFINE_float  # whose types know no default that is a number or None
-    define(name, default, help, *bounds)
-    flags.register_validator(name, lambda number: number is None or number == number, 'need a number')
+    define(name, default, help, *bounds, flag_values=flag_values)
+    is_number = lambda number: number is None or number == number  # noqa: E731
+    flags.register_validator(name, is_number, 'need a number', flag_values=flag_values)
 
 
 def define_process() -> None:

@@ -1,6 +1,5 @@
 """tflearn-promote: its flags, and what it does with them."""
 
-import math
 import pathlib
 from typing import Any
 
@@ -10,7 +9,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir, local_path
 from tflearn.product import states
 
-from . import preflight
+from . import job_flags, preflight
 
 
 def define(switches: flags.FlagValues) -> None:
@@ -24,17 +23,18 @@ def define(switches: flags.FlagValues) -> None:
     flags.DEFINE_multi_string('data', [], 'Directory of held-out episodes; may be repeated.', **given)
     flags.DEFINE_bool('ungated', False, 'Makes it stable or canary without a gate.', **given)
     help = "How much less its value may be than the incumbent's, in the unit of the reward."
-    flags.DEFINE_float('margin', 0.0, help, 0.0, **given)
+    job_flags.define_number('margin', 0.0, help, 0.0, **given)
     help = 'The confidence level of the lower bound and of the intervals.'
-    flags.DEFINE_float('level', 0.95, help, 0.5, 0.9999, **given)
+    job_flags.define_number('level', 0.95, help, 0.5, 0.9999, **given)
     help = 'Episodes that the data have to be worth for each policy.'
-    flags.DEFINE_float('min_effective_sample_size', 100.0, help, 1.0, **given)
-    flags.DEFINE_float('gamma', 1.0, 'The discount of the value; 1 is the sum of the rewards.', 0.0, 1.0, **given)
+    job_flags.define_number('min_effective_sample_size', 100.0, help, 1.0, **given)
+    help = 'The discount of the value; 1 is the sum of the rewards.'
+    job_flags.define_number('gamma', 1.0, help, 0.0, 1.0, **given)
     help = 'The share of random actions of both policies: that of tflearn-serve.'
-    flags.DEFINE_float('epsilon', 0.0, help, 0.0, 1.0, **given)
+    job_flags.define_number('epsilon', 0.0, help, 0.0, 1.0, **given)
     names = [states.STABLE, states.CANARY, states.SHADOW]
     flags.DEFINE_enum('to', names[0], names, "The candidate's new state.", **given)
-    flags.DEFINE_float('share', None, 'The share of the requests that a canary answers.', 0.0, 1.0, **given)
+    job_flags.define_number('share', None, 'The share of the requests that a canary answers.', 0.0, 1.0, **given)
     flags.DEFINE_string('why', '', 'The reason, for the history.', **given)
     help = 'Takes the canary back; without one, the version that was stable before is so again.'
     flags.DEFINE_bool('rollback', False, help, **given)
@@ -68,8 +68,6 @@ def _promote(switches: flags.FlagValues, directory: pathlib.Path) -> int:
         )
     names = ('margin', 'level', 'min_effective_sample_size', 'gamma', 'epsilon')
     given: dict[str, Any] = {name: switches[name].value for name in names}
-    if wrong := [name for name, value in given.items() if math.isnan(value)]:
-        raise UserValueError(f'got --{wrong[0]}=nan; need a number')
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.api import promotion  # It loads TensorFlow.
 

@@ -140,6 +140,10 @@ def test_rollback_loads_no_tensorflow(publish, tmp_path):
         (['--candidate=1', '--ungated', '--share=0.1'], 'got --to=stable with --share=0.1; need a share for a canary'),
         (['--candidate=7', '--ungated'], r"got the version '7'; need a path with a /, or a train step in .*: none"),
         (['--candidate=1', '--data=x', '--margin=-1'], 'got a wrong flag: .*margin'),
+        (
+            ['--candidate=1', '--data=x', '--to=canary', '--share=nan'],
+            'got a wrong flag: flag --share=nan: need a number',
+        ),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, flags, error):
