@@ -1,6 +1,7 @@
-"""Serves the newest version of each policy that a run exports, by TensorFlow Serving's gRPC and REST interfaces.
+"""Serves the policies that a run exports, by TensorFlow Serving's gRPC and REST interfaces.
 
-It needs the extra `serving`. A model has the name of the policy's directory, such as `greedy_policy`.
+Each in its newest version, or in those that tflearn-promote has chosen. It needs the extra `serving`. A model has the
+name of the policy's directory, such as `greedy_policy`.
 """
 
 import threading

@@ -32,7 +32,9 @@ def define() -> None:
     )
     flags.DEFINE_list('policies', [], 'Policies to serve, separated by commas; by default all that the run exports.')
     flags.DEFINE_list(
-        'versions', [], 'Train steps to serve, separated by commas; by default the newest of each policy.'
+        'versions',
+        [],
+        'Train steps to serve, separated by commas; by default those that tflearn-promote chose, or the newest.',
     )
     flags.DEFINE_bool('batching', True, 'Compute requests that arrive at the same time as one batch.')
     flags.DEFINE_integer('max_batch_size', 64, 'Maximum number of observations in a batch.', 1)

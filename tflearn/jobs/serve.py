@@ -64,7 +64,7 @@ class ServeOptions:
 
     Attributes:
       policies: the names of the policies; () serves all that the run exports.
-      versions: the train steps to serve; () serves the newest version of each policy, including future ones.
+      versions: the train steps to serve; () follows `product.states`, or serves each policy's newest version.
       batching: how requests become batches; None computes each request by itself.
       max_rows: the maximum batch size of a request. Without `batching` 16 times as many rows may wait.
       poll_secs: seconds between two polls for new versions.

@@ -198,7 +198,7 @@ class RemotePolicy:
           address: the server's 'host:port'.
           specs: an object with the specs of the exported TF-Agents policy: `time_step_spec`, `action_spec`,
             `policy_state_spec`, `info_spec`.
-          version: the version that acts; None is the newest one at each step.
+          version: the version that acts; None is the one that the server chooses at each step.
         """
         self.time_step_spec = specs.time_step_spec
         self._what = f'the policy {model!r} served at {address}'

@@ -98,7 +98,7 @@ class DecisionLog:
           outputs: arrays [B, ...] as `Chooser` returns them.
           mask: the input that says which actions were legal, '' for none.
           event_id: the request's id, if the caller gave one.
-          arm: the caller's arm of an experiment.
+          arm: the caller's arm of an experiment, else the version's state.
 
         Returns:
           The request's id, see `decision_files.ids`.

@@ -115,7 +115,7 @@ class ModelHolder:
         return True
 
     def get(self, version: int | None = None) -> ServedVersion:
-        """Returns the version; without a number, the highest one.
+        """Returns the version; without a number, the stable one, or the newest if there are no states.
 
         Raises:
           Refused: if there is no such version, or none is loaded yet: the client may try again.
@@ -226,7 +226,7 @@ class Models:
         Args:
           root: the directory with a directory for each policy.
           names: the policies to serve; none serves all, including those that appear later.
-          pinned: the versions to serve; none serves the newest one of each policy.
+          pinned: see `ModelHolder`.
         """
         self._root, self._pinned = root, tuple(pinned)
         self._names = tuple(names)

@@ -74,7 +74,7 @@ class ServingMetrics:
             for name, of in _LOGGED.items()
         }
         self._version = prometheus_client.Gauge(
-            'tflearn_served_version', 'Train step of the newest version served', ['model'], registry=self.registry
+            'tflearn_served_version', 'Train step of the version that answers', ['model'], registry=self.registry
         )
         self._reloads = prometheus_client.Counter(
             'tflearn_reloads', 'Times that a change of versions was taken over', registry=self.registry
