@@ -7,14 +7,12 @@ probably not as it was meant) or error. The exit status is 1 after an error.
 
 from absl import flags
 
-from tflearn.core.errors import UserValueError
-
 from . import job_flags, preflight
 
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-check-env', __doc__, _define, _run)
+    job_flags.tool('tflearn-check-env', __doc__, _define, _run, arguments='ENVIRONMENT')
 
 
 def _define(switches: flags.FlagValues) -> None:
@@ -25,14 +23,12 @@ def _define(switches: flags.FlagValues) -> None:
     flags.DEFINE_bool('strict', False, 'Exit status 1 also if a check says LOOK.', flag_values=switches)
 
 
-def _run(switches: flags.FlagValues, names: list[str]) -> int:
-    if len(names) != 1:
-        raise UserValueError(f'got {len(names)} arguments; need one environment, such as CartPole-v1; see --help')
+def _run(switches: flags.FlagValues, name: str) -> int:
     preflight.import_from_here()
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.environments import check
 
-    found = check.check_environment(check.imported(names[0]), switches.steps, switches.seed, switches.secs)
+    found = check.check_environment(check.imported(name), switches.steps, switches.seed, switches.secs)
     print('\n'.join(map(str, found)))
     states = [finding.state for finding in found]
     return int('error' in states or (switches.strict and 'LOOK' in states))

@@ -14,7 +14,7 @@ from . import job_flags, preflight
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-compare', __doc__, _define, _run)
+    job_flags.tool('tflearn-compare', __doc__, _define, _run, arguments='RUN ...')
 
 
 def define_measure(switches: flags.FlagValues) -> None:
@@ -32,7 +32,7 @@ def _define(switches: flags.FlagValues) -> None:
     flags.DEFINE_string('output', None, help, flag_values=switches)
 
 
-def _run(switches: flags.FlagValues, roots: list[str]) -> int:
+def _run(switches: flags.FlagValues, *roots: str) -> int:
     preflight.import_quietly('tensorflow')
     from tflearn.experiments import comparison
 

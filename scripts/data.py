@@ -48,8 +48,7 @@ def main() -> None:
             print(f'tflearn-data {command}: {__doc__}\nFlags:\n')
             print('\n\n'.join(map(job_flags.flag_help, own)))
             return
-        if rest:
-            raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --data=DIR')
+        job_flags.check_arguments(rest)
         data_flags.read(command)
 
 

@@ -168,9 +168,7 @@ def read(command: str) -> None:
 def import_logs(command: str) -> None:
     """Runs `import` or `join`."""
     source = 'from' if command == 'import' else 'decisions'
-    for name in (source, 'columns', 'output', *(['outcomes'] if command == 'join' else [])):
-        if not flags.FLAGS[name].value:
-            raise UserValueError(f'got no --{name}; need one; see tflearn-data {command} --help')
+    job_flags.need(flags.FLAGS, source, 'columns', 'output', *(['outcomes'] if command == 'join' else []))
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.jobs import record
 

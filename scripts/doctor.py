@@ -6,10 +6,10 @@ was found and the section of the documentation that explains it and says what to
 """
 
 import json
+from collections.abc import Sequence
 
 from absl import flags
 
-from tflearn.core.errors import UserValueError
 from tflearn.tools import checks
 
 from . import job_flags, preflight
@@ -17,7 +17,7 @@ from . import job_flags, preflight
 _STATES = {True: 'LOOK', False: 'ok', None: 'unknown'}
 
 
-def report(roots: list[str], as_json: bool) -> int:
+def report(roots: Sequence[str], as_json: bool) -> int:
     """Prints what the checks say of each run; returns how many look wrong."""
     preflight.import_quietly('tensorflow')
     from tflearn.tools import series
@@ -40,7 +40,7 @@ def report(roots: list[str], as_json: bool) -> int:
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-doctor', __doc__, _define, _run)
+    job_flags.tool('tflearn-doctor', __doc__, _define, _run, arguments='ROOT_DIR ...')
 
 
 def _define(switches: flags.FlagValues) -> None:
@@ -48,9 +48,7 @@ def _define(switches: flags.FlagValues) -> None:
     flags.DEFINE_bool('strict', False, 'Exit status 1 if a check looks wrong.', flag_values=switches)
 
 
-def _run(switches: flags.FlagValues, roots: list[str]) -> int:
-    if not roots:
-        raise UserValueError("got no argument; need a run's --root_dir; see --help")
+def _run(switches: flags.FlagValues, *roots: str) -> int:
     return int(report(roots, switches.json) > 0 and switches.strict)
 
 

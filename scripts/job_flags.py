@@ -191,7 +191,9 @@ def tool(
     program: str,
     description: str | None,
     define: Callable[[flags.FlagValues], None],
-    run: Callable[[flags.FlagValues, list[str]], int],
+    run: Callable[..., int],
+    required: Sequence[str] = (),
+    arguments: str = '',
 ) -> None:
     """Runs a program that is no job and has flags of its own only; does not return but for --help.
 
@@ -199,7 +201,9 @@ def tool(
       program: the program's name, which begins the error line.
       description: the docstring of the program's module, the first text of --help.
       define: defines the program's flags among the given ones.
-      run: gets the flags and the other arguments; returns the exit status.
+      run: gets the flags, and the other arguments one by one; returns the exit status.
+      required: the flags that have to be given.
+      arguments: the other arguments: '' for none, 'RUN' for one, 'RUN ...' for one or more.
     """
     values = flags.FlagValues()
     define(values)
@@ -210,7 +214,23 @@ def tool(
         if values.help:
             print(f'{program}: {description}\nFlags:\n\n' + '\n'.join(map(flag_help, map(values.__getitem__, own))))
             return
-        sys.exit(run(values, rest))
+        need(values, *required)
+        check_arguments(rest, arguments)
+        sys.exit(run(values, *rest))
+
+
+def need(values: flags.FlagValues, *names: str) -> None:
+    """Raises ValueError if one of these flags is not given."""
+    for name in names:
+        if not values[name].value:
+            raise UserValueError(f'got no --{name}; need one; see --help')
+
+
+def check_arguments(given: Sequence[str], needed: str = '') -> None:
+    """Raises ValueError if the arguments that are no flags are not what is needed: see `arguments` of `tool`."""
+    if bool(given) != bool(needed) or (len(given) > 1 and not needed.endswith(' ...')):
+        got = f'the argument {given[-1]!r}' if given else 'no argument'
+        raise UserValueError(f'got {got}; need {needed or "flags only"}; see --help')
 
 
 def read(
@@ -234,8 +254,7 @@ def read(
             return False
         if flags.FLAGS['verbosity'].using_default_value:
             logging.set_verbosity(logging.INFO)
-        if rest:
-            raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --root_dir=DIR')
+        check_arguments(rest)
         if 'root_dir' in flags.FLAGS:
             _check_root_dir()
         check()

@@ -6,19 +6,15 @@ evaluation, and when it last reported. It writes nothing.
 
 from absl import flags
 
-from tflearn.core.errors import UserValueError
-
 from . import job_flags
 
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-list', __doc__, lambda switches: None, _run)
+    job_flags.tool('tflearn-list', __doc__, lambda switches: None, _run, arguments='DIR ...')
 
 
-def _run(switches: flags.FlagValues, roots: list[str]) -> int:
-    if not roots:
-        raise UserValueError('got no argument; need a folder of runs; see --help')
+def _run(switches: flags.FlagValues, *roots: str) -> int:
     from tflearn.experiments import overview
 
     print('\n\n'.join(map(overview.table, roots)))

@@ -9,7 +9,6 @@ import sys
 
 from absl import flags
 
-from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import local_path
 
 from . import job_flags
@@ -17,7 +16,7 @@ from . import job_flags
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-loop', __doc__, _define, _run)
+    job_flags.tool('tflearn-loop', __doc__, _define, _run, required=('root_dir', 'gin_file'))
 
 
 def _define(switches: flags.FlagValues) -> None:
@@ -27,12 +26,7 @@ def _define(switches: flags.FlagValues) -> None:
     flags.DEFINE_bool('once', False, 'Finishes or runs one round, if one is due, and ends.', flag_values=switches)
 
 
-def _run(switches: flags.FlagValues, rest: list[str]) -> int:
-    for name in ('root_dir', 'gin_file'):
-        if not switches[name].value:
-            raise UserValueError(f'got no --{name}; need one; see --help')
-    if rest:
-        raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --once')
+def _run(switches: flags.FlagValues) -> int:
     from tflearn.config import files, job_config
     from tflearn.rounds import loop
 

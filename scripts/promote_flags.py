@@ -40,11 +40,8 @@ def define(switches: flags.FlagValues) -> None:
     flags.DEFINE_bool('rollback', False, help, **given)
 
 
-def run(switches: flags.FlagValues, rest: list[str]) -> int:
+def run(switches: flags.FlagValues) -> int:
     """Runs the program; returns its exit status."""
-    if rest or not switches.root_dir:
-        got = f'the argument {rest[0]!r}' if rest else 'no --root_dir'
-        raise UserValueError(f'got {got}; need flags such as --root_dir=DIR; see --help')
     directory = RunDir(local_path(switches.root_dir, '--root_dir')).policy(switches.policy)
     if switches.rollback and switches.candidate:
         raise UserValueError(f'got --rollback and --candidate={switches.candidate}; need one of them')

@@ -14,7 +14,7 @@ from . import compare, job_flags, preflight
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-report', __doc__, _define, _run)
+    job_flags.tool('tflearn-report', __doc__, _define, _run, arguments='RUN ...')
 
 
 def _define(switches: flags.FlagValues) -> None:
@@ -22,7 +22,7 @@ def _define(switches: flags.FlagValues) -> None:
     flags.DEFINE_string('output', 'report.html', 'The page.', flag_values=switches)
 
 
-def _run(switches: flags.FlagValues, roots: list[str]) -> int:
+def _run(switches: flags.FlagValues, *roots: str) -> int:
     preflight.import_quietly('tensorflow')
     from tflearn.experiments import report
 

@@ -10,14 +10,12 @@ import sys
 
 from absl import flags
 
-from tflearn.core.errors import UserValueError
-
 from . import job_flags, preflight
 
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-seeds', __doc__, _define, _run)
+    job_flags.tool('tflearn-seeds', __doc__, _define, _run, required=('gin_file', 'root_dir'))
 
 
 def _define(switches: flags.FlagValues) -> None:
@@ -32,12 +30,7 @@ def _define(switches: flags.FlagValues) -> None:
     flags.DEFINE_enum('mode', modes[0], modes, help, flag_values=switches)
 
 
-def _run(switches: flags.FlagValues, rest: list[str]) -> int:
-    for name in ('gin_file', 'root_dir'):
-        if not switches[name].value:
-            raise UserValueError(f'got no --{name}; need one; see --help')
-    if rest:
-        raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --gin_file=dqn_cartpole')
+def _run(switches: flags.FlagValues) -> int:
     from tflearn.experiments import seeds
 
     root = pathlib.Path(switches.root_dir)

@@ -10,7 +10,6 @@ that gets each event.
 
 from absl import flags
 
-from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir
 
 from . import job_flags
@@ -18,7 +17,7 @@ from . import job_flags
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-track', __doc__, _define, _run)
+    job_flags.tool('tflearn-track', __doc__, _define, _run, required=('to',), arguments='RUN')
 
 
 def _define(switches: flags.FlagValues) -> None:
@@ -28,12 +27,10 @@ def _define(switches: flags.FlagValues) -> None:
     flags.DEFINE_bool('once', False, help, flag_values=switches)
 
 
-def _run(switches: flags.FlagValues, roots: list[str]) -> int:
-    if len(roots) != 1 or not switches.to:
-        raise UserValueError(f'got {len(roots)} runs and --to={switches.to}; need one RUN and a --to; see --help')
+def _run(switches: flags.FlagValues, root: str) -> int:
     from tflearn.experiments import trackers, tracking
 
-    run_dir = RunDir(roots[0])
+    run_dir = RunDir(root)
     name, make = trackers.make(run_dir, switches.to)
     count = tracking.follow(run_dir, name, make, switches.poll_secs, switches.once)
     print(f'gave {count} events of {run_dir.root} to {switches.to}')

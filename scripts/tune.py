@@ -12,22 +12,15 @@ from typing import Any
 
 from absl import flags
 
-from tflearn.core.errors import UserValueError
-
 from . import job_flags, tune_flags
 
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-tune', __doc__, tune_flags.define, _run)
+    job_flags.tool('tflearn-tune', __doc__, tune_flags.define, _run, required=('gin_file', 'root_dir'))
 
 
-def _run(switches: flags.FlagValues, rest: list[str]) -> int:
-    for name in ('gin_file', 'root_dir'):
-        if not switches[name].value:
-            raise UserValueError(f'got no --{name}; need one; see --help')
-    if rest:
-        raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --gin_file=ppo_cartpole')
+def _run(switches: flags.FlagValues) -> int:
     from tflearn.experiments import finals, runs, tuning
 
     root = pathlib.Path(switches.root_dir)

@@ -8,23 +8,19 @@ import sys
 
 from absl import flags
 
-from tflearn.core.errors import UserValueError
-
 from . import job_flags
 
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-watch', __doc__, lambda switches: None, _run)
+    job_flags.tool('tflearn-watch', __doc__, lambda switches: None, _run, arguments='RUN')
 
 
-def _run(switches: flags.FlagValues, roots: list[str]) -> int:
-    if len(roots) != 1:
-        raise UserValueError(f"got {len(roots)} arguments; need one, a run's --root_dir; see --help")
+def _run(switches: flags.FlagValues, root: str) -> int:
     from tflearn.files.run_dir import read_json
     from tflearn.launch import local, run_summary, watching
 
-    with job_flags.opened_run_dir(roots[0], 'watch') as run_dir:
+    with job_flags.opened_run_dir(root, 'watch') as run_dir:
         watching.check(run_dir)
         watching.watch(run_dir, local.make_view(sys.stdout, run_dir))
         if done := read_json(run_dir.done):

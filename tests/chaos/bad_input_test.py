@@ -81,7 +81,7 @@ REAL = {
         ('record --root_dir=run --gin_file=dqn_cartpole', 'got no --output; need'),
         ('convert --data=data --output=new --format=x', 'got a wrong flag: '),
     ],
-    'doctor': [('', "got no argument; need a run's --root_dir"), ('nothing', 'got ')],
+    'doctor': [('', 'got no argument; need ROOT_DIR ...; see'), ('nothing', 'got ')],
 }
 CASES = [(program, *case) for program, cases in REAL.items() for case in cases]
 

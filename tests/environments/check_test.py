@@ -158,7 +158,7 @@ def test_what_is_no_environment():
         (['own_walk:Own', '--strict'], 1, 'LOOK  observation'),
         (['own_walk:Broken'], 1, 'error exceptions'),
         (['no_walk:Own'], 2, "got name='no_walk:Own', whose module no_walk is not there"),
-        ([], 2, 'got 0 arguments; need one environment'),
+        ([], 2, 'got no argument; need ENVIRONMENT; see'),
     ],
 )
 def test_the_program_takes_a_class_of_the_working_directory(tmp_path, arguments, code, text):

@@ -76,7 +76,10 @@ def test_in_a_terminal_it_is_the_live_view(run_dir):
 
 
 def test_wrong_input_is_one_line(tmp_path):
-    for arguments, message in [((), 'got 0 arguments; need one'), ((tmp_path,), 'where no job has reported; need')]:
+    for arguments, message in [
+        ((), 'got no argument; need RUN; see'),
+        ((tmp_path,), 'where no job has reported; need'),
+    ]:
         ended = forks.run('scripts.watch', *arguments, timeout=DEADLINE_SECS)
         assert (ended.returncode, ended.stderr.count('\n')) == (2, 1)
         assert message in ended.stderr
