@@ -333,3 +333,27 @@ def test_ctrl_c_saves_a_checkpoint_and_the_same_call_goes_on(tmp_path):
     assert code == 0, output
     assert f'finished: num_train_steps {max(steps) + 10} reached' in output
     assert 'waiting for' not in output
+
+
+AGAIN = f"""
+import sys
+import tflearn
+
+for seed in (1, 1, 2, 2):
+    print('call', file=sys.stderr, flush=True)
+    bindings = [*{jobs.SMALL_BINDINGS!r}, f'train.Initial.seed = {{seed}}']
+    tflearn.train('dqn_cartpole', root_dir='run', mode='synchronous', gin_bindings=bindings)
+"""
+
+
+def test_each_call_of_an_ended_run_says_so_and_what_was_changed(tmp_path):
+    program, log = tmp_path / 'program.py', tmp_path / 'log'
+    program.write_text(AGAIN)
+    assert forks.start(str(program), log=log, cwd=tmp_path).wait(200) == 0, log.read_text()
+    again = log.read_text().split('call\n')[2:]
+    assert ['nothing to do' in text for text in again] == [True] * 3
+    assert ['changed since: train_settings.Initial.seed 1 -> 2 (no effect' in text for text in again] == [
+        False,
+        True,
+        True,
+    ]

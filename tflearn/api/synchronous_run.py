@@ -35,6 +35,34 @@ _JOIN_SECS = 10.0
 EVALUATION_SEED = 1_000_000
 
 
+@contextlib.contextmanager
+def _progress_logged() -> Iterator[None]:
+    """Logs what jobs report to stderr during the block, unless this is a notebook, or the program has set up its own
+    logging. Nothing of the block is logged before or after it: absl would set up logging of its own.
+    """
+    root, verbosity = standard_logging.getLogger(), logging.get_verbosity()
+    if root.handlers or local.in_notebook():
+        yield
+        return
+    handler = standard_logging.StreamHandler()
+    handler.setFormatter(standard_logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S'))
+    handler.addFilter(_is_progress)
+    root.addHandler(handler)
+    logging.set_verbosity(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        logging.set_verbosity(verbosity)
+
+
+def _is_progress(record: standard_logging.LogRecord) -> bool:
+    """Returns whether a record is for the user: a warning, or a report of this package but for its waits."""
+    own = record.pathname.startswith(_PACKAGE) and record.pathname != waiting.__file__
+    return own or (record.levelno > standard_logging.INFO and record.name != 'tensorflow')  # it prints its own
+
+
+@_progress_logged()
 def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
     """Runs both jobs with Python objects as arguments.
 
@@ -66,6 +94,7 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
     )
 
 
+@_progress_logged()
 def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> None:
     """Runs both jobs as a gin file configures them. What this process had bound with gin before is forgotten.
 
@@ -144,7 +173,7 @@ def _run(
             turns.evaluated(math.inf)
 
     threads = background.ending_with_threads(stop)
-    with _progress_shown(run_dir), threads, concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as pool:
+    with _drawn(run_dir), threads, concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as pool:
         try:
             hooks = Hooks(lambda: evaluations.append(pool.submit(guarded_evaluation)), on_exported=turns.wait)
             pool.submit(training, stop, hooks).result()
@@ -175,10 +204,8 @@ class _Turns:
 
 
 @contextlib.contextmanager
-def _progress_shown(run_dir: RunDir) -> Iterator[None]:
-    """Draws the run in a notebook during the block; elsewhere logs what jobs report to stderr, unless the program has
-    set up its own logging.
-    """
+def _drawn(run_dir: RunDir) -> Iterator[None]:
+    """Draws the run in a notebook during the block."""
     if local.in_notebook():
         over = threading.Event()
         view = local.make_view(sys.stdout, run_dir)
@@ -189,24 +216,5 @@ def _progress_shown(run_dir: RunDir) -> Iterator[None]:
         finally:
             over.set()
             thread.join(_JOIN_SECS)
-        return
-    root, verbosity = standard_logging.getLogger(), logging.get_verbosity()
-    if root.handlers:
+    else:
         yield
-        return
-    handler = standard_logging.StreamHandler()
-    handler.setFormatter(standard_logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S'))
-    handler.addFilter(_is_progress)
-    root.addHandler(handler)
-    logging.set_verbosity(logging.INFO)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        logging.set_verbosity(verbosity)
-
-
-def _is_progress(record: standard_logging.LogRecord) -> bool:
-    """Returns whether a record is for the user: a warning, or a report of this package but for its waits."""
-    own = record.pathname.startswith(_PACKAGE) and record.pathname != waiting.__file__
-    return own or (record.levelno > standard_logging.INFO and record.name != 'tensorflow')  # it prints its own
