@@ -108,7 +108,7 @@ def test_the_list_of_a_folder(reported, tmp_path):
     ended = forks.run('scripts.list', reported.folder, timeout=60.0)
     assert ended.returncode == 0, ended.stderr
     head, *rows = (re.split(r' {2,}', line) for line in ended.stdout.splitlines())
-    assert head == ['run', 'state', 'train steps', 'env steps', 'score', 'best', 'last report']
+    assert head == ['run', 'state', 'train steps', 'env steps', 'newest return', 'best return', 'last report']
     found = {row[0]: row[1:] for row in rows}
     assert found['bad/seed_3'][:2] == ['done: num_train_steps 60 reached', '60']
     assert found['bad/seed_3'][3:5] == ['0.1', '0.1']

@@ -23,7 +23,7 @@ class Overview(NamedTuple):
       state: 'done: ' and why, 'failed: ' and why, 'running', 'stopped', or 'ended without a result'.
       train_step: its train steps; None before the first, as the others.
       env_steps: its environment steps.
-      score: the mean return of its newest evaluation.
+      newest: the mean return of its newest evaluation.
       best: that of its best one.
       reported_secs: seconds since it last reported anything.
     """
@@ -32,7 +32,7 @@ class Overview(NamedTuple):
     state: str
     train_step: int | None
     env_steps: int | None
-    score: float | None
+    newest: float | None
     best: float | None
     reported_secs: float | None
 
@@ -40,10 +40,10 @@ class Overview(NamedTuple):
     def cells(self) -> tuple[str, ...]:
         """The row of a table, without the run."""
         age = '' if self.reported_secs is None else f'{duration(self.reported_secs)} ago'
-        return self.state, count(self.train_step), count(self.env_steps), plain(self.score), plain(self.best), age
+        return self.state, count(self.train_step), count(self.env_steps), plain(self.newest), plain(self.best), age
 
 
-HEAD = 'state', 'train steps', 'env steps', 'score', 'best', 'last report'
+HEAD = 'state', 'train steps', 'env steps', 'newest return', 'best return', 'last report'
 
 
 def of(run_dir: RunDir) -> Overview:
@@ -56,8 +56,8 @@ def of(run_dir: RunDir) -> Overview:
     times = [float(each['time']) for each in status.values() if 'time' in each]
     secs = max(0.0, time.time() - max(times)) if times else None
     steps = {name: done.get(name, train.get(name)) for name in ('train_step', 'env_steps')}
-    score, best = (returns[-1], max(returns)) if returns else (None, None)
-    return Overview(run_dir, _state(run_dir, done, status, secs), **steps, score=score, best=best, reported_secs=secs)
+    newest, best = (returns[-1], max(returns)) if returns else (None, None)
+    return Overview(run_dir, _state(run_dir, done, status, secs), **steps, newest=newest, best=best, reported_secs=secs)
 
 
 def _state(run_dir: RunDir, done: Mapping[str, Any], status: Mapping[str, Any], secs: float | None) -> str:
