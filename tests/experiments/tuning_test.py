@@ -49,20 +49,28 @@ def test_the_best_trial_is_found_and_others_are_pruned(quick_runs, tmp_path, cap
     assert record.evaluations.exists() and not record.done.exists()
     best = max((trial for trial in found if trial.state.name == 'COMPLETE'), key=lambda trial: trial.value)
     text = (tmp_path / 'search' / 'best.gin').read_text()
-    assert text.startswith(f'# Trial {best.number} of 12: return {best.value:.4g} ')
+    assert text.startswith(f'# Trial {best.number} of 12, with its own seed: score {best.value:.4g}')
     assert f'{RATE} = {best.params[RATE]}' in text and '.seed = ' not in text
     assert len((tmp_path / 'search' / 'tuning.md').read_text().splitlines()) == 2 + 12 + 2
     assert image.imread(tmp_path / 'search' / 'tuning.png').shape[:2] == (450, 1200)
 
 
-def test_of_trials_that_reach_the_target_the_fastest_is_the_best(quick_runs, tmp_path):
+def test_of_trials_that_reach_the_target_the_fastest_is_the_best(quick_runs, tmp_path, capsys):
     space = tmp_path / 'space.py'
     space.write_text(f"""
 def suggest(trial):
     return ['{RATE} = ' + str([1e-3, 1.01e-3, 1e-4][trial.number])]
 """)
     assert tuning(tmp_path, space=str(space), methods=('random', 'none')).run(sys.stdout)
-    assert (tmp_path / 'search' / 'best.gin').read_text().startswith('# Trial 0 of 3: return 100')
+    result = 'score 100, the target after 1,000 environment steps'
+    text = (tmp_path / 'search' / 'best.gin').read_text()
+    assert text.startswith(f'# Trial 0 of 3, with its own seed: {result} (return).')
+    rows = (tmp_path / 'search' / 'tuning.md').read_text().splitlines()
+    assert [row.split(' | ')[0] for row in rows[2:5]] == ['| 0', '| 1', '| 2'], 'the best one first'
+    assert (
+        f'trial 2: done: max_env_steps 1000 reached; score 60; the best is trial 0 ({result})\n'
+        in capsys.readouterr().out
+    )
     assert trials(tmp_path)[0].user_attrs == {'env_steps': 1000, 'reached_target': True}
     assert not trials(tmp_path)[2].user_attrs['reached_target']
 
@@ -134,6 +142,12 @@ def test_a_search_whose_trials_all_fail_ends(quick_runs, tmp_path):
         tuning(tmp_path, space=str(space), num_trials=9).run(sys.stdout)
 
 
+def test_a_search_without_a_score_has_no_best_one(quick_runs, monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, '_RUN', RUN.replace('PAUSE', '0.05').replace('write_json(', "sys.exit('diverged at the end')\nwrite_json("))
+    with pytest.raises(ValueError, match='got no trial that has a score in'):
+        tuning(tmp_path, methods=('random', 'none')).run(sys.stdout)
+
+
 @pytest.mark.parametrize(
     ('text', 'message'),
     [
@@ -183,6 +197,9 @@ def test_the_program_finds_a_gin_file_that_runs(tmp_path):
     finally:
         program.kill()
     out = (tmp_path / 'out').read_text()
-    assert re.search(r'trial 1: done: num_train_steps 60 reached, mean return .*; the best is trial [01]', out)
+    assert re.search(
+        r'trial 1: done: num_train_steps 60 reached, mean return .*; score [\d.]+; the best is trial [01]', out
+    )
+    assert '\nfinalists: trial ' in out and ' alone; no fresh seeds choose\n' in out
     assert 'seed 200000: done: num_train_steps 60 reached' in out and '\nfresh seeds: return at ' in out
     assert {'comparison.md', 'seed_200000'} <= {path.name for path in (tmp_path / 'search' / 'best').iterdir()}

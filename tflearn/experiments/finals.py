@@ -39,6 +39,8 @@ def run(tuning: 'Tuning', study: 'optuna.Study', num_finalists: int, num_seeds: 
         sign = -1 if tuning.lower_is_better else 1
         keys = [(sign * row.score[0], sign * row.area) for row in found.rows()]
         trial_report.write_gin_file(study, finalists[keys.index(max(keys))], root, root / 'best.gin', tuning.metric)
+    else:
+        print(f'\nfinalists: trial {finalists[0].number} alone; no fresh seeds choose', file=out, flush=True)
     if not _all_ended(tuning, root / 'best', root / 'best.gin', range(_SCORING, _SCORING + num_seeds), out):
         return None
     return _compared(tuning, [root / 'best'], root / 'best')

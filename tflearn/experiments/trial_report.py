@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tflearn.files.run_dir import RunDir, write_atomically
+from tflearn.launch.reports import count
 
 if TYPE_CHECKING:
     import optuna
@@ -19,12 +20,27 @@ def ranked(study: 'optuna.Study') -> 'list[optuna.trial.FrozenTrial]':
     Those that reached the target come first, by their environment steps; the others follow by their score.
     """
 
-    def key(trial: 'optuna.trial.FrozenTrial') -> tuple[bool, float]:
-        if trial.user_attrs.get('reached_target'):
-            return False, trial.user_attrs['env_steps'] or np.inf
-        return True, _sign(study) * _score(trial)
+    return [trial for trial in _ordered(study) if trial.state.name == 'COMPLETE']
 
-    return sorted((trial for trial in study.get_trials() if trial.state.name == 'COMPLETE'), key=key)
+
+def result(trial: 'optuna.trial.FrozenTrial') -> str:
+    """Returns what a trial is ranked by: 'score 475.2', or 'score 500, the target after 41,000 environment steps'."""
+    text = f'score {_score(trial):.4g}'
+    if trial.user_attrs.get('reached_target'):
+        text += f', the target after {count(trial.user_attrs["env_steps"])} environment steps'
+    return text
+
+
+def _ordered(study: 'optuna.Study') -> 'list[optuna.trial.FrozenTrial]':
+    """Returns all trials, those that have ended by themselves before those that were pruned."""
+
+    def key(trial: 'optuna.trial.FrozenTrial') -> tuple[int, bool, float]:
+        reached = bool(trial.user_attrs.get('reached_target'))
+        steps = trial.user_attrs.get('env_steps') or np.inf
+        score = _sign(study) * _score(trial) if trial.values else np.inf  # a failed one
+        return trial.state.value, not reached, steps if reached else score
+
+    return sorted(study.get_trials(), key=key)
 
 
 def write(study: 'optuna.Study', root: pathlib.Path, metric: str) -> None:
@@ -40,7 +56,7 @@ def write_gin_file(
 ) -> None:
     """Writes all settings of a trial's run, but for its seeds, as a gin file that runs by itself."""
     config = RunDir(root / f'trial_{trial.number}').config.read_text(encoding='utf-8').splitlines()
-    about = f'# Trial {trial.number} of {len(study.trials)}: {metric} {_score(trial):.4g} with its own seed.'
+    about = f'# Trial {trial.number} of {len(study.trials)}, with its own seed: {result(trial)} ({metric}).'
     without_seeds = [line for line in config if '.seed = ' not in line]
     write_atomically(path, '\n'.join([about, '', *without_seeds]) + '\n')
 
@@ -50,13 +66,16 @@ def _sign(study: 'optuna.Study') -> int:
 
 
 def _score(trial: 'optuna.trial.FrozenTrial') -> float:
-    return trial.values[0] if trial.values else np.nan
+    return float(trial.values[0])
 
 
 def _table(study: 'optuna.Study', metric: str) -> str:
     names = list(dict.fromkeys(name for trial in study.trials for name in trial.params))
-    lines = [f'| trial | | {metric} | environment steps | {" | ".join(names)} |', '|---' * (4 + len(names)) + '|']
-    for trial in sorted(study.trials, key=lambda trial: (trial.state.value, _sign(study) * _score(trial))):
+    lines = [
+        f'| trial | | score ({metric}) | environment steps | {" | ".join(names)} |',
+        '|---' * (4 + len(names)) + '|',
+    ]
+    for trial in _ordered(study):
         params = [trial.params.get(name, '') for name in names]
         texts = [f'{value:.4g}' if isinstance(value, float) else f'{value}' for value in params]
         score = f'{_score(trial):.4g}' if trial.values else ''

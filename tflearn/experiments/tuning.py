@@ -80,7 +80,7 @@ class Tuning:
           The study; None if a signal stopped trials. What they found is in the folder, see `trial_report.write`.
 
         Raises:
-          ValueError: if a setting is wrong or another one than before, or the first trials all failed.
+          ValueError: if a setting is wrong or another one than before, or the first trials, or all, failed.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path = spaces.resolve(self.space, self.gin_file)
@@ -93,7 +93,11 @@ class Tuning:
                 search.run()
             finally:
                 trial_report.write(study, its.root, self.metric)
-            return None if search.left or study.get_trials(states=[TrialState.RUNNING]) else study
+            if search.left or study.get_trials(states=[TrialState.RUNNING]):
+                return None
+            if not trial_report.ranked(study):
+                raise UserValueError(f'got no trial that has a score in {its.root}; need one; see the logs there')
+            return study
 
     def _check(self, path: pathlib.Path, suggest: spaces.Suggest) -> tuple[str, float]:
         """Checks the gin file with one choice of the space; returns the axis of a trial's budget, and the budget."""
@@ -221,8 +225,10 @@ class _Search:
             reached = comparison.reached_target(run_dir)
             trial.set_user_attr('env_steps', (read_json(run_dir.done) or {}).get('env_steps'))
             trial.set_user_attr('reached_target', reached)
-            self._study.tell(trial, float(curve[-1 if reached else -_LAST :, 1].mean()))
-            text += f'; the best is trial {trial_report.ranked(self._study)[0].number}'
+            ended = self._study.tell(trial, float(curve[-1 if reached else -_LAST :, 1].mean()))
+            best = trial_report.ranked(self._study)[0]
+            text += f'; {trial_report.result(ended)}; the best is trial {best.number}'
+            text += f' ({trial_report.result(best)})' if best.number != ended.number else ''
         else:
             trial.set_user_attr('failed', text)
             self._study.tell(
