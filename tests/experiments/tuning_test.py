@@ -33,7 +33,8 @@ def trials(folder):
 
 @pytest.fixture
 def quick_runs(monkeypatch):
-    monkeypatch.setattr(runs, '_RUN', RUN.replace('PAUSE', '0.05'))
+    monkeypatch.setattr(runs, '_RUN', RUN)
+    monkeypatch.setattr(runs, '_POLL_SECS', 0.02)
 
 
 def test_the_best_trial_is_found_and_others_are_pruned(quick_runs, tmp_path, capsys):
@@ -95,11 +96,13 @@ def test_of_the_finalists_the_best_with_fresh_seeds_is_chosen(quick_runs, tmp_pa
 def test_a_killed_search_goes_on(tmp_path):
     command = [sys.executable, '-m', 'tests.experiments.quick_search', str(tmp_path)]
     first = tmp_path / 'search' / 'trial_0' / 'evaluations.jsonl'
+    (tmp_path / 'hold').touch()
     with open(tmp_path / 'log', 'w') as log:
         search = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         wait_until(lambda: first.exists() and first.read_text().count('\n') >= 2, 'evaluations', DEADLINE_SECS)
         search.kill()
         search.wait(DEADLINE_SECS)
+        (tmp_path / 'hold').unlink()
         with open(tmp_path / 'search' / 'study.journal', 'a') as journal:
             journal.write('{"op_code": 4')  # what a killed writer leaves
         # Until its trials have ended, the folder is locked.
@@ -116,6 +119,7 @@ def test_a_killed_search_goes_on(tmp_path):
 
 
 def test_a_signal_leaves_trials_for_the_next_call(tmp_path):
+    (tmp_path / 'hold').touch()
     search = subprocess.Popen(
         [sys.executable, '-m', 'tests.experiments.quick_search', str(tmp_path)],
         cwd=ROOT,
@@ -143,7 +147,7 @@ def test_a_search_whose_trials_all_fail_ends(quick_runs, tmp_path):
 
 
 def test_a_search_without_a_score_has_no_best_one(quick_runs, monkeypatch, tmp_path):
-    monkeypatch.setattr(runs, '_RUN', RUN.replace('PAUSE', '0.05').replace('write_json(', "sys.exit('diverged at the end')\nwrite_json("))
+    monkeypatch.setattr(runs, '_RUN', RUN.replace('write_json(', "sys.exit('diverged at the end')\nwrite_json("))
     with pytest.raises(ValueError, match='got no trial that has a score in'):
         tuning(tmp_path, methods=('random', 'none')).run(sys.stdout)
 
