@@ -108,16 +108,24 @@ def test_a_game_of_the_parallel_api_is_played_in_turn():
     environment.close()
 
 
-def test_a_game_that_fails_begins_again():
+def test_a_scripted_opponent_sees_one_observation_of_several_parts():
+    opponent = turn_game.Scripted(lambda observation, random: observation['cards'][1])
+    assert opponent.act(None, {'cards': np.array([[1, 2], [3, 4]])}).tolist() == [2, 4]
+
+
+def test_a_game_that_fails_begins_again_and_knows_the_progress():
     from pettingzoo.classic.tictactoe import tictactoe
 
-    class Failing(tictactoe.raw_env):
-        made = 0
+    games = []
 
+    class Failing(tictactoe.raw_env):
         def __init__(self):
             super().__init__()
-            type(self).made += 1
-            self.fails = self.made == 2
+            games.append(self)
+            self.fails = len(games) == 2
+
+        def set_progress(self, train_step, env_steps):
+            self.progress = train_step, env_steps
 
         def step(self, action):
             if self.fails:
@@ -126,9 +134,11 @@ def test_a_game_that_fails_begins_again():
 
     environment = turn_game.make(Failing, 2, 3, {'random': turn_game.random_opponent})
     time_step, policy = environment.reset(), Legal(environment)
+    environment.set_progress(7, 30)
     for _ in range(3):
         time_step = environment.step(policy.action(time_step, ())[0])
     assert environment.num_rebuilt == 1
+    assert [game.progress for game in games] == [(7, 30)] * 3
     environment.close()
 
 

@@ -90,7 +90,17 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
     """
 
     _KEPT = (
-        *('_games', '_present', '_others', '_returns', '_team_returns', '_items', '_seed', '_progress', '_columns'),
+        *(
+            '_environments',
+            '_present',
+            '_others',
+            '_returns',
+            '_team_returns',
+            '_items',
+            '_seed',
+            '_progress',
+            '_columns',
+        ),
         'failures',
     )
 
@@ -103,18 +113,18 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
     ):
         """Makes the games; errors of `make_game` propagate. See `make`."""
         self._make_game, self._agent_id = make_game, agent_id
-        self._games: list[Any] = []
+        self._environments = []
         try:
             for _ in range(num_games):
-                self._games.append(make_game())
-            name = name_of(self._games[0])
-            observation_space, action_space = spaces_of_all(self._games[0], name)
-            if hasattr(self._games[0], 'agent_iter'):
+                self._environments.append(make_game())
+            name = name_of(self._environments[0])
+            observation_space, action_space = spaces_of_all(self._environments[0], name)
+            if hasattr(self._environments[0], 'agent_iter'):
                 raise UserTypeError(
                     f'got {name}, whose agents act in turn (AEC); need its `parallel_env`, or turn_game.make for '
                     'self-play'
                 )
-            self._agents: list[str] = list(self._games[0].possible_agents)
+            self._agents: list[str] = list(self._environments[0].possible_agents)
             self._team_of = _team_of(self._agents, teams)
             if agent_id:
                 observation_space = _with_agent(observation_space, len(self._agents), name)
@@ -130,16 +140,16 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         self._batch = create_empty_array(observation_space, size)
         self._gather = gathering.gatherer(observation_space, self._batch, self._origins)
         self._items: list[Any] = [None] * size  # the newest observation of each row
-        self._present: list[list[str]] = [[] for _ in self._games]  # the agents that act next
+        self._present: list[list[str]] = [[] for _ in self._environments]  # the agents that act next
         # What idle rows return: of an agent that goes on, since one that has ended may have no legal action.
-        self._others: list[Any] = [None for _ in self._games]
+        self._others: list[Any] = [None for _ in self._environments]
         self._returns = [0.0] * size
-        self._team_returns: list[dict[str, float]] = [{} for _ in self._games]
+        self._team_returns: list[dict[str, float]] = [{} for _ in self._environments]
 
     def reset(self, seed: int | None) -> Any:
         """See `sync_vector_env.RebuildingVectorEnv`."""
         self._seed = seed if seed is not None else self._seed
-        for i, game in enumerate(self._games):
+        for i, game in enumerate(self._environments):
             self._present[i] = []
             try:
                 self._begin(i, self._reset_result(i, game.reset(seed=sync_vector_env.seed_of(seed, i, 0))))
@@ -153,7 +163,7 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
     def step(self, action: Any) -> sync_vector_env.Step:
         """See `sync_vector_env.RebuildingVectorEnv`; rows that are idle, or whose agent has come, count as rebuilt."""
         actions, results, first = list(iterate(self._action_space, action)), [], []
-        for i, game in enumerate(self._games):
+        for i, game in enumerate(self._environments):
             acted, rows = self._present[i], self._rows_of(i)
             try:
                 if acted:
@@ -169,12 +179,6 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         self._gather(self._items)
         return self._step_of(self._batch, results, action, first)
 
-    def close(self) -> None:
-        """See `sync_vector_env.RebuildingVectorEnv`."""
-        for game in self._games:
-            if hasattr(game, 'close'):
-                game.close()
-
     def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, Any]:
         """See `sync_vector_env.RebuildingVectorEnv`; all agents of a game begin a new one."""
         games = {row // len(self._agents): cause for row, cause in causes.items()}
@@ -182,13 +186,6 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
             self._rebuild(i, cause)
         self._gather(self._items)
         return self._batch, self._rows(row for i in games for row in self._rows_of(i))
-
-    def set_progress(self, train_step: int, env_steps: int) -> None:
-        """See `sync_vector_env.RebuildingVectorEnv`."""
-        self._progress = train_step, env_steps
-        for game in self._games:
-            if setter := sync_vector_env.progress_setter(game):
-                setter(train_step, env_steps)
 
     def _rows_of(self, i: int) -> range:
         return range(i * len(self._agents), (i + 1) * len(self._agents))
@@ -198,12 +195,12 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
 
     def _rebuild(self, i: int, cause: str) -> list[Any]:
         def make() -> Any:
-            self._games[i] = self._make_game()
-            return self._games[i]
+            self._environments[i] = self._make_game()
+            return self._environments[i]
 
         rows = self._rows_of(i)
         failed = [rows[self._agents.index(agent)] for agent in self._present[i]]  # an idle row cannot fail
-        given = cause, self._game_origins[i], lambda: self._games[i].close(), make
+        given = cause, self._game_origins[i], lambda: self._environments[i].close(), make
         return self._begin(i, self._remade(failed or list(rows), *given))
 
     def _begin(self, i: int, observations: Any) -> list[Any]:
@@ -217,7 +214,7 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
     def _step(self, i: int, actions: Mapping[str, Any]) -> list[Any]:
         """Steps a game. Returns (reward, terminated, truncated, info) of its rows."""
         acted, rows = self._present[i], self._rows_of(i)
-        stepped = self._games[i].step({agent: actions[agent] for agent in acted})
+        stepped = self._environments[i].step({agent: actions[agent] for agent in acted})
         if not isinstance(stepped, tuple) or len(stepped) != 5:
             raise UserTypeError(
                 f'got {type(stepped).__name__} from step() of {self._game_origins[i]}; need (observations, rewards, '
@@ -251,7 +248,7 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
 
     def _take(self, i: int, observations: Any, acted: Iterable[str]) -> None:
         """Reads which agents go on, and the observations of these and of those that have acted."""
-        present = list(self._games[i].agents)
+        present = list(self._environments[i].agents)
         if unknown := [agent for agent in present if agent not in self._agents]:
             raise UserValueError(
                 f'got the agent {unknown[0]!r} of {self._game_origins[i]}; need one of its possible_agents '

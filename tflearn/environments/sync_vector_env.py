@@ -264,6 +264,8 @@ class Step(NamedTuple):
 class RebuildingVectorEnv:
     """N environments with next-step autoreset that are rebuilt when they fail."""
 
+    _environments: list[Any]  # those of this process
+
     def __init__(self, num_environments: int, name: str, of_one: tuple[Any, Any, tuple[int, ...]]):
         """Takes what errors call an environment; and its observation space, action space and shape of rewards."""
         self.num_envs, self.name = num_environments, name
@@ -298,11 +300,16 @@ class RebuildingVectorEnv:
 
     def set_progress(self, train_step: int, env_steps: int) -> None:
         """Passes the run's progress to the environments that have a method `set_progress`, before their next step."""
-        raise NotImplementedError
+        self._progress = train_step, env_steps
+        for environment in self._environments:
+            if setter := progress_setter(environment):
+                setter(train_step, env_steps)
 
     def close(self) -> None:
         """Closes all environments."""
-        raise NotImplementedError
+        for environment in self._environments:
+            if hasattr(environment, 'close'):  # a game need not have it
+                environment.close()
 
     def _rows(self, environments: Iterable[int]) -> np.ndarray:
         return np.isin(np.arange(self.num_envs), list(environments))
@@ -347,7 +354,7 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int):
         """Makes the environments; errors of `make_one` propagate."""
         self._make_one = make_one
-        self._environments: list[gymnasium.Env] = []
+        self._environments = []
         try:
             for _ in range(num_environments):
                 self._environments.append(make_one())
@@ -402,24 +409,12 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
         self._gather(observations)
         return self._step_of(self._batch, results, action, failed)
 
-    def close(self) -> None:
-        """See `RebuildingVectorEnv`."""
-        for environment in self._environments:
-            environment.close()
-
     def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, np.ndarray]:
         """See `RebuildingVectorEnv`."""
         for i, cause in causes.items():
             assign(self.single_observation_space, self._batch, i, self._rebuild(i, cause), self._origins[i])
             self._ended[i] = False
         return self._batch, self._rows(causes)
-
-    def set_progress(self, train_step: int, env_steps: int) -> None:
-        """See `RebuildingVectorEnv`."""
-        self._progress = train_step, env_steps
-        for environment in self._environments:
-            if setter := progress_setter(environment):
-                setter(train_step, env_steps)
 
     def _rebuild(self, i: int, cause: str) -> Any:
         """Makes a new environment `i` until one can be reset. Returns its first observation."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import tensorflow as tf
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from tflearn.core.errors import UserError, UserValueError
@@ -42,8 +43,8 @@ class Scripted:
 
     def act(self, player: None, observation: Any) -> np.ndarray:
         """See `Opponent`."""
-        size = len(observation[_MASK] if isinstance(observation, Mapping) else observation)
-        return np.array([self._move(_item(observation, i), self._random) for i in range(size)])
+        size = len(tf.nest.flatten(observation)[0])
+        return np.array([self._move(vector_env.item_of(observation, i), self._random) for i in range(size)])
 
     def end(self, player: None, score: float) -> None:
         """See `Opponent`."""
@@ -117,6 +118,10 @@ class _Game:
     def close(self) -> None:
         self.game.close()
 
+    def set_progress(self, train_step: int, env_steps: int) -> None:
+        if setter := sync_vector_env.progress_setter(self.game):
+            setter(train_step, env_steps)
+
     def waits(self) -> bool:
         """Lets players who have ended leave. Returns whether it is the turn of an opponent."""
         game = self.game
@@ -133,12 +138,12 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
     def __init__(self, make_game: Callable[[], Any], num_games: int, opponents: Mapping[str, tuple[Opponent, float]]):
         """Makes the games; errors of `make_game` propagate. The opponents come with their shares."""
         self._make_game = lambda: _Game(_in_turn(make_game()))
-        self._games: list[_Game] = []
+        self._environments: list[_Game] = []
         try:
             for _ in range(num_games):
-                self._games.append(self._make_game())
-            name = pettingzoo_env.name_of(self._games[0].game)
-            self._space, action_space = pettingzoo_env.spaces_of_all(self._games[0].game, name)
+                self._environments.append(self._make_game())
+            name = pettingzoo_env.name_of(self._environments[0].game)
+            self._space, action_space = pettingzoo_env.spaces_of_all(self._environments[0].game, name)
             gathering.check_space(self._space, 'observation')
         except BaseException:
             self.close()
@@ -156,7 +161,7 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
         """See `sync_vector_env.RebuildingVectorEnv`."""
         self._seed, self._random = seed if seed is not None else self._seed, np.random.default_rng(seed)
         failed: set[int] = set()
-        for i, each in enumerate(self._games):
+        for i, each in enumerate(self._environments):
             self._try(i, functools.partial(each.reset, sync_vector_env.seed_of(seed, i, 0)), failed)
             self._seat(i)
         self._play(failed)
@@ -166,7 +171,7 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
     def step(self, action: Any) -> sync_vector_env.Step:
         """See `sync_vector_env.RebuildingVectorEnv`."""
         failed: set[int] = set()
-        for i, (each, move) in enumerate(zip(self._games, iterate(self._action_space, action), strict=True)):
+        for i, (each, move) in enumerate(zip(self._environments, iterate(self._action_space, action), strict=True)):
             if self._ended[i]:
                 self._try(i, functools.partial(each.reset, None), failed)
                 self._seat(i)
@@ -177,11 +182,6 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
         self._ended = [terminated or truncated for _, terminated, truncated, _ in results]
         return self._step_of(self._batch_of(range(self.num_envs)), results, action, failed)
 
-    def close(self) -> None:
-        """See `sync_vector_env.RebuildingVectorEnv`."""
-        for each in self._games:
-            each.close()
-
     def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, np.ndarray]:
         """See `sync_vector_env.RebuildingVectorEnv`."""
         for i, cause in causes.items():
@@ -191,16 +191,9 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
         self._play(failed)
         return self._batch_of(range(self.num_envs)), self._rows(failed)
 
-    def set_progress(self, train_step: int, env_steps: int) -> None:
-        """See `sync_vector_env.RebuildingVectorEnv`."""
-        self._progress = train_step, env_steps
-        for each in self._games:
-            if setter := sync_vector_env.progress_setter(each.game):
-                setter(train_step, env_steps)
-
     def _seat(self, i: int) -> None:
         """Draws the agent's seat and its opponent in a game that begins."""
-        each = self._games[i]
+        each = self._environments[i]
         each.own, each.total = str(self._random.choice(each.game.possible_agents)), 0.0
         each.opponent = str(self._random.choice(self._names, p=self._shares))
         each.player = self._opponents[each.opponent].begin()
@@ -208,14 +201,14 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
     def _play(self, failed: set[int]) -> None:
         """Lets opponents move until it is the agent's turn in all games."""
         waiting = list(range(self.num_envs))
-        while waiting := [i for i in waiting if self._try(i, self._games[i].waits, failed)]:
+        while waiting := [i for i in waiting if self._try(i, self._environments[i].waits, failed)]:
             moves: dict[Any, list[int]] = {}
             for i in waiting:
-                moves.setdefault((self._games[i].opponent, self._games[i].player), []).append(i)
+                moves.setdefault((self._environments[i].opponent, self._environments[i].player), []).append(i)
             for (name, player), games in moves.items():
                 actions = self._opponents[name].act(player, self._batch_of(games))
                 for i, move in zip(games, actions, strict=True):
-                    self._try(i, functools.partial(self._games[i].game.step, move), failed)
+                    self._try(i, functools.partial(self._environments[i].game.step, move), failed)
 
     def _try(self, i: int, function: Callable[[], Any], failed: set[int]) -> Any:
         """Returns what a function of a game returns; if it raises an error, begins a new game and returns True."""
@@ -230,22 +223,22 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
 
     def _rebuild(self, i: int, cause: str) -> None:
         def make() -> _Game:
-            self._games[i] = self._make_game()
-            return self._games[i]
+            self._environments[i] = self._make_game()
+            return self._environments[i]
 
-        self._remade([i], cause, self._origins[i], lambda: self._games[i].close(), make)
+        self._remade([i], cause, self._origins[i], lambda: self._environments[i].close(), make)
         self._seat(i)
 
     def _batch_of(self, games: Sequence[int]) -> Any:
         """Returns the observations of those whose turn it is."""
         batch = create_empty_array(self._space, len(games))
         gather = gathering.gatherer(self._space, batch, [self._origins[i] for i in games])
-        gather([self._games[i].game.observe(self._games[i].game.agent_selection) for i in games])
+        gather([self._environments[i].game.observe(self._environments[i].game.agent_selection) for i in games])
         return batch
 
     def _result(self, i: int, begins: bool) -> tuple[Any, bool, bool, dict[str, Any]]:
         """Returns (reward, terminated, truncated, info) of the agent, whose turn it is."""
-        each = self._games[i]
+        each = self._environments[i]
         last = each.game.last(observe=False)
         _, reward, terminated, truncated, info = gathering.step_result(last, (), self._origins[i])
         if begins:
@@ -265,7 +258,3 @@ def _in_turn(game: Any) -> Any:
     from pettingzoo.utils import conversions
 
     return conversions.parallel_to_aec(game)
-
-
-def _item(batch: Any, i: int) -> Any:
-    return {key: _item(part, i) for key, part in batch.items()} if isinstance(batch, Mapping) else batch[i]

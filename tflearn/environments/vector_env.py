@@ -113,7 +113,7 @@ class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
             )
         observation = _copied(observation)
         for i in np.flatnonzero(ended).tolist():
-            one = found[i] if isinstance(found, np.ndarray) and found.dtype == object else _item(found, i)
+            one = found[i] if isinstance(found, np.ndarray) and found.dtype == object else item_of(found, i)
             sync_vector_env.assign(
                 self.single_observation_space, observation, i, one, sync_vector_env.origin_of(i, self.name)
             )
@@ -154,11 +154,11 @@ def _copied(batch: Any) -> Any:
     return tuple(map(_copied, batch)) if isinstance(batch, tuple) else np.array(batch)
 
 
-def _item(batch: Any, i: int) -> Any:
+def item_of(batch: Any, i: int) -> Any:
     """Returns element `i` of a nest of arrays [B, ...], as vector environments of other libraries return them."""
     if isinstance(batch, Mapping):
-        return {key: _item(part, i) for key, part in batch.items()}
-    return tuple(_item(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
+        return {key: item_of(part, i) for key, part in batch.items()}
+    return tuple(item_of(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
 
 
 # Some environments think for a while; one that hangs is to be noticed all the same.
