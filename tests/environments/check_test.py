@@ -142,6 +142,27 @@ def test_a_constant_reward_is_fine_where_episodes_differ_in_length():
     assert {finding.state for finding in found} == {'ok'}
 
 
+class Lights(gymnasium.Env):
+    """An action of two numbers with three and two choices."""
+
+    observation_space = gymnasium.spaces.MultiBinary(3)
+    action_space = gymnasium.spaces.MultiDiscrete([3, 2])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.integers(0, 2, 3, np.int8), {}
+
+    def step(self, action):
+        on = self.np_random.integers(0, 2, 3, np.int8)
+        return on, float(on[action[0]] == action[1]), bool(on.all()), False, {}
+
+
+def test_each_number_has_its_own_bounds():
+    found = {finding.check: finding.text for finding in tflearn.check_environment(Lights, secs=0)}
+    assert found['action'] == 'int64 [2], 0 to [2, 1]'
+    assert found['observation'] == 'int64 [3], 0 to 1, seen 0 to 1'
+
+
 def test_what_is_no_environment():
     with pytest.raises(ValueError, match="got name='CartPole-v7'"):
         tflearn.check_environment('CartPole-v7')

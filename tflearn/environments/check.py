@@ -202,8 +202,16 @@ def _rollout_findings(make_one: MakeOne, num_steps: int, seed: int) -> Iterator[
 
 
 def _described(spec: Any) -> str:
-    bounds = f', {np.min(spec.minimum):g} to {np.max(spec.maximum):g}' if np.all(np.isfinite(spec.minimum)) else ''
+    bounds = f', {_bound(spec.minimum)} to {_bound(spec.maximum)}' if np.all(np.isfinite(spec.minimum)) else ''
     return f'{spec.dtype.name} {list(spec.shape)}{bounds}'
+
+
+def _bound(bound: Any) -> str:
+    """Returns one number where all are the same."""
+    values = np.unique(bound)
+    shown = values.reshape(()) if len(values) == 1 else np.asarray(bound)
+    text = np.array2string(shown, threshold=8, edgeitems=2, separator=', ', formatter={'all': '{:g}'.format})
+    return ' '.join(text.split())
 
 
 def _observation(spec: Any, values: np.ndarray) -> Finding:
