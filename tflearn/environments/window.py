@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import HumanRendering, RecordVideo
 
-from tflearn.core.errors import UserImportError, UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.core.types import BatchedEnvironment, EnvironmentFactory
 from tflearn.environments import gymnasium_env
 
@@ -97,7 +97,7 @@ class Keyboard:
 
     def __call__(self, observation: Any) -> np.ndarray:
         """Returns the action [1, ...]."""
-        import pygame
+        import pygame  # it takes a while, and prints a greeting
 
         for event in pygame.event.get():
             name = pygame.key.name(event.key) if event.type in (pygame.KEYDOWN, pygame.KEYUP) else ''
@@ -110,13 +110,3 @@ class Keyboard:
         together, newest = frozenset(self._held), [frozenset([name]) for name in reversed(self._held)]
         action = next((self._keys[held] for held in (together, *newest) if held in self._keys), self._idle)
         return np.full((1, *self._spec.shape), action, self._spec.dtype.as_numpy_dtype)
-
-
-def check() -> None:
-    """Raises ImportError if pygame, which draws the window, is missing."""
-    try:
-        import pygame  # noqa: F401
-    except ImportError as error:
-        raise UserImportError(
-            f'got no pygame ({error}), which draws the window; need it: pip install pygame; or --video=DIR'
-        ) from error

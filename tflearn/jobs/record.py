@@ -178,13 +178,10 @@ def play(
       The episodes' returns as text.
 
     Raises:
-      ValueError: if the environment cannot be shown, or a person cannot act in it.
-      ImportError: if a package is missing.
+      ValueError: if the environment cannot be shown, a person cannot act in it, or a package is missing.
     """
     if keys is not None and video is not None:
         raise UserValueError('got --keys with --video; need one of them, since a person has to see the window')
-    if video is None:
-        window.check()
     stage = window.Stage(make_environment, video, fps)
 
     def act(observation: Any) -> Any:
