@@ -94,8 +94,7 @@ class League:
     def _refresh(self) -> None:
         """Chooses the versions that play, and loads those that are new."""
         directory = self._run_dir.policy(self._policy)
-        wait_until(lambda: versions.versions(directory) or None, f'a version in {directory}', _WAIT_SECS)
-        found = versions.versions(directory)
+        found = wait_until(lambda: versions.versions(directory), f'a version in {directory}', _WAIT_SECS)
         chosen = {found[round(i)] for i in np.linspace(0, len(found) - 1, min(len(found), self._num_versions))}
         for step in sorted(chosen - self._loaded.keys()):
             try:
