@@ -40,22 +40,27 @@ _EPISODES = 400
 _SEED = 10_000_000  # of evaluations at the end
 
 
-def settings(unroll_steps: int, num_steps: int, gamma: float, learning_rate: float, **more: Any) -> dict[str, Any]:
-    """Returns arguments of `tflearn.train` for PPO with iterations of so many steps."""
-    return {
-        'make_agent': functools.partial(
+def train(
+    unroll_steps: int, num_steps: int, gamma: float, agent: Mapping[str, Any], **run: Any
+) -> tuple[Callable[[Any], Any], int]:
+    """Trains PPO with iterations of so many steps. Returns the last version's policy, and the environment steps."""
+    trained = tflearn.train(
+        make_agent=functools.partial(
             ppo.make_agent,
             loss=ppo_loss.PPOLoss(gamma=gamma, entropy_coefficient=0.01),
-            optimizer=OptimizerOptions(learning_rate=learning_rate),
-            **more,
+            optimizer=OptimizerOptions(learning_rate=1e-3),
+            **agent,
         ),
-        'experience': Experience(
+        experience=Experience(
             slicing=Slicing(sequence_length=unroll_steps + 1, stride=unroll_steps, cross_episodes=True),
             replay=Queue(max_size=64, max_policy_lag=2, training=Iteration(8, 400)),
             batch=BatchItems(num_steps // unroll_steps),
         ),
-        'learner_options': tflearn.LearnerOptions(summaries=tflearn.SummaryOptions(None)),
-    }
+        learner_options=tflearn.LearnerOptions(summaries=tflearn.SummaryOptions(None)),
+        num_episodes=32,
+        **run,
+    )
+    return tflearn.load_policy(trained.run_dir.greedy_policy / 'latest'), trained.env_steps
 
 
 def go_to_landmark(observation: np.ndarray, num_agents: int = 2) -> int:
@@ -115,21 +120,20 @@ def played(make_environment: Any, policy: Callable[[Any], Any], num_episodes: in
     return float(np.mean(returns))
 
 
-def spread(root_dir: pathlib.Path, seed: int, max_env_steps: int) -> dict[str, float]:
+def spread(**run: Any) -> dict[str, float]:
     """Trains two agents of simple_spread; returns the last version's return per agent."""
-    run = tflearn.train(
-        **settings(25, 1600, 0.95, 1e-3),
+    policy, env_steps = train(
+        25,
+        1600,
+        0.95,
+        {},
         make_environment=SPREAD,
-        root_dir=root_dir,
-        max_env_steps=max_env_steps,
         num_environments=16,
-        num_episodes=32,
-        seed=seed,
         export_interval_steps=1600,
         exports=ExportOptions(('greedy_policy',)),
+        **run,
     )
-    policy = tflearn.load_policy(run.run_dir.greedy_policy / 'latest')
-    return {'return': played(SPREAD, policy), 'env_steps': run.env_steps}
+    return {'return': played(SPREAD, policy), 'env_steps': env_steps}
 
 
 def spread_references() -> dict[str, float]:
@@ -141,30 +145,37 @@ def spread_references() -> dict[str, float]:
     }
 
 
-def connect_four(root_dir: pathlib.Path, seed: int, max_env_steps: int) -> dict[str, float]:
+def connect_four(root_dir: pathlib.Path, **run: Any) -> dict[str, float]:
     """Trains by self-play; returns the scores of the version that is the best in the evaluations' games."""
     opponents = {'league': functools.partial(league.League, str(root_dir)), 'random': turn_game.random_opponent}
-    run = tflearn.train(
-        **settings(64, 2048, 0.99, 1e-3, action_mask='action_mask', network=NetworkOptions((128, 128))),
+    policy, env_steps = train(
+        64,
+        2048,
+        0.99,
+        {'action_mask': 'action_mask', 'network': NetworkOptions((128, 128))},
         make_environment=against(opponents, {'league': 0.8, 'random': 0.2}),
         root_dir=root_dir,
-        max_env_steps=max_env_steps,
         num_environments=32,
-        num_episodes=32,
-        seed=seed,
         export_interval_steps=400,
         exports=ExportOptions(('greedy_policy', 'raw_policy'), keep_last=100),
+        **run,
     )
-    policy = tflearn.load_policy(run.run_dir.greedy_policy / 'latest')
-    scores = {name: 0.5 + 0.5 * played(against({name: each}), policy) for name, each in REFERENCES.items()}
-    return {**scores, 'env_steps': run.env_steps}
+    return {**scores(policy), 'env_steps': env_steps}
 
 
 def connect_four_references() -> dict[str, float]:
     """Returns the scores of random moves."""
     random = np.random.default_rng(0)
-    policy = lambda observation: np.array([random.choice(np.flatnonzero(mask)) for mask in observation['action_mask']])  # noqa: E731
-    return {f'random, {name}': 0.5 + 0.5 * played(against({name: each}), policy) for name, each in REFERENCES.items()}
+
+    def policy(observation: Any) -> np.ndarray:
+        return np.array([random.choice(np.flatnonzero(mask)) for mask in observation['action_mask']])
+
+    return {f'random, {name}': score for name, score in scores(policy).items()}
+
+
+def scores(policy: Callable[[Any], Any]) -> dict[str, float]:
+    """Returns the scores of a policy against each reference."""
+    return {name: 0.5 + 0.5 * played(against({name: each}), policy) for name, each in REFERENCES.items()}
 
 
 REFERENCES = {
@@ -195,12 +206,13 @@ def main() -> None:
     given = parser.parse_args()
     found: dict[str, Any] = {}
     for name in given.tasks:
-        train, references, max_env_steps, key = TASKS[name]
+        trained, references, max_env_steps, key = TASKS[name]
         found[name] = {'references': references(), 'target': TARGETS[name], 'runs': []}
         print(name, json.dumps(found[name]['references']), flush=True)
         for seed in given.seeds[: 1 if given.quick else None]:
             begun = time.monotonic()
-            result = train(given.root_dir / f'{name}_{seed}', seed, 5_000 if given.quick else max_env_steps)
+            root_dir, env_steps = given.root_dir / f'{name}_{seed}', 5_000 if given.quick else max_env_steps
+            result = trained(root_dir=root_dir, seed=seed, max_env_steps=env_steps)
             result = {'seed': seed, **result, 'secs': round(time.monotonic() - begun)}
             found[name]['runs'].append(result)
             print(name, json.dumps(result), 'reached' if result[key] >= TARGETS[name] else 'missed', flush=True)
