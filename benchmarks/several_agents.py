@@ -146,7 +146,7 @@ def spread_references() -> dict[str, float]:
 
 
 def connect_four(root_dir: pathlib.Path, **run: Any) -> dict[str, float]:
-    """Trains by self-play; returns the scores of the version that is the best in the evaluations' games."""
+    """Trains by self-play; returns the last version's scores."""
     opponents = {'league': functools.partial(league.League, str(root_dir)), 'random': turn_game.random_opponent}
     policy, env_steps = train(
         64,
