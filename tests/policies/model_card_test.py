@@ -50,6 +50,8 @@ def test_an_evaluation_is_added_to_the_card_and_the_repository_has_it(tmp_path):
     assert loaded(observation=tf.constant(np.zeros((2, 4), np.float32)))['action'].shape[0] == 2
     with pytest.raises(ValueError, match='got output=.*hub, which exists; need a new path'):
         export(run_dir=run_dir, hub=str(hub))
+    with pytest.raises(ValueError, match='got output=., which exists'):
+        export(run_dir=run_dir, hub='')
     with pytest.raises(ValueError, match='got hub=.* with another output; need it alone'):
         export(run_dir=run_dir, hub=str(tmp_path / 'other'), format='tflite')
 

@@ -55,8 +55,7 @@ def export(
       signature: the function that is converted to the format.
       observations: what calibrates int8, and by which the model is compared with the SavedModel: an npz file with
         arrays [N, ...] by the names of the inputs, or a directory of recorded episodes (`tflearn-data`), of which steps
-        are drawn at random;
-        None draws them from the newest checkpoint of the replay for int8, and at random for floats.
+        are drawn at random; None draws them from the replay's newest checkpoint for int8, and at random for floats.
       num_observations: the maximum number of observations to use; a warning says if there are fewer than 100.
       product: writes a model for products, see `policies.products`, to `output`; None as `output` puts it in
         `RunDir.product`.
@@ -95,9 +94,10 @@ def export(
         return version
     if not versions.is_complete(version):
         version = updates.materialise(directory, step)
-    path = pathlib.Path(hub or output or '') if hub or output else None
+    path = pathlib.Path(output) if output else None
     with digests.checked(version) as copy:
-        if hub and path:
+        if hub is not None:
+            path = pathlib.Path(hub)
             model_card.save_repository(version, copy, path)
             return path
         if product is not None:
@@ -106,7 +106,7 @@ def export(
             path = pathlib.Path(str(output))
             products.save_fixed_batch(copy, int(batch_size or 1), path)
             return path
-        name = '_'.join([str(step), *([] if signature == signatures.DEFAULT else [signature])])
+        name = str(step) if signature == signatures.DEFAULT else f'{step}_{signature}'
         path = path or run_dir.converted(policy, f'{name}{converted.SUFFIXES[format]}')
         model = Converted(copy, format, signature)
         if format == converted.INT8 or observations is not None:
