@@ -147,6 +147,10 @@ assert bound[0] == 'experience.Slicing.sequence_length = 9' and len(bound) == 3
 course = Course(gymnasium.make('CartPole-v1'))
 course.set_progress(0, 50_000)
 assert course.unwrapped.difficulty == 0.5
+import tflearn
+import walk
+found = tflearn.check_environment(walk.Walk, secs=0)
+assert {each.check: each.text for each in found}['reward'].startswith('0 to 1'), found
 import types
 import numpy as np
 import own_episodes

@@ -42,7 +42,7 @@ SECTIONS = (
     ('Networks', r'tflearn\.networks\.\w+\.(make_network|from_\w+)', {'spec', 'name'}),
     (
         'Environments',
-        rf'{ENVIRONMENTS}(tasks\.)?\w+\.(make|record|from_dm_env)',
+        rf'{ENVIRONMENTS}((tasks\.)?\w+\.(make|record|from_dm_env)|vector_env\.in_(worker_)?process(es)?)',
         {'num_environments', 'seed', 'folder'},
     ),
 )

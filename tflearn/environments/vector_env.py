@@ -363,6 +363,10 @@ def in_process(
     """Returns `num_environments` of `make_one()`, stepped one after the other in this process.
 
     One that raises an error is rebuilt; one that hangs blocks the others.
+
+    Args:
+      make_one: makes an environment, such as a class of yours.
+      on_nonfinite: what happens to an environment whose observation or reward is not finite.
     """
     return VectorEnvironment(sync_vector_env.SyncVectorEnv(make_one, num_environments), seed, on_nonfinite)
 

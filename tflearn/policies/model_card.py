@@ -101,7 +101,8 @@ def text(metadata: dict[str, Any], config: str) -> str:
     return f'---\n{lines}\n---\n\n# {name}\n\n{body}'.rstrip() + '\n'
 
 
-_LOAD = """It needs TensorFlow alone; `observation` is a batch of the environment's own observations.
+_LOAD = """It needs TensorFlow alone. The inputs are a batch of the environment's own observations, each part a tensor
+of the dtype that this prints, which need not be the environment's:
 
 ```python
 import tensorflow as tf
