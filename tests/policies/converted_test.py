@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 from tf_agents.specs.tensor_spec import BoundedTensorSpec
 
+pytest.importorskip('onnxruntime', reason='needs pip install ".[onnx]"')
+
 from tests.testing import algorithms, forks
 from tests.testing.algorithms import ALGORITHMS
 from tflearn.agents import dqn
@@ -108,7 +110,8 @@ def test_int8_of_a_policy_with_states(tmp_path):
 
 def test_the_program_writes_onnx_models(tmp_path):
     """Any runtime of ONNX runs them by their flat names."""
-    onnxruntime = pytest.importorskip('onnxruntime', reason='needs pip install ".[onnx]"')
+    import onnxruntime
+
     run_dir = RunDir(tmp_path)
     for name, policy in {'greedy_policy': ALGORITHMS['dqn'], 'raw_policy': ALGORITHMS['ppo']}.items():
         agent = policy.make()
