@@ -117,6 +117,16 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(written, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def new(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives an empty directory to write, which becomes `path` at the end. Raises ValueError if `path` exists."""
+    if path.exists():
+        raise UserValueError(f'got output={path}, which exists; need a new path; choose another')
+    with writing(path) as written:
+        yield written
+        os.rename(written, path)
+
+
 def put(written: pathlib.Path, path: pathlib.Path) -> None:
     """Renames a written directory to `path`, durably: it survives a power failure."""
     sync(*written.rglob('*'), written)

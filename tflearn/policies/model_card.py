@@ -1,13 +1,11 @@
 """The model card of an exported version: a README.md whose head is data, as the Hugging Face Hub reads it."""
 
 import json
-import os
 import pathlib
 import re
 import shutil
 from typing import Any
 
-from tflearn.core.errors import UserValueError
 from tflearn.files import numbered
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 
@@ -39,16 +37,13 @@ def save_repository(version: pathlib.Path, copy: pathlib.Path, output: pathlib.P
     Raises:
       ValueError: if `output` exists.
     """
-    if output.exists():
-        raise UserValueError(f'got output={output}, which exists; need a new path; choose another')
-    with numbered.writing(output) as written:
+    with numbered.new(output) as written:
         shutil.copytree(copy, written, dirs_exist_ok=True)
         shutil.copyfile(copy / _METADATA, written / 'config.json')  # the Hub counts who reads it
         (written / CARD).write_text(_text_of(version), encoding='utf-8')
         (written / '.gitattributes').write_text(_LARGE)
         if config := _configuration(version):
-            (written / RunDir(written).config.name).write_text(config, encoding='utf-8')
-        os.rename(written, output)
+            RunDir(written).config.write_text(config, encoding='utf-8')
 
 
 def _text_of(version: pathlib.Path) -> str:

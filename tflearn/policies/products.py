@@ -11,7 +11,6 @@ A greedy policy acts by the mode; any other draws its actions by operations that
 """
 
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -91,10 +90,8 @@ def save(version: pathlib.Path, output: pathlib.Path, options: ProductOptions, r
         such parameters, or TFLite lacks an operation.
       ExportMismatch: if the model acts otherwise than the version; nothing is written then.
     """
-    if output.exists():
-        raise UserValueError(f'got output={output}, which exists; need a new path; choose another')
-    product = _Product(version, options, raw)
-    with numbered.writing(output) as written:
+    with numbered.new(output) as written:
+        product = _Product(version, options, raw)
         tf.saved_model.save(product.module, str(written), signatures={options.signature: product.function})
         product.compare(tf.saved_model.load(str(written)).signatures[options.signature])
         outputs = _output_spec(written, options.signature, product.outputs)
@@ -111,7 +108,6 @@ def save(version: pathlib.Path, output: pathlib.Path, options: ProductOptions, r
             (written / TFLITE).write_bytes(model)
         for name in (policy_saver.POLICY_SPECS_PBTXT, versions.METADATA):
             shutil.copyfile(version / name, written / name)
-        os.rename(written, output)
 
 
 class _Product:
@@ -336,8 +332,6 @@ def save_fixed_batch(version: pathlib.Path, batch_size: int, output: pathlib.Pat
     Raises:
       ValueError: if `output` exists.
     """
-    if output.exists():
-        raise UserValueError(f'got output={output}, which exists; need a new path; choose another')
     module = tf.Module(name='policy')
     with loaded_model.naming_damage(version):
         module.policy = tf.saved_model.load(str(version))
@@ -351,6 +345,5 @@ def save_fixed_batch(version: pathlib.Path, batch_size: int, output: pathlib.Pat
     def fixed(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         return {name: tf.identity(value) for name, value in serving(**dict(zip(specs, tensors, strict=True))).items()}
 
-    with numbered.writing(output) as written:
+    with numbered.new(output) as written:
         tf.saved_model.save(module, str(written), signatures={signatures.DEFAULT: fixed})
-        os.rename(written, output)
