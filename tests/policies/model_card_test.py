@@ -56,5 +56,11 @@ def test_an_evaluation_is_added_to_the_card_and_the_repository_has_it(tmp_path):
         export(run_dir=run_dir, hub=str(tmp_path / 'other'), format='tflite')
 
 
+def test_a_version_elsewhere_takes_no_configuration_of_others(tmp_path):
+    (tmp_path / 'config.gin').write_text(CONFIG)
+    version = PolicyExporter(example_policies.greedy_actor(), tmp_path / 'models' / 'exported').export(3, {})
+    assert 'There is no configuration file.' in (version / model_card.CARD).read_text()
+
+
 def test_a_version_without_facts_has_a_card():
     assert '# policy\n' in model_card.text({}, '')

@@ -51,9 +51,10 @@ def _text_of(version: pathlib.Path) -> str:
 
 
 def _configuration(version: pathlib.Path) -> str:
-    """Returns the run's configuration, which names its data and settings; '' if there is none in a file."""
+    """Returns the run's configuration, which names its data and settings; '' if there is none in a file, or no run."""
     try:
-        return RunDir(version.parents[2]).config.read_text(encoding='utf-8')
+        run_dir = RunDir(version.parents[2])
+        return run_dir.config.read_text(encoding='utf-8') if version.parents[1].name == run_dir.policies.name else ''
     except (OSError, IndexError):
         return ''
 
