@@ -1,6 +1,7 @@
 """The states of versions: one file, whole after every change, with its history."""
 
 import json
+import os
 import threading
 
 import pytest
@@ -54,6 +55,13 @@ def test_a_rollback_of_one_version_leaves_others(directory):
     assert states.rollback(directory, 'slow', only=1).stable == 2
     assert states.rollback(directory, 'slow', only=2).stable == 1
     assert promote(directory, 3).on_trial == 3
+
+
+def test_a_user_without_a_name_may_change_them(directory, monkeypatch):
+    monkeypatch.setattr(os, 'getuid', lambda: 54_321)  # as in a container that names its user by a number
+    for name in ('LOGNAME', 'USER', 'LNAME', 'USERNAME'):
+        monkeypatch.delenv(name, raising=False)
+    assert states.promote(directory, 1, 'stable', 'a test').history[0]['who'].startswith('54321@')
 
 
 def test_versions_with_a_state_are_not_pruned(directory):

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import fcntl
 import getpass
+import os
 import pathlib
 import socket
 import time
@@ -180,7 +181,7 @@ def _without(states: States, version: int) -> States:
 
 
 def _write(directory: pathlib.Path, states: States, change: str, version: int, why: str, who: str) -> States:
-    who = who or f'{getpass.getuser()}@{socket.gethostname()}'
+    who = who or f'{_user()}@{socket.gethostname()}'
     entry = {'change': change, 'version': version, 'at': time.time(), 'who': who, 'why': why}
     if change == CANARY:
         entry['share'] = states.share
@@ -190,6 +191,13 @@ def _write(directory: pathlib.Path, states: States, change: str, version: int, w
         if marked.parent.name not in map(str, (*states.labels.values(), *states.earlier)):
             versions.unkeep(marked.parent, versions.PROMOTED)
     return states
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no name: a container's user
+        return str(os.getuid())
 
 
 @contextlib.contextmanager
