@@ -1,7 +1,6 @@
 """Runs of one gin file in a folder, several at the same time, each in a process of its own. Loads no TensorFlow."""
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
@@ -18,7 +17,7 @@ from tflearn.config.reader import Binding
 from tflearn.core.errors import UserValueError
 from tflearn.environments import registry
 from tflearn.files.run_dir import RunDir, local_path, read_json
-from tflearn.launch.local import StopSignals
+from tflearn.launch.local import StopSignals, lock
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import count, duration, plain
 
@@ -185,13 +184,11 @@ class Runs:
 def _locked(root: pathlib.Path) -> Iterator[int]:
     """Gives the descriptor of a file that one process at a time, and the reaper of its runs, holds locked."""
     with open(root / 'runs.lock', 'ab') as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not lock(file):
             raise UserValueError(
                 f'got --root_dir={root}, where another tflearn-seeds or tflearn-tune works, or ends its runs; need a '
                 'folder of its own; wait for it, or stop it'
-            ) from error
+            )
         yield file.fileno()
 
 

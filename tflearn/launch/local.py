@@ -13,7 +13,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir, Status, living_jobs, read_json
@@ -225,7 +225,7 @@ def _locked_log(run_dir: RunDir, stop_timeout_secs: float, signals: 'StopSignals
     with _Log(run_dir.log('launch').open('ab'), encoding='utf-8') as log:
         deadline, told = time.monotonic() + stop_timeout_secs + _REAPER_SECS, False
         try:
-            while not _lock(log):
+            while not lock(log):
                 pid = (read_json(run_dir.status('launch')) or {}).get('pid', 'unknown')
                 if _lives(pid) or signals.received or time.monotonic() > deadline:
                     raise UserValueError(
@@ -266,9 +266,10 @@ class _Log(io.TextIOWrapper):
         return len(text)
 
 
-def _lock(log: TextIO) -> bool:
+def lock(file: IO[Any] | int) -> bool:
+    """Locks a file until the last process that has it open ends; returns False if others hold it."""
     try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -6,7 +6,6 @@ the rules of a local run. Ray starts the actor again on another node when its ow
 """
 
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
@@ -18,6 +17,7 @@ from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import checked_dataclass
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.launch import orphan_reaper, places
+from tflearn.launch.local import lock
 from tflearn.launch.run_summary import write_commands
 from tflearn.launch.topology import Job, Resources, Topology
 
@@ -157,13 +157,11 @@ def _lock(run_dir: RunDir) -> None:
     run_dir.logs.mkdir(exist_ok=True)
     log = os.open(run_dir.log('launch'), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.set_inheritable(log, True)
-    try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not lock(log):
         raise UserValueError(
             f'got root_dir={str(run_dir.root)!r}, which another launch uses; need a directory for each run; wait for '
             'it, stop it or choose another --root_dir'
-        ) from error
+        )
 
 
 def _driver(run_dir: RunDir, options: RayOptions) -> list[str]:

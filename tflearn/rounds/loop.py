@@ -6,7 +6,6 @@ loop that was killed goes on where it was, and a round has the same data however
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import math
 import pathlib
@@ -20,7 +19,7 @@ from tflearn.config import files
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.files.run_dir import RunDir, local_path
-from tflearn.launch.local import StopSignals
+from tflearn.launch.local import StopSignals, lock
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import PlainView
 from tflearn.launch.supervisor import Supervisor
@@ -186,14 +185,10 @@ def _locked(root: pathlib.Path, signals: StopSignals) -> Iterator[TextIO]:
     root.mkdir(parents=True, exist_ok=True)
     with open(root / 'loop.log', 'a', encoding='utf-8') as log:
         deadline = time.monotonic() + _LOCK_SECS  # of a loop that was killed the programs end first
-        while True:
-            try:
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline or signals.received:
-                    raise UserValueError(
-                        f'got --root_dir={root}, where another tflearn-loop works; need one; wait for it, or stop it'
-                    ) from error
+        while not lock(log):
+            if time.monotonic() > deadline or signals.received:
+                raise UserValueError(
+                    f'got --root_dir={root}, where another tflearn-loop works; need one; wait for it, or stop it'
+                )
             threading.Event().wait(_LOCK_POLL_SECS)
         yield log
