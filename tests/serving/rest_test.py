@@ -118,7 +118,7 @@ def test_rows_and_columns_of_several_inputs_and_binary_values(port):
     assert ask(port, path, {'inputs': columns | {'tag': tags}}) == (
         200, {'outputs': {name: [row[name] for row in need] for name in need[0]}}
     )  # fmt: skip
-    one = {'signature_name': 'length', 'instances': [{'b64': image}, 'four', {'image': {'b64': image}}['image']]}
+    one = {'signature_name': 'length', 'instances': [{'b64': image}, 'four', {'b64': image}]}
     assert ask(port, path, one) == (200, {'predictions': [2, 4, 2]})
     large = [2**64 - 1, 0]
     assert ask(port, path, {'signature_name': 'large', 'inputs': large}) == (200, {'outputs': large})
@@ -222,7 +222,7 @@ def test_both_protocols_share_versions_metrics_and_batches(root):
         found, client = [], PolicyClient(f'localhost:{server.port}')
         observation = {'observation': np.array(ROWS, np.float32)}
         asked = [
-            *[threading.Thread(target=lambda: found.append(client.predict(observation)[0]['action'].tolist()))] * 1,
+            threading.Thread(target=lambda: found.append(client.predict(observation)[0]['action'].tolist())),
             *[
                 threading.Thread(
                     target=lambda: found.append(

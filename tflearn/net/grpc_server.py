@@ -276,26 +276,19 @@ class Server:
         Returns:
           gRPC's status code, the details, and what `method` has returned.
         """
-
-        async def read() -> bytes:
-            return b''
-
-        answer = self._call(name, caller, read, lambda data: asyncio.wait_for(method(), timeout_secs))
+        answer = self._call(name, caller, lambda: asyncio.wait_for(method(), timeout_secs))
         return self._run(answer, timeout_secs + _LOOP_SECS)
 
     def _answering(self, name: str, method: Method) -> Callable[[bytes, Any], Awaitable[bytes]]:
         # Read here, not by gRPC: it would take all bytes of a request before anything is known of it.
         async def answer(unread: Any, context: Any) -> bytes:
-            async def read() -> bytes:
+            async def respond() -> Any:
                 data = await self._partial.read(context)
                 if self._limit:
                     self._limit.used(context.peer())
-                return data
-
-            async def respond(data: bytes) -> Any:
                 return (await method(data)).SerializeToString()
 
-            code, details, response = await self._call(name, _caller(context), read, respond)
+            code, details, response = await self._call(name, _caller(context), respond)
             if code is not grpc.StatusCode.OK:
                 context.set_code(code)
                 context.set_details(details)
@@ -303,7 +296,7 @@ class Server:
 
         return answer
 
-    async def _call(self, name: str, caller: Caller, read: Callable[[], Awaitable[bytes]], method: Method) -> Any:
+    async def _call(self, name: str, caller: Caller, respond: Callable[[], Awaitable[Any]]) -> Any:
         start = time.perf_counter()
         code, details, response = grpc.StatusCode.CANCELLED, '', None  # by the client or its deadline: not caught below
         try:
@@ -311,7 +304,7 @@ class Server:
                 if self._slots.locked():
                     raise Refused(_FULL, 'too many requests at the same time; send less, or try again later')
                 async with self._slots:
-                    response = await method(await read())
+                    response = await respond()
             code = grpc.StatusCode.OK
         except Exception as error:
             code, details = self._status(error)
