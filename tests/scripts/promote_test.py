@@ -51,7 +51,6 @@ def publish(tmp_path_factory):
     def publish(root, *steps):
         for step in steps:
             path = publisher.publish(step)
-            versions.add_metadata(path, **{metadata.TRAINED_ON: []})
             target = root / 'policies' / 'greedy_policy' / str(step)
             target.parent.mkdir(parents=True, exist_ok=True)
             path.rename(target)
