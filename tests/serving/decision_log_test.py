@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from scripts import __path__ as scripts_path
-from tests.testing import example_policies, served_policies
+from tests.testing import example_policies, forks, served_policies
 from tflearn.core.errors import UserOSError
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
@@ -209,6 +209,16 @@ def test_inputs_are_left_out_or_hashed(root, tmp_path):
             ask()
         hashes.append([line['observation'] for line in lines_of(tmp_path / f'{len(hashes)}')])
     assert hashes[0] == hashes[1] != hashes[2] and len(set(hashes[0])) == 2 and len(hashes[0][0]) == 64
+
+
+def test_what_the_policy_does_not_take_cannot_be_left_out(root, tmp_path):
+    flags = [f'--decision_log={tmp_path / "log"}', '--decision_log_omit=observation_user', '--connect_timeout_secs=1']
+    (tmp_path / 'policies').symlink_to(root)
+    served = (f'--root_dir={tmp_path}', '--policies=greedy_policy', f'--port={free_port()}')
+    ended = forks.run('scripts.serve', *served, *flags, timeout=DEADLINE_SECS)
+    assert ended.returncode == 2
+    error = 'got observation_user for --decision_log_omit or --decision_log_hash; need inputs of the policy, such as'
+    assert f'version 7 is not served: {error} observation' in ended.stderr
 
 
 def choices(n=1):

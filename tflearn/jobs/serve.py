@@ -113,7 +113,11 @@ def serve(
       ValueError: if the port is in use, or for invalid arguments, TLS files or a file of clients.
     """
     load = functools.partial(
-        ServedVersion, options=options.batching, max_rows=options.max_rows, exploration=options.exploration
+        ServedVersion,
+        options=options.batching,
+        max_rows=options.max_rows,
+        exploration=options.exploration,
+        hidden=(*decision_log.omitted, *decision_log.hashed) if decision_log else (),
     )
     models = Models(run.dir.policies, load, options.policies, options.versions)
     metrics = ServingMetrics(models)

@@ -6,7 +6,7 @@ import itertools
 import pathlib
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -240,16 +240,18 @@ class ServedVersion:
         options: BatchOptions | None = None,
         max_rows: int = 1024,
         exploration: Exploration | None = None,
+        hidden: Collection[str] = (),
     ):
         """Loads the version and runs each signature once.
 
         Args:
           path: `<directory>/<train step>`.
           exploration: what is served besides the policy's own actions.
+          hidden: the inputs that the decision log leaves out or hashes.
 
         Raises:
           FileNotFoundError: if the version does not exist (any more).
-          ValueError: if it is damaged, or the policy cannot explore so.
+          ValueError: if it is damaged, the policy cannot explore so, or has no such inputs.
         """
         self.path = path
         self.version = int(path.name)
@@ -259,6 +261,12 @@ class ServedVersion:
         self.signatures = {
             name: Signature(name, function, options, max_rows, bounds) for name, function in model.signatures.items()
         }
+        default = self.signatures.get(signatures.DEFAULT)
+        if default and (unknown := sorted({*hidden} - {*default.inputs})):
+            raise UserValueError(
+                f'got {", ".join(unknown)} for --decision_log_omit or --decision_log_hash; need inputs of the policy, '
+                f'such as {", ".join(default.inputs)}'
+            )
         outputs = {name: signature.outputs for name, signature in self.signatures.items()}
         self.chooser = Chooser(metadata, outputs, exploration or Exploration())
         computed = self.signatures.get(self.chooser.signature)
