@@ -117,14 +117,6 @@ assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5,
 assert (action, actions.tolist()) == (1, [1, 1])
 """,
     'seeds.md': "assert [row.num_runs for row in comparison.rows()] == [2, 2] and pathlib.Path('rates.png').exists()",
-    'several-agents.md': """
-opponents = {'scripted': make_environment.keywords['opponents']['scripted']}  # the league would wait for a run
-environment = make_environment(num_environments=2, seed=0, opponents=opponents, shares=None)
-mask = environment.reset().observation['action_mask']
-stones = environment.step(mask.argmax(axis=1)).observation['observation']
-assert stones[:, :, 3, 1].any(), 'the opponent takes the middle column'
-environment.close()
-""",
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
     'trackers.md': "assert track({'kind': 'metric', 'name': 'evaluation/return', 'step': 1, 'value': 2.0}) is None",
     'transforms.md': """
@@ -259,16 +251,12 @@ def test_from_python(user):
 PROGRAMS = sorted(AFTER.keys() - {'python.md', 'serving.md'})  # which have tests of their own
 
 
-# TF-Agents' suite_gym imports gym, games of PettingZoo pygame; both warn.
-OF_GAMES = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::UserWarning')
+# TF-Agents' suite_gym imports gym, which warns.
+OF_GYM = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::UserWarning')
 
 
 @pytest.mark.parametrize(
-    'page',
-    [
-        pytest.param(page, marks=OF_GAMES if page in ('from-tf-agents.md', 'several-agents.md') else ())
-        for page in PROGRAMS
-    ],
+    'page', [pytest.param(page, marks=OF_GYM if page == 'from-tf-agents.md' else ()) for page in PROGRAMS]
 )
 def test_python(user, page):
     shutil.rmtree('runs/inliner', ignore_errors=True)  # which two pages make
@@ -304,7 +292,8 @@ def test_python_of_a_client(user, server, monkeypatch):
 
 
 def test_no_page_is_left_out():
-    elsewhere = {'from-tf-agents-on-python-3.13.md', 'your-logs.md'}  # tf_agents_script_test.py, docs_programs_test.py
+    # tf_agents_script_test.py, environments/turn_game_test.py, docs_programs_test.py
+    elsewhere = {'from-tf-agents-on-python-3.13.md', 'several-agents.md', 'your-logs.md'}
     found = {block.page.name for block in docs_blocks.of('python') if block.page.parent != ALGORITHMS}
     assert found == elsewhere | set(AFTER)
 

@@ -9,6 +9,7 @@ pytest.importorskip('pettingzoo', reason='needs pettingzoo; pip install ".[petti
 import tflearn
 from benchmarks.several_agents import win_or_block
 from tests.environments import conformance
+from tests.testing import docs_blocks
 from tflearn.actors.evaluator import Evaluator
 from tflearn.agents import dqn
 from tflearn.core.action_mask import ActionMask
@@ -173,6 +174,20 @@ def test_a_run_plays_against_its_own_versions(tmp_path):
     assert drawn.count(50) > 30
     observation = {'observation': np.zeros((3, 3, 3, 2), np.int8), 'action_mask': np.eye(3, 9, 4, dtype=np.int8)}
     assert opponent.act(50, observation).tolist() == [4, 5, 6]
+
+
+def test_python_of_the_page():
+    names = {}
+    for block in docs_blocks.of('python'):
+        if block.page.name == 'several-agents.md':
+            exec(compile(block.text, str(block), 'exec'), names)
+    make = names['make_environment']
+    opponents = {'scripted': make.keywords['opponents']['scripted']}  # the league would wait for a run
+    environment = make(num_environments=2, seed=0, opponents=opponents, shares=None)
+    mask = environment.reset().observation['action_mask']
+    stones = environment.step(mask.argmax(axis=1)).observation['observation']
+    assert stones[:, :, 3, 1].any(axis=1).all(), 'the opponent takes the middle column'
+    environment.close()
 
 
 @pytest.mark.parametrize(
