@@ -88,14 +88,16 @@ class Trials:
         options: TrialOptions,
         make_log: Callable[[], DecisionLog] | None = None,
         count: Callable[[str, str, int], object] = lambda kind, result, number: None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """
         Args:
           options: what a version has to fulfil.
           make_log: makes the log of the shadows' answers; None asks no shadow.
           count: called with 'shadows', what became of answers, and their number.
+          clock: returns the time [s].
         """
-        self._options, self._make_log, self._count = options, make_log, count
+        self._options, self._make_log, self._count, self._clock = options, make_log, count, clock
         self._blocks: dict[_Key, list[int]] = {}  # requests, errors, slow ones
         self._short: dict[_Key, str] = {}  # what fell short, and why
         self._open: dict[str, tuple[_Key, float]] = {}  # the decisions whose outcomes count still, and their rewards
@@ -108,7 +110,7 @@ class Trials:
     @contextlib.contextmanager
     def measured(self, name: str, version: int) -> Iterator[None]:
         """Counts a request, its time and its error; not those that are refused or wrong."""
-        begun, failed, counts = time.monotonic(), False, True
+        begun, failed, counts = self._clock(), False, True
         try:
             yield
         except (InvalidRequest, Refused):
@@ -119,7 +121,7 @@ class Trials:
             raise
         finally:
             if counts:
-                self._request((name, version), time.monotonic() - begun, failed)
+                self._request((name, version), self._clock() - begun, failed)
 
     def _request(self, key: _Key, secs: float, failed: bool) -> None:
         options, block = self._options, self._blocks.setdefault(key, [0, 0, 0])
@@ -139,7 +141,7 @@ class Trials:
         """Takes the ids of decisions, to which outcomes may come."""
         if self._options.outcome_margin is None or self._canaries.get(name, (None, 0))[0] is None:
             return
-        now = time.monotonic()
+        now = self._clock()
         for each in decision_files.ids(event_id, rows):
             self._open[each] = ((name, version), 0.0)
             self._order.append((now, each))
@@ -150,7 +152,7 @@ class Trials:
         for outcome in message.get('outcomes', [message]) if self._open else ():
             if found := self._open.get(outcome['event_id']):
                 self._open[outcome['event_id']] = (found[0], found[1] + float(outcome['reward']))
-        self._close_decisions(time.monotonic())
+        self._close_decisions(self._clock())
 
     def _close_decisions(self, now: float) -> None:
         while self._order and (self._order[0][0] < now - self._options.outcome_secs or len(self._order) > _MAX_OPEN):
