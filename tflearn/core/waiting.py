@@ -118,11 +118,11 @@ class StopEvent(threading.Event):
 
 def wants_save(stop: threading.Event) -> bool:
     """Returns whether the user asked for a checkpoint since the last call; of a `StopEvent` only."""
-    wanted = isinstance(stop, StopEvent) and stop.save_requested
-    if wanted and isinstance(stop, StopEvent):
-        stop.save_requested = False
-        logging.info('saves a checkpoint, as it was asked to (SIGUSR2)')
-    return wanted
+    if not (isinstance(stop, StopEvent) and stop.save_requested):
+        return False
+    stop.save_requested = False
+    logging.info('saves a checkpoint, as it was asked to (SIGUSR2)')
+    return True
 
 
 @contextlib.contextmanager

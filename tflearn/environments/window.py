@@ -58,10 +58,10 @@ class Stage:
         Raises:
           ValueError: if a part is no key and number, or the environment knows no keys.
         """
-        own = getattr(self._shown.unwrapped if self._shown else None, 'get_keys_to_action', None)
-        if not given and own is None:
-            raise UserValueError('got an environment that names no keys; need --keys, such as --keys=left=0,right=1')
-        if not given and own is not None:
+        if not given:
+            own = getattr(self._shown.unwrapped if self._shown else None, 'get_keys_to_action', None)
+            if own is None:
+                raise UserValueError('got an environment that names no keys; need --keys, such as left=0,right=1')
             return {frozenset(_name(key) for key in held): action for held, action in own().items()}
         found = {}
         for part in given.split(','):
