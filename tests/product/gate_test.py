@@ -1,6 +1,7 @@
 """The verdict of the gate: its error is that of a bootstrap, and what cannot be judged does not pass."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -71,8 +72,7 @@ def test_what_the_log_says_too_little_of_does_not_pass(share, log, reason):
     rewards, ratios = clicks(share, log)
     verdict = judge(rewards, STEPS, ratios, np.zeros_like(ratios), GateOptions(margin=1.0))
     assert not verdict.passes
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(verdict.reasons)
+    assert any(re.match(reason, each) for each in verdict.reasons), verdict.reasons
 
 
 def test_a_policy_of_no_logged_action_has_no_value():
