@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tflearn.actors import evaluation_record, learning_curve
 from tflearn.core.errors import UserValueError
-from tflearn.files.run_dir import RunDir, living_jobs, local_path, read_json
+from tflearn.files.run_dir import RunDir, local_path, read_json
 from tflearn.launch.reports import count, duration, plain
 
 _FRESH_SECS = 60.0  # a job on another machine that reported so lately runs
@@ -48,8 +48,7 @@ HEAD = 'state', 'train steps', 'env steps', 'newest return', 'best return', 'las
 
 def of(run_dir: RunDir) -> Overview:
     """Returns how a run is."""
-    folder = run_dir.status('train').parent
-    status = {path.stem: read_json(path) or {} for path in sorted(folder.glob('[!.]*.json'))}
+    status = run_dir.statuses()
     done, train = read_json(run_dir.done) or {}, status.get('train', {})
     evaluations = learning_curve.current(evaluation_record.read(run_dir.evaluations))
     returns = [each['mean_return'] for each in evaluations]
@@ -65,7 +64,7 @@ def _state(run_dir: RunDir, done: Mapping[str, Any], status: Mapping[str, Any], 
         return f'done: {done.get("reason", "no reason given")}'
     states = {name: str(each.get('state', '')) for name, each in status.items()}
     alive = any(state.startswith(('running', 'waiting', 'starting')) for state in states.values())
-    if living_jobs(run_dir.status('train').parent) or (alive and secs is not None and secs < _FRESH_SECS):
+    if run_dir.living_jobs() or (alive and secs is not None and secs < _FRESH_SECS):
         return 'running'
     if failure := read_json(run_dir.failure):
         return f'failed: {failure.get("message", "")}'

@@ -230,7 +230,7 @@ Times = tuple[Mapping[str, float], Mapping[str, float]]  # seconds of the learne
 
 def _times(run: RunDir, its_series: Series) -> Times:
     """Returns where a run's time went, as far as it is recorded."""
-    statuses = {path.stem: read_json(path) or {} for path in run.status('train').parent.glob('[!.]*.json')}
+    statuses = run.statuses()
     train = statuses.get('train', {})
     own = [train] if 'policy_secs' in train else [each for name, each in statuses.items() if name != 'train']
     collectors: dict[str, float] = {

@@ -146,21 +146,17 @@ class Feed:
         self.position['evaluations'] = len(evaluations)
 
     def _statuses(self) -> Iterator[Event]:
-        for path in sorted(self._run_dir.status('train').parent.glob('[!.]*.json')):
-            status: Mapping[str, Any] = {}
-            with contextlib.suppress(UserValueError):  # a damaged file
-                status = read_json(path) or {}
-            if status.get('time') == self.position['statuses'].get(path.stem):
+        for job, status in self._run_dir.statuses().items():
+            at = status.get('time')
+            if at is None or at == self.position['statuses'].get(job):
                 continue
-            self.position['statuses'][path.stem] = status['time']
+            self.position['statuses'][job] = at
             for name, value in status.items():
                 if name not in _NO_METRICS:
-                    yield from _metric(f'status/{path.stem}/{name}', self._step(), value, status['time'])
+                    yield from _metric(f'status/{job}/{name}', self._step(), value, at)
 
     def _step(self) -> int:
-        with contextlib.suppress(UserValueError):
-            return (read_json(self._run_dir.status('train')) or {}).get('train_step') or 0
-        return 0
+        return self._run_dir.statuses().get('train', {}).get('train_step') or 0
 
     def _file(self, name: str, path: pathlib.Path, step: int) -> Iterator[Event]:
         key = str(path.relative_to(self._run_dir.root))

@@ -174,22 +174,6 @@ def job_kind(name: str, status: Mapping[str, Any], kinds: Collection[str]) -> st
     return kind or ('collect' if 'policy_version' in status else None)
 
 
-def living_jobs(directory: pathlib.Path) -> dict[str, int]:
-    """Returns the process numbers of the jobs that run on this machine, by the names of their status files.
-
-    Args:
-      directory: of the status files.
-    """
-    found = {}
-    for path in sorted(directory.glob('[!.]*.json')):
-        with contextlib.suppress(UserValueError):  # a damaged file
-            status = read_json(path) or {}
-            pid = status.get('pid')
-            if isinstance(pid, int) and status.get('started') and lock.started(pid) == status['started']:
-                found[path.stem] = pid
-    return found
-
-
 class RunDir:
     """The files of one run. Directories are created only when something is written.
 
@@ -302,6 +286,24 @@ class RunDir:
     def status(self, job: str) -> pathlib.Path:
         """The file of the job's newest metrics, see `Status`."""
         return self.root / 'status' / f'{job}.json'
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        """Returns the newest metrics of all jobs by the names of their files, without damaged ones; see `Status`."""
+        found = {}
+        for path in sorted(self.status('').parent.glob('[!.]*.json')):
+            with contextlib.suppress(UserValueError):
+                found[path.stem] = read_json(path) or {}
+        return found
+
+    def living_jobs(self) -> dict[str, int]:
+        """Returns the process numbers of the jobs that run on this machine, by the names of their status files."""
+        return {
+            name: pid
+            for name, status in self.statuses().items()
+            if isinstance(pid := status.get('pid'), int)
+            and status.get('started')
+            and lock.started(pid) == status['started']
+        }
 
     def tracker(self, name: str) -> pathlib.Path:
         """What a tracker has had of the run."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tflearn.files.run_dir import RunDir, job_kind, read_json
+from tflearn.files.run_dir import RunDir, job_kind
 from tflearn.net import metrics_server
 from tflearn.net.metrics_server import prometheus_client
 
@@ -58,11 +58,8 @@ class RunMetrics:
     def collect(self) -> Iterator[Any]:
         """Yields the metrics; see `prometheus_client.registry.Collector`."""
         found: dict[str, Any] = {}
-        for path in sorted(self._run_dir.status('train').parent.glob('[!.]*.json')):
-            status: dict[str, Any] = {}
-            with contextlib.suppress(OSError, ValueError):  # It was removed, or damaged, meanwhile.
-                status = read_json(path) or {}
-            kind = job_kind(path.stem, status, self._kinds)
+        for job, status in self._run_dir.statuses().items():
+            kind = job_kind(job, status, self._kinds)
             reported_at = _number(status.get('time'))
             if kind is None or reported_at is None or time.time() - reported_at > _FRESH_SECS:
                 continue
@@ -75,7 +72,7 @@ class RunMetrics:
                     counts = _COUNTERS.fullmatch(field)
                     family = families.CounterMetricFamily if counts else families.GaugeMetricFamily
                     found[name] = family(name, f'{field}, as {kind} reports it', labels=['run', 'job'])
-                found[name].add_metric([self._run, path.stem], number)
+                found[name].add_metric([self._run, job], number)
         yield from found.values()
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, TextIO
 
 from tflearn.core.errors import UserValueError
-from tflearn.files.run_dir import RunDir, Status, living_jobs, read_json
+from tflearn.files.run_dir import RunDir, Status, read_json
 from tflearn.launch import run_summary
 from tflearn.launch.placement import place, this_machine
 from tflearn.launch.processes import OrphanReaper
@@ -246,7 +246,7 @@ def _locked_log(run_dir: RunDir, stop_timeout_secs: float, signals: 'StopSignals
 
 def _warn_of_jobs(run_dir: RunDir) -> None:
     """Says how to end what runs already: nobody ends the jobs of a launch that was killed together with its reaper."""
-    jobs = living_jobs(run_dir.status('launch').parent)
+    jobs = run_dir.living_jobs()
     if jobs.pop('launch', None) != os.getpid() and jobs:
         named = ', '.join(f'{job} (pid {pid})' for job, pid in jobs.items())
         print(

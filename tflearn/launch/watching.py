@@ -4,11 +4,10 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 from tflearn.core.errors import UserValueError
-from tflearn.files.run_dir import RunDir, job_kind, read_json
+from tflearn.files.run_dir import RunDir, job_kind
 from tflearn.launch.reports import JobReport, RunReport
 from tflearn.launch.supervisor import SHOW_INTERVAL_SECS, View
 from tflearn.launch.topology import KINDS
@@ -26,7 +25,8 @@ def watch(run_dir: RunDir, view: View, stop: Callable[[], bool] = lambda: False)
             report = read_report(run_dir, time.time() - start)
             if report.jobs:
                 view.show(report)
-            if stop() or run_dir.done.exists() or run_dir.failure.exists() or _launch(run_dir).get('state') in _ENDINGS:
+            launch = run_dir.statuses().get('launch', {}).get('state')
+            if stop() or run_dir.done.exists() or run_dir.failure.exists() or launch in _ENDINGS:
                 return
             pause.wait(SHOW_INTERVAL_SECS)
     finally:
@@ -35,15 +35,15 @@ def watch(run_dir: RunDir, view: View, stop: Callable[[], bool] = lambda: False)
 
 def check(run_dir: RunDir) -> None:
     """Raises ValueError if there is no run."""
-    if not run_dir.done.exists() and not any(_statuses(run_dir)):
+    if not run_dir.done.exists() and not run_dir.statuses():
         raise UserValueError(f'got {run_dir.location}, where no job has reported; need the --root_dir of a run')
 
 
 def read_report(run_dir: RunDir, secs: float) -> RunReport:
     """Returns the run as its jobs have reported it; `secs` is how long it has been running [s]."""
-    restarts = _launch(run_dir).get('restarts') or {}
-    jobs = []
-    for name, status in _statuses(run_dir):
+    statuses, jobs = run_dir.statuses(), []
+    restarts = statuses.get('launch', {}).get('restarts') or {}
+    for name, status in statuses.items():
         if kind := job_kind(name, status, KINDS):
             state = str(status.get('state', 'starting'))
             alive = not state.startswith(_ENDINGS)
@@ -59,15 +59,3 @@ def _start(run_dir: RunDir) -> float:
         with contextlib.suppress(OSError):
             return os.stat(path).st_mtime
     return time.time()
-
-
-def _launch(run_dir: RunDir) -> dict[str, Any]:
-    with contextlib.suppress(UserValueError):  # a damaged file
-        return read_json(run_dir.status('launch')) or {}
-    return {}
-
-
-def _statuses(run_dir: RunDir) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in sorted(run_dir.status('train').parent.glob('[!.]*.json')):
-        with contextlib.suppress(UserValueError):
-            yield path.stem, read_json(path) or {}
