@@ -241,7 +241,8 @@ def test_libraries_in_an_environment_of_their_own(run, name, tmp_path):
         return ended.stdout
 
     call(sys.executable, '-m', 'venv', python.parents[1])
-    call(python, '-m', 'pip', 'install', '--quiet', 'absl-py', 'numpy', 'tensorboard', trackers.PACKAGES[name])
+    packages = 'absl-py', 'gin-config', 'numpy', 'tensorboard', trackers.PACKAGES[name]
+    call(python, '-m', 'pip', 'install', '--quiet', *packages)
     to = (
         f'mlflow:{(tmp_path / "mlruns").as_uri()}' if name == 'mlflow' else f'aim:{tmp_path}' if name == 'aim' else name
     )

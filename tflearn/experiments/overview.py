@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tflearn.actors import evaluation_record, learning_curve
+from tflearn.actors import evaluation_record
+from tflearn.config import reader
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir, local_path, read_json
 from tflearn.launch.reports import count, duration, plain
@@ -50,8 +51,7 @@ def of(run_dir: RunDir) -> Overview:
     """Returns how a run is."""
     status = run_dir.statuses()
     done, train = read_json(run_dir.done) or {}, status.get('train', {})
-    evaluations = learning_curve.current(evaluation_record.read(run_dir.evaluations))
-    returns = [each['mean_return'] for each in evaluations]
+    returns = [each['mean_return'] for each in evaluation_record.read(run_dir.evaluations)]
     times = [float(each['time']) for each in status.values() if 'time' in each]
     secs = max(0.0, time.time() - max(times)) if times else None
     steps = {name: done.get(name, train.get(name)) for name in ('train_step', 'env_steps')}
@@ -80,6 +80,16 @@ def is_run(root: pathlib.Path) -> bool:
     """Returns whether a folder is a run's."""
     run_dir = RunDir(root)
     return run_dir.evaluations.exists() or run_dir.config.exists() or run_dir.status('train').exists()
+
+
+def settings(run_dir: RunDir) -> dict[str, Any]:
+    """Returns the values of a run's recorded configuration by the names of its bindings; none before there is one.
+
+    Raises:
+      ValueError: if the file is damaged.
+    """
+    bindings = reader.read(run_dir.config).bindings if run_dir.config.exists() else ()
+    return {each.written: each.value for each in bindings}
 
 
 def runs_in(root: pathlib.Path, depth: int = _DEPTH) -> Iterator[pathlib.Path]:

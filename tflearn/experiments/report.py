@@ -26,7 +26,6 @@ from tflearn.tools import checks, series
 from tflearn.tools.checks import Series
 
 _MAX_VIDEO_BYTES = 2_500_000
-_STATEMENT = re.compile(r'^([\w./]+) = (.*)$')
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta http-equiv="Content-Security-Policy"
@@ -193,7 +192,10 @@ class _Page:
         return f'<h2>What ended the runs</h2>{_table(["group", "run", *overview.HEAD], rows)}'
 
     def _configuration(self) -> str:
-        values = {label: [_values(run) for run in its_runs] for label, its_runs in self._groups.items()}
+        values = {
+            label: [{name: repr(value) for name, value in overview.settings(run).items()} for run in its_runs]
+            for label, its_runs in self._groups.items()
+        }
         names = {name: None for its in values.values() for each in its for name in each if not name.endswith('.seed')}
         rows = [
             [name, *(' or '.join(sorted({each.get(name, 'unset') for each in its})) for its in values.values())]
@@ -286,19 +288,6 @@ def _command(label: str, runs: Sequence[RunDir]) -> str:
     if in_processes:
         return f'tflearn-launch --gin_file={config} {root}'
     return f'tflearn-synchronous --gin_file={config} {root}'
-
-
-def _values(run: RunDir) -> dict[str, str]:
-    """Returns a run's settings by their names."""
-    found: dict[str, str] = {}
-    name = ''
-    for line in run.config.read_text(encoding='utf-8').splitlines() if run.config.exists() else ():
-        if match := _STATEMENT.match(line):
-            name = match[1]
-            found[name] = match[2].rstrip('\\ ')
-        elif name and line and line[0] == ' ':
-            found[name] = f'{found[name]} {line.strip()}'.strip()
-    return found
 
 
 def _estimate(group: Group) -> str:

@@ -9,7 +9,6 @@ A tracker is called with events, which are dicts:
 - {'kind': 'end', 'reason': 'target_return 475 reached'}: the run has ended.
 """
 
-import ast
 import contextlib
 import math
 import os
@@ -20,8 +19,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from tflearn.actors import evaluation_record
+from tflearn.config import reader
 from tflearn.core.errors import UserValueError
 from tflearn.core.extras import import_error
+from tflearn.experiments import overview
 from tflearn.files.run_dir import RunDir, read_json, write_json
 
 try:
@@ -71,7 +72,7 @@ def follow(run_dir: RunDir, name: str, make: Any, poll_secs: float, once: bool) 
     Raises:
       ValueError: if it is no run.
     """
-    if not run_dir.config.exists() and not run_dir.evaluations.exists() and not run_dir.status('train').exists():
+    if not overview.is_run(run_dir.root):
         raise UserValueError(f'got {run_dir.root}, which is no run; need the --root_dir of a run')
     memory = run_dir.tracker(name)
     before = read_json(memory, 'position', 'tracker') or {'position': {}, 'tracker': {}}
@@ -109,7 +110,9 @@ class Feed:
         """Yields the events since the last call."""
         if not self.position['config'] and self._run_dir.config.exists():
             self.position['config'] = True
-            yield {'kind': 'config', 'settings': settings(self._run_dir.config.read_text(encoding='utf-8'))}
+            values = overview.settings(self._run_dir).items()
+            texts = {name: repr(value) if any(reader.leaves(value)) else value for name, value in values}
+            yield {'kind': 'config', 'settings': texts}
         done = read_json(self._run_dir.done, 'reason', 'train_step')
         yield from self._summaries()
         yield from self._evaluations()
@@ -146,6 +149,7 @@ class Feed:
         self.position['evaluations'] = len(evaluations)
 
     def _statuses(self) -> Iterator[Event]:
+        step = self._step()
         for job, status in self._run_dir.statuses().items():
             at = status.get('time')
             if at is None or at == self.position['statuses'].get(job):
@@ -153,7 +157,7 @@ class Feed:
             self.position['statuses'][job] = at
             for name, value in status.items():
                 if name not in _NO_METRICS:
-                    yield from _metric(f'status/{job}/{name}', self._step(), value, at)
+                    yield from _metric(f'status/{job}/{name}', step, value, at)
 
     def _step(self) -> int:
         return self._run_dir.statuses().get('train', {}).get('train_step') or 0
@@ -163,26 +167,6 @@ class Feed:
         if path.exists() and key not in self.position['files']:
             self.position['files'].append(key)
             yield {'kind': 'file', 'name': name, 'path': str(path), 'step': step}
-
-
-def settings(text: str) -> dict[str, Any]:
-    """Returns the bindings of a recorded configuration: numbers, texts and the like as they are, the rest as text."""
-    bindings: dict[str, str] = {}
-    name = ''
-    for line in text.replace('\\\n', ' ').splitlines():
-        if line.startswith(' ') and name:  # the value goes on
-            bindings[name] += line
-        elif ' = ' in line and not line.startswith('#'):
-            name, _, value = line.partition(' = ')
-            bindings[name] = value
-    return {name: _value(text.strip()) for name, text in bindings.items()}
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _metric(name: str, step: int, value: Any, time: float | None) -> Iterator[Event]:
