@@ -16,8 +16,9 @@ from tflearn.config import files, preview
 from tflearn.config.reader import Binding
 from tflearn.core.errors import UserValueError
 from tflearn.environments import registry
+from tflearn.files.file_lock import try_lock
 from tflearn.files.run_dir import RunDir, local_path, read_json
-from tflearn.launch.local import StopSignals, lock
+from tflearn.launch.local import StopSignals
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import count, duration, plain
 
@@ -184,7 +185,7 @@ class Runs:
 def _locked(root: pathlib.Path) -> Iterator[int]:
     """Gives the descriptor of a file that one process at a time, and the reaper of its runs, holds locked."""
     with open(root / 'runs.lock', 'ab') as file:
-        if not lock(file):
+        if not try_lock(file):
             raise UserValueError(
                 f'got --root_dir={root}, where another tflearn-seeds or tflearn-tune works, or ends its runs; need a '
                 'folder of its own; wait for it, or stop it'

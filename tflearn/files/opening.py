@@ -1,7 +1,6 @@
 """Opens a run directory: a path as it is; a URL as a local copy of this process, see `StoreCopy`."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import pathlib
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from absl import logging
 
 from tflearn.core.errors import UserOSError, UserValueError
+from tflearn.files.file_lock import locked, try_lock
 from tflearn.files.objects import Objects
 from tflearn.files.run_dir import RunDir, call_by_url
 from tflearn.files.store_copy import StoreCopy
@@ -68,22 +68,20 @@ def _scratch(url: str, job: str) -> Iterator[pathlib.Path]:
         root = parent / f'{run}-launch'
         root.mkdir(exist_ok=True)
         with (parent / f'{root.name}.{_LOCK}').open('ab') as lock:
-            with contextlib.suppress(BlockingIOError):  # of another launch, whose log refuses this one
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if try_lock(lock):  # else another launch has it, whose log refuses this one
                 for path in root.iterdir():
                     if path.name != 'logs':
                         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
             yield root
         return
     with contextlib.ExitStack() as stack:
-        with (parent / _LOCK).open('ab') as making:  # a copy that is not locked yet looks like one that was left
-            fcntl.flock(making, fcntl.LOCK_EX)
+        with locked(parent / _LOCK):  # a copy that is not locked yet looks like one that was left
             for path in parent.glob('copy-*'):
                 with contextlib.suppress(OSError), (path / _LOCK).open('ab') as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
+                    if try_lock(lock):
+                        shutil.rmtree(path, ignore_errors=True)
             folder = pathlib.Path(tempfile.mkdtemp(prefix=f'copy-{run}-{job}-', dir=parent))
-            fcntl.flock(stack.enter_context((folder / _LOCK).open('ab')), fcntl.LOCK_EX)
+            stack.enter_context(locked(folder / _LOCK))
         root = folder / 'run'
         root.mkdir()
         logging.info('works on a copy of %s in %s', url, root)

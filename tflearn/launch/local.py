@@ -1,7 +1,6 @@
 """Runs a topology as processes of this machine and watches them until the run has ended."""
 
 import contextlib
-import fcntl
 import io
 import os
 import pathlib
@@ -13,9 +12,10 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from tflearn.core.errors import UserValueError
+from tflearn.files.file_lock import try_lock
 from tflearn.files.run_dir import RunDir, Status, read_json
 from tflearn.launch import run_summary
 from tflearn.launch.placement import place, this_machine
@@ -225,7 +225,7 @@ def _locked_log(run_dir: RunDir, stop_timeout_secs: float, signals: 'StopSignals
     with _Log(run_dir.log('launch').open('ab'), encoding='utf-8') as log:
         deadline, told = time.monotonic() + stop_timeout_secs + _REAPER_SECS, False
         try:
-            while not lock(log):
+            while not try_lock(log):
                 pid = (read_json(run_dir.status('launch')) or {}).get('pid', 'unknown')
                 if _lives(pid) or signals.received or time.monotonic() > deadline:
                     raise UserValueError(
@@ -264,15 +264,6 @@ class _Log(io.TextIOWrapper):
         with contextlib.suppress(OSError):
             os.write(self.fileno(), text.encode())
         return len(text)
-
-
-def lock(file: IO[Any] | int) -> bool:
-    """Locks a file until the last process that has it open ends; returns False if others hold it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _lives(pid: Any) -> bool:

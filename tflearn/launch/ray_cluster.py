@@ -15,9 +15,9 @@ from typing import Any, Literal, NoReturn
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import checked_dataclass
+from tflearn.files.file_lock import try_lock
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.launch import orphan_reaper, places
-from tflearn.launch.local import lock
 from tflearn.launch.run_summary import write_commands
 from tflearn.launch.topology import Job, Resources, Topology
 
@@ -157,7 +157,7 @@ def _lock(run_dir: RunDir) -> None:
     run_dir.logs.mkdir(exist_ok=True)
     log = os.open(run_dir.log('launch'), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.set_inheritable(log, True)
-    if not lock(log):
+    if not try_lock(log):
         raise UserValueError(
             f'got root_dir={str(run_dir.root)!r}, which another launch uses; need a directory for each run; wait for '
             'it, stop it or choose another --root_dir'

@@ -1,6 +1,5 @@
 """League: opponents that are earlier exported versions of a policy, drawn by the agent's scores against them."""
 
-import fcntl
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ import tensorflow as tf
 from tflearn.core.errors import UserFileNotFoundError, UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, checked
 from tflearn.core.waiting import wait_until
+from tflearn.files.file_lock import locked
 from tflearn.files.run_dir import RunDir, local_path, read_json, write_json
 from tflearn.policies import loader, versions
 from tflearn.policies.policy_function import PolicyFunction
@@ -112,8 +112,7 @@ class League:
 
     def _share_scores(self) -> None:
         path = self._run_dir.league
-        with path.with_name(f'.{path.name}.lock').open('w') as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # collectors of one machine or file system add theirs
+        with locked(path.with_name(f'.{path.name}.lock')):  # collectors of one machine or file system add theirs
             scores = self._read()
             for step, score in self._new:
                 games, total = scores.get(str(step), (0.0, 0.0))

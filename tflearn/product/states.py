@@ -8,20 +8,18 @@ Every change is one atomic replacement of the file; its history says who changed
 and `tflearn-serve` write it, and the server follows it. Nothing here needs TensorFlow.
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import getpass
 import os
 import pathlib
 import socket
 import time
 import zlib
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, Range, checked_dataclass
+from tflearn.files.file_lock import locked
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.policies import versions
 
@@ -126,7 +124,7 @@ def promote(directory: pathlib.Path, version: int, state: State, why: str, share
         directory / str(version)
     ):
         raise UserValueError(f'got the version {version}, which is not in {directory}; need one of it')
-    with _changing(directory):
+    with locked(directory / _LOCK):
         states = read(directory)
         if states is None and state != STABLE:
             raise UserValueError(f'got {version} as {state} of a policy without a stable version; need that first')
@@ -159,7 +157,7 @@ def rollback(directory: pathlib.Path, why: str, who: str = '', only: int | None 
     """
     if not (directory / FILE).exists():
         raise UserValueError(f'got no {FILE} in {directory}; need a policy with a stable version')
-    with _changing(directory):
+    with locked(directory / _LOCK):
         states = read(directory)
         assert states is not None  # nobody removes it
         if only not in (None, states.stable if states.canary is None else states.canary):
@@ -198,11 +196,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # no name: a container's user
         return str(os.getuid())
-
-
-@contextlib.contextmanager
-def _changing(directory: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes of this machine from changing the file during the block."""
-    with (directory / _LOCK).open('w') as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

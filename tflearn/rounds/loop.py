@@ -18,8 +18,9 @@ from typing import TextIO
 from tflearn.config import files
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.files.file_lock import try_lock
 from tflearn.files.run_dir import RunDir, local_path
-from tflearn.launch.local import StopSignals, lock
+from tflearn.launch.local import StopSignals
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import PlainView
 from tflearn.launch.supervisor import Supervisor
@@ -185,7 +186,7 @@ def _locked(root: pathlib.Path, signals: StopSignals) -> Iterator[TextIO]:
     root.mkdir(parents=True, exist_ok=True)
     with open(root / 'loop.log', 'a', encoding='utf-8') as log:
         deadline = time.monotonic() + _LOCK_SECS  # of a loop that was killed the programs end first
-        while not lock(log):
+        while not try_lock(log):
             if time.monotonic() > deadline or signals.received:
                 raise UserValueError(
                     f'got --root_dir={root}, where another tflearn-loop works; need one; wait for it, or stop it'

@@ -7,7 +7,6 @@ the directory, without a torn line.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import itertools
@@ -27,6 +26,7 @@ from absl import logging
 
 from tflearn.core.errors import UserOSError
 from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.files.file_lock import try_lock
 from tflearn.files.run_dir import is_url
 
 KINDS = ('decisions', 'outcomes')
@@ -161,7 +161,7 @@ class DecisionFiles:
         at = f'{time.strftime("%Y%m%dT%H%M%S", time.gmtime(now // 10**9))}.{now % 10**9:09}Z'
         name = f'.{self._kind}-{at}-{socket.gethostname()}-{uuid.uuid4().hex[:8]}{_SUFFIX}'
         file: Any = (self._directory / name).open('xb', buffering=0)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what is locked is of a server that is alive
+        try_lock(file)  # what is locked is of a server that is alive
         return file
 
     def _complete(self) -> None:
@@ -180,10 +180,10 @@ class DecisionFiles:
 
     def _recover(self) -> None:
         for path in self._directory.glob(f'.{self._kind}-*{_SUFFIX}'):
-            with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open('r+b') as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                file.truncate(file.read().rfind(b'\n') + 1)
-                path.rename(path.with_name(path.name[1:]))
+            with contextlib.suppress(FileNotFoundError), path.open('r+b') as file:
+                if try_lock(file):
+                    file.truncate(file.read().rfind(b'\n') + 1)
+                    path.rename(path.with_name(path.name[1:]))
 
 
 def lines_of(options: DecisionLogOptions, decisions: Decisions) -> Iterator[bytes]:
