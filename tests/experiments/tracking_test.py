@@ -174,6 +174,15 @@ def test_tensorboard_shows_the_settings_beside_the_metrics(run, tmp_path):
     assert [each['status'] for each in group['sessions']] == ['STATUS_SUCCESS']
 
 
+def test_trackers_lists_and_searches_load_no_tensorflow():
+    program = """
+import sys
+from tflearn.experiments import finals, overview, seeds, trackers, tracking, tuning
+sys.exit(len({'tensorflow', 'tf_agents', 'reverb'} & sys.modules.keys()))
+"""
+    assert subprocess.run([sys.executable, '-c', program], cwd=ROOT, timeout=DEADLINE_SECS).returncode == 0
+
+
 def test_a_function_of_the_user(run, tmp_path, monkeypatch):
     (tmp_path / 'mine.py').write_text(TRACK)
     monkeypatch.chdir(tmp_path)

@@ -86,10 +86,11 @@ class Row(NamedTuple):
             return ''
         return 'better' if low > 0.5 else 'worse' if high < 0.5 else 'not decided'
 
-    def __str__(self) -> str:
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of a table, see `Comparison.head`."""
         runs = f'{self.num_runs}' + (f' (no evaluation: {", ".join(self.missing)})' if self.missing else '')
-        texts = runs, _text(self.score), f'{self.area:.4g}', _text(self.improvement, 2), self.verdict
-        return f'| {self.label} | {" | ".join(texts)} |'
+        return self.label, runs, _text(self.score), f'{self.area:.4g}', _text(self.improvement, 2), self.verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,19 +121,24 @@ class Comparison:
             area = float(statistics.interquartile_mean(group.areas))
             yield Row(group.label, len(group.names), group.missing, group.score, area, better)
 
-    def __str__(self) -> str:
+    @property
+    def about(self) -> str:
+        """What a score is."""
         where = f'{self.groups[0].marks[-1]:,.0f} {_AXES[self.axis]}'
-        return '\n'.join(
-            [
-                f'{self.metric.replace("_", " ")} at {where}: mean of the last {_LAST} of {MARKS} marks; of the runs '
-                'the interquartile mean, and its 95% interval by bootstrap',
-                '',
-                '| group | runs | score | mean of the curve '
-                f'| probability of being better than {self.groups[0].label} | |',
-                '|---|---|---|---|---|---|',
-                *map(str, self.rows()),
-            ]
+        return (
+            f'{self.metric.replace("_", " ")} at {where}: mean of the last {_LAST} of {MARKS} marks; of the runs the '
+            'interquartile mean, and its 95% interval by bootstrap'
         )
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The first row of the table."""
+        better = f'probability of being better than {self.groups[0].label}'
+        return 'group', 'runs', 'score', 'mean of the curve', better, ''
+
+    def __str__(self) -> str:
+        lines = [f'| {" | ".join(cells)} |' for cells in (self.head, *(row.cells for row in self.rows()))]
+        return '\n'.join([self.about, '', lines[0], '|---' * len(self.head) + '|', *lines[1:]])
 
     def csv(self) -> str:
         """Returns the curves as a CSV file: group, run, the axis, the metric; a row for each mark of each run."""

@@ -5,6 +5,7 @@ slow, and how to repeat it.
 import base64
 import collections
 import contextlib
+import dataclasses
 import html
 import pathlib
 import re
@@ -59,9 +60,8 @@ def write(
     groups = comparison.groups_of(runs)
     found = comparison.of_groups(groups, axis, metric, lower_is_better)
     order = sorted(found.groups, key=lambda group: group.score[0], reverse=not lower_is_better)
-    page = _Page(Comparison(tuple(order), axis, metric, lower_is_better), groups)
-    found = page.found
-    title = f'Report of {", ".join(group.label for group in found.groups)}'
+    page = _Page(dataclasses.replace(found, groups=tuple(order)), groups)
+    title = f'Report of {", ".join(group.label for group in order)}'
     write_atomically(output, _PAGE.format(title=html.escape(title), body=page.body()))
     return '\n'.join(f'{question} {answer}' for question, answer in page.answers().items())
 
@@ -113,16 +113,13 @@ class _Page:
         return '\n'.join([*parts, self._configuration(), self._repeat()])
 
     def _curves(self) -> str:
-        rows = [[*str(row).strip('| ').split(' | ')] for row in self.found.rows()]
-        better = f'probability of being better than {rows[0][0]}'
-        head = ['group', 'runs', 'score [95%]', 'mean of the curve', better, '']
-        note = str(self.found).partition('\n')[0]
+        table = _table(self.found.head, [row.cells for row in self.found.rows()])
         pictures = [_picture(self.found.draw, f'{self.found.metric} by {self.found.axis}')]
         if self.found.axis != 'secs':
             with contextlib.suppress(UserValueError):  # evaluations that do not know when their policy was exported
                 by_secs = comparison.of_groups(self._groups, 'secs', self.found.metric, self.found.lower_is_better)
                 pictures.append(_picture(by_secs.draw, f'{self.found.metric} by seconds'))
-        return f'<h2>Learning curves</h2><p>{html.escape(note)}.</p>{_table(head, rows)}{"".join(pictures)}'
+        return f'<h2>Learning curves</h2><p>{html.escape(self.found.about)}.</p>{table}{"".join(pictures)}'
 
     def _slow(self) -> str:
         rows = []
