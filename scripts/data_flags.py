@@ -173,13 +173,15 @@ def import_logs(command: str) -> None:
     from tflearn.jobs import record
 
     values = flags.FLAGS
-    outcomes = None
-    if command == 'join':
+    if command == 'import':
+        outcomes, paths = None, [local_path(path, '--from') for path in getattr(values, source)]
+    else:
         names = ('window_secs', 'default_reward', 'combine', 'until', 'last_secs')
         outcomes = {name: values[name].value for name in names}
         outcomes['paths'] = log_files.find(values.outcomes, 'outcomes')
+        paths = log_files.find(values.decisions, source)
     report = record.import_logs(
-        log_files.find(getattr(values, source), source),
+        paths,
         local_path(values.columns, '--columns'),
         local_path(values.output, '--output'),
         values.vocabularies and local_path(values.vocabularies, '--vocabularies'),

@@ -17,8 +17,8 @@ def run(program, *arguments):
 @pytest.mark.parametrize(
     ('command', 'beginning', 'flags'),
     [
-        ('serve --help', 'tflearn-serve: Serves the newest version of each policy', 'port batching tls_client_ca'),
-        ('serve --helpfull', 'tflearn-serve: Serves the newest version of each policy', 'root_dir stop_timeout_secs'),
+        ('serve --help', 'tflearn-serve: Serves the policies that a run exports', 'port batching tls_client_ca'),
+        ('serve --helpfull', 'tflearn-serve: Serves the policies that a run exports', 'root_dir stop_timeout_secs'),
         ('export --help', 'tflearn-export: Makes a full model of one train step', 'root_dir policy train_step output'),
         ('export --help', 'tflearn-export: ', 'batch_size format observations'),
         ('data copy --help', 'tflearn-data copy: ', 'data min_return max_damaged output'),
