@@ -47,7 +47,9 @@ EXTRAS = {
     'atari': ['ale-py>=0.11'],
     'minatar': ['minatar>=1.0.15,<2'],
     'box2d': ['box2d>=2.3.10,<3'],
-    'envpool': ['envpool>=0.8.4,<1'],
+    'envpool': ['envpool>=0.8.4,<2'],
+    # Newer than TensorFlow 2.15 takes.
+    'jax': [f'{package}; {CURRENT}' for package in ('brax>=0.12', 'gymnax>=0.0.9', 'jax>=0.6')],
     'pettingzoo': ['pettingzoo>=1.25,<2'],
     'dm-control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],
     'serving': [
@@ -104,8 +106,10 @@ EXTRAS = {
         'wheel',
     ],
 }
-# For one computer without a GPU: neither the developers' tools, nor CUDA, nor MinAtar, whose license is the GPL.
-EXTRAS['all'] = sorted({each for name in EXTRAS if name not in ('dev', 'gpu', 'minatar') for each in EXTRAS[name]})
+# For one computer without a GPU: neither the developers' tools, nor CUDA, nor JAX with its forty packages, nor MinAtar,
+# whose license is the GPL.
+_APART = ('dev', 'gpu', 'jax', 'minatar')
+EXTRAS['all'] = sorted({each for name in EXTRAS if name not in _APART for each in EXTRAS[name]})
 
 
 def absolute(link: re.Match) -> str:

@@ -30,8 +30,7 @@ from tflearn.launch.local import free_port
 
 ALGORITHMS = DOCS / 'algorithms'
 FAST = ('iql',)  # pages whose Python is no slow test
-
-LANGUAGES = {'bash', 'gin', 'py', 'python', 'text', 'toml'}  # py: programs of other libraries, which do not run
+LANGUAGES = {'bash', 'gin', 'py', 'python', 'text', 'toml'}  # py: what needs other libraries, and does not run here
 
 # One policy takes less time to trace than three. In Python it is the variable `few`.
 GREEDY = 'train.ExportOptions.policies = ("greedy_policy",)'
@@ -92,6 +91,7 @@ stop, num_train_steps = threading.Event(), 1_000
 from tflearn.files import run_dir
 from tflearn.jobs.export import export
 export(run_dir=run_dir.RunDir('runs/dqn_cartpole'), format='onnx', signature='q_values', output='values.onnx')
+export(run_dir=run_dir.RunDir('runs/dqn_cartpole'), format='tflite', output='policy.tflite')
 """,
     'library.md': 'import tflearn\nfrom docs.library_example import agent, expert_data as dataset_fn',
 }
@@ -99,7 +99,7 @@ AFTER = {
     # One iteration of PPO's own experience: 8 environments with 128 steps each; the second does not become whole.
     'README.md': 'assert action in (0, 1) and run.train_step == 160 and 1_024 < run.env_steps <= 1_100 + 8',
     'distributed.md': 'watchdog.close()\nassert learner.step >= 1000',
-    'exporting.md': "assert actions.numpy() in (0, 1) and step['action'] == actions",
+    'exporting.md': "assert actions.numpy() in (0, 1) and step['action'] == actions\nassert action == of_lite",
     'from-circuit-training.md': 'assert learner.Learner',
     'from-ml-compiler-opt.md': 'assert [done.num_steps for done in rounds] == [32 * 12] * 2 and learner.Learner',
     'from-alf.md': 'assert run.train_step == 20',

@@ -26,10 +26,24 @@ from tflearn.core import extras
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OWNER = ROOT / 'owner.toml'
 EXTRAS = (
-    *('mujoco', 'atari', 'minatar', 'box2d', 'envpool', 'dm-control', 'video', 'minari', 'rlds', 'remote', 'gpu'),
+    *(
+        'mujoco',
+        'atari',
+        'minatar',
+        'box2d',
+        'envpool',
+        'jax',
+        'dm-control',
+        'video',
+        'minari',
+        'rlds',
+        'remote',
+        'gpu',
+    ),
     'all',
 )
 LANES = {'classic': ('3.11',), 'current': ('3.12', '3.13')}  # and their versions of Python
+LOCK_FILES = [(name, lane) for lane in LANES for name in ('lock', *EXTRAS) if (name, lane) != ('jax', 'classic')]
 LOCKED_EXTRAS = ('dev', 'onnx', 'pettingzoo', 'serving', 'tables', 'tune', 'valkey')  # in lock.txt: the tests need them
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)
@@ -109,7 +123,7 @@ def test_the_extra_all_is_every_other_that_anyone_can_take(wheel):
     for requirement in map(Requirement, metadata(wheel).get_all('Requires-Dist')):
         for extra in re.findall(r'extra == "([\w-]+)"', str(requirement.marker)):
             required.setdefault(extra, set()).add(re.sub(r' *(and)? *extra == .*', '', str(requirement)))
-    others = [found for name, found in required.items() if name not in ('all', 'dev', 'gpu', 'minatar')]
+    others = [found for name, found in required.items() if name not in ('all', 'dev', 'gpu', 'jax', 'minatar')]
     assert required['all'] == set().union(*others)
     assert not {'minatar', 'pytest'} & {Requirement(text.rstrip('; ')).name for text in required['all']}
 
@@ -184,15 +198,13 @@ def test_what_the_code_imports_is_declared(wheel):
     assert not undeclared, '\n'.join(undeclared)
 
 
-@pytest.mark.parametrize('lane', LANES)
-@pytest.mark.parametrize('name', ['lock', *EXTRAS])
+@pytest.mark.parametrize(('name', 'lane'), LOCK_FILES)
 def test_locked_versions_are_exact(name, lane):
     lines = locked(name, lane)
     assert lines and not [str(line) for line in lines if not re.fullmatch(r'==[\w.]+', str(line.specifier)) or line.url]
 
 
-@pytest.mark.parametrize('lane', LANES)
-@pytest.mark.parametrize('name', ['lock', *EXTRAS])
+@pytest.mark.parametrize(('name', 'lane'), LOCK_FILES)
 def test_locked_versions_have_hashes(name, lane):
     text = (ROOT / 'requirements' / lane / 'hashed' / f'{name}.txt').read_text(encoding='utf-8')
     blocks = re.findall(r'^[^\s#].*(?:\n .*)*', text, re.M)
@@ -209,7 +221,7 @@ def test_the_lock_fits_setup_py(wheel, extra, lane, python_version):
         'python_full_version': full_version,
         'extra': extra,
     }
-    lines = locked('lock', lane) + (locked(extra, lane) if extra in EXTRAS else [])
+    lines = locked('lock', lane) + (locked(extra, lane) if (extra, lane) in LOCK_FILES else [])
     versions = {line.name: line.specifier for line in lines if not line.marker or line.marker.evaluate(environment)}
     for text in metadata(wheel).get_all('Requires-Dist'):
         requirement = Requirement(text)

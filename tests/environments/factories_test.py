@@ -3,15 +3,24 @@
 import functools
 import importlib.util
 import os
+import sys
 
 import pytest
 
 from tests.environments import conformance
-from tflearn.environments import atari, dm_control_env, envpool_env, gymnasium_env, pacing, partial_view
+from tflearn.environments import atari, dm_control_env, envpool_env, gymnasium_env, jax_env, pacing, partial_view
 from tflearn.environments.tasks import catch, dict_cartpole, inlining, minatar_env, nim, t_maze
 
 os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is rendered
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1', max_episode_steps=50)
+
+
+def cartpole():
+    from gymnasium.envs.phys2d.cartpole import CartPoleFunctional
+
+    return CartPoleFunctional()
+
+
 CONTROL = functools.partial(dm_control_env.make, 'ball_in_cup', 'catch')
 
 # Package (None: always installed), extra, factory, arguments of the check.
@@ -61,6 +70,13 @@ FACTORIES = {
         {'num_steps': 1010},
     ),
     'envpool': ('envpool', 'envpool', functools.partial(envpool_env.make, 'CartPole-v1'), {}),
+    'gymnax': ('gymnax', 'jax', functools.partial(jax_env.make, 'gymnax/CartPole-v1'), {}),
+    'functions in JAX': (
+        'jax',
+        'jax',
+        lambda **arguments: jax_env.from_functions(cartpole, max_episode_steps=50, **arguments),
+        {},
+    ),
     'envpool, continuous': (
         'envpool',
         'envpool',
@@ -88,6 +104,7 @@ def test_missing_package_error_names_the_install_command(name):
         pytest.skip(f'{package} is installed')
     with pytest.raises(ValueError) as raised:
         factory(num_environments=2, seed=0)
-    assert f"which needs {package}; need that installed; pip install '" in str(raised.value)
+    remedy = 'run it with Python 3.12 or 3.13' if extra == 'jax' and sys.version_info < (3, 12) else "pip install '"
+    assert f'which needs {package}; need that installed; {remedy}' in str(raised.value)
     assert str(raised.value).endswith(f' (the extra {extra})')
     assert '\n' not in str(raised.value)

@@ -1,6 +1,7 @@
 """Extras: the optional packages by the modules that they install, and the command that installs a missing one."""
 
 import importlib.util
+import sys
 from typing import Any, NoReturn
 
 from tflearn.core.errors import UserImportError
@@ -13,6 +14,9 @@ _EXTRAS = {
     'minatar': 'minatar',
     'Box2D': 'box2d',
     'envpool': 'envpool',
+    'jax': 'jax',
+    'brax': 'jax',
+    'gymnax': 'jax',
     'pettingzoo': 'pettingzoo',
     'dm_control': 'dm-control',
     'dm_env': 'dm-control',
@@ -40,7 +44,8 @@ REQUIREMENTS = {
     'atari': ('ale-py>=0.11',),
     'minatar': ('minatar>=1.0.15,<2',),
     'box2d': ('box2d>=2.3.10,<3',),
-    'envpool': ('envpool>=0.8.4,<1',),
+    'envpool': ('envpool>=0.8.4,<2',),
+    'jax': tuple(f'{package}; python_version >= "3.12"' for package in ('brax>=0.12', 'gymnax>=0.0.9', 'jax>=0.6')),
     'pettingzoo': ('pettingzoo>=1.25,<2',),
     'dm-control': ('dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'),
     'serving': (
@@ -73,7 +78,10 @@ def install_command(module: str) -> str | None:
     extra = _EXTRAS.get(module.partition('.')[0])
     if extra is None:
         return None
-    return f'pip install {" ".join(map(repr, REQUIREMENTS[extra]))} (the extra {extra})'
+    lacks = 'python_version >= "3.12"' if sys.version_info < (3, 12) else 'python_version < "3.12"'
+    needed = [each for each in REQUIREMENTS[extra] if not each.endswith(lacks)]
+    command = f'pip install {" ".join(map(repr, needed))}' if needed else 'run it with Python 3.12 or 3.13'
+    return f'{command} (the extra {extra})'
 
 
 def import_error(error: ImportError, user: str) -> UserImportError:

@@ -26,6 +26,8 @@ _NEEDED_BY_FACTORY = {
     'tflearn.environments.dm_control_env.make': 'dm_control',
     'tflearn.environments.dm_control_env.from_dm_env': 'dm_env',
     'tflearn.environments.envpool_env.make': 'envpool',
+    'tflearn.environments.jax_env.make': 'jax',
+    'tflearn.environments.jax_env.from_functions': 'jax',
     'tflearn.environments.gymnasium_env.record': 'moviepy',
 }
 
