@@ -108,6 +108,7 @@ def define_read() -> None:
     flags.DEFINE_string('output', None, 'A new directory; of split, with train/ and held_out/.')
     job_flags.define_number('share', None, 'split: the share of episodes that are held out, above 0 and below 1.')
     flags.DEFINE_string('by', 'id', "split: id (a hash of the episode's name), time (the last ones), or a column.")
+    flags.DEFINE_string('earlier', None, 'split: the --output of an earlier split, all of which is trained on now.')
     flags.DEFINE_enum('format', 'tflearn', FORMATS, 'convert: the format of --output; that of --data is recognized.')
     flags.DEFINE_bool('compress', False, 'merge, filter, copy, split, import: compresses the files with gzip.')
     define_import()
@@ -160,7 +161,9 @@ def read(command: str) -> None:
     if command == 'convert':
         print(record.convert(data, output, flags.FLAGS.format, compress, **filters))
     elif command == 'split':
-        print(record.split(data, output, flags.FLAGS.share, flags.FLAGS.by, compress, **filters))
+        earlier = flags.FLAGS.earlier and local_path(flags.FLAGS.earlier, '--earlier')
+        settings = {'share': flags.FLAGS.share, 'by': flags.FLAGS.by, 'compress': compress, 'earlier': earlier}
+        print(record.split(data, output, settings, **filters))
     else:
         print(record.copy(data, output, compress, **filters))
 

@@ -1,5 +1,7 @@
 """tflearn-data split: whole episodes, by time or by name, and which data sets may share episodes."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -83,12 +85,32 @@ def test_by_a_column_all_of_a_user_are_on_one_side(data, tmp_path):
         ({'share': 0.0}, 'got share=0.0; need a number above 0 and below 1'),
         ({'share': 0.5, 'by': 'observation.shop'}, r"got by='observation.shop' for data without observation.shop"),
         ({'share': 1e-9}, 'got no episode for held_out, of 400'),
+        (
+            {'share': 0.2, 'by': 'time', 'earlier': pathlib.Path('a')},
+            "got earlier=a with by='time'; need by='id' with it",
+        ),
     ],
 )
 def test_mistakes_are_refused(data, tmp_path, settings, error):
     with pytest.raises(ValueError, match=error):
         parts(data, tmp_path / 'a', **settings)
     assert not list(tmp_path.iterdir())
+
+
+def test_episodes_of_an_earlier_split_are_trained_on(data, tmp_path):
+    old = tmp_path / 'old'
+    statistics.copy(Dataset([str(data)], max_episodes=250), old)
+    earlier = [episodes(part, 'reward') for part in parts(old, tmp_path / 'earlier', share=0.25)]
+    train, held_out = parts(data, tmp_path / 'later', share=0.25, earlier=tmp_path / 'earlier')
+    held = set(episodes(held_out, 'reward'))
+    assert held and not held & {*earlier[0], *earlier[1]} and earlier[1]
+    assert held == set(episodes(parts(data, tmp_path / 'alone', share=0.25)[1], 'reward')) - set(earlier[1])
+    assert sorted([*episodes(train, 'reward'), *held]) == list(range(EPISODES))
+    # Nothing is new: the shares are those of the data alone.
+    _, again = parts(old, tmp_path / 'again', share=0.25, earlier=tmp_path / 'earlier')
+    assert episodes(again, 'reward') == earlier[1]
+    ours, theirs, others = (metadata.lineage([path]) for path in (train, held_out, tmp_path / 'alone/held_out'))
+    assert not metadata.may_share_episodes(ours, theirs) and metadata.may_share_episodes(ours, others)
 
 
 def test_which_data_sets_may_share_episodes(data, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.testing import forks
 from tflearn.core.waiting import wait_until
+from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files.run_dir import read_json
 
 pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
@@ -92,6 +93,9 @@ def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
     assert len(before) == 3 and files(rounds / '2') == before
     second = read_json(rounds / '2' / 'end.json')
     assert second['promoted'] and second['import']['steps'] == 600 and second['serves'] == 21
+    held_out = EpisodeReader(Dataset([str(rounds / '2' / 'parts' / 'held_out')])).episodes()
+    times = [episode['policy_info.time'][0] for episode in held_out]
+    assert len(times) > 20 and min(times) >= 1400, 'only what is new in the round is held out'
     states = read_json(serving / 'states.json')
     assert [entry['version'] for entry in states['history']] == [20, 21]
     last = ended.stdout.splitlines()[-1]

@@ -76,7 +76,7 @@ def lineage(directories: Sequence[pathlib.Path]) -> list[dict[str, Any]]:
         facts = columns.read_metadata(directory)
         split = facts.get('split', {})
         made_of = split.get('from') or facts.get(COPIED) or []
-        part = {name: split[name] for name in ('by', 'share', 'part') if name in split}
+        part = {name: split[name] for name in ('by', 'share', 'part', 'earlier') if name in split}
         found.append({'path': str(directory), 'digest': _digest(directory), 'split': part, 'from': made_of})
     return found
 
@@ -102,7 +102,7 @@ def _overlap(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, An
     for one, other in zip(ours, theirs, strict=False):
         if one == other:
             continue
-        return (one['by'], one['share']) != (other['by'], other['share'])
+        return {**one, 'part': None} != {**other, 'part': None}  # else they are the two parts of one split
     return True
 
 

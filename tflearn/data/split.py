@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import math
 import pathlib
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ def split(
     share: Annotated[float, Range(above=0, below=1)],
     by: str = ID,
     compress: bool = False,
+    earlier: pathlib.Path | None = None,
 ) -> str:
     """Writes the data sets `output`/train and `output`/held_out.
 
@@ -42,13 +44,18 @@ def split(
       by: 'time' holds out those that end last; 'id' those with a small hash of the episode's name, else of the row's,
         else of the content; otherwise the name of a column, such as 'observation.user', whose first value is hashed.
       compress: compress the files with gzip.
+      earlier: an earlier split, for data that grow: what it has, held out or not, is trained on now, so that only
+        episodes that no policy has seen are held out. If there are none of these, it plays no part.
 
     Returns:
       The numbers of episodes and steps of both, and their shares, in lines.
 
     Raises:
-      ValueError: if the data have no such column, a part would be empty, or the directory exists.
+      ValueError: if the data have no such column, a part would be empty, the directory exists, or `earlier` is given
+        with another `by` than 'id'.
     """
+    if earlier and by != ID:
+        raise UserValueError(f'got earlier={earlier} with by={by!r}; need by={ID!r} with it')
     reader = EpisodeReader(dataset)
     reader.check_equal()
     names = {column.name for column in reader.columns}
@@ -57,6 +64,12 @@ def split(
         raise UserValueError(f'got by={by!r} for data without {column}; need one of {", ".join(sorted(names))}, or id')
     begin = _begin(reader, share) if by == TIME else math.nan
     facts = {'by': by, 'share': share, 'from': metadata.lineage(reader.directories)}
+    new: set[float] = set()
+    if earlier:
+        seen = Dataset([str(earlier / TRAIN), str(earlier / HELD_OUT)])
+        facts['earlier'] = [each['digest'] for each in metadata.lineage(EpisodeReader(seen).directories)]
+        new = {number for number in _numbers(EpisodeReader(dataset), column) if number < share}
+        new -= set(_numbers(EpisodeReader(seen), column))
     specs = columns.read_specs(reader.directories[0])
     with new_directory(output) as begun, contextlib.ExitStack() as closing:
         writers = {
@@ -74,8 +87,8 @@ def split(
             if by == TIME:
                 is_held_out = _end(episode) >= begin
             else:
-                name = np.ascontiguousarray(episode[column][0]).tobytes() if column else record
-                is_held_out = _hash(name) < share
+                number = _number(record, episode, column)
+                is_held_out = number in new if new else number < share
             steps = int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST))
             writers[HELD_OUT if is_held_out else TRAIN].write_record(record, steps)
         totals = [(part, writer.num_episodes, writer.num_steps) for part, writer in writers.items()]
@@ -105,6 +118,11 @@ def _end(episode: Any) -> float:
     return float(episode[_TIMES].max())
 
 
-def _hash(name: bytes) -> float:
-    """Returns a number in [0, 1) for a name."""
+def _numbers(reader: EpisodeReader, column: str) -> Iterator[float]:
+    return (_number(record, episode, column) for record, episode in reader.records())
+
+
+def _number(record: bytes, episode: Any, column: str) -> float:
+    """Returns a number in [0, 1) for an episode, by its name or else its content."""
+    name = np.ascontiguousarray(episode[column][0]).tobytes() if column else record
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), 'big') / 2**64

@@ -295,9 +295,9 @@ def copy(paths: Sequence[str], output: pathlib.Path, compress: bool = False, **f
     return f'{num_episodes} episodes, {num_steps} environment steps in {output}'
 
 
-def split(paths: Sequence[str], output: pathlib.Path, share: float, by: str, compress: bool, **filters: Any) -> str:
+def split(paths: Sequence[str], output: pathlib.Path, settings: Mapping[str, Any], **filters: Any) -> str:
     """Writes episodes to two data sets, see `split.split`; returns what is in each, in lines."""
-    return splitting.split(Dataset(paths, **filters), output, share, by, compress)
+    return splitting.split(Dataset(paths, **filters), output, **settings)
 
 
 def import_logs(

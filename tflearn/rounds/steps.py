@@ -60,7 +60,8 @@ class Gate:
 
     Attributes:
       held_out: the share of episodes that are held out.
-      by: which episodes these are: by 'id' each stays on its side in all rounds, so that no policy was trained on them.
+      by: which episodes these are: by 'id' a share of those that are new in a round, so that no policy was trained on
+        them; the next round trains on them too.
       margin: how much worse than what serves it may be, in the unit of the reward.
       level: the confidence level of the bound.
       gamma: the discount of the value.
@@ -110,7 +111,10 @@ class Steps:
         yield self._step('join', joined.exists, 'data', 'join', *self._join(begun), f'--output={joined}')
         data = str(joined)
         if self.gate:
-            data, options = f'{parts}/train', (f'--share={self.gate.held_out}', f'--by={self.gate.by}')
+            data, options = f'{parts}/train', [f'--share={self.gate.held_out}', f'--by={self.gate.by}']
+            earlier = begun.directory.with_name(str(begun.number - 1)) / 'parts'
+            if earlier.exists() and self.gate.by == 'id':
+                options.append(f'--earlier={earlier}')
             yield self._step('split', parts.exists, 'data', 'split', f'--data={joined}', f'--output={parts}', *options)
         yield self._step('train', begun.run.done.exists, 'train_offline', *self._train(begun), f'--data={data}')
         yield self._step('promote', lambda: self._is_judged(begun), 'promote', *self._promote(begun))
