@@ -33,6 +33,7 @@ CASES = {
     'start-up': ['startup', '--sides', 'launch', '--at_most=100'],
     'PPO to a return': ['time_to_return', '--sides=PPO'],
     'DQN to a return': ['time_to_return', '--task=dqn', '--sides=DQN'],
+    'quickstart': ['time_to_return', '--task=dqn', '--sides', 'DQN launch'],
 }
 _DRAWS = 10_000
 # With TF-Agents' Keras, whatever a benchmark imports first.

@@ -136,6 +136,7 @@ TASKS = {
             'DQN': Side('dqn_cartpole'),
             'DQN Valkey': Side('dqn_cartpole', replay_backend='valkey'),
             'DQN XLA': Side('dqn_cartpole', _XLA),
+            'DQN launch': Side('dqn_cartpole', programs=('launch',)),
             **_peers('dqn', 'CartPole-v1'),
         },
     ),

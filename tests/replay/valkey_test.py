@@ -323,7 +323,8 @@ def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve,
     wait_until(lambda: ask(served, 'XLEN', functions.ITEMS) == 5, 'the parts to go', 5)
 
 
-def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask, either_size):
+def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask, monkeypatch, either_size):
+    monkeypatch.setattr(client, '_MAX_ITEMS', 3)  # so that each has two calls at the same time
     served = serve(QUEUE)
     numbers = [np.full(served.storage.item_shape, i, np.uint8) for i in range(40)]
     writers = [backend.connect(served.address).writer() for _ in range(2)]
@@ -346,6 +347,28 @@ def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask
         assert [number for number in found if number % 2 == i] == [*range(i, 40, 2)]
 
 
+@pytest.mark.parametrize('is_large', [False, True])
+def test_a_call_does_not_overtake_items_that_did_not_fit(serve, ask, is_large):
+    served = serve(QUEUE)
+
+    def insert(count, is_behind):
+        if not is_large:
+            return ask(served, *library.function(functions.INSERT, 'writer', is_behind, *[REPLAY, b'item'] * count))
+        for _ in range(count):
+            ask(served, *library.function(functions.MAKE_PLACE, 'writer', is_behind, REPLAY))
+            if ask(served, 'EXISTS', functions.PLACE):
+                ask(served, 'XADD', functions.PLACE, '*', REPLAY, b'item')
+        return ask(served, *library.function(functions.PLACED))
+
+    assert insert(5, 0) == 4
+    ask(served, 'XREADGROUP', 'GROUP', functions.GROUP, 'reader', 'COUNT', 3, 'STREAMS', functions.ITEMS, '>')
+    assert insert(1, 1) == 0  # there is room, but its writer does not know yet that the last one did not fit
+    ask(served, *library.function(functions.DELIVERED))
+    assert insert(1, 1) == 0
+    assert ask(served, 'BLPOP', 'writer', 1.0) == [b'writer', b'3']
+    assert insert(1, 0) == 1 and insert(1, 1) == 1
+
+
 def test_a_writer_looks_again_if_its_message_was_lost(serve, ask, monkeypatch, either_size):
     monkeypatch.setattr(client, '_SECS', 0.5)
     served = serve(QUEUE)
@@ -357,7 +380,8 @@ def test_a_writer_looks_again_if_its_message_was_lost(serve, ask, monkeypatch, e
     assert writer.flush(0, 5.0)
 
 
-def test_large_items_of_two_writers_keep_their_order_and_nothing_is_left_behind(serve, ask):
+def test_large_items_of_two_writers_keep_their_order_and_nothing_is_left_behind(serve, ask, monkeypatch):
+    monkeypatch.setattr(client, '_MAX_BYTES', 8 * client._LARGE_BYTES)  # as above
     served = serve(experience(Queue, max_size=40, batch_size=2))
     sizes = [(1 + i % 3) * client._LARGE_BYTES for i in range(30)]
     writers = [backend.connect(served.address).writer() for _ in range(2)]
@@ -367,7 +391,7 @@ def test_large_items_of_two_writers_keep_their_order_and_nothing_is_left_behind(
     for thread in threads:
         thread.start()
     found = []
-    reader = client._Reader(served.address, REPLAY, 8)
+    reader = client._Reader(served.address, REPLAY, 4, 2)
     while len(found) < 60:
         found += reader.read()
     reader.close()
@@ -387,7 +411,7 @@ def test_a_reader_that_dies_loses_what_it_drew_and_nothing_else(serve, ask):
     writer = backend.connect(served.address).writer()
     writer.insert(numbers, [(REPLAY,)] * 4, 1.0)
     assert writer.flush(0, 5.0)
-    dying = client._Reader(served.address, REPLAY, 2)
+    dying = client._Reader(served.address, REPLAY, 1, 1)
     assert len(dying.read()) == 1  # and one is on its way
     wait_until(lambda: served.table().size == 2, 'the other one', 5)
     dying._connection.close()

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +25,8 @@ from tflearn.replay.valkey import functions, library
 
 _SECS = 5.0  # in which the server takes what is sent to it
 _SILENT_SECS = 1.0  # after which a reader that waits for items can look around
-_MAX_ITEMS, _MAX_BYTES = 64, 2 << 20  # sent or read at once
+_MAX_ITEMS, _MAX_BYTES = 64, 2 << 20  # sent or read by one call
+_MAX_SENDS, _MAX_READS = 2, 4  # calls of a writer and of a reader at the same time, to hide the time of a round trip
 _LARGE_BYTES = 1 << 15  # of an item that the server's function does not get
 
 
@@ -53,8 +54,9 @@ class Client(backend.Client):
         raise UserRuntimeError(f'got draws from the table {table!r} at {self.address}; need a server that draws')
 
     def stream(self, table: str, item_shape: Sequence[int], at_most: int) -> Generator[np.ndarray, None, None]:
-        at_most = min(at_most, 2 * max(1, _MAX_BYTES // math.prod(item_shape)))
-        with contextlib.closing(_Reader(self.address, table, at_most)) as reader:
+        count = max(1, min(at_most // 2, _MAX_BYTES // math.prod(item_shape)))
+        num_reads = max(1, min(_MAX_READS, at_most // count))
+        with contextlib.closing(_Reader(self.address, table, count, num_reads)) as reader:
             while True:
                 yield np.frombuffer(b''.join(reader.read()), np.uint8).reshape(-1, *item_shape)
 
@@ -80,16 +82,27 @@ class Client(backend.Client):
         raise UserRuntimeError(f'got priorities for the table {table!r} at {self.address}; need a server that draws')
 
 
+class _Call(NamedTuple):
+    """A call of a writer that was not answered yet: items and their tables' names, or none if it waits for room."""
+
+    items: list[tuple[str, memoryview]]
+    num_answers: int
+
+
 class _Writer(backend.Writer):
-    """See `backend.Writer`. Items wait here until the server has answered that it has them: one call at a time."""
+    """See `backend.Writer`. Items wait here until the server has answered that it has them.
+
+    A full call is sent before the last one was answered. If the server has no room for all items of one, it takes none
+    of the next, so no item overtakes another.
+    """
 
     def __init__(self, address: str):
         self._address = address
         self._name = f'tflearn:writer:{secrets.token_hex(8)}'  # the list that holds a message once there is room
-        self._waiting: collections.deque[tuple[str, memoryview]] = collections.deque()
+        self._waiting: collections.deque[tuple[str, memoryview]] = collections.deque()  # to be sent
+        self._calls: collections.deque[_Call] = collections.deque()
+        self._refused: list[tuple[str, memoryview]] = []  # to be sent again, when all calls are answered
         self._connection: library.Connection | None = None
-        self._num_answers = 1  # to what was sent
-        self._num_sent: int | None = None  # items of the call that runs; 0 waits for room; None: no call runs
         self._room = _MAX_ITEMS  # items that the next call may send
         self._lost: Lost | None = None
 
@@ -103,7 +116,7 @@ class _Writer(backend.Writer):
 
     def flush(self, num_unconfirmed: int, timeout_secs: float) -> bool:
         deadline = time.monotonic() + timeout_secs
-        while len(self._waiting) > num_unconfirmed:
+        while len(self._waiting) + len(self._refused) + sum(len(call.items) for call in self._calls) > num_unconfirmed:
             if not self._advance(max(0.0, deadline - time.monotonic())):
                 return False
         return True
@@ -113,20 +126,18 @@ class _Writer(backend.Writer):
             self._connection.close()
 
     def _advance(self, timeout_secs: float) -> bool:
-        """Sends what waits if no call runs, and handles the next answer; returns whether it came in time."""
+        """Sends what may be sent, and handles the next answer; returns whether one came in time."""
         if self._lost:
             raise self._lost
         try:
             if self._connection is None:
                 self._connection = library.Connection(self._address, _SECS)
-            if self._num_sent is None:
-                if not self._waiting:
-                    return False
+            while self._may_send():
                 self._send(self._connection)
-            if not self._connection.has_answer(timeout_secs):
+            if not self._calls or not self._connection.has_answer(timeout_secs):
                 return False
             try:
-                answer = self._connection.receive_last(self._num_answers)
+                answer = self._connection.receive_last(self._calls[0].num_answers)
             except library.Full as error:
                 logging.log_every_n_seconds(logging.WARNING, 'writes wait: %s', LOG_EVERY_SECS, error)
                 answer = 0
@@ -136,66 +147,73 @@ class _Writer(backend.Writer):
             raise
         return True
 
+    def _may_send(self) -> bool:
+        if not self._waiting or self._refused:
+            return False
+        if not self._calls:
+            return True
+        is_full = len(self._waiting) >= _MAX_ITEMS or len(self._waiting) * len(self._waiting[0][1]) >= _MAX_BYTES
+        return is_full and self._room == _MAX_ITEMS and len(self._calls) < _MAX_SENDS
+
     def _send(self, connection: library.Connection) -> None:
-        sent: list[tuple[str, memoryview]] = []
-        num_bytes = 0
-        for tables, item in self._waiting:
-            sent.append((tables, item))
-            num_bytes += len(item)
-            if len(sent) == self._room or num_bytes >= _MAX_BYTES:
-                break
-        commands = [library.function(functions.INSERT, self._name, *itertools.chain.from_iterable(sent))]
-        if num_bytes >= _LARGE_BYTES * len(sent):
+        items: list[tuple[str, memoryview]] = []
+        num_bytes, is_behind = 0, int(bool(self._calls))
+        while self._waiting and len(items) < self._room and num_bytes < _MAX_BYTES:
+            items.append(self._waiting.popleft())
+            num_bytes += len(items[-1][1])
+        commands = [library.function(functions.INSERT, self._name, is_behind, *itertools.chain.from_iterable(items))]
+        if num_bytes >= _LARGE_BYTES * len(items):
             commands = [('MULTI',)]
-            for tables, item in sent:
-                commands.append(library.function(functions.MAKE_PLACE, self._name, tables))
+            for tables, item in items:
+                commands.append(library.function(functions.MAKE_PLACE, self._name, is_behind, tables))
                 commands.append(('XADD', functions.PLACE, 'NOMKSTREAM', '*', tables, item))
             commands += [library.function(functions.PLACED), ('EXEC',)]
+        self._calls.append(_Call(items, len(commands)))
         connection.send(*commands)
-        self._num_sent, self._num_answers = len(sent), len(commands)
 
     def _handle(self, connection: library.Connection, answer: Any) -> None:
-        if not self._num_sent:  # there is room; or it was long, and is time to look
-            self._num_sent, self._room = None, min(_MAX_ITEMS, int(answer[1])) if answer else 1
+        call = self._calls.popleft()
+        if not call.items:  # there is room; or it was long, and is time to look
+            self._room = min(_MAX_ITEMS, int(answer[1])) if answer else 1
             return
-        for _ in range(answer):
-            self._waiting.popleft()
-        if answer == self._num_sent:
-            self._num_sent, self._room = None, _MAX_ITEMS
-        else:
+        self._room = _MAX_ITEMS
+        self._refused += call.items[answer:]
+        if self._refused and not self._calls:
+            self._waiting.extendleft(reversed(self._refused))
+            self._refused.clear()
+            self._room = 0
+            self._calls.append(_Call([], 1))
             connection.send(('BLPOP', self._name, _SECS))
-            self._num_sent, self._num_answers = 0, 1
 
 
 class _Reader:
     """Draws items of a queue, several at once, and asks for the next ones before they are needed."""
 
-    def __init__(self, address: str, table: str, at_most: int):
-        """Connects. `at_most` is the greatest number of items that are on their way, and lost if this process dies."""
+    def __init__(self, address: str, table: str, count: int, num_reads: int):
+        """Connects, and asks so many times for so many items, which are lost if this process dies."""
         self._connection = library.Connection(address, _SECS + _SILENT_SECS)
+        self._delivered = library.Connection(address, _SECS)  # the other one waits for items
         self._table = table
-        count = max(1, at_most // 2)
         self._command = (
             *('XREADGROUP', 'GROUP', functions.GROUP, 'reader', 'COUNT', count),
             *('BLOCK', round(1000 * _SILENT_SECS), 'NOACK', 'STREAMS', functions.ITEMS, '>'),
         )
-        self._has_asked = False
+        self._connection.send(*[self._command] * num_reads)
 
     def read(self) -> list[bytes]:
         """Returns the next items; none if there are none for a while."""
-        if self._has_asked:
-            self._connection.receive()  # that it knows what was drawn before
-        else:
-            self._connection.send(self._command)
         answer = self._connection.receive()
-        self._has_asked = answer is not None
+        self._connection.send(self._command)
         if answer is None:
             return []
         entries = [entry for entry in library.entries_of(answer[0][1]) if entry.is_in(self._table)]
         alone = [entry.id for entry in entries if b',' not in entry.tables]
-        self._connection.send(library.function(functions.DELIVERED, *alone), self._command)  # writers wait for room
+        while self._delivered.has_answer(0.0):
+            self._delivered.receive()
+        self._delivered.send(library.function(functions.DELIVERED, *alone))  # writers wait for room
         return [entry.item for entry in entries] or self.read()
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Ends the connections."""
         self._connection.close()
+        self._delivered.close()

@@ -88,12 +88,19 @@ local function save(keys, state)
   redis.call('HSET', keys[2], 'scanned', scanned, 'queued', queued)
 end
 
--- Arguments: the name of the writer, then the tables and the bytes of each item. Returns how many fit.
+-- Whether a writer that sent this call before the last one was answered would overtake items that did not fit then.
+local function overtakes(keys, writer, is_behind)
+  return is_behind == '1' and (redis.call('SISMEMBER', keys[3], writer) == 1 or redis.call('EXISTS', writer) == 1)
+end
+
+-- Arguments: the name of the writer, whether its last call was not answered yet (1), then the tables and the bytes of
+-- each item. Returns how many fit.
 local function insert(keys, args)
   local state = read(keys)
   if not state then return redis.error_reply('NOTABLES this server has no tables of a replay') end
   local fit = 0
-  for i = 2, #args, 2 do
+  if overtakes(keys, args[1], args[2]) then return fit end
+  for i = 3, #args, 2 do
     if not count(keys, state, args[1], args[i]) then break end
     redis.call('XADD', keys[1], id(state.scanned, state.queued), args[i], args[i + 1])
     fit = fit + 1
@@ -110,13 +117,13 @@ local function close(keys)
   if redis.call('EXISTS', keys[4]) == 1 then redis.call('RENAME', keys[4], keys[1]) end
 end
 
--- In a transaction, before the XADD of each large item. Arguments: the name of the writer, and the item's tables.
+-- In a transaction, before the XADD of each large item. Arguments: as of `insert`, without the bytes.
 local function make_place(keys, args)
   close(keys)
   local state = read(keys)
   if not state then return redis.error_reply('NOTABLES this server has no tables of a replay') end
   if redis.call('HEXISTS', keys[2], 'is_full') == 1 then return end
-  if count(keys, state, args[1], args[2]) then
+  if not overtakes(keys, args[1], args[2]) and count(keys, state, args[1], args[3]) then
     save(keys, state)
     redis.call('HINCRBY', keys[2], 'placed', 1)
     redis.call('XSETID', keys[1], id(state.scanned, state.queued - 1))
