@@ -296,9 +296,10 @@ def check_data(product: Product, given: argparse.Namespace) -> None:
         inputs = json.loads((directory / 'round.json').read_text())
         join = [f'--{kind}={path}' for kind in ('decisions', 'outcomes') for path in inputs[kind]]
         join += [f'--window_secs={WINDOW_SECS}', '--default_reward=0']
+        split = ['split', f'--data={again}/joined', '--share=0.3', '--by=id', f'--output={again}/parts']
         for command in (
             ['join', *join, f'--columns={product.folder}/columns.toml', f'--output={again}/joined'],
-            ['split', f'--data={again}/joined', '--share=0.3', '--by=id', f'--output={again}/parts'],
+            split if number == 1 else [*split, f'--earlier={product.folder}/again/{number - 1}/parts'],
         ):
             subprocess.run([sys.executable, '-m', 'scripts.data', *command], cwd=ROOT, check=True, capture_output=True)
         files = sorted(path.relative_to(again) for path in again.rglob('*.tfrecord'))
