@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import signal
@@ -14,6 +15,7 @@ import pytest
 import tflearn
 from tests.launch.fake_run import DEADLINE_SECS, RUN, RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
 from tflearn.files.run_dir import RunDir, read_json, write_json
+from tflearn.launch import warm_parent
 from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS
 from tflearn.launch.warm_parent import WarmParent
 
@@ -295,6 +297,33 @@ def test_forks_of_the_real_program_share_libraries_but_no_random_numbers(tmp_pat
         finally:
             parent.close()
     assert len(set(draws)) == 6
+
+
+def test_a_slow_warm_parent_does_not_begin_a_job_too_late(tmp_path, command, pid_file, monkeypatch):
+    monkeypatch.setattr(warm_parent, '_REPLY_TIMEOUT_SECS', 0.2)
+    begun, registered = tmp_path / 'begun', []
+    (tmp_path / 'begins.py').write_text(f'open({str(begun)!r}, "a").write("x")')
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([os.environ['PYTHONPATH'], str(tmp_path)]))
+    begins = [sys.executable, '-m', 'begins']
+    with open(tmp_path / 'log', 'w', encoding='utf-8') as log:
+        parent = WarmParent(command, log)
+        try:
+            parent.wait_until_ready(lambda: False)
+            job = parent.start(begins, log.fileno(), registered.append)
+            wait_for(lambda: job.poll() is not None, 'the end of the job')
+            assert (job.returncode, begun.read_text(), registered) == (0, 'x', [job.pid])
+            pid = int(pid_file.read_text())
+            os.kill(pid, signal.SIGSTOP)
+            assert parent.start(begins, log.fileno(), registered.append) is None
+            os.kill(pid, signal.SIGCONT)
+            children = pathlib.Path(f'/proc/{pid}/task/{pid}/children')
+            messages = parent._connection
+            messages.settimeout(DEADLINE_SECS)
+            late = [json.loads(messages.recv(10_000)) for _ in range(2)]
+            assert [set(each) for each in late] == [{'started'}, {'ended', 'exit_code'}] and not children.read_text()
+            assert (begun.read_text(), registered) == ('x', [job.pid]), 'the fork ended without beginning the job'
+        finally:
+            parent.close()
 
 
 def _text(path: pathlib.Path) -> str:

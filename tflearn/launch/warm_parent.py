@@ -63,25 +63,37 @@ class WarmParent:
                 self._ready = self._receive() is not None
                 return
 
-    def start(self, command: Sequence[str], log: int) -> 'Fork | None':
+    def start(
+        self, command: Sequence[str], log: int, register: Callable[[int], object] = lambda group: None
+    ) -> 'Fork | None':
         """Starts a job in a process group of its own.
 
         Args:
           command: [sys.executable, '-m', module, arguments...]
           log: the descriptor of the file for its output.
+          register: takes the process group before the job begins in it.
 
         Returns:
-          The process; None if this cannot start it, since the libraries were not loaded or the process has ended.
+          The process; None if this cannot start it, since the libraries were not loaded or the process has ended. Then
+          no process of it begins the job later, either.
         """
         if not self._ready or list(command[:2]) != [sys.executable, '-m']:
             return None
-        with contextlib.suppress(OSError):
-            socket.send_fds(self._connection, [json.dumps(list(command[2:])).encode()], [log])
+        waiting, go = os.pipe()  # a fork that is not told to go ends when the pipe does
+        try:
+            socket.send_fds(self._connection, [json.dumps(list(command[2:])).encode()], [log, waiting])
             while self._readable(_REPLY_TIMEOUT_SECS) and (message := self._receive()):
                 if 'started' in message:
+                    register(message['started'])
+                    os.write(go, b'.')
                     # The system gives a process id again: what is noted under it is another job's end.
                     self._exit_codes.pop(message['started'], None)
                     return Fork(message['started'], self)
+        except OSError:
+            pass
+        finally:
+            os.close(waiting)
+            os.close(go)
         self._ready = False
         return None
 
@@ -144,17 +156,20 @@ def serve(connection: socket.socket) -> list[str]:
     jobs: set[int] = set()
     while True:
         if select.select([connection], [], [], _POLL_SECS)[0]:
-            text, logs, *_ = socket.recv_fds(connection, _MAX_BYTES, 1)
+            text, descriptors, *_ = socket.recv_fds(connection, _MAX_BYTES, 2)
             if not text:
                 os._exit(0)
+            log, waiting = descriptors
             pid = os.fork()
             if pid == 0:
                 connection.close()
                 os.setsid()
-                os.dup2(logs[0], 1)
-                os.dup2(logs[0], 2)
-            for log in logs:
-                os.close(log)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                if not os.read(waiting, 1):
+                    os._exit(0)
+            for descriptor in descriptors:
+                os.close(descriptor)
             if pid == 0:
                 return list(json.loads(text))
             jobs.add(pid)
