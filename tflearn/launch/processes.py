@@ -158,11 +158,11 @@ class JobProcess:
             with contextlib.suppress(OSError):  # a full disk
                 os.write(log.fileno(), f'===== {time.strftime("%F %T")} $ {shlex.join(self.job.command)}\n'.encode())
             self._log_start = log.seek(0, os.SEEK_END)
-            self._process = None
+            process: subprocess.Popen[bytes] | Fork | None = None
             if self._warm_parent:
-                self._process = self._warm_parent.start(self.job.command, log.fileno(), self._reaper.add)
-            if self._process is None:
-                self._process = subprocess.Popen(
+                process = self._warm_parent.start(self.job.command, log.fileno(), self._reaper.add)
+            if process is None:
+                process = subprocess.Popen(
                     self.job.command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -170,10 +170,11 @@ class JobProcess:
                     env=unbuffered_environment() | dict(self._placement.environment),
                     start_new_session=True,
                 )
-                self._reaper.add(self._process.pid)
+                self._reaper.add(process.pid)
+            self._process = process
         if self._placement.cores:
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(self._process.pid, self._placement.cores)  # Its threads come later.
+                os.sched_setaffinity(process.pid, self._placement.cores)  # Its threads come later.
         self.exit_code = None
 
     @property
