@@ -143,6 +143,30 @@ def test_thompson_draws_from_the_posterior(shared):
     assert between == pytest.approx(expected, abs=0.03)
 
 
+@pytest.mark.parametrize('shared', [False, True])
+@pytest.mark.parametrize('exploration', ['ucb', 'thompson'])
+def test_the_distribution_is_that_of_the_actions(shared, exploration):
+    agent = _make(SHARED if shared else DISJOINT, exploration=exploration)
+    zeros = tf.nest.map_structure(lambda spec: np.zeros((1, *spec.shape), np.float32), agent.time_step_spec.observation)
+    zeros['mask'] = np.array([[1, 0, 1, 1]])  # nothing is known: the three legal arms are alike
+    for observation in (zeros, {**_first_row(_batch(agent)), 'mask': np.array([[1, 1, 0, 1]])}):
+        many = {name: np.repeat(leaf, 20_000, 0) for name, leaf in observation.items()}
+        policy = agent.collect_policy
+        chosen = policy.action(ts.restart(tf.nest.map_structure(tf.constant, many), 20_000)).action.numpy()
+        found = policy.distribution(ts.restart(tf.nest.map_structure(tf.constant, many), 20_000)).action
+        shares = found.probs_parameter().numpy()
+        times = shares * linear_bandit.NUM_DRAWS
+        assert exploration == 'ucb' or np.allclose(times, times.round(), atol=1e-3)
+        assert (shares[:, observation['mask'][0] == 0] == 0).all()
+        expected = np.bincount(chosen, minlength=NUM_ARMS) / 20_000
+        np.testing.assert_allclose(shares.mean(axis=0), expected, atol=0.02)
+        agent.train(_batch(agent))
+
+
+def _first_row(data):
+    return {name: leaf[:1, 0].numpy() for name, leaf in data.observation.items()}
+
+
 def test_chooses_legal_arms_only():
     agent = _make(SHARED)
     masks = np.random.default_rng(1).integers(0, 2, (200, NUM_ARMS))

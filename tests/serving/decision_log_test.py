@@ -17,10 +17,15 @@ pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"
 import grpc
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+from tf_agents.trajectories import time_step as ts
 
 from scripts import __path__ as scripts_path
+from tests.agents import example_data
 from tests.testing import example_policies, forks, served_policies
+from tflearn.agents import linear_bandit
 from tflearn.core.errors import UserOSError
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
 from tflearn.net.server_options import ServerOptions
@@ -122,6 +127,27 @@ def test_probabilities_are_those_of_what_is_served(root, tmp_path):
     np.testing.assert_allclose(found['probability'], need[found['action']], rtol=1e-5)
     shares = np.bincount(found['action'], minlength=4) / 1000
     assert (np.abs(shares - need) < 5 * np.sqrt(need / 1000)).all()
+
+
+def test_thompson_sampling_is_served_with_the_probabilities_of_its_draws(tmp_path):
+    specs = EnvironmentSpecs(example_policies.OBSERVATION, example_policies.DISCRETE)
+    options = linear_bandit.LinearOptions('thompson')
+    agent = linear_bandit.make_agent(specs, create_train_step(), linear_bandit.EXPERIENCE, options=options)
+    agent.train(example_data.sequences(agent, 6, 3, 0))
+    PolicyExporter(agent.collect_policy, tmp_path / 'collect_policy').export(1, {})
+    rows = np.repeat(np.float32([[0.6, -0.4, 0.2, 0.9]]), 1000, axis=0)
+    with serving(tmp_path, tmp_path / 'log', names=['collect_policy']) as (ask, _):
+        found = [ask(rows, 'collect_policy') for _ in range(4)]
+    actions, probabilities = (np.concatenate([each[name] for each in found]) for name in ('action', 'probability'))
+    counts = probabilities * linear_bandit.NUM_DRAWS
+    np.testing.assert_allclose(counts, counts.round(), atol=1e-3)
+    assert probabilities.min() > 0 and probabilities.max() < 1
+    time_step = ts.restart(tf.constant(np.repeat(rows[:1], 20_000, axis=0)), 20_000)
+    need = np.bincount(agent.collect_policy.action(time_step).action, minlength=4) / 20_000
+    assert (np.abs(np.bincount(actions, minlength=4) / 4000 - need) < 5 * np.sqrt(need / 4000) + 0.01).all()
+    weights = np.bincount(actions, 1 / probabilities, minlength=4) / 4000  # 1, where every batch of draws has the arm
+    assert (np.abs(weights - 1)[need > 0.05] < 0.2).all(), (weights, need)
+    np.testing.assert_allclose([line['probability'] for line in lines_of(tmp_path / 'log')], probabilities, rtol=1e-6)
 
 
 def test_only_legal_actions_are_drawn():

@@ -16,12 +16,17 @@ Differs from the papers: A and b are updated after each batch, not each step, so
 some steps before; ties are broken at random; alpha is a setting, not the bound's value at a given confidence; Thompson
 sampling with one A for each arm draws a mu for each, independently.
 
+The distribution of an action, which a server draws from and logs (`serving.exploration`), is for Thompson sampling the
+shares of the arms in `NUM_DRAWS` draws of mu. An arm of the shares is an arm of the posterior, and its share is its
+probability given the draws, so that weights by it are unbiased for what has a share.
+
 TF-Agents' bandit agents are not used: they divide batches by arm with shapes that XLA does not compile, add up replicas
 by merge_call, which a compiled loop of train steps cannot contain, take sequences of one row, count items as train
 steps, have variables and operations for each arm, and no mask together with features of the arms.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +51,9 @@ from tflearn.networks import encoder, spec_checks
 EXPERIENCE = Experience(replay=Queue(max_size=1_000), batch=BatchItems(16))
 
 Exploration = Literal['ucb', 'thompson']
+
+NUM_DRAWS = 100  # of the posterior, for the probabilities of Thompson sampling
+_TIE = 1e-9  # scores that differ by less are equal
 
 
 @checked_dataclass(frozen=True)
@@ -278,33 +286,61 @@ class LinearBanditPolicy(tf_policy.TFPolicy):
 
         Those of the greedy policy are float32, which TFLite has.
         """
+        return self._draws(observation)()
+
+    def _draws(self, observation: Any) -> Callable[[], tf.Tensor]:
+        """Returns a function that draws scores [B, K]."""
         dtype = tf.float32 if self._kind == 'greedy' else tf.float64
         x, shared = self._contexts(observation, dtype), self._contexts.is_shared
         theta, root = tf.cast(self._posterior.theta, dtype), self._posterior.root
         means = tf.linalg.matvec(x, theta[0]) if shared else tf.linalg.matmul(x, theta, transpose_b=True)
         if self._kind == 'greedy':
-            return means
+            return lambda: means
         deviations = x @ root[0] if shared else tf.einsum('bd,kde->bke', x, root)  # x^T root, [B, K, D]
-        if self._kind == 'ucb':
-            widths = tf.norm(deviations, axis=-1)
-        else:
-            shape = tf.shape(deviations)
-            models = 1 if shared else shape[1]
+        shape = tf.shape(deviations)
+        models = 1 if shared else shape[1]
+        bounds = means + self._alpha * tf.norm(deviations, axis=-1)
+
+        def draw() -> tf.Tensor:
+            ties = tf.random.uniform(tf.shape(means), maxval=_TIE, dtype=tf.float64)
+            if self._kind == 'ucb':
+                return bounds + ties
             drawn = tf.random.normal((shape[0], models, shape[2]), dtype=tf.float64)
-            widths = tf.reduce_sum(deviations * drawn, axis=-1)
-        ties = tf.random.uniform(tf.shape(means), maxval=1e-9, dtype=tf.float64)
-        return means + self._alpha * widths + ties
+            return means + self._alpha * tf.reduce_sum(deviations * drawn, axis=-1) + ties
+
+        return draw
+
+    def _legal(self, time_step: ts.TimeStep) -> Callable[[], tf.Tensor]:
+        """Returns a function that draws scores [B, K], of illegal arms the lowest number."""
+        observation, splitter = time_step.observation, self.observation_and_action_constraint_splitter
+        if splitter is None:
+            return self._draws(observation)
+        observation, mask = splitter(observation)
+        draw, legal = self._draws(observation), tf.cast(mask, tf.bool)
+
+        def draw_legal() -> tf.Tensor:
+            scores = draw()
+            return tf.where(legal, scores, scores.dtype.min)
+
+        return draw_legal
+
+    def _action(self, time_step: ts.TimeStep, policy_state: Any, seed: Any = None) -> policy_step.PolicyStep:
+        action = tf.argmax(self._legal(time_step)(), axis=-1, output_type=self.action_spec.dtype)
+        return policy_step.PolicyStep(action, policy_state)
 
     def _distribution(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        observation, splitter = time_step.observation, self.observation_and_action_constraint_splitter
-        mask = None
-        if splitter is not None:
-            observation, mask = splitter(observation)
-        scores = self.scores(observation)
-        if mask is not None:
-            scores = tf.where(tf.cast(mask, tf.bool), scores, scores.dtype.min)
-        action = tf.argmax(scores, axis=-1, output_type=self.action_spec.dtype)
-        return policy_step.PolicyStep(tfp.distributions.Deterministic(action), policy_state)
+        draw = self._legal(time_step)
+        scores = draw()
+        if self._kind == 'greedy':
+            action = tf.argmax(scores, axis=-1, output_type=self.action_spec.dtype)
+            return policy_step.PolicyStep(tfp.distributions.Deterministic(action), policy_state)
+        if self._kind == 'ucb':
+            shares = tf.cast(scores >= tf.reduce_max(scores, axis=-1, keepdims=True) - _TIE, tf.float32)
+        else:
+            best = lambda: tf.one_hot(tf.argmax(draw(), axis=-1), scores.shape[-1])  # noqa: E731
+            shares = tf.foldl(lambda sums, _: sums + best(), tf.range(NUM_DRAWS), tf.zeros_like(scores, tf.float32))
+        chosen = tfp.distributions.Categorical(tf.math.log(shares), dtype=self.action_spec.dtype)
+        return policy_step.PolicyStep(chosen, policy_state)
 
 
 def _joined(leaf: tf.Tensor) -> tf.Tensor:

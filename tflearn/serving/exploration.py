@@ -1,7 +1,8 @@
 """How the server chooses among the actions of a policy, and how likely each choice was.
 
 The probability that is logged is that of what was served. It is known for a policy of one Discrete action: a greedy one
-(its distribution has one action, `loc`), mixed with random actions, or one that draws (its distribution has `logits`).
+(its distribution has one action, `loc`), mixed with random actions, or one that draws (its distribution has `logits`,
+those of Thompson sampling are the shares of draws from the posterior, see `agents.linear_bandit`).
 """
 
 from collections.abc import Mapping
