@@ -14,7 +14,7 @@ from tests.testing import lanes, written_summaries
 from tflearn.agents import dqn
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.data.reader import Dataset
-from tflearn.files.run_dir import RunDir, read_json
+from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import train_offline as job
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run import Run
@@ -98,6 +98,19 @@ def test_a_run_trains_exports_and_continues(tmp_path):
     assert policy.train_step == 60
     train(tmp_path / 'run', tmp_path / 'data', num_steps=80)
     assert read_json(run_dir.train_result)['train_step'] == 80
+
+
+def test_vocabularies_of_the_data_go_with_the_policy_and_with_what_begins_with_it(tmp_path):
+    words = {'action': ['cup', 'pot'], 'observation.country': ['de', 'fr']}
+    for name, found in (('log', words), ('decisions', {'action': ['cup', 'pot', 'lid']})):
+        data_sets.write(tmp_path / name, 60)
+        write_json(tmp_path / name / 'vocabularies.json', found)
+    first = train(tmp_path / 'first', tmp_path / 'log', num_steps=20)
+    assert loader.load_newest(first.policy('greedy_policy')).metadata['vocabularies'] == words
+    initial = Initial(seed=3, policy=str(first.policy('greedy_policy') / '20'))
+    second = train(tmp_path / 'second', tmp_path / 'decisions', num_steps=20, initial=initial)
+    found = loader.load_newest(second.policy('greedy_policy')).metadata['vocabularies']
+    assert found == {**words, 'action': ['cup', 'pot', 'lid']}
 
 
 class Interrupted(Exception):

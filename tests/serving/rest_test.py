@@ -145,6 +145,7 @@ def test_status_and_metadata(port):
     for part in ('', '/versions/7'):
         code, answer = ask(port, f'/v1/models/{NAME}{part}/metadata')
         assert code == 200 and answer['model_spec'] == {'name': NAME, 'signature_name': '', 'version': '7'}
+        assert answer['metadata'].keys() == {'signature_def'}, 'as TensorFlow Serving answers'
         described = answer['metadata']['signature_def']['signature_def']['serving_default']
         observation = described['inputs']['observation']
         assert observation['dtype'] == 'DT_FLOAT' and observation['tensor_shape'] == {
@@ -152,6 +153,15 @@ def test_status_and_metadata(port):
             'unknown_rank': False,
         }
         assert described['method_name'] == 'tensorflow/serving/predict' and list(described['outputs']) == ['action']
+
+
+def test_vocabularies_are_in_the_metadata(tmp_path):
+    words = {'action': ['cup', 'pot'], 'observation.country': ['de', 'fr']}
+    PolicyExporter(example_policies.greedy(), tmp_path / NAME).export(3, {'vocabularies': words})
+    with serving(tmp_path) as (served, server, _):
+        assert ask(served.port, f'/v1/models/{NAME}/metadata')[1]['metadata']['vocabularies'] == words
+        with contextlib.closing(PolicyClient(f'localhost:{server.port}')) as client:
+            assert client.vocabularies() == words
 
 
 def test_labels_name_versions(tmp_path):

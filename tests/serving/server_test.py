@@ -143,7 +143,8 @@ def test_metadata_and_status_of_unknown_models(channel):
     metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=['weights'])
     metadata.model_spec.name = 'greedy_policy'
     code, details = raw(channel, 'PredictionService/GetModelMetadata', metadata.SerializeToString())
-    assert (code, details) == ('INVALID_ARGUMENT', "got metadata_field ['weights']; need ['signature_def']")
+    assert code == 'INVALID_ARGUMENT'
+    assert details == "got metadata_field ['weights']; need 'signature_def' or 'vocabularies'"
     status = get_model_status_pb2.GetModelStatusRequest()
     status.model_spec.name = 'greedy_policy'
     status.model_spec.version.value = 8

@@ -68,7 +68,8 @@ def run(
             waiting = f' ({report.counts[OPEN]} {OPEN}: wait, or give --until)' if report.counts[OPEN] else ''
             raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}{waiting}; need at least one')
         report.counts.update(episodes=writer.num_episodes, steps=writer.num_steps)
-        write_json(begun / metadata.VOCABULARIES, words)
+        categories = {each.name for each in mapped.features if each.kind == 'category'}
+        write_json(begun / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
         facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
         columns.write_metadata(begun, {**facts, **metadata.versions()})
 

@@ -64,9 +64,14 @@ def add_recording(directory: pathlib.Path, facts: Mapping[str, Any], writer: Epi
 
 def keep_vocabularies(sources: Sequence[pathlib.Path], directory: pathlib.Path) -> None:
     """Writes the vocabularies of data sets to one that was made of them, if all have the same."""
-    first, *others = (read_json(source / VOCABULARIES) for source in sources)
-    if first is not None and all(other == first for other in others):
-        write_json(directory / VOCABULARIES, first)
+    if (found := vocabularies(sources)) is not None:
+        write_json(directory / VOCABULARIES, found)
+
+
+def vocabularies(directories: Sequence[pathlib.Path]) -> dict[str, list[str]] | None:
+    """Returns the vocabularies of data sets, by the names of their categories, if all have the same."""
+    first, *others = (read_json(directory / VOCABULARIES) for directory in directories)
+    return first if all(other == first for other in others) else None
 
 
 def lineage(directories: Sequence[pathlib.Path]) -> list[dict[str, Any]]:

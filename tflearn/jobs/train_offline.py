@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import pathlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from tflearn.core.types import AgentFactory, EnvironmentSpecs
 from tflearn.core.watchdog import Watchdog
 from tflearn.data import columns, metadata, writer
 from tflearn.data.reader import Dataset, find_directories
+from tflearn.files.run_dir import read_json
 from tflearn.jobs import initial_agent
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import ExportOptions
@@ -24,6 +26,7 @@ from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.validation import Validator
+from tflearn.policies import versions
 from tflearn.sampling import local, sources
 from tflearn.sampling.mix import Mix
 from tflearn.sampling.sources import Reading, Validation
@@ -99,7 +102,7 @@ def train_offline(
                     validator = Validator(kept.all_batches, validation.interval_steps, data_stop_conditions)
                     settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
             source.most_owed = _steps_per_call(source.most_owed, settings, validation)
-            steps = _FileSteps(source, agreement, validator, max_epochs, dataset)
+            steps = _FileSteps(source, agreement, validator, max_epochs, _origin(dataset, initial))
             session = Session(run, agent, source, steps, strategy, settings)
             session.begin()
         with _watched(strategy, lambda: (session.train_step, steps.num_validated)):
@@ -160,6 +163,20 @@ def _checksum(dataset: Dataset) -> int:
     return zlib.crc32('\n'.join(names).encode())
 
 
+def _origin(dataset: Dataset, initial: Initial) -> dict[str, Any]:
+    """Returns for the metadata of policies what trained them, and the vocabularies of their categories.
+
+    Logs of a policy's own decisions have its numbers of the categories: the vocabularies are those of the policy then.
+    """
+    directories = find_directories(dataset)
+    found: dict[str, Any] = {}
+    if initial.policy:
+        version = initial_agent.policy_version(pathlib.Path(initial.policy))
+        found = (read_json(version / versions.METADATA) or {}).get(versions.VOCABULARIES) or {}
+    found = {**found, **(metadata.vocabularies(directories) or {})}
+    return {metadata.TRAINED_ON: metadata.lineage(directories), **({versions.VOCABULARIES: found} if found else {})}
+
+
 class _FileSteps(Collectors):
     """The steps are in files. The workers' positions in their parts of them belong in the checkpoint."""
 
@@ -169,10 +186,10 @@ class _FileSteps(Collectors):
         agreement: workers.Agreement,
         validator: Validator | None,
         max_epochs: int | None,
-        dataset: Dataset,
+        origin: Mapping[str, Any],
     ):
         super().__init__()
-        self._trained_on = metadata.lineage(find_directories(dataset))
+        self._origin = origin
         self._source, self._validator, self._max_epochs = source, validator, max_epochs
         self._state: dict[str, Any] = {
             name: workers.StateOfWorkers(each, agreement) for name, each in source.state().items()
@@ -191,7 +208,7 @@ class _FileSteps(Collectors):
 
     def facts(self) -> Mapping[str, Any]:
         """See `Collectors`."""
-        return {**super().facts(), metadata.TRAINED_ON: self._trained_on}
+        return {**super().facts(), **self._origin}
 
     def begin(self, step: int) -> None:
         """Validates if that is due since the checkpoint."""

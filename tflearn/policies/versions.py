@@ -20,6 +20,7 @@ from tflearn.files.run_dir import read_json
 from tflearn.policies import model_card
 
 METADATA = 'metadata.json'
+VOCABULARIES = 'vocabularies'  # a key of the metadata: the values of each category, in the order of their numbers
 LATEST = 'latest'
 BEST = 'best'
 

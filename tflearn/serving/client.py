@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 import tensorflow as tf
-from google.protobuf import struct_pb2
+from google.protobuf import json_format, struct_pb2
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
@@ -18,6 +18,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.net.grpc_server import connect
 from tflearn.policies import signatures
 from tflearn.policies.loader import VersionGone
+from tflearn.policies.versions import VOCABULARIES
 from tflearn.serving import tensor_protos
 from tflearn.serving.outcomes import OUTCOMES
 from tflearn.serving.tensor_protos import (
@@ -151,15 +152,11 @@ class PolicyClient:
         Raises:
           VersionGone: if the version is not served any more.
         """
-        request = get_model_metadata_pb2.GetModelMetadataRequest()
-        request.model_spec.name, request.model_spec.version.value = self._model, version
-        request.metadata_field.append('signature_def')
+        definitions = get_model_metadata_pb2.SignatureDefMap()
         try:
-            response = self._stub.GetModelMetadata(request, self._timeout_secs, self._metadata)
+            self._unpack_metadata('signature_def', version, definitions)
         except grpc.RpcError as error:  # also of a server that restarts: the version is looked for again
             raise VersionGone(f'got no version {version} of {self._model!r} any more') from error
-        definitions = get_model_metadata_pb2.SignatureDefMap()
-        response.metadata['signature_def'].Unpack(definitions)
         leaves = {
             name.removeprefix('policy_state').removeprefix('_'): tf.TensorSpec(
                 [None if dimension.size < 0 else dimension.size for dimension in info.tensor_shape.dim[1:]],
@@ -170,6 +167,28 @@ class PolicyClient:
             if name.startswith('policy_state')
         }
         return leaves.get('', leaves or ())
+
+    def vocabularies(self) -> dict[str, list[str]]:
+        """Returns the values of the categories that the policy was trained on; of `tflearn-serve` only.
+
+        Returns:
+          By 'action' or 'observation.<name>', the values in the order of their numbers: an action's are counted from 0,
+          an observation's from 1, where 0 is any other value.
+
+        Raises:
+          grpc.RpcError: with the server's status.
+        """
+        words: Any = struct_pb2.Struct()
+        self._unpack_metadata(VOCABULARIES, self._version, words)
+        return dict(json_format.MessageToDict(words))
+
+    def _unpack_metadata(self, field: str, version: int | None, message: Any) -> None:
+        request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=[field])
+        request.model_spec.name = self._model
+        if version is not None:
+            request.model_spec.version.value = version
+        response = self._stub.GetModelMetadata(request, self._timeout_secs, self._metadata)
+        response.metadata[field].Unpack(message)
 
     def close(self) -> None:
         """Closes the connection."""

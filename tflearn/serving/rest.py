@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 import grpc
-from google.protobuf import json_format
+from google.protobuf import json_format, struct_pb2
 
 from tflearn.core import waiting
 from tflearn.core.errors import UserTimeoutError, UserValueError
@@ -22,6 +22,7 @@ from tflearn.net.grpc_server import Caller
 from tflearn.net.http_request import Request, Response
 from tflearn.net.http_server import HttpServer
 from tflearn.net.server_options import ServerOptions
+from tflearn.policies.versions import VOCABULARIES
 from tflearn.serving import json_tensors
 from tflearn.serving.json_tensors import PredictJson
 from tflearn.serving.request_queue import Arrays
@@ -139,14 +140,16 @@ class RestServer:
     def _metadata(self, field: str, request: Request, *words: str) -> Response:
         async def metadata() -> Any:
             message: Any = get_model_metadata_pb2.GetModelMetadataRequest
-            asked = message(model_spec=_spec(field, *words), metadata_field=['signature_def'])
+            asked = message(model_spec=_spec(field, *words), metadata_field=['signature_def', VOCABULARIES])
             return await self._server.get_model_metadata(asked)
 
         answer = self._call(request, 'GetModelMetadata', metadata)
         found: Any = get_model_metadata_pb2.SignatureDefMap()
         answer.metadata['signature_def'].Unpack(found)
-        described = {'model_spec': _dict(answer.model_spec), 'metadata': {'signature_def': _dict(found)}}
-        return http_request.json_response(described)
+        values: Any = struct_pb2.Struct()
+        answer.metadata[VOCABULARIES].Unpack(values)
+        described = {'signature_def': _dict(found), **({VOCABULARIES: _dict(values)} if values.fields else {})}
+        return http_request.json_response({'model_spec': _dict(answer.model_spec), 'metadata': described})
 
     def _call(self, request: Request, name: str, method: Callable[[], Awaitable[Any]]) -> Any:
         caller = Caller({key.lower(): value for key, value in request.headers.items()}, _certificate_names(request))

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, PositiveInt, checked_dataclass
-from tflearn.policies import loader, signatures
+from tflearn.policies import loader, signatures, versions
 from tflearn.policies.loaded_model import ModelFunction
 from tflearn.serving.exploration import Chooser, Exploration
 
@@ -232,6 +232,7 @@ class ServedVersion:
       chooser: how the actions of a decision are chosen that is logged, or explores.
       decisions: the default signature with these actions; None if the version has no such signature.
       signature_defs: TensorFlow's `SignatureDef` messages, by name, for clients.
+      vocabularies: the values of the categories that the policy was trained on, by the categories' names.
     """
 
     def __init__(
@@ -258,6 +259,7 @@ class ServedVersion:
         model, metadata = loader.load_model(path)
         bounds = _bounds((metadata.get('specs') or {}).get('observation', {}))
         self.signature_defs = model.signature_defs
+        self.vocabularies: Mapping[str, Sequence[str]] = metadata.get(versions.VOCABULARIES) or {}
         self.signatures = {
             name: Signature(name, function, options, max_rows, bounds) for name, function in model.signatures.items()
         }

@@ -18,6 +18,7 @@ from tflearn.net import grpc_server
 from tflearn.net.grpc_server import Caller, Refused
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies import signatures
+from tflearn.policies.versions import VOCABULARIES
 from tflearn.serving import decision_files, outcomes, tensor_protos
 from tflearn.serving.clients import Clients, caller_metadata, check_policy, everybody
 from tflearn.serving.decision_log import DecisionLog
@@ -299,14 +300,17 @@ class PolicyServer:
         return answer
 
     async def get_model_metadata(self, request: Any) -> Any:
-        """Answers a GetModelMetadataRequest for the field 'signature_def', the only one that is supported.
+        """Answers a GetModelMetadataRequest for the fields 'signature_def' and 'vocabularies', which is our own.
 
         Raises:
           InvalidRequest: if it names another field.
           Refused: if the model or the version is not served, or not yet.
         """
-        if not request.metadata_field or set(request.metadata_field) != {_SIGNATURES}:
-            raise InvalidRequest(f'got metadata_field {list(request.metadata_field)}; need [{_SIGNATURES!r}]')
+        fields = {*request.metadata_field}
+        if not fields or not fields <= {_SIGNATURES, VOCABULARIES}:
+            raise InvalidRequest(
+                f'got metadata_field {list(request.metadata_field)}; need {_SIGNATURES!r} or {VOCABULARIES!r}'
+            )
         model = self._version(request.model_spec)
         response = get_model_metadata_pb2.GetModelMetadataResponse()
         response.model_spec.name = request.model_spec.name
@@ -314,7 +318,11 @@ class PolicyServer:
         message = get_model_metadata_pb2.SignatureDefMap()
         for name, definition in model.signature_defs.items():
             message.signature_def[name].CopyFrom(definition)
-        response.metadata[_SIGNATURES].Pack(message)
+        words: Any = struct_pb2.Struct()
+        words.update(model.vocabularies)
+        for field, found in ((_SIGNATURES, message), (VOCABULARIES, words)):
+            if field in fields:
+                response.metadata[field].Pack(found)
         return response
 
     async def get_model_status(self, request: Any) -> Any:
