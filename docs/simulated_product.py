@@ -15,13 +15,14 @@ import numpy as np
 
 from tflearn.environments.tasks import inlining, recommender
 
-RANDOM = 0.2  # share of the random actions of the compiler's own heuristic
+RANDOM = 0.5  # share of the random actions of the compiler's own heuristic
+SMALL = 10  # instructions of a function that the heuristic inlines
 
 
 def make(product: str, drift: float):  # noqa: ANN201
     """Returns the environment that stands for the world."""
     if product == 'inlining':
-        return inlining.Inlining(num_functions=8, num_calls=12)
+        return inlining.Inlining(num_functions=6, num_calls=6)
     return recommender.Recommender(recommender.embeddings(), num_candidates=10, session_steps=1, drift=drift)
 
 
@@ -49,7 +50,7 @@ def own(random: np.random.Generator, observation: dict) -> tuple[int, float]:
     if 'candidates' in observation:
         candidates = np.flatnonzero(observation['candidates'])
         return int(random.choice(candidates)), 1 / len(candidates)
-    likely = inlining.reference_action(observation)
+    likely = int(observation['cost_estimate'] < SMALL)
     action = int(random.integers(2)) if random.random() < RANDOM else likely
     return action, 1 - RANDOM / 2 if action == likely else RANDOM / 2
 

@@ -114,6 +114,18 @@ def test_each_step_is_done_when_its_result_is_there(tmp_path, steps):
     assert train.is_done() and not promote.is_done() and '--margin=0.5' in promote.command
 
 
+def test_another_policy_can_serve(tmp_path, steps):
+    begun = Round(tmp_path / '1', {'began': 0.0, 'decisions': [], 'outcomes': []})
+    serving = tmp_path / 'serving' / 'policies' / 'collect_policy' / '400'
+    candidate = tmp_path / '1' / 'run' / 'policies' / 'collect_policy' / '500'
+    for version in (serving, candidate):
+        _export(version)
+    training = dataclasses.replace(steps.training, policy='collect_policy')
+    *_, train, promote = dataclasses.replace(steps, training=training).of(begun)
+    assert any(str(serving) in word for word in train.command)
+    assert {'--policy=collect_policy', f'--candidate={candidate}'} <= set(promote.command)
+
+
 def test_without_a_gate_all_is_trained_on_and_serves(tmp_path, steps):
     begun = Round(tmp_path / '1', {'began': 0.0, 'decisions': [], 'outcomes': []})
     join, train, promote = dataclasses.replace(steps, gate=None).of(begun)

@@ -85,7 +85,7 @@ def loop(
       run: how the program was called.
       logs: what rounds read.
       training: how policies are trained.
-      serving: the run directory whose greedy policy `tflearn-serve` serves.
+      serving: the run directory whose `Training.policy` `tflearn-serve` serves.
       gate: what a policy has to prove; None lets each new one serve.
       schedule: when a round begins.
 

@@ -47,11 +47,13 @@ class Training:
       gin_file: the gin file of the agent.
       gin_bindings: gin statements that come after it.
       warm_start: whether a round begins with the policy that serves.
+      policy: which of the run's policies serves; one that draws its actions explores by itself.
     """
 
     gin_file: str
     gin_bindings: Sequence[str] = ()
     warm_start: bool = True
+    policy: Literal['greedy_policy', 'raw_policy', 'collect_policy'] = 'greedy_policy'
 
 
 @checked_dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Steps:
 
     def result(self, begun: Round) -> dict[str, Any]:
         """Returns what came of a round whose steps are done: for the page, and for its last file."""
-        found = states.read(self.serving.greedy_policy)
+        found = states.read(self._served)
         data = read_json(begun.directory / 'joined' / 'dataset.json') or {}
         return {
             'promoted': self._is_promoted(begun),
@@ -146,10 +148,10 @@ class Steps:
 
     def _train(self, begun: Round) -> list[str]:
         statements = [*self.training.gin_bindings]
-        found = states.read(self.serving.greedy_policy)
-        served = found.stable if found else versions.newest_version(self.serving.greedy_policy)
+        found = states.read(self._served)
+        served = found.stable if found else versions.newest_version(self._served)
         if self.training.warm_start and served is not None:
-            policy = str(self.serving.greedy_policy / str(served))
+            policy = str(self._served / str(served))
             statements += ['from tflearn.jobs import train', f'train.Initial.policy = {policy!r}']
         return [
             f'--root_dir={begun.run.root}',
@@ -160,7 +162,8 @@ class Steps:
     def _promote(self, begun: Round) -> list[str]:
         held_out = begun.directory / 'parts' / 'held_out'
         names = ('margin', 'level', 'gamma', 'epsilon', 'min_effective_sample_size')
-        where = f'--root_dir={self.serving.root}', f'--candidate={_candidate(begun)}', f'--why={_reason(begun)}'
+        policy = f'--root_dir={self.serving.root}', f'--policy={self.training.policy}'
+        where = *policy, f'--candidate={self._candidate(begun)}', f'--why={_reason(begun)}'
         if not self.gate:
             return [*where, '--ungated']
         return [*where, f'--data={held_out}', *(f'--{name}={getattr(self.gate, name)}' for name in names)]
@@ -170,17 +173,20 @@ class Steps:
         return self._is_promoted(begun) or (self._verdict(begun) or {}).get('passes') is False
 
     def _is_promoted(self, begun: Round) -> bool:
-        found = states.read(self.serving.greedy_policy)
+        found = states.read(self._served)
         return any(entry['why'].startswith(_reason(begun)) for entry in (found.history if found else ()))
 
     def _verdict(self, begun: Round) -> dict[str, Any] | None:
-        facts: dict[str, Any] = read_json(_candidate(begun) / versions.METADATA) or {}
+        facts: dict[str, Any] = read_json(self._candidate(begun) / versions.METADATA) or {}
         return facts.get('gate')
 
+    @property
+    def _served(self) -> pathlib.Path:
+        return self.serving.policy(self.training.policy)
 
-def _candidate(begun: Round) -> pathlib.Path:
-    directory = begun.run.greedy_policy
-    return directory / str(versions.newest_version(directory))
+    def _candidate(self, begun: Round) -> pathlib.Path:
+        directory = begun.run.policy(self.training.policy)
+        return directory / str(versions.newest_version(directory))
 
 
 def _reason(begun: Round) -> str:
