@@ -18,6 +18,7 @@ from benchmarks.scale import model as scale_model
 from benchmarks.scale import plan as scale_plan
 from benchmarks.scale.model import Costs, Setting
 from benchmarks.suite import __main__ as suite
+from benchmarks.suite import judgement
 from benchmarks.suite import page as suite_page
 from benchmarks.suite import results as suite_results
 from benchmarks.suite import rows as suite_rows
@@ -37,38 +38,27 @@ def test_bindings_of_each_row_are_valid(key):
     preview.check(files.resolve(row.gin_file), bindings, jobs)
 
 
+JUDGED = judgement.all_rows(suite_rows.RESULTS)
+
+
 def test_the_page_is_made_from_the_results():
-    summaries = suite_page.read_statistics(suite_rows.RESULTS)
-    page = suite_page.text(suite_rows.RESULTS, summaries)
+    page = suite_page.text(JUDGED)
     assert (CHECKOUT / 'docs' / 'results.md').read_text(encoding='utf-8') == page
-    assert all((CHECKOUT / 'docs' / 'images' / name).exists() for name in suite_page.pictures(summaries))
+    assert all((CHECKOUT / 'docs' / 'images' / name).exists() for name in suite_page.pictures(JUDGED))
 
 
-def test_each_row_below_a_peer_has_a_remark():
-    summaries = suite_page.read_statistics(suite_rows.RESULTS)
-    below = [
-        row.remark
-        for key, row in suite_rows.ROWS.items()
-        for side in row.peers
-        if 'below' in suite_page.compared(summaries.get(key, {}), side)
+def test_each_row_worse_than_a_peer_has_a_remark():
+    worse = [
+        each.row.remark
+        for each in JUDGED.values()
+        for side in each.row.peers
+        if not each.missing and each.improvement(side)[0] == 'worse'
     ]
-    assert below and all(below)
+    assert all(worse)
 
 
-def test_statistics_are_those_of_the_results():
-    summaries = suite_page.read_statistics(suite_rows.RESULTS)
-    expected = {
-        key: {side: [run['curve'][-1][1] for run in runs if run['error'] is None] for side, runs in sides.items()}
-        for key, sides in suite_results.all_rows(suite_rows.RESULTS).items()
-    }
-    found = {(key, side): each for key, sides in summaries.items() for side, each in sides.items()}
-    assert found.keys() == {(key, side) for key, sides in expected.items() for side, runs in sides.items() if runs}
-    for (key, side), summary in found.items():
-        scores = np.sort(np.array(expected[key][side], np.float64))
-        cut = len(scores) // 4
-        np.testing.assert_allclose(summary['iqm'], scores[cut : len(scores) - cut].mean(), atol=1e-3)
-        assert summary['low'] - 1e-3 <= summary['iqm'] <= summary['high'] + 1e-3
-        assert summary['runs'] == len(scores)
+def test_each_row_has_a_budget():
+    assert suite_rows.BUDGET.keys() == suite_rows.ROWS.keys()
 
 
 def line(side='tflearn', seed=1, **others):
@@ -89,26 +79,108 @@ def test_a_result_counts_for_equal_settings_and_if_its_line_is_complete(tmp_path
     assert suite_results.read(tmp_path, 'ppo_cartpole', row)[-1]['side'] == 'SBX'
 
 
-def test_the_table_says_what_is_below_what_failed_and_what_was_not_run(tmp_path):
-    for result in (
-        line(),
-        line(seed=2, error='exit status 1', secs=1.0),
-        line('SB3', error='exit status 1'),
-    ):
+def judged(ours, theirs, first=11, failed=0):
+    """Returns the judgement of ppo_cartpole of runs that end at these returns, and of failed ones."""
+    results = {
+        side: [
+            *(line(side, first + i, curve=[[0, 9.0], [100, value], [200, value]]) for i, value in enumerate(values)),
+            *(line(side, first + len(values) + i, error='exit status 1', curve=None) for i in range(failed)),
+        ]
+        for side, values in {'tflearn': ours, 'SB3': theirs, 'SBX': theirs}.items()
+    }
+    return judgement.Judgement(suite_rows.ROWS['ppo_cartpole'], results)
+
+
+@pytest.mark.parametrize(
+    ('ours', 'theirs', 'verdict'),
+    [
+        ([480, 481, 482, 483, 484], [459, 461, 462, 463, 464], 'better'),
+        ([480, 481, 482, 483, 484], [479, 485, 486, 487, 488], 'equal'),
+        ([430, 431, 432, 433, 434], [428, 429, 432, 433, 440], 'equal'),
+        ([500, 500, 500, 500, 500], [500, 500, 500, 500, 500], 'equal'),
+        ([470, 451, 452, 453, 454], [459, 461, 462, 463, 464], 'equal'),
+        ([450, 451, 452, 453, 460], [459, 461, 462, 463, 464], 'worse'),
+    ],
+)
+def test_ours_is_judged_by_the_probability_of_improvement(ours, theirs, verdict):
+    found, (probability, low, high) = judged(ours, theirs).improvement('SB3')
+    assert found == verdict
+    assert low <= probability <= high
+    opposite, _ = judged(theirs, ours).improvement('SB3')
+    assert opposite == {'better': 'worse', 'worse': 'better', 'equal': 'equal'}[verdict]
+
+
+def test_a_score_is_of_the_last_three_marks():
+    group = judged([480.0], [9.0]).groups['tflearn']
+    curve = np.interp(np.linspace(0, 200, 11), [0, 100, 200], [9.0, 480.0, 480.0])
+    np.testing.assert_allclose(group.scores, [curve[-3:].mean()])
+    np.testing.assert_allclose(group.areas, [np.trapz(curve) / 10])
+
+
+def test_a_run_that_failed_counts_as_a_loss():
+    all_ended = judged([480, 481, 482, 483, 484], [470, 471, 472, 473, 474])
+    assert all_ended.improvement('SB3')[0] == 'better'
+    with_failures = judgement.Judgement(
+        all_ended.row, all_ended.results | {'tflearn': judged([480, 481], [], failed=3).results['tflearn']}
+    )
+    assert not with_failures.missing
+    assert with_failures.improvement('SB3')[1][0] == pytest.approx(0.4)
+
+
+def test_rows_of_tuning_seeds_and_of_few_seeds_do_not_count():
+    values = [480, 481, 482, 483, 484]
+    assert not judged(values, values).missing
+    assert judged(values, values, first=1).missing == {'tflearn': 5, 'SB3': 5, 'SBX': 5}
+    assert judged(values, values[:4]).missing == {'SB3': 1, 'SBX': 1}
+    both = {'tflearn': [line(seed=1), *judged(values, []).results['tflearn']]}
+    found = judgement.Judgement(suite_rows.ROWS['ppo_cartpole'], both)
+    assert [run['seed'] for run in found.runs('tflearn')] == [11, 12, 13, 14, 15]
+
+
+def test_the_table_counts_rows_of_fresh_seeds_only(tmp_path):
+    for values, first in (([480, 481, 482, 483, 484], 11), ([480], 1)):
+        for runs in judged(values, [9] * len(values), first).results.values():
+            for result in runs:
+                suite_results.append(tmp_path, 'ppo_cartpole', result)
+    suite_results.append(
+        tmp_path, 'dqn_cartpole', line(seed=1, settings=suite_rows.ROWS['dqn_cartpole'].settings('tflearn'))
+    )
+    page = suite_page.text(judgement.all_rows(tmp_path))
+    counted, _, apart = page.partition('## Not counted')
+    (ppo,) = [each for each in counted.splitlines() if each.startswith('| PPO | CartPole')]
+    assert '5 fresh seeds, 3 s' in ppo
+    assert '**better than SB3**: 1.00 [1.00, 1.00]; **better than SBX**: 1.00 [1.00, 1.00]' in ppo
+    rows = len(suite_rows.ROWS)
+    assert f'Counted: 1 of {rows} rows, 0 of them without a peer.' in counted
+    assert 'tflearn is better in 2, equal in 0, worse in 0.' in counted
+    (dqn,) = [each for each in apart.splitlines() if each.startswith('| DQN | CartPole')]
+    assert '1 tuning seed, 3 s | not run | not run | not counted; needs fresh seeds: tflearn 5, SB3 5, SBX 5' in dqn
+
+
+def test_the_table_says_what_failed(tmp_path):
+    for result in (line(), line(seed=2, error='exit status 1', secs=1.0), line('SB3', error='exit status 1')):
         suite_results.append(tmp_path, 'ppo_cartpole', result)
-    ours = {'runs': 1, 'iqm': 480.0, 'low': 480.0, 'high': 480.0}
-    theirs = {'runs': 3, 'iqm': 500.0, 'low': 490.0, 'high': 500.0}
-    lines = suite_page.text(tmp_path, {'ppo_cartpole': {'tflearn': ours}}).splitlines()
+    lines = suite_page.text(judgement.all_rows(tmp_path)).splitlines()
     ppo = next(each for each in lines if each.startswith('| PPO | CartPole'))
-    assert '| 480.0, 1 seed, 1 failed, 3 s | all 1 failed | not run |' in ppo
-    assert next(each for each in lines if each.startswith('| SAC | Hopper')).count('not run') == 3
-    assert suite_page.compared({'tflearn': ours, 'SB3': theirs}, 'SB3') == '**10.0 below** the interval of SB3'
-    assert suite_page.compared({'tflearn': theirs, 'SB3': theirs}, 'SB3') == 'as good as SB3'
+    assert '2 tuning seeds, 1 failed, 3 s | all 1 failed | not run |' in ppo
+
+
+def test_the_budget_says_what_was_spent_and_stops_a_row(tmp_path, capsys):
+    flags = [f'--results={tmp_path}', '--rows=ppo_cartpole', '--sides=tflearn', '--no_page']
+    suite_results.append(tmp_path, 'ppo_cartpole', line(seed=1, secs=7200.0))
+    suite_results.append(tmp_path, 'ppo_cartpole', line(seed=11, secs=7200.0))
+    assert suite.main([*flags, '--budget']) == 0
+    given = suite_rows.BUDGET['ppo_cartpole']
+    # Of the peers each of the five seeds takes the estimate of the row, 5 minutes.
+    cells = f'| {given:.1f} | 2.0 | {4 * 2 + 10 * 5 / 60:.1f} | 14 |'
+    assert capsys.readouterr().out.splitlines()[2:] == [f'| ppo_cartpole {cells}', f'| all {cells}']
+    assert suite.main(flags) == 0
+    assert capsys.readouterr().err == f'ppo_cartpole: no more runs, 2.0 h are spent of its budget of {given:g} h\n'
 
 
 def test_it_says_which_run_of_how_many_is_made_and_how_long_the_rest_takes(tmp_path, capsys, monkeypatch):
     suite_results.append(tmp_path, 'ppo_cartpole', line(secs=7200.0))
-    flags = [f'--results={tmp_path}', '--seeds=3', '--no_page']
+    flags = [f'--results={tmp_path}', '--seeds', '1', '2', '3', '--no_page']
     monkeypatch.setattr(suite, 'run', lambda row, side, seed, python: line(side, seed, secs=7200.0))
     assert suite.main([*flags, '--rows=ppo_cartpole', '--sides=tflearn']) == 0
     logged = capsys.readouterr().err.splitlines()
@@ -128,7 +200,8 @@ import sys
 from benchmarks.suite import __main__ as suite, rows as suite_rows
 row = suite_rows.Row('DQN', 'CartPole-v1', 'dqn_cartpole', 200, 2_000, ('Uniform.min_size=200',), 'synchronous')
 suite_rows.ROWS['tiny'] = row
-sys.exit(suite.main(['--rows', 'tiny', '--seeds=2', '--no_page', *sys.argv[1:]]))
+suite_rows.BUDGET['tiny'] = 1.0
+sys.exit(suite.main(['--rows', 'tiny', '--seeds', '1', '2', '--no_page', *sys.argv[1:]]))
 """
 
 

@@ -1,15 +1,17 @@
 """What do the algorithms learn, in how many steps, beside other libraries? A table's runs, by one resumable command.
 
-    python -m benchmarks.suite --rows ppo_cartpole dqn_cartpole --seeds=5 --max_secs=7000
+    nice -n 19 python -m benchmarks.suite --rows ppo_cartpole dqn_cartpole --max_secs=7000
+    python -m benchmarks.suite --budget
 
-For each row of `rows.py`, each seed and each side it makes a run in processes of its own, and adds a line to
-`benchmarks/results/`. What has a line with the same settings is not run again; to repeat a run, remove its line. With
---max_secs no run begins after that time, so the command can be run in parts; a run that was killed has no line and is
-made again from its start. A run that fails has a line with its error.
+For each row of `rows.py`, in the order of budget.json, each fresh seed and each side it makes a run in processes of its
+own, and adds a line to `benchmarks/results/`. What has a line with the same settings is not run again; to repeat a run,
+remove its line. It can be killed at any time: a run without a line is made again from its start. With --max_secs no run
+begins after that time. A run that fails has a line with its error. No run begins of a row whose hours are spent;
+--budget prints them. Settings are chosen on the tuning seeds, 1 to 10, and not here: by tflearn-seeds, whose default
+seeds these are, and tflearn-compare.
 
 Both sides evaluate by the mode, over the same number of episodes, at the same marks. Peers are run where their
-environment is (requirements_peers.txt says how to make it). There, too, are the statistics made of the lines
-(`statistics.py`, by rliable); `page.py` then writes docs/results.md and its pictures.
+environment is (requirements_peers.txt says how to make it). At the end `page.py` writes docs/results.md.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from typing import Any
 
 from benchmarks.suite import results as suite_results
 from benchmarks.suite import zoo
-from benchmarks.suite.rows import OURS, RESULTS, ROWS, Row
+from benchmarks.suite.rows import BUDGET, OURS, RESULTS, ROWS, SEEDS, Row
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -35,8 +37,11 @@ _ERROR_CHARS = 300
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes the runs that are missing, then the statistics and the page; returns 1 if a run failed."""
+    """Makes the runs that are missing, then the page; returns 1 if a run failed."""
     options = _parser().parse_args(arguments)
+    if options.budget:
+        print(budget(options.results, options.rows))
+        return 0
     failed = 0
     begun = time.monotonic()
     missing = _missing(options)
@@ -50,32 +55,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suite_results.append(options.results, key, result)
         failed += result['error'] is not None
         _log(f'{key}, {side}, seed {seed}: {result["error"] or result["curve"][-1]}, {result["secs"]:.0f} s')
-    if not options.no_page and options.peers_python.exists():
-        for program, python in (('statistics', options.peers_python), ('page', sys.executable)):
-            command = [python, '-m', f'benchmarks.suite.{program}', f'--results={options.results}']
-            subprocess.run(command, check=True, cwd=ROOT, timeout=LIMIT_SECS)
+    if not options.no_page:
+        command = [sys.executable, '-m', 'benchmarks.suite.page', f'--results={options.results}']
+        subprocess.run(command, check=True, cwd=ROOT, timeout=LIMIT_SECS)
     return int(failed > 0)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        epilog=f'rows: {", ".join(ROWS)}',
+        epilog=f'rows: {", ".join(BUDGET)}',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     sides = [OURS, *zoo.MODULES]
     default = ', default: all'
     parser.add_argument(
-        '--rows', nargs='+', choices=ROWS, default=list(ROWS), metavar='ROW', help=f'see below{default}'
+        '--rows', nargs='+', choices=BUDGET, default=list(BUDGET), metavar='ROW', help=f'see below{default}'
     )
     parser.add_argument('--sides', nargs='+', choices=sides, default=sides, help=f'who learns{default} that a row has')
-    parser.add_argument('--seeds', type=int, default=5, help='runs of each side, with the seeds 1, 2, ...; default: 5')
+    parser.add_argument(
+        '--seeds', type=int, nargs='+', help=f'of the runs; default: the first {SEEDS} fresh ones of a row'
+    )
+    parser.add_argument('--budget', action='store_true', help='only prints the hours of each row: given, spent, left')
     parser.add_argument('--max_secs', type=float, default=float('inf'), help='begins no run after so long')
     parser.add_argument(
         '--peers_python',
         type=pathlib.Path,
         default=ROOT / 'peers_environment' / 'bin' / 'python',
-        help="the interpreter of the peers' environment; without it there are only our runs, and no page",
+        help="the interpreter of the peers' environment; without it there are only our runs",
     )
     parser.add_argument('--results', type=pathlib.Path, default=RESULTS, help='directory of the lines')
     parser.add_argument('--no_page', action='store_true', help='only runs')
@@ -86,16 +93,50 @@ def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def budget(directory: pathlib.Path, keys: Sequence[str]) -> str:
+    """Returns a table: the hours of each row's fresh seeds that are its budget, were spent, and are needed still."""
+    lines = ['| row | budget, h | spent, h | needed, h | runs that are missing |', '|---|---|---|---|---|']
+    totals = [0.0, 0.0, 0.0, 0]
+    for key in keys:
+        missing = [each for each in _wanted(ROWS[key], None) if each not in _done(directory, key)]
+        needed = sum(_estimated_secs(directory, key, side) for side, _ in missing) / 3600
+        cells = [BUDGET[key], _spent_hours(directory, key), needed, len(missing)]
+        totals = [total + cell for total, cell in zip(totals, cells, strict=True)]
+        lines.append('| {} | {:.1f} | {:.1f} | {:.1f} | {} |'.format(key, *cells))
+    return '\n'.join([*lines, '| all | {:.1f} | {:.1f} | {:.1f} | {} |'.format(*totals)])
+
+
+def _wanted(row: Row, seeds: Sequence[int] | None) -> list[tuple[str, int]]:
+    """Returns (side, seed): of a seed all sides; without `seeds` of the first fresh ones."""
+    numbers = seeds or range(row.fresh_seed, row.fresh_seed + SEEDS)
+    return [(side, seed) for seed in numbers for side in (OURS, *row.peers)]
+
+
+def _done(directory: pathlib.Path, key: str) -> set[tuple[str, int]]:
+    return {(each['side'], each['seed']) for each in suite_results.read(directory, key, ROWS[key])}
+
+
+def _spent_hours(directory: pathlib.Path, key: str) -> float:
+    """Returns the hours of a row's runs with fresh seeds."""
+    row = ROWS[key]
+    return (
+        sum(each['secs'] for each in suite_results.read(directory, key, row) if each['seed'] >= row.fresh_seed) / 3600
+    )
+
+
 def _missing(options: argparse.Namespace) -> list[tuple[str, str, int]]:
-    """Returns (row, side, seed) of the runs that have no line yet: of a row all seeds, of a seed all sides."""
+    """Returns (row, side, seed) of the runs that have no line yet, of rows within their budget."""
     found = []
     for key in options.rows:
-        row = ROWS[key]
-        done = {(each['side'], each['seed']) for each in suite_results.read(options.results, key, row)}
-        sides = [side for side in (OURS, *row.peers) if side in options.sides]
-        sides = [side for side in sides if side == OURS or options.peers_python.exists()]
-        wanted = [(side, seed) for seed in range(1, options.seeds + 1) for side in sides]
-        found += [(key, *each) for each in wanted if each not in done]
+        if (spent := _spent_hours(options.results, key)) >= BUDGET[key]:
+            _log(f'{key}: no more runs, {spent:.1f} h are spent of its budget of {BUDGET[key]:g} h')
+            continue
+        done = _done(options.results, key)
+        found += [
+            (key, side, seed)
+            for side, seed in _wanted(ROWS[key], options.seeds)
+            if side in options.sides and (side == OURS or options.peers_python.exists()) and (side, seed) not in done
+        ]
     return found
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.suite.page`: docs/results.md and its pictures, from the suite's results and statistics."""
+"""`python -m benchmarks.suite.page`: docs/results.md and its pictures, from the suite's results."""
 
 import argparse
 import json
@@ -6,11 +6,13 @@ import pathlib
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from benchmarks.suite import results as suite_results
-from benchmarks.suite.rows import EPISODES, MARKS, OURS, RESULTS, ROWS, Row
+from benchmarks.suite import judgement
+from benchmarks.suite.judgement import Judgement
+from benchmarks.suite.rows import EPISODES, MARKS, OURS, RESULTS, ROWS, SEEDS, Row
 from benchmarks.suite.zoo import ZOO, ZOO_COMMIT
+from tflearn.experiments import statistics as run_statistics
+from tflearn.experiments.comparison import Group
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -25,15 +27,21 @@ What each algorithm has learned after how many steps, beside other libraries at 
 
 - **A run** has the row's gin file and bindings and one seed. The policy acts by the mode in {EPISODES} episodes,
   10 of Pong, or 100 to 500 in tasks of our own, at {MARKS} marks; peers are evaluated at the same environment steps,
-  over as many episodes, without exploration. A score is the mean return of the run's last policy: there is no choice
-  of the best. Runs of several processes record the environment steps that the learner knew of at an export, which are
-  a few percent fewer than were taken.
-- **Figures** are the interquartile mean over the seeds and its 95% bootstrap interval in brackets, by
-  [rliable](https://github.com/google-research/rliable). With three seeds nothing is cut off, so it is the mean, and an
-  interval of so few seeds is only a hint. Then come the seeds, and the median seconds of the whole command, with start
-  and evaluation. Other programs ran on the same two cores: the seconds are no comparison of speed.
-- **Compared** reads "as good" where our interquartile mean is at or above the lower end of the peer's interval, and
-  says how much is missing otherwise.
+  over as many episodes, without exploration. Runs of several processes record the environment steps that the learner
+  knew of at an export, which are a few percent fewer than were taken.
+- **A score** is the mean return of the last three marks: there is no choice of the best. The area is the mean of the
+  whole curve. Both sides are read at equal environment steps, up to the end of the shortest run. A run that failed
+  has the lowest return of the row at each mark, so it counts as a loss.
+- **Figures** are the interquartile mean of the scores over the seeds and its 95% bootstrap interval in brackets, the
+  interquartile mean of the areas, the seeds, and the median seconds of the whole command, with start and evaluation.
+  With three seeds nothing is cut off, so it is the mean. Other programs ran on the same two cores: the seconds are no
+  comparison of speed. The measures are those of [`tflearn-compare`](seeds.md#compare-them).
+- **Better, equal, worse** is about the probability that a run of ours has a higher score than one of the peer
+  ([rliable](https://github.com/google-research/rliable)'s probability of improvement): worse if its 95% interval is
+  below 1/2, better if it is above, equal if it contains 1/2. Equal says only that these seeds do not tell
+  the two apart: with five on each side, one low seed of the peer can do that.
+- **Seeds** from 11 on are fresh: no setting was chosen on them. A row counts with {SEEDS} fresh seeds on each side;
+  seeds 1 to 10 are for tuning, and rows that have only these, or fewer, are listed apart.
 - **Peers** have [RL Zoo's settings]({ZOO}/tree/{ZOO_COMMIT}/hyperparams), SBX the same ones as SB3. QR-DQN and TQC of
   SB3 are those of sb3-contrib. CleanRL is no side: its package requires Stable-Baselines3 1.2 and the old gym,
   without which its programs would have to be copied here. RLlib installs, but RL Zoo has no settings for it; it is
@@ -42,10 +50,9 @@ What each algorithm has learned after how many steps, beside other libraries at 
   [RL Zoo's benchmark]({ZOO}/blob/{ZOO_COMMIT}/benchmark.md),
   of one trained agent after the steps named; these are often not the row's. Tasks of our own have the best possible
   return or a scripted reference's instead.
-- Runs that failed are counted, and what has not been run stays in the table.
 """
 TABLE = (
-    '| algorithm | environment | steps | tflearn | SB3 | SBX | compared | published |',
+    '| algorithm | environment | steps | tflearn | SB3 | SBX | tflearn is | published |',
     '|---|---|---|---|---|---|---|---|',
 )
 
@@ -56,102 +63,116 @@ def main() -> None:
     parser.add_argument('--results', type=pathlib.Path, default=RESULTS, help='directory of the lines')
     parser.add_argument('--docs', type=pathlib.Path, default=DOCS)
     options = parser.parse_args()
-    summaries = read_statistics(options.results)
-    (options.docs / 'results.md').write_text(text(options.results, summaries), encoding='utf-8')
-    for environment, keys in _pictures(summaries).items():
-        draw(options.docs / 'images' / picture(environment), {key: summaries[key] for key in keys})
+    judged = judgement.all_rows(options.results)
+    (options.docs / 'results.md').write_text(text(judged), encoding='utf-8')
+    for environment, keys in _pictures(judged).items():
+        draw(options.docs / 'images' / picture(environment), {key: judged[key].groups for key in keys})
 
 
-def read_statistics(directory: pathlib.Path) -> dict[str, Any]:
-    """Returns row -> side -> statistics; empty before there are any."""
-    path = directory / suite_results.STATISTICS
-    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
-
-
-def pictures(summaries: Mapping[str, Any]) -> list[str]:
+def pictures(judged: Mapping[str, Judgement]) -> list[str]:
     """Returns the names of the pictures that the page shows."""
-    return [picture(environment) for environment in _pictures(summaries)]
+    return [picture(environment) for environment in _pictures(judged)]
 
 
-def text(directory: pathlib.Path, summaries: Mapping[str, Any]) -> str:
+def text(judged: Mapping[str, Judgement]) -> str:
     """Returns the page."""
-    results = suite_results.all_rows(directory)
+    counted = [each for each in judged.values() if not each.missing]
+    apart = [each for each in judged.values() if each.missing]
     lines = [
         _HEAD,
         '## Table',
         '',
         *TABLE,
-        *(line(key, row, summaries.get(key, {}), results[key]) for key, row in ROWS.items()),
+        *map(line, counted),
         '',
-        _share(summaries),
+        _count(counted, apart),
+        '',
+        '## Not counted',
+        '',
+        f'Rows with fewer than {SEEDS} fresh seeds on a side. `python -m benchmarks.suite --budget` has their hours.',
+        '',
+        *TABLE,
+        *map(line, apart),
+        '',
+        '## Remarks',
         '',
         *_remarks(),
-        _not_run(summaries),
-        '',
         '## Curves',
         '',
         'Interquartile means and intervals over the seeds, against environment steps.',
         '',
-        *(f'![{environment}](images/{picture(environment)})\n' for environment in _pictures(summaries)),
+        *(f'![{environment}](images/{picture(environment)})\n' for environment in _pictures(judged)),
         '## Settings',
         '',
         'Ours: the gin file, with what the suite binds after it.',
         '',
-        *(f'- `{key}`: {_our_settings(row)}' for key, row in ROWS.items()),
+        *(f'- `{key}`: {_our_settings(each.row)}' for key, each in judged.items()),
         '',
         "The peers', which are RL Zoo's.",
         '',
-        *(line for key, row in ROWS.items() for line in _peer_settings(key, row)),
+        *(line for key, each in judged.items() for line in _peer_settings(key, each.row)),
         '',
-        'Versions: ' + '; '.join(_versions(results)) + '.',
+        'Versions: ' + '; '.join(_versions(judged)) + '.',
     ]
     return '\n'.join(lines).rstrip() + '\n'
 
 
-def line(key: str, row: Row, summary: Mapping[str, Any], results: Mapping[str, Sequence[Any]]) -> str:
+def line(judged: Judgement) -> str:
     """Returns the table's line of a row."""
+    row = judged.row
     published = f'{_number(row.published[0])} ({row.published[1]})' if row.published else ''
     cells = [
         row.algorithm,
         f'{row.environment}',
         f'{row.env_steps:,}',
-        *(_cell(row, side, summary.get(side), results.get(side, [])) for side in (OURS, 'SB3', 'SBX')),
-        '; '.join(filter(None, (compared(summary, side) for side in row.peers))),
+        *(_cell(judged, side) for side in (OURS, 'SB3', 'SBX')),
+        _compared(judged),
         published,
     ]
     return '| ' + ' | '.join(cells) + ' |'
 
 
-def _cell(row: Row, side: str, summary: Mapping[str, Any] | None, runs: Sequence[Mapping[str, Any]]) -> str:
-    if side != OURS and side not in row.peers:
+def _cell(judged: Judgement, side: str) -> str:
+    if side not in (OURS, *judged.row.peers):
         return ''
-    failed = sum(run['error'] is not None for run in runs)
-    failures = f', {failed} failed' if failed else ''
-    if summary is None:
-        return f'all {failed} failed' if failed else 'not run'
-    number = f'{summary["runs"]} seed{"s" * (summary["runs"] > 1)}{failures}'
-    secs = statistics.median(run['secs'] for run in runs if run['error'] is None)
-    between = f' [{_number(summary["low"])}, {_number(summary["high"])}]' if summary['runs'] > 1 else ''
-    return f'{_number(summary["iqm"])}{between}, {number}, {secs:.0f} s'
+    runs = judged.runs(side)
+    ended = [run['secs'] for run in runs if run['error'] is None]
+    if not ended:
+        return f'all {len(runs)} failed' if runs else 'not run'
+    failed, fresh = len(runs) - len(ended), len(judged.fresh(side))
+    seeds = [f'{fresh} fresh'] * (fresh > 0) + [f'{len(runs) - fresh} tuning'] * (len(runs) > fresh)
+    number = f'{" and ".join(seeds)} seed{"s" * (len(runs) > 1)}' + f', {failed} failed' * (failed > 0)
+    (mean, *ends), areas = judged.groups[side].score, judged.groups[side].areas
+    between = f' [{", ".join(map(_number, ends))}]' * (len(runs) > 1)
+    area = _number(float(run_statistics.interquartile_mean(areas)))
+    return f'{_number(mean)}{between}, area {area}, {number}, {statistics.median(ended):.0f} s'
 
 
 def _number(value: float) -> str:
     return f'{value:.1f}' if abs(value) >= 10 else f'{value:.2f}'
 
 
-def compared(summary: Mapping[str, Any], side: str) -> str:
-    """Returns how our interquartile mean is beside a peer's interval; empty if one of them is not there."""
-    if OURS not in summary or side not in summary:
-        return ''
-    missing = summary[side]['low'] - summary[OURS]['iqm']
-    return f'as good as {side}' if missing <= 0 else f'**{missing:.1f} below** the interval of {side}'
+def _compared(judged: Judgement) -> str:
+    """Returns how our runs are beside those of each peer; of a row that does not count, what is missing."""
+    if judged.missing:
+        needed = ', '.join(f'{side} {number}' for side, number in judged.missing.items())
+        return f'not counted; needs fresh seeds: {needed}'
+    found = []
+    for side in judged.row.peers:
+        verdict, (probability, low, high) = judged.improvement(side)
+        words = f'equal to {side}' if verdict == 'equal' else f'**{verdict} than {side}**'
+        found.append(f'{words}: {probability:.2f} [{low:.2f}, {high:.2f}]')
+    return '; '.join(found)
 
 
-def _share(summaries: Mapping[str, Any]) -> str:
-    judged = [compared(summaries[key], side) for key, row in ROWS.items() if key in summaries for side in row.peers]
-    judged = [each for each in judged if each]
-    good = sum(each.startswith('as good') for each in judged)
-    return f'As good as the peer in {good} of {len(judged)} comparisons.' if judged else 'Nothing is compared yet.'
+def _count(counted: Sequence[Judgement], apart: Sequence[Judgement]) -> str:
+    verdicts = [each.improvement(side)[0] for each in counted for side in each.row.peers]
+    alone = sum(not each.row.peers for each in counted)
+    shares = ', '.join(f'{verdict} in {verdicts.count(verdict)}' for verdict in ('better', 'equal', 'worse'))
+    return (
+        f'Counted: {len(counted)} of {len(counted) + len(apart)} rows, {alone} of them without a peer. In '
+        f'{len(verdicts)} comparisons tflearn is {shares}. The other {len(apart)} rows do not count.'
+    )
 
 
 def _remarks() -> list[str]:
@@ -161,15 +182,6 @@ def _remarks() -> list[str]:
         if row.remark:
             rows.setdefault(row.remark, []).append(f'`{key}`')
     return [*(f'- {", ".join(keys)}: {remark}' for remark, keys in rows.items()), '']
-
-
-def _not_run(summaries: Mapping[str, Any]) -> str:
-    """The sides without runs, and how long theirs would take."""
-    sides = {
-        key: [side for side in (OURS, *row.peers) if side not in summaries.get(key, {})] for key, row in ROWS.items()
-    }
-    missing = [f'`{key}` ({", ".join(found)}: {ROWS[key].minutes:g})' for key, found in sides.items() if found]
-    return f'Not run yet, with a rough estimate of the minutes of a seed on two cores: {", ".join(missing) or "none"}.'
 
 
 def _our_settings(row: Row) -> str:
@@ -185,12 +197,12 @@ def _peer_settings(key: str, row: Row) -> list[str]:
     ]
 
 
-def _versions(results: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[str]:
+def _versions(judged: Mapping[str, Judgement]) -> list[str]:
     found = {
         ' '.join(f'{name} {_short(version)}' for name, version in run['versions'].items())
-        for sides in results.values()
-        for runs in sides.values()
-        for run in runs
+        for each in judged.values()
+        for side in (OURS, *each.row.peers)
+        for run in each.runs(side)
         if run['error'] is None
     }
     return sorted(found) or ['none']
@@ -206,30 +218,31 @@ def picture(environment: str) -> str:
     return f'results_{re.sub("[^a-z0-9]+", "_", name.lower())}.png'
 
 
-def _pictures(summaries: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Returns environment -> rows that have statistics."""
+def _pictures(judged: Mapping[str, Judgement]) -> dict[str, list[str]]:
+    """Returns environment -> rows that have runs."""
     found: dict[str, list[str]] = {}
-    for key, row in ROWS.items():
-        if key in summaries:
-            found.setdefault(row.environment, []).append(key)
+    for key, each in judged.items():
+        if each.groups:
+            found.setdefault(each.row.environment, []).append(key)
     return found
 
 
-def draw(path: pathlib.Path, summaries: Mapping[str, Mapping[str, Any]]) -> None:
+def draw(path: pathlib.Path, rows: Mapping[str, Mapping[str, Group]]) -> None:
     """Draws a panel for each row: the curve of each side with its interval."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(3, len(summaries))
-    lines = -(-len(summaries) // columns)
+    columns = min(3, len(rows))
+    lines = -(-len(rows) // columns)
     figure = Figure(figsize=(4 * columns, 3 * lines), dpi=100, layout='constrained')
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
-    for axes, (key, sides) in zip(panels, summaries.items(), strict=False):
+    for axes, (key, sides) in zip(panels, rows.items(), strict=False):
         for i, (side, name) in enumerate(_NAMES.items()):
-            if side in sides:
-                steps, means, low, high = zip(*sides[side]['curve'], strict=True)
-                axes.plot(steps, means, color=f'C{i}', label=name)
-                axes.fill_between(steps, low, high, color=f'C{i}', alpha=0.2, linewidth=0)
+            if group := sides.get(side):
+                mean = run_statistics.interquartile_mean(group.curves)
+                axes.plot(group.marks, mean, color=f'C{i}', label=name)
+                band = run_statistics.interval(group.curves)
+                axes.fill_between(group.marks, *band, color=f'C{i}', alpha=0.2, linewidth=0)
         axes.set_title(ROWS[key].algorithm)
         axes.xaxis.set_major_formatter('{x:,.0f}')
         axes.locator_params(axis='x', nbins=4)
@@ -237,7 +250,7 @@ def draw(path: pathlib.Path, summaries: Mapping[str, Mapping[str, Any]]) -> None
         axes.legend(frameon=False, fontsize='small')
     figure.supxlabel('environment steps')
     figure.supylabel('mean return')
-    for axes in panels[len(summaries) :]:
+    for axes in panels[len(rows) :]:
         axes.set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_png(path)

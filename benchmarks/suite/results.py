@@ -6,9 +6,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.suite.rows import ROWS, Row
-
-STATISTICS = 'statistics.json'
+from benchmarks.suite.rows import Row
 
 Result = dict[str, Any]
 
@@ -40,8 +38,3 @@ def by_side(results: Iterable[Result]) -> dict[str, list[Result]]:
     for result in results:
         sides.setdefault(result['side'], []).append(result)
     return sides
-
-
-def all_rows(directory: pathlib.Path) -> dict[str, dict[str, list[Result]]]:
-    """Returns row -> side -> results, for each row of the suite."""
-    return {key: by_side(read(directory, key, row)) for key, row in ROWS.items()}

@@ -1,7 +1,8 @@
 """The suite's rows: which algorithm learns which task for how long, and what it is compared with.
 
 A row is data, the first line of the file of its results: {"row": {"algorithm": ..., "environment": ..., ...}} with the
-fields of `Row`, whose `peers` are sides with the names of their classes. A new file with this line is a new row.
+fields of `Row`, whose `peers` are sides with the names of their classes. A new file with this line is a new row, and
+budget.json has its hours.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from benchmarks.suite import zoo
 EPISODES = 20  # of one evaluation, which acts by the mode
 MARKS = 10  # evaluations of a run, after the one of the untrained policy
 OURS = 'tflearn'
+SEEDS = 5  # fresh ones of each side, from which on a row counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Row:
       published: a published return and its source, or the task's best possible or its reference's.
       minutes: an estimate of a seed's on two cores, of the slowest side.
       episodes: of one evaluation.
+      fresh_seed: the first seed that chose no setting; those below are for tuning.
       remark: what to know of a figure, or, where the row is below a peer, why and what was tried.
     """
 
@@ -62,6 +65,7 @@ class Row:
     published: tuple[float, str] | None = None
     minutes: float = 5.0
     episodes: int = EPISODES
+    fresh_seed: int = 11
     remark: str = ''
 
     def settings(self, side: str) -> dict[str, Any]:
@@ -90,4 +94,6 @@ def _read(path: pathlib.Path) -> Row | None:
 
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / 'results'
 _FOUND = {path.stem: row for path in RESULTS.glob('*.jsonl') if (row := _read(path))}
+# Row -> hours for the fresh seeds of all its sides, in the order in which they are run.
+BUDGET: dict[str, float] = json.loads(pathlib.Path(__file__).with_name('budget.json').read_text(encoding='utf-8'))
 ROWS: dict[str, Row] = dict(sorted(_FOUND.items(), key=lambda each: (each[1].environment, each[0])))

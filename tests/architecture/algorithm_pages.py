@@ -9,11 +9,10 @@ import functools
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+from benchmarks.suite import judgement
 from benchmarks.suite import page as results_page
-from benchmarks.suite import results as suite_results
-from benchmarks.suite.rows import RESULTS, ROWS
+from benchmarks.suite.rows import RESULTS
 from tests.architecture import settings_page
 from tests.architecture.source_tree import SourceFile
 from tests.testing.algorithms import ALGORITHMS, Algorithm
@@ -136,20 +135,20 @@ def _arguments(name: str, known: Definitions, constants: Mapping[str, str]) -> I
 
 
 @functools.cache
-def _measured() -> tuple[dict[str, Any], dict[str, Any]]:
-    return results_page.read_statistics(RESULTS), suite_results.all_rows(RESULTS)
+def _judged() -> dict[str, judgement.Judgement]:
+    return judgement.all_rows(RESULTS)
 
 
 def _results(name: str, runs: Mapping[str, str]) -> Iterator[str]:
-    summaries, results = _measured()
-    rows = {key: row for key, row in ROWS.items() if row.gin_file in runs}
+    judged = {key: each for key, each in _judged().items() if each.row.gin_file in runs}
+    rows = {key: each.row for key, each in judged.items()}
     yield from ('## Result', '')
     if not rows:
         yield 'It has no row in [Results](../results.md).'
         return
-    yield 'The last policies of runs with several seeds: their interquartile mean and its 95% interval, beside other'
+    yield 'Runs of several seeds: the interquartile mean of their scores and its 95% interval, beside other'
     yield from ('libraries. How it was measured is in [Results](../results.md).', '', *results_page.TABLE)
-    yield from (results_page.line(key, row, summaries.get(key, {}), results[key]) for key, row in rows.items())
+    yield from map(results_page.line, judged.values())
     shown = rows.get(_shown(name, runs)) or next(iter(rows.values()))
     others = dict.fromkeys(row.environment for row in rows.values() if row.environment != shown.environment)
     image = f'../images/{results_page.picture(shown.environment)}'

@@ -1,0 +1,76 @@
+"""What a row's runs say: the measures of `tflearn-compare` for each side, and how ours compares."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from benchmarks.suite import results as suite_results
+from benchmarks.suite.results import Result
+from benchmarks.suite.rows import MARKS, OURS, ROWS, SEEDS, Row
+from tflearn.experiments.comparison import Comparison, Estimate, Group
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """The runs of a row that its table line is about.
+
+    A side's runs are those of fresh seeds, once there are `SEEDS` of them; before that all that it has. A run that
+    failed has the lowest return of the row's curves at each mark: it counts as a loss against any that did not.
+
+    Attributes:
+      row: the row.
+      results: side -> all of its results.
+    """
+
+    row: Row
+    results: Mapping[str, Sequence[Result]]
+
+    def fresh(self, side: str) -> list[Result]:
+        """Returns the side's runs with seeds on which no setting was chosen; also those that failed."""
+        return [each for each in self.results.get(side, ()) if each['seed'] >= self.row.fresh_seed]
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Side -> how many fresh seeds it needs until the row counts; empty if it does."""
+        needed = {side: SEEDS - len(self.fresh(side)) for side in (OURS, *self.row.peers)}
+        return {side: number for side, number in needed.items() if number > 0}
+
+    def runs(self, side: str) -> list[Result]:
+        """Returns the side's runs; see the class."""
+        fresh = self.fresh(side)
+        return fresh if len(fresh) >= SEEDS else [*self.results.get(side, ())]
+
+    @functools.cached_property
+    def groups(self) -> dict[str, Group]:
+        """Side -> its runs, at equal environment steps for all sides, up to the end of the shortest run."""
+        runs = {side: self.runs(side) for side in (OURS, *self.row.peers)}
+        curves = [np.array(each['curve'], float) for its in runs.values() for each in its if each['error'] is None]
+        if not curves:
+            return {}
+        lowest = min(curve[:, 1].min() for curve in curves)
+        marks = np.linspace(0, min(curve[-1, 0] for curve in curves), MARKS + 1)
+
+        def at_marks(run: Result) -> np.ndarray:
+            return np.interp(marks, *np.array(run['curve'], float).T) if run['error'] is None else 0 * marks + lowest
+
+        return {
+            side: Group(side, tuple(str(run['seed']) for run in its), (), marks, np.array([*map(at_marks, its)]))
+            for side, its in runs.items()
+            if its
+        }
+
+    def improvement(self, side: str) -> tuple[str, Estimate]:
+        """Returns 'better', 'equal' or 'worse' than a peer, and the probability that decides it with its interval."""
+        groups = (self.groups[side], self.groups[OURS])
+        *_, ours = Comparison(groups, 'env_steps', 'return', lower_is_better=False).rows()
+        return ours.verdict.replace('not decided', 'equal'), ours.improvement
+
+
+def all_rows(directory: pathlib.Path) -> dict[str, Judgement]:
+    """Returns the judgement of each row of the suite."""
+    return {
+        key: Judgement(row, suite_results.by_side(suite_results.read(directory, key, row))) for key, row in ROWS.items()
+    }
