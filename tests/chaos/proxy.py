@@ -43,8 +43,11 @@ class Network:
             await asyncio.sleep(0.05)
 
 
-async def main(port: int, target: int, network: Network) -> None:
-    """Forwards `port` to `target` on this machine."""
+async def main(address: str, target: int, network: Network) -> None:
+    """Forwards `address`, 'host:port', to the port `target` of this machine.
+
+    If a server listens at this port at all addresses, this one is taken over, as long as it shares the port.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await network.wait()
@@ -55,12 +58,13 @@ async def main(port: int, target: int, network: Network) -> None:
             return
         await asyncio.gather(network.pump(reader, to_server), network.pump(from_server, writer))
 
-    server = await asyncio.start_server(serve, 'localhost', port)
+    host, _, port = address.rpartition(':')
+    server = await asyncio.start_server(serve, host, int(port), reuse_port=True)
     async with server:
         await server.serve_forever()
 
 
 if __name__ == '__main__':
-    _port, _target, _partition, *_numbers = sys.argv[1:]
+    _address, _target, _partition, *_numbers = sys.argv[1:]
     random.seed(0)
-    asyncio.run(main(int(_port), int(_target), Network(pathlib.Path(_partition), *map(float, _numbers))))
+    asyncio.run(main(_address, int(_target), Network(pathlib.Path(_partition), *map(float, _numbers))))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -178,26 +179,34 @@ def test_a_collector_with_another_configuration_is_refused(tmp_path, promise):
 
 PARTITION_SECS = 30.0
 END_SECS = 120.0
+ENDING = ('train', 'collect')
+ENDING_FLAGS = ('--gin_bindings=train.Data.timeout_secs=60.0', '--connect_timeout_secs=60')
 PARTITION_BINDINGS = ('evaluate.evaluate.target_return=None', 'train.StopConditions.num_train_steps=1_000_000')
 _PROXY = pathlib.Path(__file__).with_name('proxy.py')
 
 
 class Proxied(HandRun):
-    """A replay server, a learner and a collector by hand, with default timeouts; one reaches the server by a proxy.
+    """A replay server, a learner and a collector by hand; one of them reaches the coordinator by a proxy.
 
-    Or all of them reach a Valkey server by it, which was there before.
+    Or, if `job` is a backend, all of them reach the replay by it: Reverb, or a Valkey server that was there before.
     """
 
-    def __init__(self, directory: pathlib.Path, job: str, opened: contextlib.ExitStack, *settings: float):
+    def __init__(self, directory, job: str, opened: contextlib.ExitStack, *settings: float, flags: Sequence[str] = ()):
         super().__init__(directory, opened, 'dqn_cartpole', PARTITION_BINDINGS)
-        self._partition, proxy, target = directory / 'partition', free_port(), self.port
+        self._partition, proxy, target = directory / 'partition', f'localhost:{free_port()}', self.port
+        names = ['replay_server', 'train', 'collect']
         if job == 'valkey':
             target = opened.enter_context(given(directory)).port
-            self.replay_address = f'valkey://localhost:{proxy}'
+            self.replay_address = f'valkey://{proxy}'
+        self.jobs = {}
+        if job == 'reverb':  # it listens at all addresses of this machine, of which the proxy takes one over
+            target, self.replay_address = self.replay_port, f'127.0.0.2:{self.replay_port}'
+            proxy = self.replay_address
+            self.jobs['replay_server'] = self.start(names.pop(0))
+            wait_for(lambda: 'replay server on port' in self.text('replay_server'), 'the replay server')
         arguments = [proxy, target, self._partition, *settings]
         self.run([sys.executable, str(_PROXY), *map(str, arguments)], 'proxy')
-        names = ('replay_server', 'train', 'collect')
-        self.jobs = {name: self.start(name, address=f'localhost:{proxy}' if name == job else None) for name in names}
+        self.jobs |= {name: self.start(name, *flags, address=proxy if name == job else None) for name in names}
 
     def divide(self) -> None:
         self._partition.touch()
@@ -261,11 +270,14 @@ def given(directory, hosts='127.0.0.1', more=''):
 BACKENDS = pytest.mark.parametrize('backend', ['reverb', 'valkey'])
 
 
-@pytest.mark.parametrize('job', ['train', 'collect', 'valkey'])
+REPLAYS = {'reverb': 'Reverb', 'valkey': 'a given Valkey server'}
+
+
+@pytest.mark.parametrize('job', ['train', 'collect', *REPLAYS])
 def test_a_partition_that_heals_is_survived(tmp_path, promise, job):
     with contextlib.ExitStack() as opened:
         secs = _divide_for_a_while(Proxied(tmp_path, job, opened))
-    whom = 'all jobs and a given Valkey server' if job == 'valkey' else f'{job} and the replay server'
+    whom = f'all jobs and {REPLAYS[job]}' if job in REPLAYS else f'{job} and the replay server'
     promise(f'no network between {whom} for {PARTITION_SECS:.0f} s', 'nothing', secs)
 
 
@@ -304,13 +316,28 @@ def test_an_endless_partition_ends_the_collector(tmp_path, promise):
     promise(fault, 'the steps that it had not sent', f'it ends after {secs:.0f} s, with exit status 75')
 
 
-@pytest.mark.parametrize('job', ['train', 'collect', 'valkey'])
+@BACKENDS
+def test_an_endless_partition_of_the_replay_ends_learner_and_collector(tmp_path, promise, backend):
+    with contextlib.ExitStack() as opened:
+        run = Proxied(tmp_path, backend, opened, flags=ENDING_FLAGS)
+        run.progress()
+        run.divide()
+        ends = [wait_for(lambda job=job: run.jobs[job].poll() is not None, 'its end', END_SECS) for job in ENDING]
+        for job in ENDING:
+            assert run.jobs[job].poll() == 2, run.text(job)[-2000:]
+            assert 'timed out after ' in (line := run.text(job).splitlines()[-1]) and run.replay_address in line, line
+        assert (run.run_dir.checkpoints / f'ckpt-{run.train_step}.index').exists()
+    fault = f'no network between all jobs and {REPLAYS[backend]}, without end, with both timeouts for data at 60 s'
+    promise(fault, 'the steps that were not sent', f'learner and collector end within {sum(ends):.0f} s')
+
+
+@pytest.mark.parametrize('job', ['train', 'collect', *REPLAYS])
 def test_a_network_with_delay_and_lost_connections_is_survived(tmp_path, promise, job):
     with contextlib.ExitStack() as opened:
         run = Proxied(tmp_path, job, opened, 0.05, 0.005)
         secs = run.progress(1_000) + run.progress(1_000)
         assert [process.poll() for process in run.jobs.values()] == [None] * 3
-    whose = 'of a given Valkey server' if job == 'valkey' else f'of {job}'
+    whose = f'of {REPLAYS.get(job, job)}'
     fault = f'50 ms of delay, and one connection {whose} cut for every 200 pieces of data'
     promise(fault, 'nothing', f'2,000 train steps within {secs:.0f} s')
 

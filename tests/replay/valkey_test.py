@@ -347,6 +347,19 @@ def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask
         assert [number for number in found if number % 2 == i] == [*range(i, 40, 2)]
 
 
+def test_a_writer_has_two_full_calls_on_their_way(serve, ask, monkeypatch):
+    monkeypatch.setattr(client, '_MAX_ITEMS', 2)
+    served = serve(MIRRORED)
+    writer = backend.connect(served.address).writer()
+    writer.insert(items(served, 1), [(REPLAY,)], 1.0)
+    assert writer.flush(0, 5.0)
+    ask(served, 'CLIENT', 'PAUSE', 1000)  # the server answers nothing meanwhile
+    writer.insert(items(served, 5), [(REPLAY,)] * 5, 1.0)
+    assert [len(call.items) for call in writer._calls] == [2, 2]
+    assert writer.flush(0, 10.0)
+    assert served.table().inserts == 6
+
+
 @pytest.mark.parametrize('is_large', [False, True])
 def test_a_call_does_not_overtake_items_that_did_not_fit(serve, ask, is_large):
     served = serve(QUEUE)
