@@ -1,11 +1,12 @@
 """How fast are exported policies, in process beside TF-Agents' way, and over gRPC with and without batches?
 
     python benchmarks/serving.py --picture=docs/images/serving_latency.png
-    python benchmarks/serving.py --log --cases=mlp --clients=64     what the log of decisions costs
+    python benchmarks/serving.py --log --cases=mlp --clients=64 --secs=8 --windows=16    what the log of decisions costs
 
 In process: one observation at a time, against TF-Agents' SavedModelPyTFEagerPolicy on the same policy. Over gRPC: two
 servers (`tflearn-serve`, with and without --batching) and closed-loop clients in a process of their own, on this same
-machine. All sides are interleaved; a ratio is the median of the ratios of the rounds.
+machine. All sides are interleaved, in a round several times with `--windows`: the percentiles of a round are those of
+all its requests. A ratio is the median of the ratios of the rounds.
 
 Policies: `mlp` is CartPole's, so small that gRPC takes most of the time; `wide` has nine million weights, which are
 read from memory once for a batch; `pixels` is the Nature network, whose convolutions are computed for each row.
@@ -14,6 +15,7 @@ read from memory once for a batch; `pixels` is the Nature network, whose convolu
 import argparse
 import base64
 import contextlib
+import itertools
 import json
 import pathlib
 import statistics
@@ -47,6 +49,7 @@ from tflearn.serving.tensor_protos import predict_pb2  # noqa: E402
 SIDES = {'batching': ('--batching',), 'single': ('--nobatching',)}
 LOG_SIDES: dict[str, tuple[str, ...]] = {
     'without': (),
+    'another without': (),  # how much two equal servers differ
     'log': ('--decision_log={}',),
     'log and exploration': ('--decision_log={}', '--epsilon=0.05'),
 }
@@ -64,6 +67,7 @@ def main() -> int:
     parser.add_argument('--clients', default='1,4,16,64')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--secs', type=float, default=2.0, help='of each side in a round')
+    parser.add_argument('--windows', type=int, default=1, help='into which a round divides the seconds of each side')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of latency against load')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--log', action='store_true', help='measures the log of decisions instead')
@@ -81,7 +85,7 @@ def main() -> int:
                 rows += log_rows(case, root, observation(policy), clients, options)
                 continue
             rows += in_process(case, policy, pathlib.Path(root), options.rounds)
-            measured = over_grpc(root, observation(policy), clients, options.rounds, options.secs, SIDES)
+            measured = over_grpc(root, observation(policy), clients, options, SIDES)
         rows += _grpc_rows(case, measured, clients)
         drawn[case] = measured
     print(tables.table(rows))
@@ -149,8 +153,7 @@ def over_grpc(
     root: str,
     observed: np.ndarray,
     clients: Sequence[int],
-    rounds: int,
-    secs: float,
+    options: argparse.Namespace,
     sides: Mapping[str, Sequence[str]],
 ) -> Measured:
     """Measures servers of these flags alternately; returns the measurements of each round by '<side> <clients>'."""
@@ -162,12 +165,17 @@ def over_grpc(
     with contextlib.ExitStack() as stack:
         addresses = {side: stack.enter_context(_server(root, *flags)) for side, flags in sides.items()}
         load = stack.enter_context(_process('-m', 'benchmarks.serving_load'))
-        for i in range(rounds):
-            for number in clients:
-                for side, address in [*addresses.items()][:: -1 if i % 2 else 1]:
+        for i, number in itertools.product(range(options.rounds), clients):
+            latencies: dict[str, list[float]] = {side: [] for side in addresses}
+            for window in range(options.windows):
+                for side, address in [*addresses.items()][:: -1 if (i + window) % 2 else 1]:
+                    secs = options.secs / options.windows
                     order = {'address': address, 'clients': number, 'secs': secs, 'request': data}
                     print(json.dumps(order), file=load.stdin, flush=True)
-                    measured[f'{side} {number}'].append(json.loads(load.stdout.readline()))
+                    latencies[side] += json.loads(load.stdout.readline())
+            for side, found in latencies.items():
+                p50, p99 = map(float, np.percentile(found, (50, 99)))
+                measured[f'{side} {number}'].append({'rate': len(found) / options.secs, 'p50_ms': p50, 'p99_ms': p99})
     return measured
 
 
@@ -176,7 +184,7 @@ def log_rows(
 ) -> list[dict[str, Any]]:
     """Measures a server with a log of decisions beside one without."""
     sides = {side: [flag.format(f'{root}/log') for flag in flags] for side, flags in LOG_SIDES.items()}
-    measured = over_grpc(root, observed, clients, options.rounds, options.secs, sides)
+    measured = over_grpc(root, observed, clients, options, sides)
     found = []
     for number in clients:
         for side in [*sides][1:]:
