@@ -1,6 +1,6 @@
 """How long do `tflearn-data import` and `join` take beside pyarrow's own read of the same files, and how much memory?
 
-    python benchmarks/importing.py --rows=1000000
+    python benchmarks/importing.py --rows=1000000 --kinds=csv,parquet,jsonl,join
 
 `join` is of decisions and outcomes in JSON lines, one of each for a row. The others are of a table of 14 columns:
 sessions of five rows, eight numbers, two categories, a probability, a reward. Each side runs in a process of its own,
@@ -11,6 +11,7 @@ without the second or two in which TensorFlow is loaded; its memory is the great
 import argparse
 import json
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -43,6 +44,9 @@ secs, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
 peak = re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1]
 print(json.dumps([secs, cpu, int(peak) / 1e6]))
 """
+_BLOCK_ROWS = 100_000
+HEAD = """| | rows | pyarrow [s] | import [s] | ratio | ratio of processor time | memory [GB] |
+|---|---|---|---|---|---|---|"""
 READ = {
     'csv': 'table = pyarrow.csv.read_csv(path)',
     'parquet': 'table = pyarrow.parquet.read_table(path)',
@@ -62,8 +66,13 @@ JOIN_CALL = 'record.import_logs(names[:1], names[1], pathlib.Path(sys.argv[2]), 
 CALL = 'log_import.run([path], mapped, pathlib.Path(sys.argv[2]), log_rows.Report())'
 
 
-def write(folder: pathlib.Path, num_rows: int) -> None:
-    """Writes the table in all formats."""
+def write(folder: pathlib.Path, kind: str, num_rows: int) -> None:
+    """Writes the files of a kind."""
+    (write_decisions if kind == 'join' else write_table)(folder, kind, num_rows)
+
+
+def write_table(folder: pathlib.Path, kind: str, num_rows: int) -> None:
+    """Writes the table as `log.<kind>`, and its map."""
     random = np.random.default_rng(0)
     columns = {
         'session': pa.array(np.arange(num_rows) // 5).cast(pa.string()),
@@ -74,27 +83,34 @@ def write(folder: pathlib.Path, num_rows: int) -> None:
         'p': random.uniform(0.1, 1, num_rows),
         'reward': random.integers(0, 2, num_rows),
     }
-    table = pa.table(columns)
-    pyarrow.csv.write_csv(table, folder / 'log.csv')
-    pyarrow.parquet.write_table(table, folder / 'log.parquet')
-    with (folder / 'log.jsonl').open('w') as file:
-        for batch in table.to_batches(10_000):
-            file.writelines(json.dumps(row) + '\n' for row in batch.to_pylist())
+    table, path = pa.table(columns), folder / f'log.{kind}'
+    if kind == 'csv':
+        pyarrow.csv.write_csv(table, path)
+    elif kind == 'parquet':
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with path.open('w') as file:
+            for batch in table.to_batches(_BLOCK_ROWS):
+                file.writelines(json.dumps(row) + '\n' for row in batch.to_pylist())
     (folder / 'map.toml').write_text(MAP)
+
+
+def write_decisions(folder: pathlib.Path, kind: str, num_rows: int) -> None:
+    """Writes `decisions.jsonl`, its map, and `outcomes.jsonl` in another order; `log.<kind>` names their folder."""
+    random = np.random.default_rng(0)
     (folder / 'decisions.toml').write_text(
         "action = {kind = 'integer', high = 2}\n[observation]\nobservation = {length = 4}"
     )
-    observations, actions = (
-        random.normal(size=(num_rows, 4)).round(4).tolist(),
-        random.integers(0, 3, num_rows).tolist(),
-    )
     with (folder / 'decisions.jsonl').open('w') as file:
-        for i, (observation, action) in enumerate(zip(observations, actions, strict=True)):
-            line = {'id': f'e{i}', 'time': 1e9 + i, 'action': action, 'probability': 0.3, 'observation': observation}
-            file.write(json.dumps(line) + '\n')
+        for begin in range(0, num_rows, _BLOCK_ROWS):
+            observations = random.normal(size=(_BLOCK_ROWS, 4)).round(4).tolist()
+            actions = random.integers(0, 3, _BLOCK_ROWS).tolist()
+            for i, observed, action in zip(range(begin, num_rows), observations, actions, strict=False):
+                line = f'"time": {1e9 + i}, "action": {action}, "probability": 0.3, "observation": {observed}'
+                file.write(f'{{"id": "e{i}", {line}}}\n')
     with (folder / 'outcomes.jsonl').open('w') as file:
         for i in random.permutation(num_rows).tolist():
-            file.write(json.dumps({'event_id': f'e{i}', 'time': 1e9 + i + 5, 'reward': i % 2}) + '\n')
+            file.write(f'{{"event_id": "e{i}", "time": {1e9 + i + 5}, "reward": {i % 2}}}\n')
 
 
 def timed(before: str, call: str, *arguments: object) -> list[float]:
@@ -109,32 +125,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--rows', type=int, default=1_000_000)
     parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--kinds', default=','.join(READ), help='some of them')
     parser.add_argument('--quick', action='store_true', help='20,000 rows, once')
     parser.add_argument('--json', type=pathlib.Path, help='file for the results')
     given = parser.parse_args()
     rows, rounds = (20_000, 1) if given.quick else (given.rows, given.rounds)
-    results = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        write(folder, rows)
-        print(f'{rows:,} rows: pyarrow [s], import [s], ratio, ratio of CPU time, memory of the import [GB]')
-        for kind, read in READ.items():
-            path, found = folder / f'log.{kind}', []
-            for i in range(rounds):
-                peer = timed('import pyarrow.csv, pyarrow.json, pyarrow.parquet', read, path)
-                ours = (JOIN, JOIN_CALL) if kind == 'join' else (IMPORT, CALL)
-                found.append((peer, timed(*ours, path, folder / f'{kind}-{i}')))
-            median = lambda of, found=found: statistics.median(map(of, found))  # noqa: E731
-            results[kind] = {
-                'pyarrow_secs': median(lambda pair: pair[0][0]),
-                'import_secs': median(lambda pair: pair[1][0]),
-                'ratio': median(lambda pair: pair[1][0] / pair[0][0]),
-                'cpu_ratio': median(lambda pair: pair[1][1] / pair[0][1]),
-                'memory_gb': median(lambda pair: pair[1][2]),
-            }
-            print(f'{kind:8}', *(f'{value:8.2f}' for value in results[kind].values()), flush=True)
+    results = {kind: measured(kind, rows, rounds) for kind in given.kinds.split(',')}
+    print(f'medians of {rounds} rounds\n\n{HEAD}')
+    for kind, (*ratios, memory) in ((kind, result.values()) for kind, result in results.items()):
+        print(f'| {kind} | {rows:,} |', *(f'{value:.2f} |' for value in ratios), f'{memory:.2f} |')
     if given.json:
         given.json.write_text(json.dumps({'rows': rows, **results}))
+
+
+def measured(kind: str, rows: int, rounds: int) -> dict[str, float]:
+    """Returns the medians of the rounds; the files are deleted."""
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write(folder, kind, rows)
+        path, output = folder / f'log.{kind}', folder / 'imported'
+        for _ in range(rounds):
+            peer = timed('import pyarrow.csv, pyarrow.json, pyarrow.parquet', READ[kind], path)
+            ours = (JOIN, JOIN_CALL) if kind == 'join' else (IMPORT, CALL)
+            found.append((peer, timed(*ours, path, output)))
+            print(kind, *found[-1], file=sys.stderr, flush=True)
+            shutil.rmtree(output)
+    return {
+        'pyarrow_secs': statistics.median(peer[0] for peer, _ in found),
+        'import_secs': statistics.median(ours[0] for _, ours in found),
+        'ratio': statistics.median(ours[0] / peer[0] for peer, ours in found),
+        'cpu_ratio': statistics.median(ours[1] / peer[1] for peer, ours in found),
+        'memory_gb': statistics.median(ours[2] for _, ours in found),
+    }
 
 
 if __name__ == '__main__':

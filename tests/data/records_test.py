@@ -28,7 +28,7 @@ def episode(num_rows, seed=0):
 @pytest.mark.parametrize('num_rows', [2, 21, 22, 127, 128, 5_000])
 def test_a_record_is_a_tensorflow_example(num_rows):
     encode, leaves = Encoder(COLUMNS), episode(num_rows)
-    record = encode(leaves)
+    (data,), (num_steps,), (encoded_total,) = encode(leaves)
     feature = {
         column.name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[leaf.tobytes()]))
         for column, leaf in zip(COLUMNS, leaves, strict=True)
@@ -37,32 +37,46 @@ def test_a_record_is_a_tensorflow_example(num_rows):
     feature[records.NUM_STEPS] = tf.train.Feature(int64_list=tf.train.Int64List(value=[num_rows]))
     feature[records.RETURN] = tf.train.Feature(float_list=tf.train.FloatList(value=total))
     wanted = tf.train.Example(features=tf.train.Features(feature=feature))
-    assert tf.train.Example.FromString(record.data) == wanted
-    assert len(record.data) == wanted.ByteSize()
-    assert record.num_steps == num_rows - 1 and record.total == pytest.approx(total.sum())
+    assert tf.train.Example.FromString(data) == wanted
+    assert len(data) == wanted.ByteSize()
+    assert num_steps == num_rows - 1 and encoded_total == pytest.approx(total.sum())
     parsed = tf.io.parse_single_example(
-        record.data, {'observation.picture': tf.io.FixedLenFeature((), tf.string)}
+        data, {'observation.picture': tf.io.FixedLenFeature((), tf.string)}
     )  # TensorFlow's own parser, which is not that of protocol buffers
     assert parsed['observation.picture'].numpy() == leaves[1].tobytes()
 
 
-def test_episodes_that_are_encoded_together_have_the_records_of_single_ones():
-    encode, lengths = Encoder(COLUMNS), np.array([5, 2, 130, 5])
+@pytest.mark.parametrize(
+    ('lengths', 'order'),
+    [
+        ([5, 2, 130, 5], [2, 0, 3, 1]),
+        ([3] * 9, range(9)),
+        ([3] * 9, [0, 2, 1, 3, 5, 4, 6, 7, 8]),
+        ([4, 3, 3] * 8, [0, *range(23, 0, -1)]),
+    ],
+)
+def test_episodes_that_are_encoded_together_have_the_records_of_single_ones(lengths, order):
+    encode, lengths, order = Encoder(COLUMNS), np.array(lengths), list(order)
     episodes = [episode(n, i) for i, n in enumerate(lengths)]
     joined = [np.concatenate(leaves) for leaves in zip(*episodes, strict=True)]
-    ends, order = np.cumsum(lengths), [2, 0, 3, 1]
+    ends = np.cumsum(lengths)
     records_of_all = encode.encode(joined, (ends - lengths)[order], ends[order])
-    assert records_of_all == [Encoder(COLUMNS)(episodes[i]) for i in order]
+    single = [Encoder(COLUMNS)(episodes[i]) for i in order]
+    assert records_of_all == tuple([values for (values,) in part] for part in zip(*single, strict=True))
+
+
+def test_rejects_episodes_of_other_lengths():
+    encode, leaves = Encoder(COLUMNS), episode(10)
     with pytest.raises(ValueError, match='got an episode without steps; need at least one'):
-        encode.encode(joined, np.array([0, 5]), np.array([5, 5]))
-    with pytest.raises(ValueError, match=r'got reward of 4 steps; need 5'):
-        encode([*episodes[0][:-1], episodes[0][-1][1:]])
+        encode.encode(leaves, np.array([0, 5]), np.array([5, 5]))
+    with pytest.raises(ValueError, match=r'got reward of 9 steps; need 10'):
+        encode([*leaves[:-1], leaves[-1][1:]])
 
 
 def test_several_records_are_decoded_as_one_after_the_other():
     encode, decode = Encoder(COLUMNS), Decoder(COLUMNS, [], need_finite=True)
     lengths = (5, 2, 9)
-    features = [tf.train.Example.FromString(encode(episode(n, n)).data).features.feature for n in lengths]
+    features = [tf.train.Example.FromString(encode(episode(n, n)).data[0]).features.feature for n in lengths]
     decoded = decode(features)
     for k, column in enumerate(COLUMNS):
         np.testing.assert_array_equal(decoded[column], np.concatenate([episode(n, n)[k] for n in lengths]))
@@ -84,14 +98,14 @@ def test_one_bad_episode_among_several_is_an_error(spoil, message, number):
     encode, decode = Encoder(COLUMNS), Decoder(COLUMNS, [], need_finite=True)
     episodes = [episode(n) for n in (5, 6, 4)]
     spoil(episodes[number])
-    features = [tf.train.Example.FromString(encode(leaves).data).features.feature for leaves in episodes]
+    features = [tf.train.Example.FromString(encode(leaves).data[0]).features.feature for leaves in episodes]
     with pytest.raises(ValueError, match=message):
         decode(features)
 
 
 def test_lengths_that_only_fit_in_sum_are_an_error():
     encode, decode = Encoder(COLUMNS), Decoder(COLUMNS, [], need_finite=True)
-    short, long = (tf.train.Example.FromString(encode(episode(n)).data).features.feature for n in (4, 6))
+    short, long = (tf.train.Example.FromString(encode(episode(n)).data[0]).features.feature for n in (4, 6))
     for features, other in ((short, episode(5)), (long, episode(5))):
         features['observation.picture'].bytes_list.value[0] = other[1].tobytes()
     with pytest.raises(ValueError, match=r'got observation.picture of another number of steps'):

@@ -64,22 +64,21 @@ def from_arrays(
     stored = columns.columns_of(columns.data_spec(specs, spec(policy_info)))
     writer = EpisodeWriter(pathlib.Path(directory), specs, stored, metadata=metadata)
     with contextlib.closing(writer):
-        write(writer, observation, action, reward, policy_info, begins, truncated)
+        writer.write_all(*rows_of(observation, action, reward, policy_info, begins, truncated))
 
 
-def write(
-    writer: EpisodeWriter,
+def rows_of(
     observation: Any,
     action: Any,
     reward: np.ndarray,
     policy_info: Any,
     begins: np.ndarray,
     truncated: np.ndarray | None = None,
-) -> None:
-    """Writes complete episodes, whose steps stand one after the other; `begins` are the first ones', int64 [E].
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Returns complete episodes as `EpisodeWriter.write_all` takes them.
 
-    Nobody knows what was seen after the last action. The row there repeats the last observation, which counts only
-    where an episode was cut off.
+    Their steps stand one after the other; `begins` are the first ones', int64 [E]. Nobody knows what was seen after the
+    last action. The row there repeats the last observation, which counts only where an episode was cut off.
     """
     num_steps = len(reward)
     ends = np.r_[begins[1:], num_steps]
@@ -98,7 +97,7 @@ def write(
         lambda leaf: leaf[rows], (observation, action, policy_info)
     )
     steps = trajectory.Trajectory(step_type, observation, action, policy_info, next_step_type, rewards, discount)
-    writer.write_all(tf.nest.flatten(steps), begins, after)
+    return tf.nest.flatten(steps), begins, after
 
 
 def spec(arrays: Any) -> Any:

@@ -4,11 +4,15 @@ Rows of an episode may stand anywhere in the files. They are divided by a hash o
 of which fits into memory. The same rows give the same data set, whatever the format and wherever the blocks end.
 """
 
+import collections
+import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
+from typing import IO, TypeVar
 
 import numpy as np
 
@@ -18,11 +22,15 @@ from tflearn.data.column_map import ACTION, ColumnMap
 from tflearn.data.conversion import new_directory
 from tflearn.data.log_rows import ROWS_OF_A_FILE, Report, RowEncoder
 from tflearn.data.outcomes import OPEN, OutcomeOptions, Outcomes
+from tflearn.data.records import Records
 from tflearn.data.writer import EpisodeWriter
 from tflearn.files.run_dir import read_json, write_json
 
 MAX_CATEGORIES = 100_000
 _NUM_PARTS = 64
+_MAX_AHEAD = 2  # items
+_MAX_ENCODED = 1 << 15  # rows
+_T = TypeVar('_T')
 _KEPT = {'episode': 'key', 'id': 'id'}
 
 
@@ -50,20 +58,27 @@ def run(
       ValueError: if there are more bad rows than the report allows, or no episode at all, or more categories than
         MAX_CATEGORIES, or the directory exists.
     """
-    joined = Outcomes(outcomes, report) if outcomes else None
     words = _vocabularies(paths, mapped, vocabularies)
     encoder, keys = RowEncoder(mapped, words, report), mapped.keys
     info = arrays.spec(_policy_info(np.zeros(1, encoder.dtype), keys))
     stored = columns.columns_of(columns.data_spec(encoder.specs, info))
-    by = 'key' if 'episode' in keys else 'id' if 'id' in keys else None
     with new_directory(output) as begun:
         writer = EpisodeWriter(begun, encoder.specs, stored, compress=compress)
-        with contextlib.closing(writer):
-            blocks = _encoded(paths, mapped, encoder, joined)
-            for rows in _ordered(blocks, encoder.dtype, by, _Order(paths, keys, report)):
-                _write(writer, rows, keys)
-        if joined:
-            joined.close()
+        with contextlib.closing(writer), contextlib.ExitStack() as stack:
+            rows = _encoded(paths, mapped, encoder)
+            if outcomes:
+                joined = Outcomes(outcomes, report)
+                parts = stack.enter_context(_divided(joined.blocks(), joined.dtype, 'id'))
+                rows = map(joined.join, stack.enter_context(_divided(rows, encoder.dtype, 'id')), parts)
+            if by := next((_KEPT[name] for name in _KEPT if name in keys), None):
+                if by == 'key' or not outcomes:
+                    rows = stack.enter_context(_divided(rows, encoder.dtype, by))
+                order = _Order(paths, keys, report)
+                rows = (order(part) for part in rows if len(part))
+            else:
+                rows = (part[~part['bad']] for part in rows)
+            for records in _ahead(_records(writer, rows, keys)):
+                writer.write_records(records)
         if not writer.num_episodes:
             waiting = f' ({report.counts[OPEN]} {OPEN}: wait, or give --until)' if report.counts[OPEN] else ''
             raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}{waiting}; need at least one')
@@ -89,7 +104,8 @@ def _vocabularies(
     missing = {each.name: each.columns[0] for each in mapped.features if words.get(each.name) == []}
     found: dict[str, set[str]] = {name: set() for name in missing}
     for path in paths if missing else ():
-        for block in tables.read(path, list(dict.fromkeys(missing.values())), ()):
+        names = list(dict.fromkeys(missing.values()))
+        for block in tables.read(path, names, (), categories=names):
             for name, column in missing.items():
                 array = block.columns[column]
                 feature = mapped.feature(name)
@@ -109,37 +125,41 @@ def _vocabularies(
     return words
 
 
-def _encoded(
-    paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder, outcomes: Outcomes | None
-) -> Iterator[np.ndarray]:
+def _encoded(paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder) -> Iterator[np.ndarray]:
     """Yields the rows of all files."""
     for i, path in enumerate(paths):
-        for block in tables.read(path, mapped.names, mapped.numeric):
-            rows = encoder(path, i, block)
-            if outcomes:
-                outcomes.join(rows)
-            yield rows
+        for block in _ahead(tables.read(path, mapped.names, mapped.numeric)):
+            yield encoder(path, i, block)
 
 
-def _ordered(blocks: Iterator[np.ndarray], dtype: np.dtype, by: str | None, order: '_Order') -> Iterator[np.ndarray]:
-    """Yields the rows of complete episodes, several at a time; all of an episode stand together, in their order."""
-    if by is None:
-        yield from (rows[~rows['bad']] for rows in blocks)
-        return
+def _ahead(items: Iterator[_T]) -> Iterator[_T]:
+    """Yields items that a thread has ready before they are needed."""
+    with concurrent.futures.ThreadPoolExecutor(1, 'log_import') as pool:
+        waiting = collections.deque(pool.submit(lambda: next(items, None)) for _ in range(_MAX_AHEAD))
+        while (item := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(lambda: next(items, None)))
+            yield item
+
+
+@contextlib.contextmanager
+def _divided(blocks: Iterator[np.ndarray], dtype: np.dtype, by: str) -> Iterator[Iterator[np.ndarray]]:
+    """Divides rows among files; yields an iterator over their rows, where all of one `by` stand in one file."""
     with contextlib.ExitStack() as stack:
-        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='tflearn-import-')))
-        files = [stack.enter_context((folder / str(i)).open('w+b')) for i in range(_NUM_PARTS)]
-        for rows in blocks:
-            part = (rows[by] % np.uint64(_NUM_PARTS)).astype(np.int64)
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(_NUM_PARTS)]
+        for rows in _ahead(blocks):
+            part = (rows[by] % np.uint64(_NUM_PARTS)).astype(np.uint8)
             places = np.argsort(part, kind='stable')
             bounds = np.searchsorted(part[places], np.arange(_NUM_PARTS + 1)).tolist()
             rows = rows[places]
             for i, file in enumerate(files):
-                file.write(rows[bounds[i] : bounds[i + 1]].tobytes())
-        for file in files:
-            file.seek(0)
-            if (rows := np.fromfile(file, dtype)).size:
-                yield order(rows)
+                file.write(rows[bounds[i] : bounds[i + 1]].data)
+        yield map(_content, files, itertools.repeat(dtype))
+
+
+def _content(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
+    with file:
+        file.seek(0)
+        return np.fromfile(file, dtype)
 
 
 @dataclasses.dataclass
@@ -151,29 +171,32 @@ class _Order:
     report: Report
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        rows = rows[np.lexsort((rows['row'], rows['key']))]
+        if (rows['row'][1:] < rows['row'][:-1]).any():
+            rows = rows[np.argsort(rows['row'])]
+        first = _first_rows(rows)
+        if (first[1:] < first[:-1]).any():
+            order = np.argsort(first, kind='stable')
+            rows, first = rows[order], first[order]
         if 'time' in self.keys:
             back = _same(rows, 'key') & (rows['time'][1:] < rows['time'][:-1])
             self._found(rows, 'disorder', 1 + np.flatnonzero(back), 'the time after the row before it')
             if back.any():
-                rows = rows[np.lexsort((rows['row'], rows['time'], rows['key']))]
+                rows = rows[np.lexsort((rows['row'], rows['time'], first))]
         if 'id' in self.keys:
             by = ('row', 'id', 'key') if 'episode' in self.keys else ('row', 'id')
             order = np.lexsort([rows[name] for name in by])
             double = order[1:][np.logical_and.reduce([_same(rows[order], name) for name in by[1:]])]
         else:
-            parts = [name for name in rows.dtype.names if name != 'row'] if 'time' in self.keys else []
-            equal = [_same(rows, name) for name in parts]
-            double = 1 + np.flatnonzero(np.logical_and.reduce(equal)) if parts else np.arange(0)
+            double = 1 + np.flatnonzero(_same(rows, 'key')) if 'time' in self.keys else np.arange(0)
+            for name in (name for name in rows.dtype.names if name not in ('row', 'key')):
+                double = double[_equal(rows[name][double], rows[name][double - 1])]
         if not self._found(rows, 'duplicate', double, 'each row once') and len(double):
             rows = np.delete(rows, double)
         if rows['bad'].any():
             left_out = np.unique(rows['key'][rows['bad']])
             self.report.counts['episodes left out'] += len(left_out)
             rows = rows[~np.isin(rows['key'], left_out)]
-        begins = np.flatnonzero(np.r_[np.ones(min(1, len(rows)), bool), ~_same(rows, 'key')])
-        first = np.minimum.reduceat(rows['row'], begins) if len(rows) else rows['row']
-        return rows[np.argsort(np.repeat(first, np.diff(np.r_[begins, len(rows)])), kind='stable')]
+        return rows
 
     def _found(self, rows: np.ndarray, kind: str, which: np.ndarray, need: str) -> bool:
         """Counts rows; returns whether they are refused, and marks them then."""
@@ -185,10 +208,21 @@ class _Order:
         return refused
 
 
+def _first_rows(rows: np.ndarray) -> np.ndarray:
+    """Returns for each row, in the order of the files, the index of the first one of its episode."""
+    begins = np.flatnonzero(np.r_[True, ~_same(rows, 'key')])  # of rows of one episode that stand together
+    _, first, episode = np.unique(rows['key'][begins], return_index=True, return_inverse=True)
+    return np.repeat(begins[first][episode], np.diff(np.r_[begins, len(rows)]))
+
+
 def _same(rows: np.ndarray, name: str) -> np.ndarray:
     """Returns whether each row but the first one has the value of the row before."""
-    same = rows[name][1:] == rows[name][:-1]
-    return np.asarray(same.all(axis=tuple(range(1, same.ndim))))
+    return _equal(rows[name][1:], rows[name][:-1])
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns whether rows are equal."""
+    return np.asarray((one == other).all(axis=tuple(range(1, one.ndim))))
 
 
 def _policy_info(rows: np.ndarray, keys: Collection[str]) -> dict[str, np.ndarray]:
@@ -201,12 +235,17 @@ def _policy_info(rows: np.ndarray, keys: Collection[str]) -> dict[str, np.ndarra
     return info
 
 
-def _write(writer: EpisodeWriter, rows: np.ndarray, keys: Collection[str]) -> None:
-    if len(rows):
-        observation = {
-            name.partition('.')[2]: rows[name] for name in rows.dtype.names if name.startswith('observation.')
-        }
-        begins = np.flatnonzero(np.r_[True, ~_same(rows, 'key')])
-        truncated = rows['truncated'] if 'truncated' in rows.dtype.names else None
-        info = _policy_info(rows, keys)
-        arrays.write(writer, observation, rows[ACTION], rows['reward'], info, begins, truncated)
+def _records(writer: EpisodeWriter, ordered: Iterator[np.ndarray], keys: Collection[str]) -> Iterator[Records]:
+    """Yields the records of episodes, several at a time: few enough for the processor's cache."""
+    for rows in ordered:
+        bounds = np.flatnonzero(np.r_[True, ~_same(rows, 'key'), True]) if len(rows) else np.zeros(1, np.int64)
+        cuts = np.searchsorted(bounds, np.arange(0, len(rows), _MAX_ENCODED))
+        for first, after in itertools.pairwise(np.unique(np.r_[cuts, len(bounds) - 1]).tolist()):
+            part = rows[bounds[first] : bounds[after]]
+            names = [name for name in part.dtype.names if name.startswith('observation.')]
+            observation = {name.partition('.')[2]: part[name] for name in names}
+            truncated = part['truncated'] if 'truncated' in part.dtype.names else None
+            info, begins = _policy_info(part, keys), bounds[first:after] - bounds[first]
+            yield writer.encoder.encode(
+                *arrays.rows_of(observation, part[ACTION], part['reward'], info, begins, truncated)
+            )

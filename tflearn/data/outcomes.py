@@ -5,7 +5,7 @@ Which outcomes count depends on the files alone, not on when they are joined: so
 
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -49,58 +49,61 @@ class OutcomeOptions:
     last_secs: PositiveFloat | None = None
 
 
-_OUTCOME = np.dtype([('id', 'u8'), ('time', 'f8'), ('reward', 'f8'), ('double', 'u8'), ('row', 'i8')])
-
-
 class Outcomes:
-    """All outcomes, in memory: 40 bytes for each."""
+    """Reads outcomes, and joins them with decisions, part by part."""
+
+    dtype = np.dtype([('id', 'u8'), ('time', 'f8'), ('reward', 'f8'), ('double', 'u8')])
 
     def __init__(self, options: OutcomeOptions, report: Report):
-        """Reads them; raises ValueError for bad rows beyond what the report allows."""
         self._options, self._report = options, report
-        found = [np.empty(0, _OUTCOME), *(rows for path in options.paths for rows in self._read(path))]
-        rows = np.concatenate(found)
-        newest = rows['time'].max(initial=-math.inf)
-        self._until = newest if options.until is None else options.until
-        rows = rows[rows['time'] <= self._until]
-        # The same outcome may come twice; the order of the files does not matter.
-        rows = rows[np.lexsort((rows['reward'], rows['time'], rows['double'], rows['id']))]
-        names = ('id', 'double') if options.double else ('id', 'time', 'reward')
-        again = np.logical_and.reduce([rows[name][1:] == rows[name][:-1] for name in names])
-        report.counts['double outcomes'] += int(np.count_nonzero(again))
-        rows = rows[np.r_[np.ones(min(1, len(rows)), bool), ~again]]
-        self._rows = rows[np.lexsort((rows['reward'], rows['time'], rows['id']))]
-        self._joined = np.zeros(len(self._rows), bool)
+        self._until = -math.inf if options.until is None else options.until
 
-    def _read(self, path: pathlib.Path) -> list[np.ndarray]:
-        options, found = self._options, []
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields all outcomes; raises ValueError for bad rows beyond what the report allows."""
+        options = self._options
         names = [options.id, options.reward, options.time, *([options.double] if options.double else [])]
-        for block in tables.read(path, names, [options.reward]):
-            rows, one = np.zeros(len(block.rows), _OUTCOME), BlockChecks(block, self._report)
-            rows['reward'] = one.numbers(Feature('reward', (options.reward,)))[0]
-            rows['time'] = one.numbers(Feature('time', (options.time,)), tables.times)[0]
-            for field, column in (('id', options.id), ('double', options.double)):
-                if column:
-                    rows[field], missing = tables.hashes(block.columns[column])
-                    one.mark(missing, column, 'an id')
-            one.report_bad(path)
-            self._report.counts['outcomes'] += len(rows)
-            found.append(np.delete(rows, list(block.bad)))
-        return found
+        for path in options.paths:
+            for block in tables.read(path, names, [options.reward]):
+                rows, one = np.zeros(len(block.rows), self.dtype), BlockChecks(block, self._report)
+                rows['reward'] = one.numbers(Feature('reward', (options.reward,)))[0]
+                rows['time'] = one.numbers(Feature('time', (options.time,)), tables.times)[0]
+                for field, column in (('id', options.id), ('double', options.double)):
+                    if column:
+                        rows[field], missing = tables.hashes(block.columns[column])
+                        one.mark(missing, column, 'an id')
+                one.report_bad(path)
+                self._report.counts['outcomes'] += len(rows)
+                rows = np.delete(rows, list(block.bad))
+                if options.until is None:
+                    self._until = rows['time'].max(initial=self._until)
+                yield rows
 
-    def join(self, decisions: np.ndarray) -> None:
-        """Writes the reward of each decision; marks those that are left out as bad.
+    def _counted(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the outcomes that count, by id and time: each once, in whatever order the files have them."""
+        rows = rows[rows['time'] <= self._until]
+        rows = rows[np.lexsort((rows['reward'], rows['time'], rows['double'], rows['id']))]
+        names = ('id', 'double') if self._options.double else ('id', 'time', 'reward')
+        again = np.logical_and.reduce([rows[name][1:] == rows[name][:-1] for name in names])
+        self._report.counts['double outcomes'] += int(np.count_nonzero(again))
+        rows = rows[np.r_[np.ones(min(1, len(rows)), bool), ~again]]
+        return rows[np.lexsort((rows['reward'], rows['time'], rows['id']))] if self._options.double else rows
+
+    def join(self, decisions: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
+        """Returns decisions with their rewards; marks those that are left out as bad.
 
         Args:
           decisions: rows with 'id', 'time', 'reward' and 'bad'.
+          outcomes: all outcomes of their ids, of `blocks`, all of which have been read.
         """
-        options, outcomes, counts = self._options, self._rows, self._report.counts
+        options, outcomes, counts = self._options, self._counted(outcomes), self._report.counts
         begins = np.searchsorted(outcomes['id'], decisions['id'])
         ends = np.searchsorted(outcomes['id'], decisions['id'], 'right')
         lengths = ends - begins
         of = np.repeat(np.arange(len(decisions)), lengths)  # the decision of each outcome
         places = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + begins[of]
-        self._joined[places] = True
+        joined = np.zeros(len(outcomes), bool)
+        joined[places] = True
+        counts['outcomes without a decision'] += int(np.count_nonzero(~joined))
         window = math.inf if options.window_secs is None else options.window_secs
         late = outcomes['time'][places] > decisions['time'][of] + window
         counts['late outcomes'] += int(np.count_nonzero(late))
@@ -123,10 +126,7 @@ class Outcomes:
             old = decisions['time'] < self._until - options.last_secs
             counts['decisions that are too old'] += int(np.count_nonzero(old))
             decisions['bad'] |= old
-
-    def close(self) -> None:
-        """Counts the outcomes of no decision."""
-        self._report.counts['outcomes without a decision'] += int(np.count_nonzero(~self._joined))
+        return decisions
 
 
 def options_of(given: Mapping[str, str], paths: Sequence[pathlib.Path], **options: Any) -> OutcomeOptions:

@@ -20,22 +20,23 @@ NUM_STEPS, RETURN = 'episode/num_steps', 'episode/return'
 FIRST, LAST = int(ts.StepType.FIRST), int(ts.StepType.LAST)
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = b'\x0a', b'\x12', b'\x1a'  # the tags of a Feature's fields
 _MAX_FRAMES = 4096
+_MIN_EQUAL = 8  # episodes of equal length, on average, that are encoded together
 
 Features = Mapping[str, Any]  # of a tf.train.Example
 
 
-class Record(NamedTuple):
-    """An episode for a file.
+class Records(NamedTuple):
+    """Episodes for a file.
 
     Attributes:
-      data: the bytes of its `tf.train.Example`.
-      num_steps: its environment steps, without boundary rows.
-      total: the sum of its rewards.
+      data: the bytes of each one's `tf.train.Example`.
+      num_steps: the environment steps of each, without boundary rows.
+      totals: the sum of each one's rewards.
     """
 
-    data: bytes
-    num_steps: int
-    total: float
+    data: list[bytes]
+    num_steps: list[int]
+    totals: list[float]
 
 
 class Encoder:
@@ -54,16 +55,16 @@ class Encoder:
         self._fields = [(name.encode(), kind) for name, kind in fields]
         self._frames: dict[int, list[bytes]] = {}
 
-    def __call__(self, episode: Any) -> Record:
+    def __call__(self, episode: Any) -> Records:
         """Encodes one episode: a Trajectory of arrays [T, ...], or its leaves; raises ValueError for other columns."""
         arrays = [np.asarray(leaf) for leaf in (episode if isinstance(episode, list) else tf.nest.flatten(episode))]
         num_rows = len(arrays[self._step_type])
         for column, array in zip(self._columns, arrays, strict=True):
             if len(array) != num_rows:
                 raise UserValueError(f'got {column.name} of {len(array)} steps; need {num_rows}')
-        return self.encode(arrays, np.array([0]), np.array([num_rows]))[0]
+        return self.encode(arrays, np.array([0]), np.array([num_rows]))
 
-    def encode(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> list[Record]:
+    def encode(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> Records:
         """Encodes several episodes; returns their records.
 
         Args:
@@ -77,8 +78,21 @@ class Encoder:
         lengths = ends - begins
         if not (lengths > 0).all():
             raise UserValueError('got an episode without steps; need at least one')
-        if len(lengths) > 1 and (lengths == lengths[0]).all():
+        different = np.unique(lengths)
+        if _MIN_EQUAL * len(different) > len(lengths):
+            return self._encode_each(arrays, begins, ends)
+        if len(different) == 1:
             return self._encode_equal(arrays, begins, int(lengths[0]))
+        found = np.empty((3, len(lengths)), object)
+        for length in different.tolist():
+            which = np.flatnonzero(lengths == length)
+            for row, values in zip(found, self._encode_equal(arrays, begins[which], length), strict=True):
+                row[which] = values
+        return Records(*found.tolist())
+
+    def _encode_each(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> Records:
+        """Encodes episodes one after the other."""
+        lengths = ends - begins
         data = [(column.encode(array), column.num_bytes) for column, array in zip(self._columns, arrays, strict=True)]
         bounds = list(zip(begins.tolist(), ends.tolist(), strict=True))
         rewards = np.concatenate([arrays[self._reward][begin:end] for begin, end in bounds])
@@ -93,22 +107,28 @@ class Encoder:
                 pieces += before, values[begin * size : end * size]
             pieces += frame[-1], return_data[i * width : (i + 1) * width]
             encoded.append(b''.join(pieces))
-        return list(map(Record, encoded, num_steps, totals))
+        return Records(encoded, num_steps, totals)
 
-    def _encode_equal(self, arrays: Sequence[np.ndarray], begins: np.ndarray, num_rows: int) -> list[Record]:
+    def _encode_equal(self, arrays: Sequence[np.ndarray], begins: np.ndarray, num_rows: int) -> Records:
         """Encodes episodes of equal length: all of a column in one call."""
-        rows = begins[:, np.newaxis] + np.arange(num_rows)
-        returns = arrays[self._reward][rows].sum(axis=1, dtype=np.float64)
-        totals = returns.reshape(len(begins), -1).sum(axis=1).tolist()
-        num_steps = (num_rows - (arrays[self._step_type][rows[:, -1]] == LAST)).tolist()
-        values = [column.encode(array[rows.ravel()]) for column, array in zip(self._columns, arrays, strict=True)]
-        parts = [np.frombuffer(each, np.uint8).reshape(len(begins), -1) for each in (*values, returns.astype('<f4'))]
+        count, is_joined = len(begins), (np.diff(begins) == num_rows).all()
+        rows = (begins[:, np.newaxis] + np.arange(num_rows)).ravel()
+        where = slice(rows[0], rows[-1] + 1) if is_joined else rows  # without a copy, if possible
+        arrays = [array[where] for array in arrays]
+        rewards = arrays[self._reward]
+        returns = rewards.reshape(count, num_rows, *rewards.shape[1:]).sum(axis=1, dtype=np.float64)
+        totals = returns.reshape(count, -1).sum(axis=1).tolist()
+        num_steps = (num_rows - (arrays[self._step_type][num_rows - 1 :: num_rows] == LAST)).tolist()
+        values = [column.encode(array) for column, array in zip(self._columns, arrays, strict=True)]
+        parts = [np.frombuffer(each, np.uint8).reshape(count, -1) for each in (*values, returns.astype('<f4'))]
         frame = self._frames.get(num_rows) or self._frame(num_rows)
-        pieces = [np.broadcast_to(np.frombuffer(each, np.uint8), (len(begins), len(each))) for each in frame]
-        between = [each for pair in zip(pieces, parts, strict=True) for each in pair]
-        data = np.concatenate(between, axis=1)
-        size, joined = data.shape[1], data.tobytes()
-        return list(map(Record, [joined[i : i + size] for i in range(0, len(joined), size)], num_steps, totals))
+        record = b''.join(before + bytes(part.shape[1]) for before, part in zip(frame, parts, strict=True))
+        data, end = np.empty((count, len(record)), np.uint8), 0
+        data[:] = np.frombuffer(record, np.uint8)
+        for before, part in zip(frame, parts, strict=True):
+            begin, end = end + len(before), end + len(before) + part.shape[1]
+            data[:, begin:end] = part
+        return Records(data.view(f'V{len(record)}')[:, 0].tolist(), num_steps, totals)
 
     def _frame(self, num_rows: int) -> list[bytes]:
         """Returns what comes before the data of each column of an episode, and before its return."""

@@ -50,13 +50,16 @@ class Block:
     lost: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
 
-def read(path: pathlib.Path, names: Collection[str], numeric: Collection[str]) -> Iterator[Block]:
+def read(
+    path: pathlib.Path, names: Collection[str], numeric: Collection[str], categories: Collection[str] = ()
+) -> Iterator[Block]:
     """Yields the rows of a file, block by block.
 
     Args:
       path: a file, whose name ends with one of `FORMATS`; CSV and JSON may end with .gz besides.
       names: the columns that are read.
       numeric: those of them that hold numbers.
+      categories: those of them of which only the different values are needed.
 
     Raises:
       ValueError: if the file is none of these, or lacks a column.
@@ -70,7 +73,7 @@ def read(path: pathlib.Path, names: Collection[str], numeric: Collection[str]) -
             with pa.input_stream(str(path), compression='detect') as stream:
                 yield from _json_blocks(path, stream, names, numeric)
         else:
-            yield from _csv_blocks(path, names) if kind == 'csv' else _parquet_blocks(path, names)
+            yield from _csv_blocks(path, names) if kind == 'csv' else _parquet_blocks(path, names, categories)
     except pa.ArrowInvalid as error:
         raise UserValueError(
             f'got {path}, which is no {kind} file ({_line(error)}); need one; write it again'
@@ -136,9 +139,11 @@ def _decoded(column: Array, name: str, block: Block) -> Array:
         return pa.array(values, pa.string())
 
 
-def _parquet_blocks(path: pathlib.Path, names: Collection[str]) -> Iterator[Block]:
-    with pa.parquet.ParquetFile(path) as file:
-        _check_names(path, file.schema_arrow.names, names)
+def _parquet_blocks(path: pathlib.Path, names: Collection[str], categories: Collection[str]) -> Iterator[Block]:
+    schema = pa.parquet.read_schema(path)
+    _check_names(path, schema.names, names)
+    texts = [name for name in categories if pa.types.is_string(schema.field(name).type)]
+    with pa.parquet.ParquetFile(path, read_dictionary=texts) as file:
         number = 1
         for batch in file.iter_batches(_BLOCK_ROWS, columns=list(names)):
             yield Block({name: batch.column(name) for name in names}, np.arange(number, number + len(batch)))

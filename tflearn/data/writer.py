@@ -1,6 +1,7 @@
 """EpisodeWriter: complete episodes -> files of TFRecords. EpisodeRecorder: steps of environments -> episodes."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import re
@@ -15,7 +16,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns
 from tflearn.data.columns import Column
-from tflearn.data.records import FIRST, LAST, Encoder, Record
+from tflearn.data.records import FIRST, LAST, Encoder, Records
 
 SUFFIX = '.tfrecord'
 _MIN_ROWS = 64  # that a recorder has room for
@@ -65,6 +66,7 @@ class EpisodeWriter:
     begun is lost, and removed by the next one of the same name.
 
     Attributes:
+      encoder: makes records of episodes.
       num_episodes: episodes in complete files and in the one that is being written, of all sessions of this writer.
       num_steps: the same for environment steps, without boundary rows.
       returns: the sums of rewards of the episodes that `write` and `write_all` were given.
@@ -100,7 +102,7 @@ class EpisodeWriter:
         self._directory, self._name, self._file_bytes = directory, name, file_bytes
         self._compress = compress
         stored = tuple(stored or columns.columns_of(columns.data_spec(specs)))
-        self._encode = Encoder(stored)
+        self.encoder = Encoder(stored)
         columns.describe(directory, specs, stored, metadata or {})
         for left in directory.glob(f'.{name}-*{SUFFIX}*'):
             left.unlink()
@@ -122,17 +124,17 @@ class EpisodeWriter:
         Raises:
           ValueError: if it does not fit the spec.
         """
-        self._write(self._encode(episode))
+        self.write_records(self.encoder(episode))
 
     def write_all(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> None:
         """Adds several episodes: the rows from `begins` to `ends` of arrays, see `Encoder.encode`."""
-        self._write(*self._encode.encode(arrays, begins, ends))
+        self.write_records(self.encoder.encode(arrays, begins, ends))
 
-    def _write(self, *records: Record) -> None:
-        for data, num_steps, _ in records:
-            self.write_record(data, num_steps)
-        if records:
-            self.returns.add([record.total for record in records])
+    def write_records(self, records: Records) -> None:
+        """Adds episodes that `encoder` has made."""
+        self._append(records.data, records.num_steps)
+        if records.data:
+            self.returns.add(records.totals)
 
     def write_record(self, record: bytes, num_steps: int) -> None:
         """Adds one episode as it is in a file of a data set with the same columns.
@@ -141,17 +143,28 @@ class EpisodeWriter:
           record: the bytes of its `tf.train.Example`.
           num_steps: its environment steps, without boundary rows.
         """
-        if self._writer is None:
-            options = tf.io.TFRecordOptions(compression_type='GZIP' if self._compress else '')
-            self._writer = tf.io.TFRecordWriter(str(self._begun), options)
-        self._writer.write(record)
-        self._episodes += 1
-        self._steps += num_steps
-        self._bytes += len(record)
-        self.num_episodes += 1
-        self.num_steps += num_steps
-        if self._bytes >= self._file_bytes:
-            self.finish_file()
+        self._append([record], [num_steps])
+
+    def _append(self, records: Sequence[bytes], num_steps: Sequence[int]) -> None:
+        """Adds records to the file that is being written, and those that come when it is full to the next one."""
+        count = 0
+        while count < len(records):
+            if self._writer is None:
+                options = tf.io.TFRecordOptions(compression_type='GZIP' if self._compress else '')
+                self._writer = tf.io.TFRecordWriter(str(self._begun), options)
+            begin, write, size, full = count, self._writer.write, self._bytes, self._file_bytes
+            for record in itertools.islice(records, begin, None):
+                write(record)
+                count += 1
+                size += len(record)
+                if size >= full:
+                    break
+            steps = sum(num_steps[begin:count])
+            self._bytes, self._episodes, self._steps = size, self._episodes + count - begin, self._steps + steps
+            self.num_episodes += count - begin
+            self.num_steps += steps
+            if size >= full:
+                self.finish_file()
 
     def finish_file(self) -> None:
         """Completes the file that is being written: its episodes can be read from now on."""
