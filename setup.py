@@ -31,6 +31,7 @@ PROGRAMS = (
     'feed',
     'supervised',
     'seeds',
+    'policies',
     'compare',
     'report',
     'list',

@@ -1,9 +1,12 @@
-"""Do several agents learn? A cooperative and a competitive task, five seeds each, beside a scripted reference.
+"""Do several agents learn? Two cooperative tasks and a competitive one, five seeds each, beside a scripted reference.
 
-    python -m benchmarks.several_agents --root_dir=runs/several --tasks spread connect_four
+    python -m benchmarks.several_agents --root_dir=runs/several --tasks spread talk connect_four
 
 `spread` (needs mpe2: `pip install --no-deps mpe2`): two agents of `simple_spread_v3` share one policy (PPO); the number
 is the return of an agent, of the last version, beside agents that go to the landmarks which together are nearest.
+`talk` (mpe2 too): a speaker and a listener of `simple_speaker_listener_v4`, which have other spaces, are two policies
+(PPO); the number is the return of an episode that their last exports play in plain TensorFlow, beside a speaker that
+names the landmark and a listener that goes there.
 `connect_four` (PettingZoo): PPO against a league of its own earlier versions and random moves; the number is the score
 (1 a win, 0.5 a draw) of the last version against the scripted opponent, which wins and blocks where it can, and which
 the run never meets; and against random moves.
@@ -20,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -35,7 +39,13 @@ from tflearn.optimization.optimizers import OptimizerOptions  # noqa: E402
 from tflearn.policies import league  # noqa: E402
 
 SPREAD = functools.partial(pettingzoo_env.make, 'mpe2.simple_spread_v3', kwargs={'N': 2, 'max_cycles': 25})
-TARGETS = {'spread': -10.0, 'connect_four': 0.8}
+TALK = functools.partial(
+    pettingzoo_env.make,
+    'mpe2.simple_speaker_listener_v4',
+    kwargs={'max_cycles': 25},
+    policies={'speaker': ('speaker_0',), 'listener': ('listener_0',)},
+)
+TARGETS = {'spread': -10.0, 'talk': -15.0, 'connect_four': 0.8}
 _EPISODES = 400
 _SEED = 10_000_000  # of evaluations at the end
 
@@ -44,23 +54,27 @@ def train(
     unroll_steps: int, num_steps: int, gamma: float, agent: Mapping[str, Any], **run: Any
 ) -> tuple[Callable[[Any], Any], int]:
     """Trains PPO with iterations of so many steps. Returns the last version's policy, and the environment steps."""
-    trained = tflearn.train(
-        make_agent=functools.partial(
+    trained = tflearn.train(**settings(unroll_steps, num_steps, gamma, agent), **run)
+    return tflearn.load_policy(trained.run_dir.greedy_policy / 'latest'), trained.env_steps
+
+
+def settings(unroll_steps: int, num_steps: int, gamma: float, agent: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `tflearn.train` for PPO with iterations of so many steps."""
+    return {
+        'make_agent': functools.partial(
             ppo.make_agent,
             loss=ppo_loss.PPOLoss(gamma=gamma, entropy_coefficient=0.01),
             optimizer=OptimizerOptions(learning_rate=1e-3),
             **agent,
         ),
-        experience=Experience(
+        'experience': Experience(
             slicing=Slicing(sequence_length=unroll_steps + 1, stride=unroll_steps, cross_episodes=True),
             replay=Queue(max_size=64, max_policy_lag=2, training=Iteration(8, 400)),
             batch=BatchItems(num_steps // unroll_steps),
         ),
-        learner_options=tflearn.LearnerOptions(summaries=tflearn.SummaryOptions(None)),
-        num_episodes=32,
-        **run,
-    )
-    return tflearn.load_policy(trained.run_dir.greedy_policy / 'latest'), trained.env_steps
+        'learner_options': tflearn.LearnerOptions(summaries=tflearn.SummaryOptions(None)),
+        'num_episodes': 32,
+    }
 
 
 def go_to_landmark(observation: np.ndarray, num_agents: int = 2) -> int:
@@ -145,6 +159,57 @@ def spread_references() -> dict[str, float]:
     }
 
 
+def talk(**run: Any) -> dict[str, float]:
+    """Trains a speaker and a listener, each in a run of its own; returns what their last exports reach together."""
+    trained = tflearn.train_policies(
+        {'speaker': {}, 'listener': {}},
+        **settings(25, 1600, 0.95, {}),
+        make_environment=TALK,
+        num_environments=16,
+        export_interval_steps=3200,
+        exports=ExportOptions(('greedy_policy', 'raw_policy'), update_interval_steps=1),
+        **run,
+    )
+    models = {name: tf.saved_model.load(str(each.run_dir.greedy_policy / 'latest')) for name, each in trained.items()}
+
+    def act(name: str, observation: np.ndarray) -> int:
+        signature = models[name.partition('_')[0]].signatures['serving_default']
+        return int(signature(observation=tf.constant(observation[np.newaxis]))['action'][0])
+
+    return {'return': talked(act), 'env_steps': max(each.env_steps for each in trained.values())}
+
+
+def talk_references() -> dict[str, float]:
+    """Returns the returns of the scripted speaker and listener, and of random ones."""
+    random = np.random.default_rng(0)
+
+    def scripted(agent: str, observation: np.ndarray) -> int:
+        if agent == 'speaker_0':
+            return int(np.argmax(observation))
+        way = observation[2:8].reshape(3, 2)[np.argmax(observation[8:])] - 0.5 * observation[:2]  # it has a velocity
+        axis = int(np.argmax(np.abs(way)))
+        return 0 if abs(way[axis]) < 0.05 else 1 + 2 * axis + int(way[axis] > 0)
+
+    return {
+        'scripted': talked(scripted),
+        'random': talked(lambda agent, observation: int(random.integers(3 if agent == 'speaker_0' else 5))),
+    }
+
+
+def talked(act: Callable[[str, np.ndarray], int]) -> float:
+    """Returns the mean return of the listener, which is the speaker's too, where `act` plays both."""
+    from mpe2 import simple_speaker_listener_v4
+
+    game, returns = simple_speaker_listener_v4.parallel_env(max_cycles=25), []
+    for episode in range(_EPISODES):
+        observations, _ = game.reset(seed=_SEED + episode)
+        returns.append(0.0)
+        while game.agents:
+            observations, rewards, *_ = game.step({agent: act(agent, observations[agent]) for agent in game.agents})
+            returns[-1] += rewards['listener_0']
+    return float(np.mean(returns))
+
+
 def connect_four(root_dir: pathlib.Path, **run: Any) -> dict[str, float]:
     """Trains by self-play; returns the last version's scores."""
     opponents = {'league': functools.partial(league.League, str(root_dir)), 'random': turn_game.random_opponent}
@@ -191,6 +256,7 @@ def against(opponents: Mapping[str, Any], shares: Mapping[str, float] | None = N
 
 TASKS = {
     'spread': (spread, spread_references, 250_000, 'return'),
+    'talk': (talk, talk_references, 400_000, 'return'),
     'connect_four': (connect_four, connect_four_references, 300_000, 'scripted'),
 }
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tflearn.core.types import EnvironmentSpecs
     from tflearn.environments.check import check_environment
     from tflearn.experiments.comparison import compare
+    from tflearn.experiments.policies import train_policies
     from tflearn.files.run_dir import RunDir
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.metrics import TrainResult
@@ -78,6 +79,7 @@ __all__ = [
     'load_policy',
     'make_strategy',
     'train',
+    'train_policies',
     'train_rounds',
 ]
 
@@ -106,6 +108,7 @@ _NAMES = {
     'policies.policy_function': ('PolicyFunction', 'load_policy'),
     'environments.check': ('check_environment',),
     'experiments.comparison': ('compare',),
+    'experiments.policies': ('train_policies',),
     'files.run_dir': ('RunDir',),
     'core.train_step': ('create_train_step',),
     'core.types': ('EnvironmentSpecs',),

@@ -35,7 +35,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     'config': ('core', 'files'),
     'launch': ('core.errors', 'core.settings', 'files', 'net'),
     'api': (*_LIBRARY, 'jobs', 'config', 'launch'),
-    'experiments': ('core', 'files', 'environments', 'actors', 'tools', 'config', 'launch'),
+    'experiments': ('core', 'files', 'environments', 'actors', 'tools', 'config', 'launch', 'api'),
     'rounds': ('core', 'files', 'policies', 'product', 'config', 'launch'),
     'scripts': ('experiments', 'rounds', 'api', 'jobs', 'product', 'launch', 'config', 'tools', 'files', 'core'),
 }

@@ -93,3 +93,46 @@ class Meeting(ParallelEnv):
 
     def _observation(self, i: int) -> np.ndarray:
         return np.roll(self._places, -i) - [0, self._places[i], self._places[i]]
+
+
+class Talk(ParallelEnv):
+    """The speaker sees a number and says one; the listener, who hears it a step later, is to take it. 8 steps.
+
+    Both get 1 for each number that the listener takes as it was seen the step before. Their spaces differ.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {'name': 'talk'}
+    possible_agents: ClassVar[list[str]] = ['speaker', 'listener']
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng()
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        return spaces.Box(0, 1, (2 if agent == 'speaker' else 3,))
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Discrete(3 if agent == 'speaker' else 2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self.agents, self._left, self._seen, self._said = list(self.possible_agents), 8, None, None
+        return self._observations(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        self._left -= 1
+        reward = float(self._before is not None and int(actions['listener']) == self._before)
+        self._said = int(actions['speaker'])
+        agents, self.agents = self.agents, self.agents if self._left else []
+        return (
+            self._observations(),
+            dict.fromkeys(agents, reward),
+            dict.fromkeys(agents, False),
+            dict.fromkeys(agents, not self._left),
+            {agent: {} for agent in agents},
+        )
+
+    def _observations(self) -> dict[str, Any]:
+        self._before, self._seen = self._seen, int(self._random.integers(2))
+        heard = np.zeros(3, np.float32) if self._said is None else np.eye(3, dtype=np.float32)[self._said]
+        return {'speaker': np.eye(2, dtype=np.float32)[self._seen], 'listener': heard}

@@ -122,41 +122,70 @@ def train(
       ValueError: if an argument is out of its range, the gin file is wrong, or the run directory cannot be used.
       RuntimeError: if a job failed.
     """
-    parts = {
+    given = {
         'make_environment': make_environment,
         'make_agent': make_agent,
-        'experience': _own_experience(make_agent) if experience is None and gin_file is None else experience,
+        'experience': experience,
         'num_train_steps': num_train_steps,
+        'target_return': target_return,
+        'num_episodes': num_episodes,
+        'evaluate_options': evaluate_options,
+        **settings,
     }
-    evaluation = {'target_return': target_return, 'num_episodes': num_episodes}
-    more = {**evaluation, 'evaluate_options': evaluate_options, **settings}
     mode = mode or ('synchronous' if gin_file is None else 'processes')
     if mode not in get_args(Mode):
         raise UserValueError(f'got mode={mode!r}; need one of {", ".join(get_args(Mode))}')
     if mode == 'synchronous' and num_collectors != 1:
         raise UserValueError(f"got num_collectors={num_collectors} with mode='synchronous'; need mode='processes'")
     if gin_file is None:
-        _check_parts({**parts, 'root_dir': root_dir}, gin_bindings)
-        _check_settings(num_episodes, settings)
+        if gin_bindings:
+            raise UserTypeError(
+                f'got gin_bindings={list(gin_bindings)} without a gin file; need a gin file, or none of them'
+            )
+        arguments, evaluation = of_objects(root_dir=root_dir, **given)
         run_dir = RunDir(os.fspath(root_dir or ''))
-        given: dict[str, Any] = {name: each for name, each in evaluation.items() if each is not None}
-        given['options'] = evaluate_options or EvaluateOptions('each')
         if mode == 'synchronous':
-            synchronous_run.of_objects(run_dir, {**parts, **settings}, given)
+            synchronous_run.of_objects(run_dir, arguments, evaluation)
         else:
-            text = gin_text({**parts, **settings}, given)
+            text = gin_text(arguments, evaluation)
             run_dir.make()
             write_atomically(run_dir.root / _GIN_FILE, text.encode())
             _run_processes(run_dir, str(run_dir.root / _GIN_FILE), (), num_collectors)
     else:
         gin_file = os.fspath(gin_file)
-        _check_gin({**parts, **more}, gin_file, gin_bindings)
+        _check_gin(given, gin_file, gin_bindings)
         run_dir = RunDir(root_dir or pathlib.Path('runs', pathlib.Path(gin_file).stem))
         if mode == 'synchronous':
             synchronous_run.of_gin_file(run_dir, gin_file, gin_bindings)
         else:
             _run_processes(run_dir, gin_file, gin_bindings, num_collectors)
-    return _result(run_dir)
+    return result(run_dir)
+
+
+def of_objects(
+    *,
+    root_dir: str | os.PathLike[str] | None,
+    make_environment: EnvironmentFactory | None = None,
+    make_agent: AgentFactory | None = None,
+    experience: Experience | None = None,
+    num_train_steps: int | None = None,
+    target_return: float | None = None,
+    num_episodes: int | None = None,
+    evaluate_options: EvaluateOptions | None = None,
+    **settings: Any,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Checks a run's parts as Python objects; returns the arguments of the synchronous and of the evaluate job."""
+    parts = {
+        'make_environment': make_environment,
+        'make_agent': make_agent,
+        'experience': _own_experience(make_agent) if experience is None else experience,
+    }
+    _check_parts({**parts, 'root_dir': root_dir})
+    _check_settings(num_episodes, settings)
+    limits = {'target_return': target_return, 'num_episodes': num_episodes}
+    evaluation = {name: each for name, each in limits.items() if each is not None}
+    evaluation['options'] = evaluate_options or EvaluateOptions('each')
+    return {**parts, 'num_train_steps': num_train_steps, **settings}, evaluation
 
 
 def _own_experience(make_agent: Any) -> Experience | None:
@@ -180,15 +209,10 @@ def _check_gin(others: Mapping[str, Any], gin_file: str, gin_bindings: Sequence[
     files.resolve(gin_file)
 
 
-def _check_parts(parts: Mapping[str, Any], gin_bindings: Sequence[str]) -> None:
+def _check_parts(parts: Mapping[str, Any]) -> None:
     """Checks the run's parts as Python objects, as far as it can be done before they are used."""
-    parts = {name: value for name, value in parts.items() if name != 'num_train_steps'}
     if missing := [name for name, value in parts.items() if value is None]:
         raise UserTypeError(f'got no {", ".join(missing)}; need {", ".join(parts)}, or a gin file instead')
-    if gin_bindings:
-        raise UserTypeError(
-            f'got gin_bindings={list(gin_bindings)} without a gin file; need a gin file, or none of them'
-        )
     example = 'functools.partial(vector_env.in_process, MyEnvironment)'
     check_call('make_environment', parts['make_environment'], example, num_environments=1, seed=0)
     check_agent_factory('make_agent', parts['make_agent'])
@@ -213,12 +237,17 @@ def _check_settings(num_episodes: int | None, settings: Mapping[str, Any]) -> No
         raise UserValueError(f"got exports={exports}; need 'greedy_policy' among its policies: it is evaluated")
 
 
-def _run_processes(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str], num_collectors: int) -> None:
-    """Runs the jobs of a gin file as processes, and raises how they ended if that was no success."""
+def check_main_thread() -> None:
+    """Raises RuntimeError on another thread."""
     if threading.current_thread() is not threading.main_thread():
         raise UserRuntimeError(
             "got a call on another thread than the main one; need that one for mode='processes', which handles signals"
         )
+
+
+def _run_processes(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str], num_collectors: int) -> None:
+    """Runs the jobs of a gin file as processes, and raises how they ended if that was no success."""
+    check_main_thread()
     with process_run.same_modules():
         code = process_run.run(
             run_dir, gin_file, gin_bindings, package=process_run.programs(), num_collectors=num_collectors
@@ -230,7 +259,8 @@ def _run_processes(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str], 
         raise error(f'got a run that failed in {run_dir.root}; the error is above; all logs are in {run_dir.logs}')
 
 
-def _result(run_dir: RunDir) -> TrainedRun:
+def result(run_dir: RunDir) -> TrainedRun:
+    """Returns a run that has reached its end."""
     done = read_json(run_dir.done, 'reason', 'train_step', 'env_steps')
     if done is None:
         raise UserRuntimeError(f'got a run in {run_dir.root} without a result; need one that was not stopped')

@@ -1,21 +1,21 @@
-"""PettingZoo's parallel environments: each agent of each copy is a row of the batch, and all share one policy."""
+"""PettingZoo's parallel environments: each agent of a policy, in each copy, is a row of the batch."""
 
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gymnasium import spaces
+import numpy as np
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from tflearn.core.errors import UserError, UserTypeError, UserValueError
 from tflearn.core.resumable import Resumable
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import IDLE, BatchedEnvironment
-from tflearn.environments import gathering, registry, sync_vector_env, vector_env
+from tflearn.environments import gathering, partners, registry, sync_vector_env, vector_env
+from tflearn.environments.partners import Opponent, Partners
 from tflearn.environments.vector_env import OnNonfinite
 
-AGENT = 'agent'  # the part of the observation with the agent's index
 _ALL = 'all'
 _NEEDED = ('possible_agents', 'observation_space', 'action_space', 'reset', 'step')
 
@@ -28,6 +28,8 @@ def make(
     kwargs: dict[str, Any] | None = None,
     agent_id: bool = False,
     teams: Mapping[str, Sequence[str]] | None = None,
+    policies: Mapping[str, Sequence[str]] | None = None,
+    partners: Mapping[str, Callable[[], Opponent]] | None = None,
     on_nonfinite: OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
     """Makes a batch of all agents of some copies of a PettingZoo environment with the parallel API.
@@ -47,16 +49,20 @@ def make(
       agent_id: whether the observation has the agent's index, as the part 'agent' beside 'observation' or beside the
         parts that are there.
       teams: the agents of each team by its name; None: one team, 'all', of all of them.
+      policies: the agents of each policy by its name, where there are several; None: one of all agents. Only the agents
+        of the run's policy, which is the one without a partner, are rows then.
+      partners: functions that make who plays the other policies, by name, such as `league.Newest`.
       on_nonfinite: what happens if an observation or a reward is not finite, see `gymnasium_env.make`.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
 
     Raises:
-      ValueError: if there is no such environment, its agents have different spaces, or a team names an unknown agent.
+      ValueError: if there is no such environment, agents of one policy have different spaces, teams or policies do not
+        have each agent once, or not exactly one policy is without a partner.
       TypeError: if it does not have the parallel API.
     """
-    rows = AgentRows(maker(game, 'parallel_env', kwargs), num_environments, agent_id, teams)
+    rows = AgentRows(maker(game, 'parallel_env', kwargs), num_environments, agent_id, teams, policies, partners)
     return vector_env.VectorEnvironment(rows, seed, on_nonfinite)
 
 
@@ -83,7 +89,7 @@ def name_of(game: Any) -> str:
 
 
 class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
-    """Games that are stepped one after the other, with a row for each possible agent of each of them.
+    """Games that are stepped one after the other, with a row for each possible agent of the policy in each of them.
 
     A row whose agent is not in its game is idle: it returns FIRST, with the observation of another agent, since its own
     would have no legal action, or categories out of bounds.
@@ -93,9 +99,12 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         *(
             '_environments',
             '_present',
+            '_playing',
+            '_seen',
             '_others',
             '_returns',
-            '_team_returns',
+            '_game_returns',
+            '_ended',
             '_items',
             '_seed',
             '_progress',
@@ -110,25 +119,31 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         num_games: int,
         agent_id: bool = False,
         teams: Mapping[str, Sequence[str]] | None = None,
+        policies: Mapping[str, Sequence[str]] | None = None,
+        make_partners: Mapping[str, Callable[[], Opponent]] | None = None,
     ):
         """Makes the games; errors of `make_game` propagate. See `make`."""
+        partners.check(policies, make_partners)
         self._make_game, self._agent_id = make_game, agent_id
         self._environments = []
         try:
             for _ in range(num_games):
                 self._environments.append(make_game())
             name = name_of(self._environments[0])
-            observation_space, action_space = spaces_of_all(self._environments[0], name)
+            check_game(self._environments[0], name)
             if hasattr(self._environments[0], 'agent_iter'):
                 raise UserTypeError(
                     f'got {name}, whose agents act in turn (AEC); need its `parallel_env`, or turn_game.make for '
                     'self-play'
                 )
-            self._agents: list[str] = list(self._environments[0].possible_agents)
-            self._team_of = _team_of(self._agents, teams)
-            if agent_id:
-                observation_space = _with_agent(observation_space, len(self._agents), name)
-            gathering.check_space(observation_space, 'observation')
+            self._everyone: list[str] = list(self._environments[0].possible_agents)
+            self._team_of = _team_of(self._everyone, teams)
+            agents = partners.agents_of(self._everyone, policies) if policies else {'': self._everyone}
+            its_spaces = {policy: self._spaces_of(its, name) for policy, its in agents.items()}
+            (own,) = agents.keys() - (make_partners or {}).keys()
+            self._agents = agents.pop(own)
+            observation_space, action_space = its_spaces[own]
+            self._partners = Partners(agents, its_spaces, make_partners or {}, agent_id)
         except BaseException:
             self.close()
             raise
@@ -140,11 +155,14 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         self._batch = create_empty_array(observation_space, size)
         self._gather = gathering.gatherer(observation_space, self._batch, self._origins)
         self._items: list[Any] = [None] * size  # the newest observation of each row
-        self._present: list[list[str]] = [[] for _ in self._environments]  # the agents that act next
+        self._present: list[list[str]] = [[] for _ in self._environments]  # the agents with a row that act next
+        self._playing: list[list[str]] = [[] for _ in self._environments]  # these and the partners
+        self._seen: list[dict[str, Any]] = [{} for _ in self._environments]  # the newest observations of partners
         # What idle rows return: of an agent that goes on, since one that has ended may have no legal action.
         self._others: list[Any] = [None for _ in self._environments]
         self._returns = [0.0] * size
-        self._team_returns: list[dict[str, float]] = [{} for _ in self._environments]
+        self._game_returns: list[dict[str, float]] = [{} for _ in self._environments]
+        self._ended: list[dict[str, Any]] = [{} for _ in self._environments]  # of an ended game, for the next own step
 
     def reset(self, seed: int | None) -> Any:
         """See `sync_vector_env.RebuildingVectorEnv`."""
@@ -163,11 +181,13 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
     def step(self, action: Any) -> sync_vector_env.Step:
         """See `sync_vector_env.RebuildingVectorEnv`; rows that are idle, or whose agent has come, count as rebuilt."""
         actions, results, first = list(iterate(self._action_space, action)), [], []
+        moves = self._partners.actions(self._seen, self._game_origins)
         for i, game in enumerate(self._environments):
             acted, rows = self._present[i], self._rows_of(i)
             try:
-                if acted:
-                    results += self._step(i, dict(zip(self._agents, (actions[row] for row in rows), strict=True)))
+                if self._playing[i]:
+                    own = dict(zip(self._agents, (actions[row] for row in rows), strict=True))
+                    results += self._step(i, {**own, **moves[i]})
                 else:
                     results += self._begin(i, self._reset_result(i, game.reset()))
             except UserError:
@@ -187,6 +207,13 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         self._gather(self._items)
         return self._batch, self._rows(row for i in games for row in self._rows_of(i))
 
+    def _spaces_of(self, agents: Sequence[str], name: str) -> tuple[Any, Any]:
+        observation_space, action_space = spaces_of_all(self._environments[0], name, agents)
+        if self._agent_id:
+            observation_space = partners.space_with_agent(observation_space, len(agents), name)
+        gathering.check_space(observation_space, 'observation')
+        return observation_space, action_space
+
     def _rows_of(self, i: int) -> range:
         return range(i * len(self._agents), (i + 1) * len(self._agents))
 
@@ -205,22 +232,27 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
 
     def _begin(self, i: int, observations: Any) -> list[Any]:
         """Begins a game with the observations of its agents. Returns (reward, terminated, truncated, info) of rows."""
-        self._team_returns[i] = dict.fromkeys(self._team_of.values(), 0.0)
+        self._game_returns[i] = dict.fromkeys(self._everyone, 0.0)
+        self._partners.begin(i)
         self._take(i, observations, ())
         if not self._present[i]:
-            raise UserValueError(f'got no agents after reset() of {self._game_origins[i]}; need one at least')
+            who = ' of its policy' if len(self._agents) < len(self._everyone) else ''
+            raise UserValueError(f'got no agents{who} after reset() of {self._game_origins[i]}; need one at least')
         return [(0.0, False, False, {IDLE: agent not in self._present[i]}) for agent in self._agents]
 
     def _step(self, i: int, actions: Mapping[str, Any]) -> list[Any]:
         """Steps a game. Returns (reward, terminated, truncated, info) of its rows."""
         acted, rows = self._present[i], self._rows_of(i)
-        stepped = self._environments[i].step({agent: actions[agent] for agent in acted})
+        playing = self._playing[i]
+        stepped = self._environments[i].step({agent: actions[agent] for agent in playing})
         if not isinstance(stepped, tuple) or len(stepped) != 5:
             raise UserTypeError(
                 f'got {type(stepped).__name__} from step() of {self._game_origins[i]}; need (observations, rewards, '
                 'terminations, truncations, infos), each a dict by agent'
             )
         self._take(i, stepped[0], acted)
+        for agent in playing:
+            self._game_returns[i][agent] += float(self._of(agent, stepped[1], i))
         results: list[Any] = []
         for row, agent in zip(rows, self._agents, strict=True):
             if agent not in acted:
@@ -237,33 +269,45 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
                     'terminates or truncates it'
                 )
             self._returns[row] += result[0]
-            self._team_returns[i][self._team_of[agent]] += result[0]
             results.append((*result, {**info, IDLE: False}))
             if ended:
                 results[-1][-1]['agent_return'] = {agent: self._returns[row]}
                 self._returns[row] = 0.0
-        if not self._present[i]:
-            results[self._agents.index(acted[0])][-1]['team_return'] = self._team_returns[i]
+        if not self._playing[i]:
+            self._end(i)
+        if acted and self._ended[i]:
+            ended, self._ended[i] = self._ended[i], {}
+            info = results[self._agents.index(acted[0])][-1]
+            info |= {**ended, 'agent_return': {**ended['agent_return'], **info.get('agent_return', {})}}
         return results
+
+    def _end(self, i: int) -> None:
+        """Sums up a game that has ended."""
+        returns, teams = self._game_returns[i], dict.fromkeys(self._team_of.values(), 0.0)
+        for agent, value in returns.items():
+            teams[self._team_of[agent]] += value
+        others = {agent: value for agent, value in returns.items() if agent not in self._agents}
+        self._ended[i] = {'team_return': teams, 'agent_return': others}
+        self._partners.end(i, 0.5 + 0.5 * float(np.sign(sum(returns[agent] for agent in self._agents))))
 
     def _take(self, i: int, observations: Any, acted: Iterable[str]) -> None:
         """Reads which agents go on, and the observations of these and of those that have acted."""
         present = list(self._environments[i].agents)
-        if unknown := [agent for agent in present if agent not in self._agents]:
+        if unknown := [agent for agent in present if agent not in self._everyone]:
             raise UserValueError(
                 f'got the agent {unknown[0]!r} of {self._game_origins[i]}; need one of its possible_agents '
-                f'({", ".join(map(str, self._agents))}); name all that may come there'
+                f'({", ".join(map(str, self._everyone))}); name all that may come there'
             )
-        self._present[i] = present
-        if present:
-            self._others[i] = self._of(present[0], observations, i)
+        self._playing[i], self._present[i] = present, [agent for agent in present if agent in self._agents]
+        self._seen[i] = {agent: self._of(agent, observations, i) for agent in present if agent not in self._agents}
+        if self._present[i]:
+            self._others[i] = self._of(self._present[i][0], observations, i)
         for index, row in enumerate(self._rows_of(i)):
             agent = self._agents[index]
             is_there = agent in acted or agent in present
             observation = self._of(agent, observations, i) if is_there else self._others[i]
             if self._agent_id:
-                parts = observation if isinstance(observation, Mapping) else {'observation': observation}
-                observation = {**parts, AGENT: index}
+                observation = partners.with_agent(observation, index)
             self._items[row] = observation
 
     def _of(self, agent: str, part: Any, i: int) -> Any:
@@ -276,16 +320,20 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         return part[agent]
 
 
-def spaces_of_all(game: Any, name: str) -> tuple[Any, Any]:
-    """Returns the observation and the action space of all agents of a game; raises as `make` does."""
+def check_game(game: Any, name: str) -> None:
+    """Checks that a game names its agents and their spaces; raises as `make` does."""
     if missing := [needed for needed in _NEEDED if not hasattr(game, needed)]:
         raise UserTypeError(
             f'got {name} without {", ".join(missing)}; need an environment of PettingZoo, with all '
             'agents that may come in possible_agents'
         )
-    of_agents = {agent: (game.observation_space(agent), game.action_space(agent)) for agent in game.possible_agents}
-    if not of_agents:
+    if not game.possible_agents:
         raise UserValueError(f'got {name} without possible_agents; need all agents that may come there')
+
+
+def spaces_of_all(game: Any, name: str, agents: Sequence[str]) -> tuple[Any, Any]:
+    """Returns the observation and the action space of all agents of a policy; raises as `make` does."""
+    of_agents = {agent: (game.observation_space(agent), game.action_space(agent)) for agent in agents}
     first, spaces_of_first = next(iter(of_agents.items()))
     for agent, own in of_agents.items():
         for what, one, other in zip(('observations', 'actions'), spaces_of_first, own, strict=True):
@@ -293,22 +341,13 @@ def spaces_of_all(game: Any, name: str) -> tuple[Any, Any]:
                 raise UserValueError(
                     f'got {name}, whose agents have different {what}: {first} {_in_line(one)}, {agent} '
                     f'{_in_line(other)}; need equal ones for one policy; pad them (supersuit.pad_observations_v0, '
-                    'pad_action_space_v0), or train a policy for each kind of agent in an environment of its own'
+                    'pad_action_space_v0), or train a policy for each kind of agent (pettingzoo_env.make.policies)'
                 )
     return spaces_of_first
 
 
 def _in_line(space: Any) -> str:
     return ' '.join(str(space).split())
-
-
-def _with_agent(space: Any, num_agents: int, name: str) -> Any:
-    parts = dict(space.items()) if isinstance(space, spaces.Dict) else {'observation': space}
-    if AGENT in parts:
-        raise UserValueError(
-            f'got agent_id=True for {name}, whose observation has a part {AGENT!r}; set agent_id=False'
-        )
-    return spaces.Dict({**parts, AGENT: spaces.Discrete(num_agents)})
 
 
 def _team_of(agents: Sequence[str], teams: Mapping[str, Sequence[str]] | None) -> dict[str, str]:

@@ -10,6 +10,7 @@ import gymnasium
 
 from tflearn.core import extras
 from tflearn.core.errors import UserValueError
+from tflearn.environments import partners
 
 # Namespace of environment names -> the module that registers them when it is imported.
 _NAMESPACES = {'ALE': 'ale_py'}
@@ -17,6 +18,7 @@ _NAMESPACES = {'ALE': 'ale_py'}
 # Package of gymnasium's own environments -> the module that they need.
 _NEEDED = {'gymnasium.envs.mujoco': 'mujoco', 'gymnasium.envs.box2d': 'Box2D'}
 
+_PETTINGZOO = 'tflearn.environments.pettingzoo_env.make'
 _GYMNASIUM = ('tflearn.environments.gymnasium_env.make', 'tflearn.environments.gymnasium_env.record')
 
 # Environment factory -> the module that it needs.
@@ -102,7 +104,8 @@ def check_factory(factory: str, arguments: Mapping[str, Any]) -> None:
       arguments: the bound arguments by name; None for an unknown value.
 
     Raises:
-      ValueError: if the environment is unknown, or if a package that it needs is not installed.
+      ValueError: if the environment is unknown, if a package that it needs is not installed, or if not exactly one
+        policy of several is without a partner.
     """
     needed = _NEEDED_BY_FACTORY.get(factory)
     if needed and extras.is_missing(needed):
@@ -112,3 +115,6 @@ def check_factory(factory: str, arguments: Mapping[str, Any]) -> None:
     name = arguments.get('name')
     if factory in _GYMNASIUM and isinstance(name, str) and 'register' not in arguments:
         check(name)
+    policies, played = (arguments.get(argument, {}) for argument in ('policies', 'partners'))
+    if factory == _PETTINGZOO and isinstance(policies, Mapping) and isinstance(played, Mapping):
+        partners.check(policies, played)

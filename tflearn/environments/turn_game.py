@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,22 +13,10 @@ from tflearn.core.errors import UserError, UserValueError
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import gathering, pettingzoo_env, sync_vector_env, vector_env
+from tflearn.environments.partners import Opponent
 from tflearn.environments.vector_env import OnNonfinite
 
 _MASK = 'action_mask'
-
-
-class Opponent(Protocol):
-    """Who plays the other seats."""
-
-    def begin(self) -> Any:
-        """Returns who plays a new game: a hashable value for `act` and `end`; None where it is always the same."""
-
-    def act(self, player: Any, observation: Any) -> np.ndarray:
-        """Returns the actions [B] of a player for a batch of observations, a nest of arrays [B, ...]."""
-
-    def end(self, player: Any, score: float) -> None:
-        """Takes the agent's score in a game against a player: 1 for a win, 0.5, or 0 for a loss."""
 
 
 class Scripted:
@@ -143,7 +131,9 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
             for _ in range(num_games):
                 self._environments.append(self._make_game())
             name = pettingzoo_env.name_of(self._environments[0].game)
-            self._space, action_space = pettingzoo_env.spaces_of_all(self._environments[0].game, name)
+            game = self._environments[0].game
+            pettingzoo_env.check_game(game, name)
+            self._space, action_space = pettingzoo_env.spaces_of_all(game, name, game.possible_agents)
             gathering.check_space(self._space, 'observation')
         except BaseException:
             self.close()

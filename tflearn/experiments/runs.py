@@ -1,4 +1,4 @@
-"""Runs of one gin file in a folder, several at the same time, each in a process of its own. Loads no TensorFlow."""
+"""Runs of gin files in a folder, several at the same time, each in a process of its own. Loads no TensorFlow."""
 
 import contextlib
 import json
@@ -74,16 +74,15 @@ class Runs:
       running: the processes of the runs that have not ended, by the runs' names.
     """
 
-    def __init__(self, root: pathlib.Path, gin_file: str, mode: Mode, out: TextIO):
+    def __init__(self, root: pathlib.Path, mode: Mode, out: TextIO):
         """
         Args:
-          gin_file: a path, or the name of a packaged gin file.
           mode: 'processes' or 'synchronous'; see `tflearn.train`.
           out: gets a line for each start and end, and every ten seconds one with the progress.
         """
         self.root = local_path(root, '--root_dir')
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self._gin_file, self._mode, self._out = str(files.resolve(gin_file)), mode, out
+        self._mode, self._out = mode, out
         self._context, self._kill_at = contextlib.ExitStack(), dict[str, float]()
         self._start = time.monotonic()
         self._line_at, self._num_signals = self._start + _LINE_SECS, 0
@@ -106,10 +105,10 @@ class Runs:
         """Whether a signal has stopped the runs: none is to be started."""
         return bool(self._signals.received)
 
-    def start(self, name: str, gin_bindings: Sequence[str]) -> None:
-        """Starts a run, or continues it; `gin_bindings` come after the gin file."""
+    def start(self, name: str, gin_file: str, gin_bindings: Sequence[str]) -> None:
+        """Starts a run of a gin file, or continues it; `gin_bindings` come after the file."""
         log = self.root / f'{name}.log'
-        arguments = {'gin_file': self._gin_file, 'root_dir': str(self.root / name), 'mode': self._mode}
+        arguments = {'gin_file': str(files.resolve(gin_file)), 'root_dir': str(self.root / name), 'mode': self._mode}
         with open(log, 'ab') as file:
             self.running[name] = subprocess.Popen(
                 [sys.executable, '-c', _RUN, json.dumps({**arguments, 'gin_bindings': [*gin_bindings]})],
@@ -187,8 +186,8 @@ def _locked(root: pathlib.Path) -> Iterator[int]:
     with open(root / 'runs.lock', 'ab') as file:
         if not try_lock(file):
             raise UserValueError(
-                f'got --root_dir={root}, where another tflearn-seeds or tflearn-tune works, or ends its runs; need a '
-                'folder of its own; wait for it, or stop it'
+                f'got --root_dir={root}, where another tflearn-seeds, tflearn-policies or tflearn-tune works, or ends '
+                'its runs; need a folder of its own; wait for it, or stop it'
             )
         yield file.fileno()
 

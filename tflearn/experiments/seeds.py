@@ -44,11 +44,11 @@ class Seeds:
         """
         runs.check(self.gin_file, [*runs.seed_bindings(0), *self.gin_bindings])
         codes, waiting = dict.fromkeys(self.numbers, runs.INTERRUPTED), list(self.numbers)
-        with runs.Runs(self.root_dir, self.gin_file, self.mode, out) as its:
+        with runs.Runs(self.root_dir, self.mode, out) as its:
             while its.running or (waiting and not its.stopping):
                 while waiting and len(its.running) < self.parallel and not its.stopping:
                     seed = waiting.pop(0)
-                    its.start(f'seed_{seed}', [*runs.seed_bindings(seed), *self.gin_bindings])
+                    its.start(f'seed_{seed}', self.gin_file, [*runs.seed_bindings(seed), *self.gin_bindings])
                 for name, code in its.ended(f'{len(waiting)} to come' if waiting else ''):
                     codes[int(name.removeprefix('seed_'))] = code
                     its.say(name, its.ending(name, code))

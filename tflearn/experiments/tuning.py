@@ -86,7 +86,7 @@ class Tuning:
         path = spaces.resolve(self.space, self.gin_file)
         suggest = spaces.read(path)
         axis, budget = self._check(path, suggest)
-        with runs.Runs(self.root_dir, self.gin_file, self.mode, out) as its:
+        with runs.Runs(self.root_dir, self.mode, out) as its:
             study = self._study(its.root, path)
             search = _Search(self, its, study, suggest, axis, budget)
             try:
@@ -190,7 +190,9 @@ class _Search:
         self._trials[name] = trial
         self._reported[name] = max(before.intermediate_values, default=0) if before else 0
         self._runs.say(name, ', '.join(chosen))
-        self._runs.start(name, [*runs.seed_bindings(trial.number), *self._tuning.gin_bindings, *chosen])
+        self._runs.start(
+            name, self._tuning.gin_file, [*runs.seed_bindings(trial.number), *self._tuning.gin_bindings, *chosen]
+        )
 
     def _report(self, name: str, ended: bool = False) -> None:
         """Gives the pruner what the trial has reached at each mark that it has passed, and prunes it if it says so."""

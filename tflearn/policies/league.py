@@ -1,6 +1,7 @@
-"""League: opponents that are earlier exported versions of a policy, drawn by the agent's scores against them."""
+"""Exported policies that play in a game: a league of earlier versions, drawn by scores, and the newest one."""
 
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +11,12 @@ import tensorflow as tf
 from tflearn.core.errors import UserFileNotFoundError, UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, checked
 from tflearn.core.waiting import wait_until
+from tflearn.files import digests
 from tflearn.files.file_lock import locked
 from tflearn.files.run_dir import RunDir, local_path, read_json, write_json
-from tflearn.policies import loader, versions
+from tflearn.policies import loader, updates, versions
+from tflearn.policies.loaded_model import LoadedModel
+from tflearn.policies.loader import LoadedPolicy
 from tflearn.policies.policy_function import PolicyFunction
 
 _MASK = 'action_mask'
@@ -95,15 +99,12 @@ class League:
         """Chooses the versions that play, and loads those that are new."""
         directory = self._run_dir.policy(self._policy)
         found = wait_until(lambda: versions.versions(directory), f'a version in {directory}', _WAIT_SECS)
-        chosen = {found[round(i)] for i in np.linspace(0, len(found) - 1, min(len(found), self._num_versions))}
+        chosen = {found[round(i)] for i in np.linspace(len(found) - 1, 0, min(len(found), self._num_versions))}
         for step in sorted(chosen - self._loaded.keys()):
             try:
-                loaded = loader.load(directory / str(step))
+                self._loaded[step] = _player(loader.load(directory / str(step)))
             except UserFileNotFoundError:  # it was pruned just then
                 continue
-            if tf.nest.flatten(loaded.initial_state(1)):
-                raise UserValueError(f'got the policy {loaded.path} with memory; need one without, to play in a league')
-            self._loaded[step] = PolicyFunction(loaded)
         self._playing = sorted(chosen & self._loaded.keys())
         self._scores = self._read()
 
@@ -119,3 +120,61 @@ class League:
                 scores[str(step)] = [_FORGETTING * games + 1.0, _FORGETTING * total + score]
             write_json(path, {'policy': self._policy, 'versions': scores})
         self._scores, self._new = scores, []
+
+
+class Newest:
+    """An opponent or partner whose run trains beside: the newest version of its policy, or update where it makes them.
+
+    Each new game may get newer weights. `ExportOptions.update_interval_steps` of that run says how often there are
+    some; they are loaded in a few milliseconds.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str], policy: str = 'raw_policy'):
+        """Loads nothing yet.
+
+        Args:
+          run_dir: the directory of its run.
+          policy: the name of the exported policy; 'raw_policy' acts by its probabilities, as in the training of PPO.
+        """
+        self._directory = RunDir(local_path(run_dir, 'run_dir')).policy(policy)
+        self._model: LoadedModel | None = None
+        self._policy: PolicyFunction | None = None
+        self._step = -1
+
+    def begin(self) -> None:
+        """Loads what is newer than the weights that play now."""
+        if self._model is None:
+            wait_until(lambda: versions.versions(self._directory), f'a version in {self._directory}', _WAIT_SECS)
+        update = max(updates.steps(self._directory), default=-1)
+        version = max(versions.versions(self._directory), default=-1)
+        try:
+            if self._model is not None and update not in (-1, self._step) and update >= version:
+                path = updates.folder(self._directory) / str(update)
+                with digests.checked(path) as copy:
+                    self._take(self._model.with_weights(copy), path, update)
+            elif self._model is None or (version > update and version != self._step):
+                path = self._directory / str(version)
+                self._take(loader.load_model(path)[0], path, version)
+        except FileNotFoundError:  # it was pruned just then
+            if self._model is None:
+                self.begin()
+
+    def act(self, player: None, observation: Any) -> np.ndarray:
+        """Returns the actions [B] for a batch of observations, a nest of arrays [B, ...]."""
+        assert self._policy is not None
+        self._policy.reset()
+        return np.array(self._policy(observation))
+
+    def end(self, player: None, score: float) -> None:
+        """See `turn_game.Opponent`."""
+
+    def _take(self, model: LoadedModel, path: pathlib.Path, step: int) -> None:
+        self._policy = _player(LoadedPolicy(path, model, read_json(path / versions.METADATA) or {}))
+        self._model, self._step = model, step
+
+
+def _player(loaded: LoadedPolicy) -> PolicyFunction:
+    """Returns a policy without memory as a function."""
+    if tf.nest.flatten(loaded.initial_state(1)):
+        raise UserValueError(f'got the policy {loaded.path} with memory; need one without, to play in a game')
+    return PolicyFunction(loaded)

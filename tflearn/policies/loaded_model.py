@@ -146,6 +146,11 @@ class LoadedModel:
         """The names of the functions that were traced once."""
         return self._graph.functions.keys()
 
+    def with_weights(self, path: pathlib.Path) -> 'LoadedModel':
+        """Returns the model with the weights at `path`: of a version, or of an update of the same graph."""
+        with _loading:
+            return self._graph.version(path)
+
     def function(self, name: str) -> ModelFunction:
         """Returns a function that was traced once.
 
