@@ -320,6 +320,30 @@ def test_collects_what_an_iteration_needs_and_no_more(of_ppo):
     assert 0 <= 6 * 16 + 2 - read_json(of_ppo.train_result)['env_steps'] < 6 * 4
 
 
+def test_intervals_count_iterations(tmp_path):
+    given = {'checkpoint_interval_steps': 3, 'export_interval_steps': 2, 'summary_interval_steps': 1}
+    run_dir = train(tmp_path, unit='iterations', **given)
+    # Iterations have 4 train steps.
+    assert {int(path.name) for path in run_dir.greedy_policy.iterdir() if path.name.isdigit()} == {0, 8, 16, 24}
+    assert {path.stem for path in run_dir.checkpoints.glob('*.index')} == {'ckpt-12', 'ckpt-24'}
+    by_iteration = written_summaries.scalars(run_dir.summaries('iterations'))['iterations/loss']
+    by_train_step = written_summaries.scalars(run_dir.summaries('train'))['train/loss']
+    assert by_iteration == {step // 4: loss for step, loss in by_train_step.items()}
+    assert list(by_iteration) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        ({'num_exports': 2}, "got Intervals.unit='iterations' with num_exports"),
+        ({}, r"got Intervals.unit='iterations' with Experience.replay=Uniform\("),
+    ],
+)
+def test_rejects_iterations_that_there_are_not(tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        run_synchronously(tmp_path, unit='iterations', num_train_steps=4, **given)
+
+
 @lanes.classic
 def test_counts_a_version_for_each_batch(tmp_path):
     version = load_policy(train(tmp_path, 'appo').root).metadata['policy_version']
@@ -397,3 +421,32 @@ def test_behavior_cloning_from_files_with_the_data_s_mean_and_variance(tmp_path)
     expected = agents[-1].policy.action(tf.nest.map_structure(tf.constant, steps)).action
     np.testing.assert_allclose(policy(first[0]), expected[0], rtol=1e-5)
     environment.close()
+
+
+@pytest.mark.parametrize(('optimizers', 'steps'), [((), 20), (('agent',), 60), (('agent/_optimizer',), 60)])
+def test_begins_with_the_optimizer_of_another_run(tmp_path, optimizers, steps):
+    before = run_synchronously(tmp_path / 'before', num_train_steps=40)
+    given = {'checkpoint': str(before.root), 'optimizers': optimizers}
+    reader = tf.train.load_checkpoint(
+        str(run_synchronously(tmp_path / 'after', num_train_steps=20, **given).checkpoints)
+    )
+    (name,) = (
+        name
+        for name in reader.get_variable_to_shape_map()
+        if name.endswith('_optimizer/keras/_iterations/.ATTRIBUTES/VARIABLE_VALUE')
+    )
+    assert reader.get_tensor(name) == steps
+
+
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        ({'optimizers': ('agent',)}, 'without Initial.checkpoint'),
+        ({'checkpoint': 'before', 'optimizers': ('agent/_q_network',)}, 'no optimizer is called agent/_q_network here'),
+    ],
+)
+def test_rejects_optimizers_that_are_not_there(tmp_path, monkeypatch, given, message):
+    monkeypatch.chdir(tmp_path)
+    run_synchronously(tmp_path / 'before', num_train_steps=4)
+    with pytest.raises(ValueError, match=message):
+        run_synchronously(tmp_path / 'after', num_train_steps=4, **given)

@@ -4,7 +4,7 @@ experience is stored; and what all jobs of the run must agree on."""
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -105,10 +105,26 @@ def load(agent: Agent, initial: Initial, run_dir: RunDir) -> None:
     if initial.policy:
         warm_start.load_policy(policy_version(pathlib.Path(initial.policy)), _policy_variables(agent))
         return
-    checkpoint, prefixes = str(initial.checkpoint), initial.prefixes
+    _load_checkpoint(agent, initial, initial.prefixes)
+
+
+def load_optimizers(agent: Agent, initial: Initial, run_dir: RunDir) -> None:
+    """Loads values of another run's optimizers, unless the run has a checkpoint; once a learner has made their slots.
+
+    Raises:
+      ValueError: if they do not fit.
+    """
+    if initial.optimizers and not continues(run_dir):
+        _load_checkpoint(agent, initial, initial.optimizers, optimizers=True)
+
+
+def _load_checkpoint(
+    agent: Agent, initial: Initial, prefixes: Collection[str] | Mapping[str, str], optimizers: bool = False
+) -> None:
+    checkpoint = str(initial.checkpoint)
     of_a_run = RunDir(checkpoint).checkpoints
     objects = {'agent': agent, 'train_step': agent.train_step_counter}
-    warm_start.load(of_a_run if of_a_run.is_dir() else checkpoint, objects, prefixes)
+    warm_start.load(of_a_run if of_a_run.is_dir() else checkpoint, objects, prefixes, optimizers=optimizers)
 
 
 def policy_version(path: pathlib.Path) -> pathlib.Path:

@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from tflearn.core.types import Agent
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped, Stopped, wants_save
 from tflearn.core.workers import StopReason
 from tflearn.files.run_dir import read_json, write_json
+from tflearn.jobs import initial_agent
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.run import Run
@@ -118,6 +120,7 @@ class Session:
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
         self._alone = strategies.layout(strategy).workers == 1  # workers save together, at their intervals
         self._collect_summaries, self._summarized_env_steps = Summaries(run.dir.summaries('collect')), -1
+        self._iteration_summaries, self._summarized_iteration = Summaries(run.dir.summaries('iterations')), 0
         self._progress, self._forecast = collectors.progress, Forecast(settings.stop_conditions)
         self._result: TrainResult | None = None  # of the newest call that took train steps
         self._called_at = self._reported_at = self._logged_at = 0.0
@@ -134,6 +137,7 @@ class Session:
             state=collectors.state(),
             manifests=collectors.manifests,
         )
+        initial_agent.load_optimizers(agent, settings.initial, run.dir)  # the learner has made their slots
         self._make_exports = lambda: PolicyExports(agent, run.dir, settings.exports, self._export_facts, self._texts)
 
     def _texts(self) -> dict[str, str]:
@@ -153,9 +157,16 @@ class Session:
             lambda: self._progress.policy_version,
             lambda: {**(users.metrics() if users.metrics else {}), **self._metrics()},
             lambda: {**(users.texts() if users.texts else {}), **self._texts()},
-            users.watch or Watch(self._run_dir),
+            functools.partial(self._watch, users.watch or Watch(self._run_dir)),
         )
         return dataclasses.replace(learner, summaries=dataclasses.replace(summaries, sources=sources))
+
+    def _watch(self, watch: Callable[[int, Any], None], step: int, metrics: Mapping[str, Any]) -> None:
+        """Hands a summary on, and writes it with the iteration as the step, if there are iterations."""
+        watch(step, metrics)
+        if (iteration := metrics.get('num_iterations', 0)) > self._summarized_iteration:
+            self._summarized_iteration = iteration
+            self._iteration_summaries.write_values(iteration, metrics, 'iterations')
 
     def _triggers(self, agent: Agent, strategy: tf.distribute.Strategy) -> list[IntervalTrigger]:
         settings, intervals = self._settings, self._settings.intervals
@@ -258,6 +269,7 @@ class Session:
             with self._guard('the last checkpoint'):
                 self._learner.close()
             self._summarize_collectors()
+            self._iteration_summaries.close()
 
     def _agree_on_stop_reason(self) -> StopReason:
         """Agrees with the other workers on whether and how training ends: each has its own clock, signals and data."""

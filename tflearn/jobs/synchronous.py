@@ -126,7 +126,7 @@ def synchronous(
             if isinstance(write, ReplayWriter):
                 kept['writer'] = write
             collectors = OwnCollectors(acting, write, kept, repr((num_environments, experience)))
-            session = Session(run, agent, source, collectors, strategy, settings)
+            session = Session(run, agent, source, collectors, strategy, settings.in_train_steps(source))
             session.begin()
         session.run()
 

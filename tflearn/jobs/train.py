@@ -102,7 +102,7 @@ def train(
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run.dir)
                 source = _source(data, addresses, storage, agent, strategy, seed, initial)
-                settings = dataclasses.replace(settings, seed=seed, watchdog=watchdog)
+                settings = dataclasses.replace(settings.in_train_steps(source), seed=seed, watchdog=watchdog)
                 given = storage, source, strategy, settings.intervals, data.server_timeout_secs
                 collectors = RemoteCollectors(run.dir, connected, agent, *given)
                 session = Session(run, agent, source, collectors, strategy, settings)

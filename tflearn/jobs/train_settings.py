@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tflearn.coordinator.client import TIMEOUT_SECS as SERVER_TIMEOUT_SECS
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
+from tflearn.core.experience import Experience, Iteration, Prioritized, Queue, Uniform
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.watchdog import Watchdog
 from tflearn.data.demonstrations import Cloning, Demonstrations
@@ -15,6 +15,9 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.sampling import feed_blocks
+from tflearn.sampling.source import Source
+
+_TOTALS = ('num_checkpoints', 'num_exports', 'num_summaries')
 
 
 @checked_dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Intervals:
       num_exports: exports over the run's `num_train_steps`, instead of `export_interval_steps`, in addition to that of
         the first weights. An evaluate job with `EvaluateOptions.follow` = 'each' evaluates every one of them.
       num_summaries: train steps that are summarized, instead of `SummaryOptions.interval_steps`.
+      unit: what intervals count: 'train_steps'; or 'iterations' of an `Iteration` (PPO), also those of checkpoints and
+        summaries, and `ExportOptions.update_interval_steps`.
     """
 
     publish_interval_steps: PositiveInt = 200
@@ -44,6 +49,14 @@ class Intervals:
     num_checkpoints: PositiveInt | None = None
     num_exports: PositiveInt | None = None
     num_summaries: PositiveInt | None = None
+    unit: Literal['train_steps', 'iterations'] = 'train_steps'
+
+    def __post_init__(self) -> None:
+        totals = [name for name in _TOTALS if getattr(self, name) is not None]
+        if self.unit == 'iterations' and totals:
+            raise UserValueError(
+                f"got Intervals.unit='iterations' with {totals[0]}, which is of train steps; need an interval instead"
+            )
 
     @property
     def most_per_call(self) -> int:
@@ -115,7 +128,9 @@ class Initial:
       checkpoint: the checkpoint of another run from which this run loads its initial values: the run's directory, its
         checkpoints' directory, or a checkpoint's path prefix. Ignored if this run has a checkpoint.
       prefixes: the prefixes of the names of these values, or a mapping from prefixes here to prefixes there; see
-        `warm_start.load`. Optimizers are not loaded. Target networks begin as copies of the loaded networks.
+        `warm_start.load`. Target networks begin as copies of the loaded networks.
+      optimizers: the prefixes, as in `prefixes`, below which the values of optimizers (moments, steps) are loaded too:
+        ('agent',) for all of them; () for none.
       policy: an exported policy (a SavedModel, also one that TF-Agents' `PolicySaver` wrote) from which this run loads
         its initial variables, instead of a checkpoint: a version, a directory of versions (the newest is used), or a
         run's directory (the best is used). Variables that no policy has, such as critics, are initialized as usual.
@@ -127,6 +142,7 @@ class Initial:
     seed: int | None = None
     checkpoint: str | None = None
     prefixes: Collection[str] | Mapping[str, str] = ('agent',)
+    optimizers: Collection[str] | Mapping[str, str] = ()
     policy: str | None = None
     demonstrations: Demonstrations | None = None
     cloning: Cloning | None = None
@@ -135,6 +151,10 @@ class Initial:
         if self.checkpoint is not None and self.policy is not None:
             raise UserValueError(
                 f'got Initial.checkpoint={self.checkpoint!r} and policy={self.policy!r}; need one of them'
+            )
+        if self.optimizers and self.checkpoint is None:
+            raise UserValueError(
+                f'got Initial.optimizers={self.optimizers!r} without Initial.checkpoint, which they are of; need both'
             )
         if self.cloning is not None and (source := self.checkpoint or self.policy):
             raise UserValueError(f'got Initial.cloning and the values of {source!r}; need one of them')
@@ -240,7 +260,7 @@ class Settings:
       stop_conditions: when training ends.
       seed: the run's seed.
       watchdog: ends the process if a part of the session takes too long; None never does.
-      num_pretrain_steps: see `Demonstrations`.
+      initial: the initial values, of which the session loads those of optimizers.
     """
 
     intervals: Intervals
@@ -249,7 +269,7 @@ class Settings:
     stop_conditions: StopConditions
     seed: int = 0
     watchdog: Watchdog | None = None
-    num_pretrain_steps: int = 0
+    initial: Initial = Initial()
 
     def __post_init__(self) -> None:
         if self.learner.summaries and self.learner.summaries.sources.policy_version:
@@ -270,11 +290,22 @@ class Settings:
     ) -> 'Settings':
         """Returns the settings of a job with these groups of arguments; raises ValueError if they do not fit."""
         stop_conditions.check(*other_conditions)
-        demonstrations = initial.demonstrations
+        replay, demonstrations = experience.replay, initial.demonstrations
+        if intervals.unit == 'iterations' and not (
+            isinstance(replay, Queue) and isinstance(replay.training, Iteration)
+        ):
+            raise UserValueError(
+                f"got Intervals.unit='iterations' with Experience.replay={replay!r}; need a Queue with "
+                "training=Iteration(...), or 'train_steps'"
+            )
         if demonstrations is not None:
             demonstrations.check(experience)
-        steps = demonstrations.num_pretrain_steps if demonstrations is not None else 0
-        return cls(intervals, learner, exports, stop_conditions, num_pretrain_steps=steps)._without_totals()
+        return cls(intervals, learner, exports, stop_conditions, initial=initial)._without_totals()
+
+    @property
+    def num_pretrain_steps(self) -> int:
+        """See `Demonstrations`."""
+        return 0 if self.initial.demonstrations is None else self.initial.demonstrations.num_pretrain_steps
 
     def _without_totals(self) -> 'Settings':
         """Returns these settings with intervals instead of totals.
@@ -283,10 +314,7 @@ class Settings:
           ValueError: if a total is greater than the number of train steps.
         """
         learner, intervals = self.learner, self.intervals
-        steps = {
-            name: intervals.of_total(name, self.stop_conditions.num_train_steps)
-            for name in ('num_checkpoints', 'num_exports', 'num_summaries')
-        }
+        steps = {name: intervals.of_total(name, self.stop_conditions.num_train_steps) for name in _TOTALS}
         if steps['num_checkpoints']:
             learner = dataclasses.replace(learner, checkpoint_interval_steps=steps['num_checkpoints'])
         if steps['num_exports']:
@@ -297,6 +325,25 @@ class Settings:
             )
             learner = dataclasses.replace(learner, summaries=summaries)
         return dataclasses.replace(self, intervals=intervals, learner=learner)
+
+    def in_train_steps(self, source: Source) -> 'Settings':
+        """Returns these settings with all intervals in train steps; `source` is what makes the iterations."""
+        if self.intervals.unit == 'train_steps':
+            return self
+        steps = source.steps_of_call(1)
+
+        def scaled(options: Any, *names: str, **more: Any) -> Any:
+            given = {name: getattr(options, name) for name in names}
+            return dataclasses.replace(options, **{name: each and each * steps for name, each in given.items()}, **more)
+
+        summaries = self.learner.summaries and scaled(self.learner.summaries, 'interval_steps')
+        own = 'publish_interval_steps', 'export_interval_steps', 'replica_check_interval_steps'
+        return dataclasses.replace(
+            self,
+            intervals=scaled(self.intervals, *own, unit='train_steps'),
+            learner=scaled(self.learner, 'checkpoint_interval_steps', summaries=summaries),
+            exports=scaled(self.exports, 'update_interval_steps'),
+        )
 
     @property
     def summary_steps(self) -> int | None:

@@ -25,7 +25,7 @@ def load(
     objects: Mapping[str, Any],
     prefixes: Collection[str] | Mapping[str, str],
     *,
-    including_optimizers: bool = False,
+    optimizers: bool = False,
 ) -> list[str]:
     """Loads the values below some prefixes from a checkpoint; changes nothing else.
 
@@ -35,7 +35,8 @@ def load(
         shortest path, so these should be all objects that the checkpoint was made of.
       prefixes: prefixes of the names to load ('agent/_q_network'); or a mapping from prefixes here to those in the
         checkpoint ({'agent/_target_q_network': 'agent/_q_network'}). If they overlap, the longer one counts.
-      including_optimizers: also load the values of optimizers.
+      optimizers: load the values of optimizers, and of nothing else; otherwise those of everything else. Keras makes
+        the slots with the first train step or its trace.
 
     Returns:
       The names of the loaded values.
@@ -49,7 +50,7 @@ def load(
     layout = CheckpointLayout(tf.train.Checkpoint(**objects))
     try:
         reader = tf.train.load_checkpoint(path)
-        origins = _origins(path, layout, describe(reader), pairs, including_optimizers)
+        origins = _origins(path, layout, describe(reader), pairs, optimizers)
         saved_keys = {name_of(key): key for key in reader.get_variable_to_shape_map()}
         # All are read before the first is assigned, so that a damaged checkpoint changes nothing.
         values = {name: reader.get_tensor(saved_keys[origin]) for name, origin in origins.items()}
@@ -71,21 +72,23 @@ def _origins(
     layout: CheckpointLayout,
     saved: Mapping[str, str],
     prefixes: Mapping[str, str],
-    including_optimizers: bool,
+    optimizers: bool,
 ) -> dict[str, str]:
     """Returns the name in the checkpoint of every value to load, by its name here."""
-
-    def wanted_kind(name: str) -> bool:
-        return including_optimizers or not layout.is_optimizers(name)
 
     origins: dict[str, str] = {}
     problems: list[str] = []
     for here, there in sorted(prefixes.items(), key=lambda pair: len(pair[0])):
         wanted = dict(_renamed(layout.described, here, there))
         stored = {name: origin for origin, name in _renamed(saved, there, here)}
-        found = {name: origin for name, origin in {**stored, **wanted}.items() if wanted_kind(name)}
+        found = {
+            name: origin for name, origin in {**stored, **wanted}.items() if layout.is_optimizers(name) == optimizers
+        }
         if not found:
-            problems.append(f'nothing is called {here} here' + (' except for optimizers' if wanted else ''))
+            missing = 'no optimizer' if optimizers else 'nothing'
+            problems.append(
+                f'{missing} is called {here} here' + (' except for optimizers' if wanted and not optimizers else '')
+            )
         origins.update(found)
     for name, origin in sorted(origins.items()):
         if name in layout.unmapped:
