@@ -22,6 +22,8 @@ from tflearn.networks.critics import Critics
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import distributional
 from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.policies import loader
+from tflearn.policies.exporter import PolicyExporter
 
 
 def bounded(shape, dtype, low, high):
@@ -326,6 +328,17 @@ def test_noise_has_the_papers_deviation_in_each_row():
 def test_sigma_has_a_bound():
     with pytest.raises(ValueError, match=r'got noisy_sigma=0.0; need a number above 0'):
         dqn.make_agent(example_data.DISCRETE, create_train_step(), Experience(), noisy_sigma=0.0)
+
+
+def test_an_exported_collect_policy_draws_noise_for_each_environment_at_each_step(tmp_path):
+    agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), Experience(), **SMALL)
+    agent.initialize()
+    PolicyExporter(agent.collect_policy, tmp_path / 'policy').export(1, {})
+    exported = loader.load(tmp_path / 'policy' / '1')
+    steps = tf.nest.map_structure(lambda spec: tf.zeros((500, *spec.shape), spec.dtype), agent.time_step_spec)
+    first, second = (np.asarray(exported.action(steps)[0]) for _ in range(2))
+    assert np.unique(first).size == np.unique(second).size == 2
+    assert (first != second).any()
 
 
 @pytest.mark.parametrize(
