@@ -15,7 +15,7 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Iteration, Queue
-from tflearn.core.types import Agent, check_agent, integer_bounds, zeros
+from tflearn.core.types import Agent, check_agent, check_keras, integer_bounds, zeros
 
 
 def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
@@ -54,6 +54,12 @@ def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
     replay = experience.replay
     if isinstance(replay, Queue) and isinstance(replay.training, Iteration):
         _check_iteration(agent, kind)
+
+
+def check_optimizers(agent: Agent) -> None:
+    """Raises TypeError for an optimizer of Keras 3, which `make_slots` and snapshots would not know as one."""
+    for name, part in getattr(agent, '__dict__', {}).items():
+        check_keras(f'an agent with {name.lstrip("_")}', part)
 
 
 def is_packaged(agent: Agent) -> bool:

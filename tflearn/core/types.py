@@ -185,6 +185,16 @@ def check_agent(agent: Any) -> None:
         )
 
 
+def check_keras(what: str, given: Any) -> None:
+    """Raises TypeError for a class or object of Keras 3 where `tf.keras` is Keras 2: `what` names it."""
+    kind = given if isinstance(given, type) else type(given)
+    packages = {each.__module__.partition('.')[0] for each in kind.__mro__}
+    if 'keras' in packages - {tf.keras.layers.Layer.__module__.partition('.')[0]}:
+        raise UserTypeError(
+            f'got {what}, a {kind.__name__} of the package keras, which is Keras 3; need Keras 2; take it from tf.keras'
+        )
+
+
 def check_agent_factory(name: str, factory: Callable[..., Any]) -> None:
     """Raises TypeError for an `AgentFactory` that cannot be called as one; `name` is that of the argument."""
     check_call(name, factory, 'functools.partial(dqn.make_agent, gamma=0.99)', 'specs', 'train_step', 'experience')

@@ -101,6 +101,7 @@ class Learner:
           manifests: see `Checkpoints`.
 
         Raises:
+          TypeError: if the agent has an optimizer of Keras 3.
           ValueError: if the newest readable checkpoint does not fit, or the strategy cannot train on such a dataset.
         """
         self.train_step = agent.train_step_counter
@@ -112,6 +113,7 @@ class Learner:
         with self._strategy.scope():
             self._batches = batches.wrap(data, self._strategy, self.train_step)
             agent.initialize()
+            agent_data.check_optimizers(agent)
             agent_data.make_slots(agent)
             summaries = options.summaries or SummaryOptions(interval_steps=None)
             # Traced here, so that the optimizer's slots are there to be restored, and saved with the first checkpoint.

@@ -28,7 +28,7 @@ from tf_agents.utils import nest_utils
 
 from tflearn.core import layout
 from tflearn.core.errors import UserValueError
-from tflearn.core.types import integer_bounds, leaf_paths
+from tflearn.core.types import check_keras, integer_bounds, leaf_paths
 
 ONE_HOT_SIZE = 1_000
 EMBEDDING_SIZE = 64
@@ -251,12 +251,14 @@ def check_layers(observation_spec: types.NestedTensorSpec, layers: Layers) -> No
     """Checks that layers of one's own exist for leaves of the observation, and take them.
 
     Raises:
+      TypeError: for a layer of Keras 3.
       ValueError: for a path that no leaf has; or naming the leaf and the layer that does not take it.
     """
     leaves = dict(zip(leaf_paths(observation_spec), tf.nest.flatten(observation_spec), strict=True))
     for path, layer in layers.items():
         if path not in leaves:
             raise UserValueError(f"got preprocessing_layers for '{path}'; need one of: {', '.join(leaves)}")
+        check_keras(f"a layer for the observation '{path}'", layer)
         leaf = leaves[path]
         got = f"got the observation '{path}' of shape {leaf.shape}, {leaf.dtype.name} for the layer '{layer.name}'"
         try:

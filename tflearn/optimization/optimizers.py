@@ -14,6 +14,7 @@ from absl import logging
 from tflearn.core import histograms
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, checked_dataclass
+from tflearn.core.types import check_keras
 from tflearn.optimization import schedules
 
 Rate = float | schedules.Schedule
@@ -203,6 +204,7 @@ class OptimizerOptions:
     arguments: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        check_keras('OptimizerOptions.kind', self.kind)
         owned = {'learning_rate', 'clipnorm', 'clipvalue', 'global_clipnorm'}.intersection(self.arguments or {})
         if owned:
             raise UserValueError(
