@@ -140,7 +140,11 @@ setuptools.setup(
     else {},
     packages=[*setuptools.find_packages(include=['tflearn', 'tflearn.*']), 'tflearn_scripts', 'tflearn_gin'],
     package_dir={'tflearn_scripts': 'scripts', 'tflearn_gin': 'gin'},
-    package_data={'tflearn': ['py.typed', 'launch/kubernetes.yaml'], 'tflearn_gin': ['**/*.gin', 'spaces/*.toml']},
+    package_data={
+        'tflearn': ['py.typed', 'launch/kubernetes.yaml'],
+        'tflearn_scripts': ['flags.toml'],
+        'tflearn_gin': ['**/*.gin', 'spaces/*.toml'],
+    },
     entry_points={
         'console_scripts': [f'tflearn-{name.replace("_", "-")} = tflearn_scripts.{name}:main' for name in PROGRAMS],
     },

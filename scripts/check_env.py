@@ -12,15 +12,7 @@ from . import job_flags, preflight
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-check-env', __doc__, _define, _run, arguments='ENVIRONMENT')
-
-
-def _define(switches: flags.FlagValues) -> None:
-    flags.DEFINE_integer('steps', 1_000, 'Steps of each of two copies.', 1, flag_values=switches)
-    flags.DEFINE_integer('seed', 0, 'Seed of the environments and of the actions.', 0, flag_values=switches)
-    help = 'How long each kind of vectorization is timed [s]; 0: none is.'
-    flags.DEFINE_float('secs', 1.0, help, 0.0, 3_600.0, flag_values=switches)
-    flags.DEFINE_bool('strict', False, 'Exit status 1 also if a check says LOOK.', flag_values=switches)
+    job_flags.tool('tflearn-check-env', __doc__, _run, ('check_env',), arguments='ENVIRONMENT')
 
 
 def _run(switches: flags.FlagValues, name: str) -> int:

@@ -8,7 +8,7 @@ from . import job_setup
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('collect', __doc__, name_flag='collector_name')
+    job_setup.main('collect', __doc__, name_flag='collector_name', groups=('collect',))
 
 
 if __name__ == '__main__':

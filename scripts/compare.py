@@ -14,22 +14,7 @@ from . import job_flags, preflight
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-compare', __doc__, _define, _run, arguments='RUN ...')
-
-
-def define_measure(switches: flags.FlagValues) -> None:
-    """Defines the flags of what is compared."""
-    axes = ['env_steps', 'secs', 'train_step']
-    help = 'What the curves are compared against: environment steps, seconds since the first policy, or train steps.'
-    flags.DEFINE_enum('axis', axes[0], axes, help, flag_values=switches)
-    flags.DEFINE_string('metric', 'return', 'A metric of the evaluations.', flag_values=switches)
-    flags.DEFINE_bool('lower_is_better', False, 'Whether a smaller value is better.', flag_values=switches)
-
-
-def _define(switches: flags.FlagValues) -> None:
-    define_measure(switches)
-    help = 'A folder for comparison.md, comparison.png and comparison.csv; without it nothing is written.'
-    flags.DEFINE_string('output', None, help, flag_values=switches)
+    job_flags.tool('tflearn-compare', __doc__, _run, ('measure', 'compare'), arguments='RUN ...')
 
 
 def _run(switches: flags.FlagValues, *roots: str) -> int:

@@ -35,19 +35,6 @@ def run(stop: threading.Event) -> None:
         status.update('stopped')
 
 
-def define() -> None:
-    """Defines the flags of this program."""
-    job_flags.define_help()
-    job_flags.define_coordinator()
-    flags.DEFINE_string('relay_address', '', 'HOST:PORT of this relay; by default this program is no relay.')
-    flags.DEFINE_integer('index', 0, 'Index of this relay, from 0.', 0)
-    flags.DEFINE_string('run_dir', None, 'Directory of the run, for its status file; by default it writes none.')
-    flags.DEFINE_string('name', 'coordinator', 'Name of this job; its status file is named after it.')
-    flags.DEFINE_integer(
-        'max_connections', server.MAX_CONNECTIONS, 'Maximum number of connections; each job and relay has a few.', 1
-    )
-
-
 def options() -> ServerOptions:
     """Returns what the flags say; raises ValueError for a wrong one."""
     values = flags.FLAGS
@@ -58,7 +45,7 @@ def options() -> ServerOptions:
 
 def main() -> None:
     """Runs the program."""
-    define()
+    job_flags.define('help', 'coordinator', 'coordinator_program')
     if job_flags.read('tflearn-coordinator', __doc__, options, '--coordinator_address=host:8009'):
         job_process.run('tflearn-coordinator', 'coordinator', run, _STOP_TIMEOUT_SECS)
 

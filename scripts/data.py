@@ -15,9 +15,8 @@ tflearn-data convert    episodes of --data (tflearn, Minari or RLDS) -> --output
 tflearn-train-offline trains on them.
 """
 
+import functools
 import sys
-
-from absl import flags
 
 from tflearn.core.errors import UserValueError
 
@@ -30,26 +29,16 @@ def main() -> None:
     if command in data_flags.JOBS:
         del sys.argv[1]
         job_setup.main(command, __doc__, program=f'tflearn-data {command}', module='record', **data_flags.JOBS[command])
-        return
-    with job_flags.ending('tflearn-data'):
-        if command in ('--help', 'help', '-h'):
-            print(f'tflearn-data: {__doc__}\nEach has its own --help: tflearn-data record --help')
-            return
-        if command not in data_flags.COMMANDS:
+    elif command in data_flags.COMMANDS:
+        del sys.argv[1]
+        run = functools.partial(data_flags.run, command)
+        job_flags.tool('tflearn-data', __doc__, run, ('episodes', 'data'), command=command)
+    elif command in ('--help', 'help', '-h'):
+        print(f'tflearn-data: {__doc__}\nEach has its own --help: tflearn-data record --help')
+    else:
+        with job_flags.ending('tflearn-data'):
             names = (*data_flags.JOBS, *data_flags.COMMANDS)
             raise UserValueError(f'got {command!r}; need one of {", ".join(names)}; see --help')
-        data_flags.define_read()
-        rest = job_flags.parse(sys.argv[1:])
-        if flags.FLAGS.help:
-            # Numbers are defined by a function of the other module.
-            own = [
-                flag for module in (data_flags, job_flags) for flag in flags.FLAGS.get_flags_for_module(module.__name__)
-            ]
-            print(f'tflearn-data {command}: {__doc__}\nFlags:\n')
-            print('\n\n'.join(map(job_flags.flag_help, own)))
-            return
-        job_flags.check_arguments(rest)
-        data_flags.read(command)
 
 
 if __name__ == '__main__':

@@ -40,12 +40,7 @@ def report(roots: Sequence[str], as_json: bool) -> int:
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-doctor', __doc__, _define, _run, arguments='ROOT_DIR ...')
-
-
-def _define(switches: flags.FlagValues) -> None:
-    flags.DEFINE_bool('json', False, 'Prints one JSON list for each run, one per line.', flag_values=switches)
-    flags.DEFINE_bool('strict', False, 'Exit status 1 if a check looks wrong.', flag_values=switches)
+    job_flags.tool('tflearn-doctor', __doc__, _run, ('doctor',), arguments='ROOT_DIR ...')
 
 
 def _run(switches: flags.FlagValues, *roots: str) -> int:

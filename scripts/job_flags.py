@@ -1,11 +1,13 @@
-"""The flags that all jobs have: their definitions, help and checks; and the run directory that one of them names."""
+"""The flags of the programs: their definitions, help and checks; and the run directory that one of them names."""
 
 import contextlib
 import os
+import pathlib
 import re
 import signal
 import sys
 import textwrap
+import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -13,153 +15,44 @@ from typing import Any, Literal
 from absl import flags, logging
 
 from tflearn.config import files
-from tflearn.core import extras, tokens
+from tflearn.core import tokens
 from tflearn.core.errors import UserError, UserValueError, as_user_error
 from tflearn.core.waiting import HOST_PORT
 from tflearn.files.run_dir import RunDir, is_url, local_path
 
-DEFAULT_REPLAY_ADDRESS, DEFAULT_COORDINATOR_ADDRESS = 'localhost:8008', 'localhost:8009'
-
 _WIDTH = 118
-
-_MAX_SECS = 1e9  # Threads cannot wait for longer than ten times this.
 
 # absl adds this to the help of flags that may be repeated.
 _REPEATED = re.compile(r';\s*repeat this option to specify a list of values$')
 
-_GIN_BINDINGS_HELP = """\
-A gin statement that overrides the gin file; may be given many times, each in quotes:
-  'train.StopConditions.num_train_steps=1000'    names as in the gin files: module.function.argument
-  'StopConditions.num_train_steps=1000'          without the module, where one function of the run has that name
-  'tflearn.jobs.train.StopConditions.num_train_steps=1000'  or with the full path
-  'gymnasium_env.make.name="CartPole-v1"'        strings need their own quotes
-  'make_agent=@dqn.make_agent'                   a macro
-  'from tflearn.optimization import schedules'         if no gin file of the run imports that module"""
-
-_BACKEND_OPTION_HELP = """\
-name=value, an option of --backend; may be given many times. docs/clusters.md lists them:
-  --backend=slurm --backend_option=partition=gpu --backend_option=time=04:00:00"""
-_RESOURCES_HELP = """\
-KIND:name=value,... are the resources of each job of a kind; may be given once for each kind:
-  --resources=collect:cores=1,memory_gb=2
-  --resources=train:cores=4,memory_gb=8,accelerators=1,accelerator=a100
-Other names are countable resources of the cluster. On this machine, a job with cores=N gets N cores that no other
-such job uses."""
+_GROUPS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    pathlib.Path(__file__).with_name('flags.toml').read_text(encoding='utf-8')
+)
+_DEFINE: dict[str, Callable[..., object]] = {
+    'bool': flags.DEFINE_bool,
+    'int': flags.DEFINE_integer,
+    'float': flags.DEFINE_float,
+    'str': flags.DEFINE_string,
+    'list': flags.DEFINE_list,
+    'repeated': flags.DEFINE_multi_string,
+    'str choices': flags.DEFINE_enum,
+    'repeated choices': flags.DEFINE_multi_enum,
+}
+# Those of every program that runs a job; and of a job that a gin file configures.
+PROCESS = ('process', 'help')
+JOB = (*PROCESS, 'gin', 'coordinator')
 
 
-def define_launch(backends: Sequence[str]) -> None:
-    """Defines the flags of the program that starts all jobs; the first of `backends` is the default one."""
-    flags.DEFINE_enum('backend', backends[0], list(backends), f'Where the jobs run: {", ".join(backends)}.')
-    flags.DEFINE_bool('render', False, 'Print what would be run or submitted, and run nothing.')
-    flags.DEFINE_multi_string('backend_option', [], _BACKEND_OPTION_HELP)
-    flags.DEFINE_multi_string('resources', [], _RESOURCES_HELP)
-    flags.DEFINE_integer(
-        'num_workers',
-        1,
-        'Processes of the train job, which train together; on a cluster, one for each machine.',
-        lower_bound=1,
-    )
-    flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
-    flags.DEFINE_integer('num_replay_servers', 1, 'How many replay servers share the replay.', lower_bound=1)
-    flags.DEFINE_bool(
-        'coordinator_alone',
-        None,
-        'Whether the coordinator is a separate program, and not a part of the replay server; the default if there are '
-        'several replay servers.',
-    )
-    flags.DEFINE_integer(
-        'num_relays',
-        None,
-        'Number of relays. Collectors get weights from a relay, so the coordinator sends them only to the relays. By '
-        'default one for each hundred collectors, if there are more than two hundred.',
-        lower_bound=0,
-        upper_bound=10_000,
-    )
-    flags.DEFINE_integer(
-        'num_feed_workers',
-        0,
-        'Number of feed workers (tflearn-feed), which send batches to a train job without Reverb (local only). 0: '
-        'train reads the replay servers itself.',
-        lower_bound=0,
-    )
-    flags.DEFINE_bool(
-        'warm_start', True, 'Load the libraries once and fork the jobs; --nowarm_start: each job loads them.'
-    )
-    define_replay_backend()
-    define_secs(
-        'silent_timeout_secs',
-        300.0,
-        'A running job that has not reported for this long is killed and started again [s]; 0: never. Must be longer '
-        'than the longest step and the longest reset of an environment.',
-    )
-
-
-def define_secs(name: str, default: float, help: str, least: float = 0.0) -> None:
-    """Defines a flag of seconds: of a number that threads can wait for."""
-    define_number(name, default, help, least, _MAX_SECS)
-
-
-def define_number(
-    name: str, default: float | None, help: str, *bounds: float, flag_values: flags.FlagValues = flags.FLAGS
-) -> None:
-    """Defines a flag of a number, between bounds if there are any. absl's own takes NaN for a number within them."""
-    define: Any = flags.DEFINE_float  # whose types know no default that is a number or None
-    define(name, default, help, *bounds, flag_values=flag_values)
-    is_number = lambda number: number is None or number == number  # noqa: E731
-    flags.register_validator(name, is_number, 'need a number', flag_values=flag_values)
-
-
-def define_process() -> None:
-    """Defines the flags of every program that runs a job."""
-    flags.DEFINE_string(
-        'root_dir',
-        None,
-        'Directory of the run, or its URL in an object store (s3://bucket/run); created if missing. Same for all jobs.',
-    )
-    define_secs('connect_timeout_secs', 300.0, 'How long a job waits for another job before it gives up [s].')
-    define_secs('stop_timeout_secs', 30.0, 'How long a job may take to end after SIGINT or SIGTERM [s].')
-    flags.DEFINE_string('profile_python', None, 'A folder for a profile of the Python code of each job, <job>.prof.')
-    define_help()
-
-
-def define_help() -> None:
-    """Defines the flags of every program that `read` reads the flags of."""
-    flags.DEFINE_bool('help', False, 'Lists these flags. --version prints the versions.')
-    flags.DEFINE_bool('helpfull', False, 'Lists these flags and those of the libraries.')
-
-
-def define(name_flag: tuple[str, str] | None = None) -> None:
-    """Defines the flags of a job that is configured by a gin file.
-
-    Args:
-      name_flag: name and default of the flag for the job's name, if a run may have several such jobs.
-    """
-    define_process()
-    flags.DEFINE_string(
-        'gin_file', None, "The run's gin file: a path, or the name of a packaged one (dqn_cartpole). Required."
-    )
-    flags.DEFINE_multi_string('gin_bindings', [], _GIN_BINDINGS_HELP)
-    flags.DEFINE_bool(
-        'share_with_group', False, 'Whether users of your group can read a new --root_dir; otherwise only you can.'
-    )
-    define_coordinator()
-    flags.DEFINE_enum(
-        'weights_dtype',
-        'float32',
-        ['float32', 'bfloat16'],
-        'The dtype in which train sends float32 weights; bfloat16 needs half of the bytes.',
-    )
-    flags.DEFINE_bool(
-        'code_snapshot',
-        False,
-        'Whether train records how the code differs from its git revision, in code_snapshot.md and in TensorBoard: '
-        "this package's checkout and that of the working directory.",
-    )
-    if name_flag:
-        flags.DEFINE_string(*name_flag, 'Name of this job; its status file and its log are named after it.')
-        flags.register_validator(
-            name_flag[0], lambda name: re.fullmatch(r'[\w-]+', name), 'need letters, digits, _ and -, and nothing else'
-        )
+def define(*groups: str, values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags of groups of flags.toml; of two with one name the last one."""
+    for name, row in {name: row for group in groups for name, row in _GROUPS[group].items()}.items():
+        kind = row.get('type') or type(row['default']).__name__
+        default = row.get('default', [] if kind in ('list', 'repeated') else None)
+        given = [row[key] for key in ('choices', 'help', 'least', 'most') if key in row]
+        _DEFINE[f'{kind} choices' if 'choices' in row else kind](name, default, *given, flag_values=values)
+        if kind == 'float':  # absl takes NaN for a number within bounds
+            is_number = lambda number: number is None or number == number  # noqa: E731
+            flags.register_validator(name, is_number, 'need a number', flag_values=values)
 
 
 @contextlib.contextmanager
@@ -190,29 +83,32 @@ def ending(program: str, interrupted: str = 'stopped by SIGINT') -> Iterator[Non
 def tool(
     program: str,
     description: str | None,
-    define: Callable[[flags.FlagValues], None],
     run: Callable[..., int],
+    groups: Sequence[str] = (),
     required: Sequence[str] = (),
     arguments: str = '',
+    command: str = '',
 ) -> None:
     """Runs a program that is no job and has flags of its own only; does not return but for --help.
 
     Args:
       program: the program's name, which begins the error line.
       description: the docstring of the program's module, the first text of --help.
-      define: defines the program's flags among the given ones.
       run: gets the flags, and the other arguments one by one; returns the exit status.
+      groups: the groups of the program's flags, see `define`.
       required: the flags that have to be given.
       arguments: the other arguments: '' for none, 'RUN' for one, 'RUN ...' for one or more.
+      command: the program's command, for --help.
     """
     values = flags.FlagValues()
-    define(values)
+    define(*groups, values=values)
     own = list(values)
     flags.DEFINE_bool('help', False, 'Prints this text.', flag_values=values)
     with ending(program):
         rest = parse(sys.argv, values)
         if values.help:
-            print(f'{program}: {description}\nFlags:\n\n' + '\n'.join(map(flag_help, map(values.__getitem__, own))))
+            title = f'{program} {command}'.strip()
+            print(f'{title}: {description}\nFlags:\n\n' + '\n'.join(map(flag_help, map(values.__getitem__, own))))
             return
         need(values, *required)
         check_arguments(rest, arguments)
@@ -327,49 +223,6 @@ def of_run() -> dict[str, Any]:
     return {name: flags.FLAGS[name].value for name in names if name in flags.FLAGS}
 
 
-def define_coordinator() -> None:
-    """Defines the flags of every program that reaches the coordinator, or is it."""
-    flags.DEFINE_string(
-        'coordinator_address',
-        DEFAULT_COORDINATOR_ADDRESS,
-        'HOST:PORT of the coordinator, where the jobs of a run find each other and exchange weights, reports and '
-        'credits. The replay server listens there, unless tflearn-coordinator does.',
-    )
-    flags.DEFINE_string('coordinator_token', None, 'File with the token of the coordinator, or env:NAME.')
-
-
-def define_replay_address() -> None:
-    """Defines the flag of the jobs that start a replay server."""
-    flags.DEFINE_string(
-        'replay_address',
-        DEFAULT_REPLAY_ADDRESS,
-        'HOST:PORT at which other jobs reach the replay server, which listens at that port; or valkey://HOST:PORT of a '
-        'Valkey server that is already running (valkeys:// over TLS). TFLEARN_VALKEY_PASSWORD names its password: '
-        'the path of a file, or env:NAME.',
-    )
-
-
-def define_replay_backend() -> None:
-    """Defines the flag of the programs that start a replay server."""
-    flags.DEFINE_enum(
-        'replay_backend',
-        extras.default_replay_backend(),
-        ['reverb', 'valkey'],
-        'The server that holds the replay: Reverb (the default where it is installed), or Valkey (only for jobs of '
-        'this machine).',
-    )
-
-
-def define_feed() -> None:
-    """Defines the flag of the jobs that know the feed."""
-    flags.DEFINE_string(
-        'feed_address',
-        '',
-        'HOST:PORT of the feed (tflearn-feed), which sends batches to a learner without Reverb; by default train reads '
-        'the replay servers itself.',
-    )
-
-
 def shared_with_server() -> dict[str, str]:
     """Returns the arguments that a job which reads the replay servers has from their bindings."""
     return {name: f'replay_server.{name}' for name in ('make_environment', 'make_agent', 'experience')}
@@ -382,9 +235,24 @@ def feed_address() -> str:
     return one_address('feed_address')
 
 
-def given_value(name: str) -> Any:
-    """Returns the value of a flag that the user gave; None for a default."""
-    return None if flags.FLAGS[name].using_default_value else flags.FLAGS[name].value
+def make_local(*names: str, values: flags.FlagValues = flags.FLAGS) -> None:
+    """Makes the paths in flags absolute. Raises ValueError that names the flag for a URL."""
+    for name in names:
+        if path := values[name].value:
+            values[name].value = str(local_path(path, f'--{name}'))
+
+
+def statements(function: str, *names: str, **others: str) -> list[str]:
+    """Returns gin statements that bind arguments to flags; what the user did not give is left to the gin file.
+
+    Args:
+      function: the function of a job, or a class of it, such as 'feed.feed'.
+      names: the arguments whose flags have their names.
+      others: the names of the flags of other arguments.
+    """
+    arguments = {**dict(zip(names, names, strict=True)), **others}
+    given = {argument: flags.FLAGS[name] for argument, name in arguments.items()}
+    return [f'tflearn.jobs.{function}.{name} = {flag.value!r}' for name, flag in given.items() if flag.present]
 
 
 def given(*names: str) -> list[str]:

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import pathlib
+import re
 import shlex
 import sys
 import threading
@@ -22,7 +23,7 @@ def main(
     job: str,
     description: str | None,
     name_flag: str | None = None,
-    define_flags: Callable[[], None] = lambda: None,
+    groups: Sequence[str] = (),
     bindings: Callable[[], Sequence[str]] = tuple,
     shared: Callable[[], job_config.SharedArguments] = dict,
     program: str | None = None,
@@ -36,7 +37,7 @@ def main(
       job: the job's name.
       description: the first text of --help.
       name_flag: the flag with the job's name; None if a run has only one such job.
-      define_flags: defines the flags of this job.
+      groups: the groups of the flags of this job, see `job_flags.define`.
       bindings: returns gin statements that those flags make; they come last.
       shared: returns the arguments that other jobs' bindings set (`job_config.configure`).
       program: the program's name; None is tflearn-<job>.
@@ -80,8 +81,10 @@ def main(
 
     program = program or f'tflearn-{job.replace("_", "-")}'
     preflight.import_from_here()
-    job_flags.define((name_flag, f'{job}_0') if name_flag else None)
-    define_flags()
+    job_flags.define(*job_flags.JOB, *groups)
+    if name_flag:
+        is_word = lambda name: re.fullmatch(r'[\w-]+', name)  # noqa: E731
+        flags.register_validator(name_flag, is_word, 'need letters, digits, _ and -, and nothing else')
     if job_flags.read(program, description, job_flags.check):
         name = str(flags.FLAGS[name_flag].value) if name_flag else job
         job_process.run(program, name, run, flags.FLAGS.stop_timeout_secs, flags.FLAGS.profile_python)
@@ -91,9 +94,9 @@ def plain_main(
     job: str,
     description: str | None,
     run: Callable[[threading.Event], None],
-    define_flags: Callable[[], None],
     example: str,
     check_flags: Callable[[], None] = lambda: None,
+    groups: Sequence[str] = (),
 ) -> None:
     """Runs the program of a job that has only flags, like `main`.
 
@@ -101,12 +104,11 @@ def plain_main(
       job: the job's name; its program is tflearn-<job>.
       description: the first text of --help.
       run: runs the job with its flags, until it is done, or until soon after its argument is set.
-      define_flags: defines the flags of this job.
       example: a flag with a value, for --help.
       check_flags: raises ValueError for values that exclude each other.
+      groups: the groups of its flags, see `job_flags.define`; by default one of its name.
     """
-    job_flags.define_process()
-    define_flags()
+    job_flags.define(*job_flags.PROCESS, *(groups or [job]))
     if job_flags.read(f'tflearn-{job}', description, check_flags, example):
         job_process.run(f'tflearn-{job}', job, run, flags.FLAGS.stop_timeout_secs, flags.FLAGS.profile_python)
 

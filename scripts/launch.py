@@ -16,8 +16,7 @@ from . import job_flags, preflight
 
 def main() -> None:
     """Runs the jobs with the flags of this program. The exit code is that of `process_run.run`."""
-    job_flags.define()
-    job_flags.define_launch(process_run.BACKENDS)
+    job_flags.define(*job_flags.JOB, 'launch', 'replay_backend')
     preflight.import_from_here()
     if not job_flags.read('tflearn-launch', __doc__, job_flags.check):
         return
@@ -36,7 +35,7 @@ def main() -> None:
             package=str(__package__),
             num_collectors=values.num_collectors,
             num_replay_servers=values.num_replay_servers,
-            coordinator_address=job_flags.given_value('coordinator_address'),
+            coordinator_address=values.coordinator_address if values['coordinator_address'].present else None,
             coordinator_alone=values.coordinator_alone,
             connect_timeout_secs=values.connect_timeout_secs,
             stop_timeout_secs=values.stop_timeout_secs,

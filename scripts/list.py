@@ -11,7 +11,7 @@ from . import job_flags
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-list', __doc__, lambda switches: None, _run, arguments='DIR ...')
+    job_flags.tool('tflearn-list', __doc__, _run, arguments='DIR ...')
 
 
 def _run(switches: flags.FlagValues, *roots: str) -> int:

@@ -16,14 +16,7 @@ from . import job_flags
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-loop', __doc__, _define, _run, required=('root_dir', 'gin_file'))
-
-
-def _define(switches: flags.FlagValues) -> None:
-    flags.DEFINE_string('root_dir', None, 'The directory of the rounds. Required.', flag_values=switches)
-    flags.DEFINE_string('gin_file', None, 'The gin file of the loop. Required.', flag_values=switches)
-    flags.DEFINE_multi_string('gin_bindings', [], 'Gin statements that override it.', flag_values=switches)
-    flags.DEFINE_bool('once', False, 'Finishes or runs one round, if one is due, and ends.', flag_values=switches)
+    job_flags.tool('tflearn-loop', __doc__, _run, ('loop',), required=('root_dir', 'gin_file'))
 
 
 def _run(switches: flags.FlagValues) -> int:

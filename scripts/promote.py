@@ -15,7 +15,7 @@ from . import job_flags, promote_flags
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-promote', __doc__, promote_flags.define, promote_flags.run, required=('root_dir',))
+    job_flags.tool('tflearn-promote', __doc__, promote_flags.run, ('promote',), required=('root_dir',))
 
 
 if __name__ == '__main__':

@@ -16,31 +16,18 @@ from absl import flags
 from . import job_flags, job_setup
 
 
-def define_flags() -> None:
-    """Defines the flags of this job."""
-    job_flags.define_replay_address()
-    job_flags.define_replay_backend()
-    flags.DEFINE_integer('shard', 0, 'Index of this server, from 0.', lower_bound=0)
-    flags.DEFINE_integer('num_shards', 1, 'How many servers share the replay.', lower_bound=1)
-    flags.DEFINE_bool(
-        'serve_coordinator',
-        True,
-        'Whether the first server is also the coordinator; otherwise start tflearn-coordinator.',
-    )
-
-
 def bindings() -> Sequence[str]:
     """Returns the gin statements that the flags of this job stand for."""
     if '://' not in flags.FLAGS.replay_address:  # else the job checks it
         job_flags.one_address('replay_address')
     names = ('replay_backend', 'shard', 'num_shards', 'serve_coordinator')
-    given = {name: flags.FLAGS[name] for name in names if not flags.FLAGS[name].using_default_value}
-    return [f'tflearn.jobs.replay_server.replay_server.{name} = {flag.value!r}' for name, flag in given.items()]
+    return job_flags.statements('replay_server.replay_server', *names)
 
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('replay_server', __doc__, define_flags=define_flags, bindings=bindings)
+    groups = ('replay_address', 'replay_backend', 'replay_server')
+    job_setup.main('replay_server', __doc__, groups=groups, bindings=bindings)
 
 
 if __name__ == '__main__':

@@ -5,30 +5,25 @@ shows curves, the time of each part, episodes, configurations, how the runs ende
 RUN is a group, as for tflearn-compare.
 """
 
+import pathlib
+
 from absl import flags
 
-from tflearn.files.run_dir import local_path
-
-from . import compare, job_flags, preflight
+from . import job_flags, preflight
 
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-report', __doc__, _define, _run, arguments='RUN ...')
-
-
-def _define(switches: flags.FlagValues) -> None:
-    compare.define_measure(switches)
-    flags.DEFINE_string('output', 'report.html', 'The page.', flag_values=switches)
+    job_flags.tool('tflearn-report', __doc__, _run, ('measure', 'report'), arguments='RUN ...')
 
 
 def _run(switches: flags.FlagValues, *roots: str) -> int:
     preflight.import_quietly('tensorflow')
     from tflearn.experiments import report
 
-    output = local_path(switches.output, '--output')
-    print(report.write(roots, output, switches.axis, switches.metric, switches.lower_is_better))
-    print(f'\nwritten to {output}')
+    job_flags.make_local('output', values=switches)
+    print(report.write(roots, pathlib.Path(switches.output), switches.axis, switches.metric, switches.lower_is_better))
+    print(f'\nwritten to {switches.output}')
     return 0
 
 

@@ -18,10 +18,7 @@ from . import job_flags
 
 def main() -> None:
     """Serves until SIGTERM or SIGINT."""
-    job_flags.define_process()
-    flags.DEFINE_string('host', 'localhost', "Name or address to listen at; '0.0.0.0' is all networks.")
-    flags.DEFINE_integer('port', 9100, 'HTTP port; 0 picks a free one.', 0, 65535)
-    flags.DEFINE_string('run', '', "The label 'run' of all metrics; the name of --root_dir by default.")
+    job_flags.define(*job_flags.PROCESS, 'run_metrics')
     if not job_flags.read('tflearn-run-metrics', __doc__, lambda: None, '--port=9100'):
         return
     signal.signal(signal.SIGTERM, _exit)

@@ -15,19 +15,7 @@ from . import job_flags, preflight
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-seeds', __doc__, _define, _run, required=('gin_file', 'root_dir'))
-
-
-def _define(switches: flags.FlagValues) -> None:
-    flags.DEFINE_string('gin_file', None, 'A path, or the name of a packaged gin file. Required.', flag_values=switches)
-    flags.DEFINE_string('root_dir', None, 'The folder of the runs. Required.', flag_values=switches)
-    flags.DEFINE_integer('seeds', 5, 'How many seeds.', 1, flag_values=switches)
-    flags.DEFINE_integer('first_seed', 1, 'The first seed; the others follow it.', 0, flag_values=switches)
-    flags.DEFINE_integer('parallel', 1, 'How many runs at the same time.', 1, flag_values=switches)
-    flags.DEFINE_multi_string('gin_bindings', [], 'Gin statements, as those of tflearn-launch.', flag_values=switches)
-    modes = ['processes', 'synchronous']
-    help = 'processes: as tflearn-launch; synchronous: each run in one process, and repeatable.'
-    flags.DEFINE_enum('mode', modes[0], modes, help, flag_values=switches)
+    job_flags.tool('tflearn-seeds', __doc__, _run, ('seeds',), required=('gin_file', 'root_dir'))
 
 
 def _run(switches: flags.FlagValues) -> int:

@@ -16,8 +16,7 @@ from . import job_flags, preflight
 
 def main() -> None:
     """Runs the job with the flags of this program. The exit code is that of `supervise.run`."""
-    job_flags.define_process()
-    flags.DEFINE_string('job', None, 'The name of the job, as in topology.json of the run: train, collect_0.')
+    job_flags.define(*job_flags.PROCESS, 'supervise')
     preflight.import_from_here()
     if not job_flags.read('tflearn-supervise', __doc__, _check, '--job=train'):
         return

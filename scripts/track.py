@@ -17,14 +17,7 @@ from . import job_flags
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-track', __doc__, _define, _run, required=('to',), arguments='RUN')
-
-
-def _define(switches: flags.FlagValues) -> None:
-    flags.DEFINE_string('to', None, 'The tracker, see above. Required.', flag_values=switches)
-    flags.DEFINE_float('poll_secs', 5.0, 'How often it looks for more [s].', 0.1, 3600.0, flag_values=switches)
-    help = 'End when what is there now has been given, and do not wait for the end of the run.'
-    flags.DEFINE_bool('once', False, help, flag_values=switches)
+    job_flags.tool('tflearn-track', __doc__, _run, ('track',), required=('to',), arguments='RUN')
 
 
 def _run(switches: flags.FlagValues, root: str) -> int:

@@ -14,16 +14,6 @@ from tflearn.files.run_dir import local_path
 
 from . import job_setup, train
 
-
-def define_flags() -> None:
-    """Defines the flags of this job, and --strategy."""
-    train.define_flags()
-    flags.DEFINE_multi_string(
-        'data', [], "Directory of episodes, or a pattern such as 'data/*'; may be given many times. Required, unless "
-        'the gin file binds train_offline.Dataset.paths.'
-    )  # fmt: skip
-
-
 _ENVIRONMENT = 'make_environment'
 
 
@@ -52,7 +42,8 @@ def shared_arguments() -> Mapping[str, str]:
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('train_offline', __doc__, define_flags=define_flags, bindings=bindings, shared=shared_arguments)
+    groups = (*train.FLAGS, 'train_offline')
+    job_setup.main('train_offline', __doc__, groups=groups, bindings=bindings, shared=shared_arguments)
 
 
 if __name__ == '__main__':

@@ -12,12 +12,12 @@ from typing import Any
 
 from absl import flags
 
-from . import job_flags, tune_flags
+from . import job_flags
 
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-tune', __doc__, tune_flags.define, _run, required=('gin_file', 'root_dir'))
+    job_flags.tool('tflearn-tune', __doc__, _run, ('tune',), required=('gin_file', 'root_dir'))
 
 
 def _run(switches: flags.FlagValues) -> int:

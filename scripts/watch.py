@@ -13,7 +13,7 @@ from . import job_flags
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-watch', __doc__, lambda switches: None, _run, arguments='RUN')
+    job_flags.tool('tflearn-watch', __doc__, _run, arguments='RUN')
 
 
 def _run(switches: flags.FlagValues, root: str) -> int:

@@ -60,7 +60,7 @@ def test_help_names_the_commands_and_how_an_evaluation_reads_data():
         ('evaluate --data=x', 'got no --root_dir; need a directory'),
         (f'evaluate {NO_RUN} --data=', 'got an empty --data; need a directory of episodes'),
         (f'evaluate {NO_RUN} --data=x --gamma=2', 'got a wrong flag: flag --gamma=2'),
-        (f'evaluate {NO_RUN} --data=x --gamma=nan', 'got --gamma=nan; need a number from 0 to 1'),
+        (f'evaluate {NO_RUN} --data=x --gamma=nan', 'got a wrong flag: flag --gamma=nan: need a number'),
         (f'evaluate {NO_RUN} --data=x --gin_file=dqn_cartpole', 'got a wrong flag: Unknown command line'),
         ('export', 'got no --root_dir; need '),
         ('export --root_dir=x --format=int4', 'got a wrong flag: flag --format=int4'),

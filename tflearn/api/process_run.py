@@ -34,7 +34,6 @@ _SCHEDULERS: dict[str, tuple[type, Any]] = {
     'kubernetes': (kubernetes.KubernetesOptions, kubernetes),
     'ray': (ray_cluster.RayOptions, ray_cluster),
 }
-BACKENDS = ('local', *_SCHEDULERS)
 
 _WITHOUT_RELAYS, _PER_RELAY = 200, 100  # collectors
 _EXPERIENCE = 'tflearn.core.experience'
