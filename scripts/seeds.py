@@ -19,13 +19,12 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues) -> int:
-    from tflearn.experiments import seeds
+    from tflearn.experiments import runs
 
     root = pathlib.Path(switches.root_dir)
     numbers = range(switches.first_seed, switches.first_seed + switches.seeds)
-    codes = seeds.Seeds(root, switches.gin_file, numbers, switches.parallel, switches.gin_bindings, switches.mode).run(
-        sys.stdout
-    )
+    given = switches.parallel, switches.gin_bindings, switches.mode
+    codes = runs.run_seeds(root, switches.gin_file, numbers, sys.stdout, *given)
     failed = {seed: code for seed, code in codes.items() if code}
     if not set(codes.values()) & {0}:
         return next(iter(failed.values())) & 0xFF

@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues) -> int:
-    from tflearn.experiments import finals, runs, tuning
+    from tflearn.experiments import runs, tuning
 
     root = pathlib.Path(switches.root_dir)
     names = 'gin_file', 'space', 'trials', 'parallel', 'gin_bindings', 'mode', 'metric', 'lower_is_better'
@@ -32,7 +32,7 @@ def _run(switches: flags.FlagValues) -> int:
         return runs.INTERRUPTED
     print(f'\nall trials: {root / "tuning.md"}', flush=True)
     if switches.seeds:
-        found = finals.run(search, study, switches.finalists, switches.seeds, sys.stdout)
+        found = tuning.run_finals(search, study, switches.finalists, switches.seeds, sys.stdout)
         if found is None:
             return 1
         print(f'\nfresh seeds: {found}')

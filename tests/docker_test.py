@@ -78,7 +78,7 @@ def test_the_command_is_one_of_ours():
     program, *flags = json.loads(_of('CMD')[0])
     assert (ROOT / 'scripts' / f'{program.removeprefix("tflearn-")}.py').exists()
     defined = (ROOT / 'scripts' / 'flags.toml').read_text(encoding='utf-8')
-    assert all(f"\n{re.match('--([a-z_]+)=', flag)[1]} = " in defined for flag in flags)
+    assert all(f'\n{re.match("--([a-z_]+)=", flag)[1]} = ' in defined for flag in flags)
     assert dict(flag.split('=') for flag in flags)['--root_dir'].startswith('runs/')
     assert _of('VOLUME') == [f'{_of("WORKDIR")[-1]}/runs']
 

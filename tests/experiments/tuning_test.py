@@ -16,8 +16,8 @@ from tests.testing import forks
 from tests.testing.jobs import SMALL_BINDINGS
 from tflearn.config import files, preview
 from tflearn.core.waiting import wait_until
-from tflearn.experiments import finals, runs, spaces
-from tflearn.experiments.tuning import Tuning
+from tflearn.experiments import runs, spaces
+from tflearn.experiments.tuning import Tuning, run_finals
 from tflearn.files.run_dir import RunDir
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -85,7 +85,7 @@ def test_of_the_finalists_the_best_with_fresh_seeds_is_chosen(quick_runs, tmp_pa
     (tmp_path / 'search' / 'trial_1').rename(tmp_path / 'search' / 'other')
     (tmp_path / 'search' / 'trial_0').rename(tmp_path / 'search' / 'trial_1')
     (tmp_path / 'search' / 'other').rename(tmp_path / 'search' / 'trial_0')
-    found = finals.run(search, study, 3, 2, sys.stdout)
+    found = run_finals(search, study, 3, 2, sys.stdout)
     assert found.groups[0].names == ('seed_200000', 'seed_200001')
     out = capsys.readouterr().out
     assert lucky == 0 and 'seed 100001: done' in out and '| trial_1 | 2 | ' in out

@@ -194,3 +194,44 @@ def _locked(root: pathlib.Path) -> Iterator[int]:
 
 def _title(name: str) -> str:
     return name.replace('_', ' ')
+
+
+def run_seeds(
+    root_dir: pathlib.Path,
+    gin_file: str,
+    seeds: Sequence[int],
+    out: TextIO,
+    parallel: int = 1,
+    gin_bindings: Sequence[str] = (),
+    mode: Mode = 'processes',
+) -> dict[int, int]:
+    """Runs what is missing of one run for each seed; they differ in nothing else.
+
+    The same call continues what was stopped. Call it from the main thread: it handles signals, see `Runs`.
+
+    Args:
+      root_dir: a folder; the run of seed 3 is in `seed_3` below it, and what it prints in `seed_3.log`.
+      gin_file: a path, or the name of a packaged gin file.
+      seeds: the seeds.
+      out: gets the lines of `Runs`.
+      parallel: how many runs at the same time.
+      gin_bindings: gin statements that come after the gin file.
+      mode: 'processes' or 'synchronous'; see `tflearn.train`.
+
+    Returns:
+      Seed -> the exit code of its run: 0 if it has reached its end, 130 if it was stopped or not started.
+
+    Raises:
+      ValueError: if the gin file or a binding is wrong, or another process works in the folder.
+    """
+    check(gin_file, [*seed_bindings(0), *gin_bindings])
+    codes, waiting = dict.fromkeys(seeds, INTERRUPTED), list(seeds)
+    with Runs(root_dir, mode, out) as its:
+        while its.running or (waiting and not its.stopping):
+            while waiting and len(its.running) < parallel and not its.stopping:
+                seed = waiting.pop(0)
+                its.start(f'seed_{seed}', gin_file, [*seed_bindings(seed), *gin_bindings])
+            for name, code in its.ended(f'{len(waiting)} to come' if waiting else ''):
+                codes[int(name.removeprefix('seed_'))] = code
+                its.say(name, its.ending(name, code))
+    return codes

@@ -14,7 +14,8 @@ import numpy as np
 from tflearn.core.errors import UserValueError
 from tflearn.core.extras import import_error
 from tflearn.experiments import comparison, runs, spaces, trial_report
-from tflearn.files.run_dir import RunDir, read_json
+from tflearn.experiments.comparison import Comparison
+from tflearn.files.run_dir import RunDir, local_path, read_json
 
 try:
     import optuna
@@ -39,6 +40,8 @@ _PRUNERS: Mapping[Pruner, Callable[[], Any]] = {
     'hyperband': lambda: optuna.pruners.HyperbandPruner(min_resource=MARKS // 4, max_resource=MARKS),
     'none': optuna.pruners.NopPruner,
 }
+# Of the finals; trials have their numbers as seeds.
+_CHOOSING, _SCORING = 100_000, 200_000
 _BUDGETS = {'max_env_steps': 'env_steps', 'num_train_steps': 'train_step'}  # the first one that the run has
 
 
@@ -246,3 +249,47 @@ class _Search:
 
     def _run_dir(self, name: str) -> RunDir:
         return RunDir(self._runs.root / name)
+
+
+def run_finals(
+    tuning: Tuning, study: optuna.Study, num_finalists: int, num_seeds: int, out: TextIO
+) -> Comparison | None:
+    """Chooses among the best trials by runs with fresh seeds, writes best.gin, and scores it with other seeds.
+
+    A trial has one seed, and the best of many trials was often lucky.
+
+    Returns:
+      The runs of best.gin; None if a run was stopped or failed. The same call continues what was stopped.
+    """
+    root = local_path(tuning.root_dir, '--root_dir')
+    finalists = trial_report.ranked(study)[:num_finalists]
+    if len(finalists) > 1:
+        folders = [root / 'finalists' / f'trial_{trial.number}' for trial in finalists]
+        for trial, folder in zip(finalists, folders, strict=True):
+            trial_report.write_gin_file(study, trial, root, folder.with_suffix('.gin'), tuning.metric)
+            if not _all_ended(tuning, folder, folder.with_suffix('.gin'), range(_CHOOSING, _CHOOSING + num_seeds), out):
+                return None
+        found = _compared(tuning, folders, root / 'finalists')
+        print(f'\nfinalists: {found}\n', file=out, flush=True)
+        sign = -1 if tuning.lower_is_better else 1
+        keys = [(sign * row.score[0], sign * row.area) for row in found.rows()]
+        trial_report.write_gin_file(study, finalists[keys.index(max(keys))], root, root / 'best.gin', tuning.metric)
+    else:
+        print(f'\nfinalists: trial {finalists[0].number} alone; no fresh seeds choose', file=out, flush=True)
+    if not _all_ended(tuning, root / 'best', root / 'best.gin', range(_SCORING, _SCORING + num_seeds), out):
+        return None
+    return _compared(tuning, [root / 'best'], root / 'best')
+
+
+def _all_ended(
+    tuning: Tuning, folder: pathlib.Path, gin_file: pathlib.Path, numbers: Sequence[int], out: TextIO
+) -> bool:
+    print(f'{len(numbers)} seeds of {gin_file}:', file=out, flush=True)
+    codes = runs.run_seeds(folder, str(gin_file), numbers, out, tuning.parallel, (), tuning.mode)
+    return not any(codes.values())
+
+
+def _compared(tuning: Tuning, folders: Sequence[pathlib.Path], output: pathlib.Path) -> Comparison:
+    found = comparison.compare(*folders, metric=tuning.metric, lower_is_better=tuning.lower_is_better)
+    comparison.write(found, output)
+    return found
