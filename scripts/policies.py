@@ -15,18 +15,8 @@ from . import job_flags
 
 def main() -> None:
     """Runs the program."""
-    job_flags.tool('tflearn-policies', __doc__, _define, _run, required=('root_dir',), arguments='POLICY=GIN_FILE ...')
-
-
-def _define(switches: flags.FlagValues) -> None:
-    flags.DEFINE_string('root_dir', None, 'The folder of the runs. Required.', flag_values=switches)
-    flags.DEFINE_multi_string('gin_bindings', [], 'Gin statements for each of them.', flag_values=switches)
-    modes = ['processes', 'synchronous']
-    help = 'processes: as tflearn-launch; synchronous: each run in one process.'
-    flags.DEFINE_enum('mode', modes[0], modes, help, flag_values=switches)
-    partners = ['Newest', 'League']
-    help = 'How the others play: with the newest weights, or as a league of versions (classes of policies.league).'
-    flags.DEFINE_enum('partner', partners[0], partners, help, flag_values=switches)
+    arguments = 'POLICY=GIN_FILE ...'
+    job_flags.tool('tflearn-policies', __doc__, _run, ('policies',), required=('root_dir',), arguments=arguments)
 
 
 def _run(switches: flags.FlagValues, *given: str) -> int:

@@ -97,8 +97,8 @@ def test_the_wheel_holds_the_package_the_programs_and_the_gin_files(wheel):
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / 'tflearn').rglob('*.py')}
     programs = {f'tflearn_scripts/{path.name}' for path in (ROOT / 'scripts').glob('*.py')}
     gin_files = {f'tflearn_gin/{path.relative_to(ROOT / "gin").as_posix()}' for path in (ROOT / 'gin').rglob('*.*')}
-    data = {'tflearn/py.typed', 'tflearn/launch/kubernetes.yaml', 'tflearn_scripts/flags.toml'}
-    assert names == package | programs | gin_files | data
+    data = {f'tflearn/{name}' for name in ('__init__.pyi', 'py.typed', 'launch/kubernetes.yaml')}
+    assert names == package | programs | gin_files | data | {'tflearn_scripts/flags.toml'}
     assert 'tflearn_gin/algorithms/dqn.gin' in names
 
 
@@ -142,7 +142,7 @@ def test_extras_can_be_named_to_every_pip(wheel):
     assert result.returncode == 0 or 'extra == ' in result.stderr, 'it looks for what the extras require'
 
 
-def test_hints_name_what_setup_py_requires(wheel):
+def test_hints_name_what_setup_py_requires(wheel, installed):
     required: dict[str, set[str]] = {}
     for requirement in map(Requirement, metadata(wheel).get_all('Requires-Dist')):
         if requirement.marker:
@@ -150,7 +150,10 @@ def test_hints_name_what_setup_py_requires(wheel):
             required.setdefault(extra, set()).add(
                 f'{requirement.name}{sorted(requirement.extras)}{requirement.specifier}'
             )
-    for extra, texts in extras.REQUIREMENTS.items():
+    program = 'import json; from tflearn.core import extras; each = extras._requirements; '
+    program += 'print(json.dumps({extra: each(extra) for extra in extras._EXTRAS.values()}))'
+    printed = run(sys.executable, '-c', program, cwd=installed, env={**os.environ, 'PYTHONPATH': str(installed)})
+    for extra, texts in json.loads(printed.stdout).items():
         hinted = {f'{item.name}{sorted(item.extras)}{item.specifier}' for item in map(Requirement, texts)}
         assert hinted == required[extra]
     assert extras.install_command('ale_py.roms') == "pip install 'ale-py>=0.11' (the extra atari)"

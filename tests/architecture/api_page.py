@@ -22,18 +22,13 @@ The public names: `from tflearn import Learner`. All else is importable too, and
 
 def public(files: Sequence[SourceFile]) -> dict[str, Definition]:
     """Returns what the names in `tflearn.__all__` stand for, in their order."""
-    (package,) = (file for file in files if file.path == 'tflearn/__init__.py')
-    homes: dict[str, str] = {}
-    names: list[str] = []
-    for node in ast.walk(package.syntax):
-        if isinstance(node, ast.ImportFrom):
-            homes |= {alias.asname or alias.name: f'{node.module}.{alias.name}' for alias in node.names}
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '__all__':
-            names = [item.value for item in node.value.elts]
+    nodes = ast.parse((ROOT / 'tflearn' / '__init__.pyi').read_text(encoding='utf-8')).body
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    homes = {alias.asname or alias.name: f'{node.module}.{alias.name}' for node in imports for alias in node.names}
     known = definitions(files)
     # A module may hand on what another one defines.
     by_last_name = {full.rpartition('.')[2]: definition for full, definition in known.items()}
-    return {name: known.get(homes[name]) or by_last_name[name] for name in names}
+    return {name: known.get(homes[name]) or by_last_name[name] for name in sorted(homes)}
 
 
 def _signature(name: str, node: ast.FunctionDef, skip: int = 0) -> str:

@@ -1,6 +1,9 @@
 """Extras: the optional packages by the modules that they install, and the command that installs a missing one."""
 
+import contextlib
+import importlib.metadata
 import importlib.util
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -38,36 +41,7 @@ _EXTRAS = {
     'tf2onnx': 'onnx',
 }
 
-# Extra -> its requirements, as in setup.py.
-REQUIREMENTS = {
-    'mujoco': ('gymnasium[mujoco]', 'mujoco>=3,<4'),
-    'atari': ('ale-py>=0.11',),
-    'minatar': ('minatar>=1.0.15,<2',),
-    'box2d': ('box2d>=2.3.10,<3',),
-    'envpool': ('envpool>=0.8.4,<2',),
-    'jax': tuple(f'{package}; python_version >= "3.12"' for package in ('brax>=0.12', 'gymnax>=0.0.9', 'jax>=0.6')),
-    'pettingzoo': ('pettingzoo>=1.25,<2',),
-    'dm-control': ('dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'),
-    'serving': (
-        'grpcio>=1.62,<1.80',
-        'grpcio-health-checking>=1.62,<1.80',
-        'prometheus-client>=0.20',
-        'protobuf>=4.21',
-        'tensorflow-serving-api>=2.15,<2.22',
-    ),
-    'video': ('moviepy>=2.1,<3', 'pillow<12'),
-    'minari': ('minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'),
-    'rlds': ('tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'),
-    'remote': ('fsspec>=2025.2', 's3fs>=2025.2'),
-    'tables': ('pyarrow>=16,<25',),
-    'tune': ('optuna>=5,<6',),
-    'onnx': (
-        'onnx>=1.17,<1.18; python_version < "3.12"',
-        'onnx>=1.17; python_version >= "3.12"',
-        'onnxruntime>=1.20',
-        'tf2onnx>=1.17,<2',
-    ),
-}
+_DISTRIBUTION = 'tflearn-agents'
 
 
 def install_command(module: str) -> str | None:
@@ -79,9 +53,18 @@ def install_command(module: str) -> str | None:
     if extra is None:
         return None
     lacks = 'python_version >= "3.12"' if sys.version_info < (3, 12) else 'python_version < "3.12"'
-    needed = [each for each in REQUIREMENTS[extra] if not each.endswith(lacks)]
+    needed = [each for each in _requirements(extra) if not each.endswith(lacks)]
     command = f'pip install {" ".join(map(repr, needed))}' if needed else 'run it with Python 3.12 or 3.13'
     return f'{command} (the extra {extra})'
+
+
+def _requirements(extra: str) -> list[str]:
+    """Returns what an extra requires by the metadata of this package; of one that is not installed, the extra."""
+    mark = re.compile(rf'(;| and) extra == "{extra}"$')
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found = importlib.metadata.requires(_DISTRIBUTION) or ()
+        return [mark.sub('', each) for each in found if mark.search(each)]
+    return [f'.[{extra}]']
 
 
 def import_error(error: ImportError, user: str) -> UserImportError:
