@@ -6,36 +6,14 @@ was found and the section of the documentation that explains it and says what to
 """
 
 import json
-from collections.abc import Sequence
 
 from absl import flags
 
 from tflearn.tools import checks
 
-from . import job_flags, preflight
+from . import job_flags
 
 _STATES = {True: 'LOOK', False: 'ok', None: 'unknown'}
-
-
-def report(roots: Sequence[str], as_json: bool) -> int:
-    """Prints what the checks say of each run; returns how many look wrong."""
-    preflight.import_quietly('tensorflow')
-    from tflearn.tools import series
-
-    num_wrong = 0
-    for root in roots:
-        with job_flags.opened_run_dir(root, 'doctor') as run_dir:
-            findings = checks.run_all(series.read(run_dir))
-        num_wrong += sum(finding.wrong is True for finding in findings)
-        if as_json:
-            print(json.dumps([{'run': root, **vars(finding), 'link': finding.link} for finding in findings]))
-            continue
-        print(f'{root}: {sum(finding.wrong is True for finding in findings)} of {len(findings)} checks look wrong')
-        for finding in findings:
-            print(f'  {_STATES[finding.wrong]:8}{finding.check:20}{finding.text}')
-            if finding.wrong:
-                print(f'{"":30}see {finding.link}')
-    return num_wrong
 
 
 def main() -> None:
@@ -44,7 +22,22 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues, *roots: str) -> int:
-    return int(report(roots, switches.json) > 0 and switches.strict)
+    from tflearn.tools import series
+
+    num_wrong = 0
+    for root in roots:
+        with job_flags.opened_run_dir(root, 'doctor') as run_dir:
+            findings = checks.run_all(series.read(run_dir))
+        num_wrong += sum(finding.wrong is True for finding in findings)
+        if switches.json:
+            print(json.dumps([{'run': root, **vars(finding), 'link': finding.link} for finding in findings]))
+            continue
+        print(f'{root}: {sum(finding.wrong is True for finding in findings)} of {len(findings)} checks look wrong')
+        for finding in findings:
+            print(f'  {_STATES[finding.wrong]:8}{finding.check:20}{finding.text}')
+            if finding.wrong:
+                print(f'{"":30}see {finding.link}')
+    return int(num_wrong > 0 and switches.strict)
 
 
 if __name__ == '__main__':

@@ -9,7 +9,7 @@ import pathlib
 
 from absl import flags
 
-from . import job_flags, preflight
+from . import job_flags
 
 
 def main() -> None:
@@ -18,7 +18,6 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues, *roots: str) -> int:
-    preflight.import_quietly('tensorflow')
     from tflearn.experiments import report
 
     job_flags.make_local('output', values=switches)

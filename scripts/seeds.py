@@ -10,7 +10,7 @@ import sys
 
 from absl import flags
 
-from . import job_flags, preflight
+from . import job_flags
 
 
 def main() -> None:
@@ -28,7 +28,6 @@ def _run(switches: flags.FlagValues) -> int:
     failed = {seed: code for seed, code in codes.items() if code}
     if not set(codes.values()) & {0}:
         return next(iter(failed.values())) & 0xFF
-    preflight.import_quietly('tensorflow')
     from tflearn.experiments import comparison
 
     found = comparison.compare(str(root))

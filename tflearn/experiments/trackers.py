@@ -27,7 +27,7 @@ _MOST = 100  # parameters in one call of MLflow; metrics are ten times as many
 _MOST_LETTERS = 500  # of a parameter's value
 
 
-class JsonLines:
+class JsonLines(Tracker):
     """A line for each event, in a file."""
 
     def __init__(self, run_dir: RunDir, to: str, state: dict[str, Any]):
@@ -51,7 +51,7 @@ class JsonLines:
         self._file.close()
 
 
-class HParams:
+class HParams(Tracker):
     """The settings and the end as events of TensorBoard's HParams plugin, beside the run's own summaries.
 
     The plugin finds the metrics in the event files that the jobs write, so they are not written again.
@@ -98,7 +98,7 @@ class HParams:
         self._file.close()
 
 
-class Mlflow:
+class Mlflow(Tracker):
     """A run of MLflow."""
 
     def __init__(self, run_dir: RunDir, to: str, state: dict[str, Any]):
@@ -143,11 +143,8 @@ class Mlflow:
             self._client.log_batch(self.state['run'], metrics=part)
         self._metrics = []
 
-    def close(self) -> None:
-        pass
 
-
-class Wandb:
+class Wandb(Tracker):
     """A run of Weights & Biases; WANDB_MODE=offline writes it to WANDB_DIR, for `wandb sync`."""
 
     def __init__(self, run_dir: RunDir, to: str, state: dict[str, Any]):
@@ -186,7 +183,7 @@ class Wandb:
         self._run.finish()
 
 
-class Aim:
+class Aim(Tracker):
     """A run of Aim."""
 
     def __init__(self, run_dir: RunDir, to: str, state: dict[str, Any]):
@@ -205,14 +202,11 @@ class Aim:
         else:
             self._run['reason'] = event['reason']
 
-    def flush(self) -> None:
-        pass
-
     def close(self) -> None:
         self._run.close()
 
 
-class Function:
+class Function(Tracker):
     """A user's function, which gets each event."""
 
     def __init__(self, function: Callable[[Event], object], state: dict[str, Any]):
@@ -220,12 +214,6 @@ class Function:
 
     def __call__(self, event: Event) -> None:
         self._function(event)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 TRACKERS: Mapping[str, type] = {'jsonl': JsonLines, 'hparams': HParams, 'mlflow': Mlflow, 'wandb': Wandb, 'aim': Aim}

@@ -11,12 +11,10 @@ A tracker is called with events, which are dicts:
 
 import contextlib
 import math
-import os
 import pathlib
-import struct
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from tflearn.actors import evaluation_record
 from tflearn.config import reader
@@ -26,19 +24,16 @@ from tflearn.experiments import overview
 from tflearn.files.run_dir import RunDir, read_json, write_json
 
 try:
-    from google.protobuf.message import DecodeError
-    from tensorboard.compat.proto import event_pb2
-    from tensorboard.util import tensor_util
+    from tflearn.tools import series
 except ImportError as missing:
     raise import_error(missing, 'tflearn-track') from missing
 
 Event = dict[str, Any]
 
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record of an event file
 _NO_METRICS = ('pid', 'time')  # numbers of a status file
 
 
-class Tracker(Protocol):
+class Tracker:
     """Where events go.
 
     Attributes:
@@ -49,12 +44,13 @@ class Tracker(Protocol):
 
     def __call__(self, event: Event) -> None:
         """Takes an event."""
+        raise NotImplementedError
 
     def flush(self) -> None:
-        """Delivers what it has taken."""
+        """Delivers what it has taken, if it has not done so."""
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Ends the connection, if there is one."""
 
 
 def follow(run_dir: RunDir, name: str, make: Any, poll_secs: float, once: bool) -> int:
@@ -131,14 +127,10 @@ class Feed:
         """Yields the scalars of event files."""
         for path in sorted(self._run_dir.summaries('train').parent.glob('*/events.out.tfevents.*')):
             key = str(path.relative_to(self._run_dir.root))
-            for event, end in _events(path, self.position['offsets'].get(key, 0)):
+            for event, end in series.events(path, self.position['offsets'].get(key, 0)):
                 self.position['offsets'][key] = end
-                for value in event.summary.value:
-                    number = value.simple_value if value.HasField('simple_value') else None
-                    if value.HasField('tensor') and not value.tensor.tensor_shape.dim:
-                        array = tensor_util.make_ndarray(value.tensor)
-                        number = float(array) if array.dtype.kind in 'fiu' else None
-                    yield from _metric(value.tag, event.step, number, event.wall_time)
+                for tag, number in series.scalars(event):
+                    yield from _metric(tag, event.step, number, event.wall_time)
 
     def _evaluations(self) -> Iterator[Event]:
         evaluations = evaluation_record.read(self._run_dir.evaluations)
@@ -172,24 +164,3 @@ class Feed:
 def _metric(name: str, step: int, value: Any, time: float | None) -> Iterator[Event]:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         yield {'kind': 'metric', 'name': name, 'step': step, 'value': float(value), 'time': time}
-
-
-def _events(path: pathlib.Path, offset: int) -> Iterator[tuple[event_pb2.Event, int]]:
-    """Yields the complete records of an event file, each with the offset of its end.
-
-    Raises:
-      ValueError: if the file is damaged.
-    """
-    size = path.stat().st_size
-    with path.open('rb') as file:
-        file.seek(offset)
-        while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
-            length = int(struct.unpack('<Q', header[:8])[0])
-            if file.tell() + length + _FOOTER_BYTES > size:
-                return  # it is being written, or its writer was killed
-            try:
-                event = event_pb2.Event.FromString(file.read(length))
-            except DecodeError as error:
-                raise UserValueError(f'got {path}, which is no event file; need one; remove it') from error
-            file.seek(_FOOTER_BYTES, os.SEEK_CUR)
-            yield event, file.tell()

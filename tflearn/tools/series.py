@@ -1,21 +1,26 @@
-"""Reads what a run has recorded, TensorBoard's event files of all its jobs; and warns of a run while it trains."""
+"""Reads what a run has recorded, TensorBoard's event files of all its jobs; and warns of a run while it trains.
 
-import contextlib
+Loads no TensorFlow.
+"""
+
+import os
 import pathlib
+import struct
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
-from google.protobuf import message
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto import event_pb2
+from tensorboard.util import tensor_util
 
-from tflearn.core import record_files
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir
 from tflearn.tools import checks
 from tflearn.tools.checks import Points, Series
 
 JOBS = ('train', 'collect', 'evaluate')
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record of an event file
 
 
 def read(run_dir: RunDir) -> Series:
@@ -40,17 +45,43 @@ def read(run_dir: RunDir) -> Series:
 
 def _read_file(file: pathlib.Path, found: dict[str, dict[int, tuple[float, float]]]) -> None:
     """Adds a file's scalars, tag -> step -> (time, value); of several at one step the newest counts."""
+    for event, _ in events(file):
+        for tag, number in scalars(event):
+            at = found.setdefault(tag, {})
+            if event.step not in at or at[event.step][0] <= event.wall_time:
+                at[event.step] = event.wall_time, number
+
+
+def events(path: pathlib.Path, offset: int = 0) -> Iterator[tuple[event_pb2.Event, int]]:
+    """Yields the complete records of an event file from an offset on, each with the offset of its end.
+
+    Raises:
+      ValueError: if it is none.
+    """
     try:
-        for record in record_files.read(file):
-            event = tf.compat.v1.Event.FromString(record)
-            for tag, number in _scalars(event):
-                at = found.setdefault(tag, {})
-                if event.step not in at or at[event.step][0] <= event.wall_time:
-                    at[event.step] = event.wall_time, number
-    except tf.errors.DataLossError:
-        return  # the end of a file that is being written, or whose writer was killed
-    except (OSError, tf.errors.OpError, message.DecodeError) as error:
-        raise UserValueError(f'got {file}, which cannot be read ({error}); need an event file; remove it') from error
+        size = path.stat().st_size
+        with path.open('rb') as file:
+            file.seek(offset)
+            while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
+                length = int(struct.unpack('<Q', header[:8])[0])
+                if file.tell() + length + _FOOTER_BYTES > size:
+                    return  # it is being written, or its writer was killed
+                event = event_pb2.Event.FromString(file.read(length))
+                file.seek(_FOOTER_BYTES, os.SEEK_CUR)
+                yield event, file.tell()
+    except (OSError, DecodeError) as error:
+        raise UserValueError(f'got {path}, which cannot be read ({error}); need an event file; remove it') from error
+
+
+def scalars(event: event_pb2.Event) -> Iterator[tuple[str, float]]:
+    """Yields the scalars of an event, each with its tag."""
+    for value in event.summary.value:
+        if value.HasField('simple_value'):
+            yield value.tag, value.simple_value
+        elif value.HasField('tensor') and not value.tensor.tensor_shape.dim:
+            array = tensor_util.make_ndarray(value.tensor)
+            if array.dtype.kind in 'fiu':
+                yield value.tag, float(array)
 
 
 def _points(values: dict[int, tuple[float, float]]) -> Points:
@@ -67,14 +98,6 @@ def _files(run_dir: RunDir) -> list[pathlib.Path]:
     return [file for job in JOBS for file in sorted(run_dir.summaries(job).glob('events.out.tfevents.*'))]
 
 
-def _scalars(event: tf.compat.v1.Event) -> Iterator[tuple[str, float]]:
-    for value in event.summary.value:
-        if value.WhichOneof('value') == 'tensor' and not value.tensor.tensor_shape.dim:
-            array = tf.make_ndarray(value.tensor)
-            if array.dtype.kind in 'fiu':
-                yield value.tag, float(array)
-
-
 class NewScalars:
     """Reads what was added to a run's event files since the last call, or since it was made."""
 
@@ -86,20 +109,10 @@ class NewScalars:
     def __call__(self) -> Iterator[tuple[str, int, float]]:
         """Yields (tag, step, value), in each file's order; what is still in its writer's memory comes later."""
         for file in _files(self._run_dir):
-            for record in self._records(file):
-                event = tf.compat.v1.Event.FromString(record)
-                for tag, number in _scalars(event):
+            for event, end in events(file, self._offsets.get(file, 0)):
+                self._offsets[file] = end
+                for tag, number in scalars(event):
                     yield tag, event.step, number
-
-    def _records(self, file: pathlib.Path) -> Iterator[bytes]:
-        """Yields a file's new records."""
-        at = self._offsets.get(file, 0)
-        if file.stat().st_size == at:
-            return
-        with contextlib.suppress(tf.errors.DataLossError):  # the end of it is being written
-            for record in record_files.read(file, at):
-                self._offsets[file] = at = at + len(record) + record_files.FRAME_BYTES
-                yield record
 
 
 _MOST_POINTS = 512  # of a metric; of a longer run every second one is kept
@@ -141,7 +154,7 @@ class Watch:
             for tag, step, value in self._recorded():
                 if not tag.startswith('train/') and not tag.endswith('/variable_norm'):  # those are given; unchecked
                     self._add(tag, step, value)
-        except (OSError, message.DecodeError) as error:  # no reason to end the training
+        except UserValueError as error:  # no reason to end the training
             logging.warning('no more warnings by metrics of gradients and collectors: %s', error)
             self._recorded = None
 
