@@ -132,11 +132,8 @@ def _copied(model: pathlib.Path, name: str, copy: pathlib.Path) -> str:
 
 def file_digest(file: pathlib.Path) -> str:
     """Returns the SHA-256 of a file's content."""
-    digest = hashlib.sha256()
     with file.open('rb') as content:
-        while block := content.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(content, 'sha256').hexdigest()
 
 
 def _key() -> str:
