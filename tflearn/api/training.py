@@ -183,7 +183,7 @@ def of_objects(
     _check_parts({**parts, 'root_dir': root_dir})
     _check_settings(num_episodes, settings)
     limits = {'target_return': target_return, 'num_episodes': num_episodes}
-    evaluation = {name: each for name, each in limits.items() if each is not None}
+    evaluation: dict[str, Any] = {name: each for name, each in limits.items() if each is not None}
     evaluation['options'] = evaluate_options or EvaluateOptions('each')
     return {**parts, 'num_train_steps': num_train_steps, **settings}, evaluation
 
