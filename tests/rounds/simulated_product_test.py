@@ -46,7 +46,7 @@ def turn(folder, product):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which('curl'), reason='needs curl')
-@pytest.mark.parametrize(('product', 'steps'), [('news', 1), ('inlining', 12)])
+@pytest.mark.parametrize(('product', 'steps'), [('news', 1), ('inlining', 6)])
 def test_a_product_whose_client_is_curl_learns_from_its_own_decisions(tmp_path, product, steps):
     (tmp_path / 'docs').symlink_to(forks.CHECKOUT / 'docs')
     play(tmp_path, product, f'--first_log={product}', f'--sessions={600 // steps}')
