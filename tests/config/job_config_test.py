@@ -361,6 +361,16 @@ def test_preview_accepts_what_source_does_not_show(configure, toy_modules, gin_f
         configure(*first, *bindings, sees_less=sees_less)
 
 
+def test_preview_finds_modules_in_folders_without_init(tmp_path, monkeypatch):
+    (tmp_path / 'outer_folder' / 'inner_folder').mkdir(parents=True)
+    (tmp_path / 'outer_folder' / 'inner_folder' / 'games.py').write_text('def make(size=1): return size')
+    monkeypatch.syspath_prepend(tmp_path)
+    load = preview.outlines()
+    assert list(load('outer_folder.inner_folder.games').make.__signature__.parameters) == ['size']
+    with pytest.raises(ModuleNotFoundError, match="'outer_folder.other'"):
+        load('outer_folder.other.games')
+
+
 def test_locks_the_configuration(configure):
     configure()
     with pytest.raises(RuntimeError, match='locked'):

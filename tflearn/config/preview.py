@@ -163,7 +163,12 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec:
     path: Any = None
     spec: Any = None
     for part in itertools.accumulate(name.split('.'), '{}.{}'.format):
-        spec = next(filter(None, (finder.find_spec(part, path) for finder in sys.meta_path)), None)
+        try:
+            spec = next(filter(None, (finder.find_spec(part, path) for finder in sys.meta_path)), None)
+        except KeyError:  # a folder without __init__.py in another one, which is not imported
+            spec = importlib.machinery.ModuleSpec(part, None, is_package=True)
+            last = part.rpartition('.')[2]
+            spec.submodule_search_locations = [str(pathlib.Path(folder, last)) for folder in path]
         if spec is None:
             raise ModuleNotFoundError(f'No module named {part!r}', name=part)
         path = spec.submodule_search_locations or []
