@@ -167,7 +167,7 @@ def talk(**run: Any) -> dict[str, float]:
         make_environment=TALK,
         num_environments=16,
         export_interval_steps=3200,
-        exports=ExportOptions(('greedy_policy', 'raw_policy'), update_interval_steps=1),
+        exports=ExportOptions(('greedy_policy', 'collect_policy'), update_interval_steps=1),
         **run,
     )
     models = {name: tf.saved_model.load(str(each.run_dir.greedy_policy / 'latest')) for name, each in trained.items()}

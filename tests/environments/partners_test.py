@@ -174,7 +174,7 @@ def test_policies_learn_to_talk_and_their_exports_act_in_plain_tensorflow(tmp_pa
         num_train_steps=3000,
         num_environments=4,
         export_interval_steps=1500,
-        exports=ExportOptions(('greedy_policy', 'raw_policy'), update_interval_steps=50),
+        exports=ExportOptions(('greedy_policy', 'collect_policy'), update_interval_steps=50),
         seed=1,
     )
     assert {run.train_step for run in found.values()} == {3000}

@@ -129,12 +129,12 @@ class Newest:
     some; they are loaded in a few milliseconds.
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str], policy: str = 'raw_policy'):
+    def __init__(self, run_dir: str | os.PathLike[str], policy: str = 'collect_policy'):
         """Loads nothing yet.
 
         Args:
           run_dir: the directory of its run.
-          policy: the name of the exported policy; 'raw_policy' acts by its probabilities, as in the training of PPO.
+          policy: the name of the exported policy; 'collect_policy' acts as its own collectors do.
         """
         self._directory = RunDir(local_path(run_dir, 'run_dir')).policy(policy)
         self._model: LoadedModel | None = None
