@@ -43,7 +43,7 @@ from tflearn.policies import versions  # noqa: E402
 from tflearn.serving.client import PolicyClient  # noqa: E402
 
 ITEMS = recommender.embeddings()
-CANDIDATES, ROWS, WINDOW_SECS, EPSILON, DRIFT = 10, 100, 1.0, 0.3, 0.15
+CANDIDATES, ROWS, WINDOW_SECS, EPSILON, DRIFT, HELD_OUT = 10, 100, 1.0, 0.3, 0.15, 0.1
 DEADLINE_SECS, MEAN_SECS_BETWEEN_KILLS = 900.0, 10.0
 COLUMNS = """
 action = {kind = 'integer', high = 1999}
@@ -71,9 +71,9 @@ loop.loop.schedule = @loop.Schedule()
 loop.Schedule.decisions = {decisions}
 loop.Schedule.poll_secs = 0.5
 """
-GATE = """@loop.Gate()
-loop.Gate.epsilon = 0.3
-loop.Gate.held_out = 0.3
+GATE = f"""@loop.Gate()
+loop.Gate.epsilon = {EPSILON}
+loop.Gate.held_out = {HELD_OUT}
 loop.Gate.margin = 0.05
 loop.Gate.min_effective_sample_size = 50"""
 NAMES = {'gated': 'with the gate', 'always': 'without the gate', 'frozen': 'the first policy'}
@@ -296,7 +296,7 @@ def check_data(product: Product, given: argparse.Namespace) -> None:
         inputs = json.loads((directory / 'round.json').read_text())
         join = [f'--{kind}={path}' for kind in ('decisions', 'outcomes') for path in inputs[kind]]
         join += [f'--window_secs={WINDOW_SECS}', '--default_reward=0']
-        split = ['split', f'--data={again}/joined', '--share=0.3', '--by=id', f'--output={again}/parts']
+        split = ['split', f'--data={again}/joined', f'--share={HELD_OUT}', '--by=id', f'--output={again}/parts']
         for command in (
             ['join', *join, f'--columns={product.folder}/columns.toml', f'--output={again}/joined'],
             split if number == 1 else [*split, f'--earlier={product.folder}/again/{number - 1}/parts'],
