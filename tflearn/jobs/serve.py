@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import pathlib
 import time
 from collections.abc import Callable
@@ -112,6 +113,7 @@ def serve(
       TimeoutError: if there is no such version in time.
       ValueError: if the port is in use, or for invalid arguments, TLS files or a file of clients.
     """
+    gc.freeze()  # what is loaded by now: else it is searched for garbage again and again, and requests wait for that
     load = functools.partial(
         ServedVersion,
         options=options.batching,

@@ -73,7 +73,8 @@ class DecisionLog:
         DecisionFiles(options, spool, 'decisions').close()  # here, for its errors
         self._waiting: collections.deque[_Waiting | list[bytes]] = collections.deque()
         self._bytes = [0, 0]  # that came, and that were sent: each is written by one thread
-        self._ids = (f'{uuid.uuid4().hex[:16]}-{number}' for number in itertools.count())
+        prefix = uuid.uuid4().hex[:16]  # once: its system call would give up Python's lock in each request
+        self._ids = (f'{prefix}-{number}' for number in itertools.count())
         self._stop = threading.Event()
         self._start()
         self._thread = background.Thread(target=self._send_all, name='decision_log')
