@@ -165,12 +165,13 @@ def over_grpc(
     with contextlib.ExitStack() as stack:
         addresses = {side: stack.enter_context(_server(root, *flags)) for side, flags in sides.items()}
         load = stack.enter_context(_process('-m', 'benchmarks.serving_load'))
-        for i, number in itertools.product(range(options.rounds), clients):
+        random = np.random.default_rng(0)  # of the order: who comes after itself has an advantage
+        for _, number in itertools.product(range(options.rounds), clients):
             latencies: dict[str, list[float]] = {side: [] for side in addresses}
-            for window in range(options.windows):
-                for side, address in [*addresses.items()][:: -1 if (i + window) % 2 else 1]:
+            for _ in range(options.windows):
+                for side in random.permutation([*addresses]).tolist():
                     secs = options.secs / options.windows
-                    order = {'address': address, 'clients': number, 'secs': secs, 'request': data}
+                    order = {'address': addresses[side], 'clients': number, 'secs': secs, 'request': data}
                     print(json.dumps(order), file=load.stdin, flush=True)
                     latencies[side] += json.loads(load.stdout.readline())
             for side, found in latencies.items():
