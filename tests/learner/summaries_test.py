@@ -123,7 +123,7 @@ def _write(directory, agent, data, info, options):
     with summaries.recording(agent.train_step_counter):
         tf.function(step_summaries, autograph=False)(data, info)
     summaries.close()
-    return written_summaries.histograms(directory)
+    return {tag: found for tag, found in written_summaries.histograms(directory).items() if 'layers/' not in tag}
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -183,6 +183,30 @@ def test_writes_only_available_and_requested_histograms(tmp_path):
     assert plain.pop('data/reward')
     assert plain == {'data/policy_lag': {0: (0.0, 6.0, 4.0)}}
     assert 'data/policy_lag' not in _write(tmp_path / 'no_versions', agent, data, info, SummaryOptions())
+
+
+def test_writes_the_outputs_of_layers_that_a_train_step_has_computed(tmp_path):
+    """A quarter of the units of the first layer of each network never get active."""
+    agent = ALGORITHMS['sac'].make()
+    data = example_data.sequences(agent, 6, ALGORITHMS['sac'].length)
+    for variable in agent.trainable_variables:
+        if 'bias' in variable.name and variable.shape[-1] == 8:
+            variable.assign(
+                tf.concat([tf.fill((*variable.shape[:-1], 2), -100.0), tf.ones((*variable.shape[:-1], 6))], -1)
+            )
+    summaries, write = Summaries(tmp_path), StepSummaries(agent, SummaryOptions())
+
+    def step(data):
+        agent.train(data)
+        write(data, {})
+
+    with summaries.recording(agent.train_step_counter):
+        tf.function(step, autograph=False)(data)
+    summaries.close()
+    found = {tag: values[1] for tag, values in written_summaries.histograms(tmp_path).items() if 'layers/' in tag}
+    dead = {tag: values[1] for tag, values in written_summaries.scalars(tmp_path).items() if 'dead_units' in tag}
+    assert set(dead.values()) == {0.25}
+    assert len(found) == 3 * 2, 'a hidden layer and the last one of the actor and of each critic'
 
 
 def _traces(directory):

@@ -19,6 +19,7 @@ from tflearn.core import histograms
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
+from tflearn.learner import layer_summaries
 from tflearn.learner.batches import flatten_with_names
 
 _LEAST_FREE_BYTES = 4 << 20
@@ -196,7 +197,7 @@ class Summaries:
 
 
 class StepSummaries:
-    """Histograms of actions, of rewards and of the data's age, written inside a train step.
+    """Histograms of actions, of rewards, of the data's age and of layers' outputs, written inside a train step.
 
     They are of one replica's batch, which is a representative sample.
     """
@@ -223,6 +224,7 @@ class StepSummaries:
             with tf.name_scope('data/'):
                 lag = self._newest.read_value() - tf.cast(info['policy_version'], tf.int64)
                 histograms.write('policy_lag', lag, step)
+        layer_summaries.write(self._agent, step)
 
     def _write_actions(self, data: trajectory.Trajectory, step: tf.Variable) -> None:
         is_sequence = data.step_type.shape.rank > 1
