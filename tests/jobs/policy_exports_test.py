@@ -9,17 +9,21 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import example_policies, forks, lanes
-from tflearn.agents import dqn, sac
+from tflearn.agents import ddpg, discrete_sac, dqn, sac, tqc
 from tflearn.core.errors import UserRuntimeError
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, read_json
+from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.policy_evaluation import evaluate_policy
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
+from tflearn.jobs.run import Run
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader, updates, versions
 from tflearn.policies.products import ProductOptions
+from tflearn.transforms import rewards, transformed
 
 SPECS = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
 
@@ -52,6 +56,39 @@ def test_exports_all_policies_from_one_snapshot(make_agent, name, tmp_path):
         assert any(not np.array_equal(draws[0], draw) for draw in draws[1:]), f'{name} draws'
     metadata = read_json(run_dir.policy('raw_policy') / '5' / 'metadata.json')
     assert {'train_step': 5, **facts, 'config_hash': 'abc', 'code_revision': 'def'}.items() <= metadata.items()
+
+
+@pytest.mark.parametrize('module', [tqc, pytest.param(discrete_sac, marks=pytest.mark.slow)])
+def test_evaluations_have_the_critics_disagreement(tmp_path, module):
+    name = 'CartPole-v1' if module is discrete_sac else 'Pendulum-v1'
+    make_environment = functools.partial(gymnasium_env.make, name, max_episode_steps=4)
+    run_dir, inner = RunDir(tmp_path), functools.partial(module.make_agent, network=NetworkOptions((8,)))
+    given = specs_of(make_environment), create_train_step(), Experience()
+    agent = transformed.make_agent(*given, make_agent=inner, transforms=[rewards.Scale(0.1)])
+    exports = PolicyExports(agent, run_dir, ExportOptions(('greedy_policy',), disagreement=True), dict)
+    exports.export(7)
+    exports.wait()
+    found = []
+    options = EvaluateOptions(on_episode=lambda episode: found.append((episode.observation, episode.action)))
+    evaluate_policy(
+        run=Run(run_dir), make_environment=make_environment, num_episodes=1, num_environments=1, options=options
+    )
+    (path,) = run_dir.policy_evaluations.glob('[!.]*.json')
+    (observations, actions), critics = found[0], agent
+    while hasattr(critics, '_agent'):
+        critics = critics._agent
+    taken = actions if module is discrete_sac else actions / 2  # Pendulum's are in [-2, 2]
+    expected = critics.disagreement(tf.constant(observations[: len(actions)]), tf.constant(taken))
+    assert read_json(path)['metrics']['info/disagreement'] == pytest.approx(np.mean(expected), rel=1e-4)
+    assert np.mean(expected) > 0
+
+
+@pytest.mark.parametrize(('module', 'message'), [(dqn, 'need an agent with several critics'), (ddpg, 'of one critic')])
+def test_rejects_a_disagreement_of_less_than_two_critics(tmp_path, module, message):
+    specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1' if module is dqn else 'Pendulum-v1'))
+    agent = module.make_agent(specs, create_train_step(), Experience(), network=NetworkOptions((8,)))
+    with pytest.raises(ValueError, match=message):
+        PolicyExports(agent, RunDir(tmp_path), ExportOptions(disagreement=True), dict)
 
 
 def test_makes_a_product_of_each_version_but_the_raw_ones(tmp_path):

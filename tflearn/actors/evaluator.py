@@ -177,7 +177,7 @@ class Evaluator:
           Stopped: when `stop` was set.
         """
         environment, size = self._environment, len(self._quotas)
-        metrics = EpisodeMetrics(size, read_info=lambda: environment.info)
+        metrics = EpisodeMetrics(size, read_info=lambda: {**environment.info, **getattr(policy, 'info', {})})
         played = _Played(self._quotas, metrics)
         begun = self._clock()
         next_report, next_log = begun, begun + LOG_EVERY_SECS

@@ -1,6 +1,7 @@
 """Exploration by the collector, not by the agent: initial random actions, and an epsilon for each environment."""
 
 import functools
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -154,6 +155,11 @@ class EpsilonPolicy:
         self._policy, self._epsilon, self._action_spec = policy, epsilon, action_spec
         self._random = np.random.default_rng(seed)
         self._action_mask, self._num_steps = action_mask, 0
+
+    @property
+    def info(self) -> Mapping[str, np.ndarray]:
+        """The info of the other policy's actions."""
+        return getattr(self._policy, 'info', {})
 
     def initial_state(self, batch_size: int) -> Any:
         """See `EvaluationPolicy`."""

@@ -15,6 +15,7 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.agents import parts
 from tflearn.agents.parts import Problem
 from tflearn.core.action_mask import ActionMask, make_mask
+from tflearn.core.errors import UserValueError
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import networks
 from tflearn.networks.critics import Targets
@@ -108,6 +109,25 @@ class ActorCriticAgent(parts.PartsAgent):
         seen, mask = self._seen(observation)
         masked = {} if mask is None else {'mask': mask}
         return self._actor(seen, step_type=(), network_state=(), training=training, **masked)[0]
+
+    def disagreement(self, observation: Any, action: Any) -> tf.Tensor:
+        """Returns the standard deviation of the critics' values of one action each, float32 [R].
+
+        Args:
+          observation: nest of [R, ...].
+          action: an integer, or a vector of floats, [R, ...]; of a distributional critic the mean counts.
+
+        Raises:
+          ValueError: if there is one critic.
+        """
+        seen, (action,) = self._seen(observation)[0], tf.nest.flatten(action)
+        if self._critics.is_discrete:
+            values = self._critics.of_actions(seen, action)
+        else:
+            values = tf.reduce_mean(self._critics(seen, action), axis=2)
+        if values.shape[1] == 1:
+            raise UserValueError(f'got a {type(self).__name__} of one critic for a disagreement; need two or more')
+        return tf.math.reduce_std(values, axis=1)
 
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the least and the greatest numbers of an action of floats, joined to vectors of float32."""

@@ -16,7 +16,7 @@ from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.files import numbered
 from tflearn.files.run_dir import RunDir
-from tflearn.policies import products, versions
+from tflearn.policies import disagreement, products, versions
 from tflearn.policies.export_check import ExportMismatch
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
@@ -40,6 +40,8 @@ class ExportOptions:
       keep_last: the number of versions of each policy that are kept, besides the best by evaluation.
       update_interval_steps: train steps between two weights-only updates, see `policies.updates`; None makes none.
       keep_updates: the number of updates of each policy that are kept.
+      disagreement: whether the greedy policy also computes how far the agent's critics disagree on its actions, their
+        standard deviation: evaluations have it as 'info/disagreement'. The critics are in the exported model then.
       products: the models for products that are made of each version but those of the raw policy, in
         `RunDir.product`; None makes none.
     """
@@ -48,12 +50,17 @@ class ExportOptions:
     keep_last: PositiveInt = 5
     update_interval_steps: PositiveInt | None = None
     keep_updates: PositiveInt = 100
+    disagreement: bool = False
     products: ProductOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.policies or not set(self.policies) <= _POLICIES.keys() or isinstance(self.policies, str):
             raise UserValueError(
                 f'got ExportOptions.policies={self.policies!r}; need a list of one or more of {", ".join(_POLICIES)}'
+            )
+        if self.disagreement and 'greedy_policy' not in self.policies:
+            raise UserValueError(
+                f'got ExportOptions.disagreement=True and policies={self.policies!r}; need greedy_policy there'
             )
         if self.products and self.products.parameters and _RAW not in self.policies:
             raise UserValueError(
@@ -106,9 +113,7 @@ class PolicyExports:
         """
         self._agent, self._policy = agent, _processed(agent)
         self._exporters = [
-            PolicyExporter(
-                _POLICIES[name](agent, self._policy), run_dir.policy(name), options.keep_last, options.keep_updates
-            )
+            PolicyExporter(self._exported(name, options), run_dir.policy(name), options.keep_last, options.keep_updates)
             for name in options.policies
         ]
         self._run_dir, self._options, self._facts = run_dir, options, facts
@@ -120,6 +125,10 @@ class PolicyExports:
         self._begun = False
         self._newest: int | None = None  # step of a complete export
         self._waiting = collections.deque[Callable[[], None]]()  # for the first one, which takes seconds
+
+    def _exported(self, name: str, options: ExportOptions) -> tf_policy.TFPolicy:
+        policy = _POLICIES[name](self._agent, self._policy)
+        return disagreement.added(self._agent, policy) if options.disagreement and name == 'greedy_policy' else policy
 
     def export(self, step: int) -> None:
         """Takes a snapshot of each policy and exports it on a thread. A newer export replaces one that has not begun.

@@ -23,11 +23,16 @@ class VersionGone(LookupError):
 
 
 class LoadedPolicy:
-    """An exported policy that acts on numpy time steps."""
+    """An exported policy that acts on numpy time steps.
+
+    Attributes:
+      info: the numbers of the newest actions' info by name, numpy [B].
+    """
 
     def __init__(self, path: pathlib.Path, model: LoadedModel, metadata: dict[str, Any]):
         self.path = path
         self.metadata = metadata
+        self.info: dict[str, np.ndarray] = {}
         self._action = model.function('action_of_fields')
         self._initial_state = model.function('get_initial_state')
         self._distribution = model.function('distribution') if 'distribution' in model.functions else None
@@ -96,6 +101,8 @@ class LoadedPolicy:
           The actions (numpy, [B, ...]; a nest for a nested action spec) and the next policy state.
         """
         step = self._action(self._inputs(time_step, policy_state))
+        if isinstance(step['info'], Mapping):
+            self.info = {name: each.numpy() for name, each in step['info'].items() if isinstance(each, tf.Tensor)}
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), step['action']), step['policy_state']
 
     def distribution(self, time_step: Any, policy_state: Any = ()) -> tuple[Any, Any] | None:
