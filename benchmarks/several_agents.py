@@ -256,7 +256,7 @@ def against(opponents: Mapping[str, Any], shares: Mapping[str, float] | None = N
 
 TASKS = {
     'spread': (spread, spread_references, 250_000, 'return'),
-    'talk': (talk, talk_references, 400_000, 'return'),
+    'talk': (talk, talk_references, 300_000, 'return'),
     'connect_four': (connect_four, connect_four_references, 300_000, 'scripted'),
 }
 
