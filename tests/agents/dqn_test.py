@@ -10,6 +10,7 @@ from tf_agents.utils import common
 
 from tests.agents import example_data
 from tflearn.agents import dqn
+from tflearn.core import agent_data
 from tflearn.core.experience import Experience, Prioritized, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
@@ -72,6 +73,23 @@ def test_the_target_is_the_n_step_return(discounts, rewards, expected_reward, bo
     # TF-Agents' agent.loss() ignores gamma and the kind of error.
     assert float(agent.loss(_sequence(discounts, rewards)).loss) == pytest.approx(expected, rel=1e-4)
     assert float(agent.train(_sequence(discounts, rewards)).loss) == pytest.approx(expected, rel=1e-4)
+
+
+def test_demonstrations_have_the_large_margin_loss():
+    """Equation 2 of DQfD, for the items that are demonstrations."""
+    agent = _agent(2, demonstration_margin=0.8)
+    data = example_data.sequences(agent, 3, 2)._replace(observation=tf.random.stateless_uniform((3, 2, 2), (1, 2)))
+    shown = tf.constant([True, False, True])
+    values = agent._q_network(data.observation[:, 0])[0].numpy()
+    action = data.action[:, 0].numpy()
+    own = values[np.arange(3), action]
+    gaps = np.max(values + 0.8 * (1 - np.eye(2)[action]), axis=1) - own
+    plain = agent.loss(data).loss
+    with agent_data.demonstrated_by({'demonstrated': shown}):
+        assert agent_data.demonstrated() is shown
+        found = agent.loss(data).loss
+    np.testing.assert_allclose(found - plain, np.sum(gaps * shown.numpy()) / 3, rtol=1e-4)
+    assert agent_data.demonstrated() is None and agent.loss(data).loss == plain
 
 
 @pytest.mark.parametrize('double', [True, False])

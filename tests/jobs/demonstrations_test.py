@@ -11,7 +11,7 @@ from tests.jobs.synchronous_test import assert_same
 from tests.testing import jobs, lanes, written_summaries
 from tests.testing.jobs import job_arguments
 from tflearn.actors.actor import Actor
-from tflearn.agents import bc, ppo
+from tflearn.agents import bc, dqn, ppo
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
 from tflearn.data.demonstrations import Cloning, Demonstrations
@@ -21,9 +21,13 @@ from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.record import _Acting
+from tflearn.jobs.replay_server import replay_server
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Data, Initial
+from tflearn.launch.local import free_port
+from tflearn.learner.learner import LearnerOptions
+from tflearn.learner.train_loop import LoopOptions
 from tflearn.networks.networks import NetworkOptions
 
 FEW = {
@@ -121,6 +125,47 @@ def test_two_replicas_train_on_demonstrations(small_run, data):
     assert shares == {20: 1.0, 40: 0.25}
 
 
+@lanes.classic
+def test_demonstrations_beside_items_by_priority(tmp_path, data):
+    """A learner that draws by priority holds demonstrations too, which the agent's own loss knows."""
+    experience = Experience(
+        replay=Prioritized(min_size=50, samples_per_insert=8.0, max_size=2000, sampling='learner'), batch=BatchItems(8)
+    )
+    seen = []
+
+    def after_step(data, loss):
+        _, info = data
+        seen.append((info['demonstrated'].dtype, tuple(info['weights'].shape)))
+
+    options = LearnerOptions(loop=LoopOptions(after_step=after_step, jit_compile=False))
+    run_dir = run_synchronously(
+        tmp_path,
+        Demonstrations(data, share=0.5, num_pretrain_steps=10),
+        make_agent=functools.partial(dqn.make_agent, network=NetworkOptions((8,)), demonstration_margin=0.8),
+        experience=experience,
+        num_train_steps=30,
+        learner_options=options,
+    )
+    found = written_summaries.scalars(run_dir.summaries('train'))
+    assert found['train/demonstration_share'] == {10: 1.0, 20: 0.5, 30: 0.5}
+    assert found['train/priorities_updated'][30] == 20 * 4
+    assert set(seen) == {(tf.bool, (8,))}
+
+
+@pytest.mark.slow
+@lanes.classic
+def test_two_replay_servers_have_demonstrations(small_run, data):
+    shown = Demonstrations(data, share=0.25, num_pretrain_steps=20, fill_replay=True)
+    given = {'demonstrations': shown, 'num_shards': 2}
+    small_run.start_replay(**given)
+    small_run.start(replay_server, shard=1, replay_address=f'localhost:{free_port()}', **given)
+    for name in ('collect_0', 'collect_1'):
+        small_run.start(collect, name=name, num_environments=2)
+    small_run.start(train, num_train_steps=60, demonstrations=shown, summary_interval_steps=20).join()
+    shares = written_summaries.scalars(small_run.dir.summaries('train'))['train/demonstration_share']
+    assert shares == {20: 1.0, 40: 0.25, 60: 0.25}
+
+
 def test_rejects_settings_that_use_no_episode(data):
     with pytest.raises(ValueError, match='got Demonstrations.share=0 with num_pretrain_steps=0 .* no episode would be'):
         Demonstrations(data, share=0)
@@ -130,7 +175,7 @@ def test_rejects_settings_that_use_no_episode(data):
     ('experience', 'message'),
     [
         (Experience(replay=Queue()), r'got Initial.demonstrations with Experience.replay=Queue\(.*; need Uniform'),
-        (Experience(replay=Prioritized()), r'Experience.replay=Prioritized\(.*; need Uniform'),
+        (Experience(replay=Prioritized()), r'Experience.replay=Prioritized\(.*; need Uniform.* that the learner draws'),
         (Experience(replay=Uniform(sampling='server')), 'need Uniform.* that the learner draws from'),
         (Experience(slicing=Slicing(cross_episodes=True)), 'got Initial.demonstrations with Slicing.cross_episodes'),
         (Experience(batch=BatchItems(1)), 'for batches of 1 items on each replica, of which 0 would be demonstrations'),

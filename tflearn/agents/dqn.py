@@ -19,6 +19,7 @@ from tf_agents.utils import common
 
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem, check_experience
+from tflearn.core import agent_data
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Uniform
@@ -63,6 +64,7 @@ def make_agent(
     distribution: distributional.Quantiles | distributional.Categorical | None = None,
     noisy_sigma: float | None = None,
     conservative_weight: float = 0.0,
+    demonstration_margin: float = 0.0,
     epsilon: float | schedules.Schedule = 0.1,
     target_update_period: int = 100,
     target_update_tau: float = 1.0,
@@ -90,6 +92,9 @@ def make_agent(
       conservative_weight: the weight alpha of log(sum over actions of exp(value)) - value of the item's action in the
         loss (Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning", arXiv 2006.04779,
         equation 4): values of actions that the data do not have stay low. For training from files; 0 has none.
+      demonstration_margin: by how much values of an item's action are to be above those of all others, if the item is
+        one of `Initial.demonstrations`: a loss of such items besides the others' (Hester et al. 2018, "Deep Q-learning
+        from Demonstrations", arXiv 1704.03732, equation 2; 0.8 in the paper). 0 has none.
       huber: whether the loss is the Huber loss of the temporal-difference error, as in Mnih et al.; else its square.
         With a distribution it has no meaning.
       debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes for debugging.
@@ -113,6 +118,7 @@ def make_agent(
         q_network=q_network,
         optimizer=problem.optimizers({'dqn': 1e-3})['dqn'],
         conservative_weight=conservative_weight,
+        demonstration_margin=demonstration_margin,
         noise=noise,
         observation_and_action_constraint_splitter=mask,
         epsilon_greedy=problem.scheduled(epsilon),
@@ -152,10 +158,17 @@ def _kind(
 class _DqnAgent(dqn_agent.DqnAgent):
     """TF-Agents' agent, whose train step does not raise if the loss is not finite, since the learner checks that."""
 
-    def __init__(self, *args: Any, conservative_weight: float = 0.0, noise: noisy.Noise | None = None, **kwargs: Any):
-        """Takes DqnAgent's arguments, the weight of `make_agent`, and the noise of the networks' layers."""
+    def __init__(
+        self,
+        *args: Any,
+        conservative_weight: float = 0.0,
+        demonstration_margin: float = 0.0,
+        noise: noisy.Noise | None = None,
+        **kwargs: Any,
+    ):
+        """Takes DqnAgent's arguments, weight and margin of `make_agent`, and the noise of the networks' layers."""
         super().__init__(*args, **kwargs)
-        self._conservative_weight, self._noise = conservative_weight, noise
+        self._conservative_weight, self._margin, self._noise = conservative_weight, demonstration_margin, noise
         self._draws = Draws(self.train_step_counter)
         if noise:
             self._collect_policy = noisy.NoisyPolicy(self.collect_policy, noise)
@@ -174,13 +187,13 @@ class _DqnAgent(dqn_agent.DqnAgent):
         self._draws.restart()
         with self._noise.drawn(self._draws) if self._noise else contextlib.nullcontext():
             loss_info = super()._loss(experience, weights=weights, **(own | settings))
-        if not self._conservative_weight:
+        shown = agent_data.demonstrated() if self._margin else None
+        if not self._conservative_weight and shown is None:
             return loss_info
-        penalty = self._conservative_penalty(experience, weights)
-        return loss_info._replace(loss=loss_info.loss + self._conservative_weight * penalty)
+        return loss_info._replace(loss=loss_info.loss + self._penalty(experience, weights, shown))
 
-    def _conservative_penalty(self, experience: Any, weights: tf.Tensor | None) -> tf.Tensor:
-        """Returns the mean of log(sum of exp(values)) - value of the item's action, over the global batch."""
+    def _penalty(self, experience: Any, weights: tf.Tensor | None, shown: tf.Tensor | None) -> tf.Tensor:
+        """Returns what keeps values of other actions than the items' low, as a mean over the global batch."""
         steps, policy_step, _ = vars(self)['_as_transition'](experience)
         observation, legal = steps.observation, None
         if self._observation_and_action_constraint_splitter is not None:
@@ -188,7 +201,11 @@ class _DqnAgent(dqn_agent.DqnAgent):
         values, _ = self._q_network(observation, step_type=steps.step_type, training=True)
         possible = values if legal is None else tf.where(tf.cast(legal, tf.bool), values, values.dtype.min)
         own = tf.gather(values, policy_step.action, batch_dims=1)
-        per_item = conservative.gap(possible, own)
+        per_item = self._conservative_weight * conservative.gap(possible, own)
+        if shown is not None:
+            others = 1.0 - tf.one_hot(policy_step.action, values.shape[-1], dtype=values.dtype)
+            gaps = tf.reduce_max(possible + self._margin * others, axis=-1) - own
+            per_item += tf.where(shown, gaps, 0.0)
         per_item *= tf.cast(~steps.is_last(), per_item.dtype)
         return common.aggregate_losses(per_example_loss=per_item, sample_weight=weights).total_loss
 

@@ -6,7 +6,8 @@ WrappedAgent: an agent that changes the data of another one before.
 """
 
 import contextlib
-from collections.abc import Callable
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +16,9 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Iteration, Queue
-from tflearn.core.types import Agent, check_agent, check_keras, integer_bounds, zeros
+from tflearn.core.types import DEMONSTRATED, Agent, check_agent, check_keras, integer_bounds, zeros
+
+_demonstrated: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar('demonstrated', default=None)
 
 
 def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
@@ -96,6 +99,24 @@ def check_counting(agent: Agent) -> None:
                     'agent that counts from its minimum; make it for ActionRescaling(specs).specs, and return '
                     'ActionRescaling(specs).wrapped(agent)'
                 )
+
+
+def demonstrated() -> tf.Tensor | None:
+    """Returns which items of the batch that an agent trains on are demonstrations, bool [B]; None if there are none.
+
+    For losses of one's own, within `train`.
+    """
+    return _demonstrated.get()
+
+
+@contextlib.contextmanager
+def demonstrated_by(info: Any) -> Iterator[None]:
+    """Lets `demonstrated` return what the info of a batch says, during the block."""
+    token = _demonstrated.set(info.get(DEMONSTRATED) if isinstance(info, dict) else None)
+    try:
+        yield
+    finally:
+        _demonstrated.reset(token)
 
 
 def make_slots(agent: Any) -> None:

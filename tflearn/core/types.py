@@ -18,6 +18,7 @@ from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.core.experience import Experience
 
 WEIGHTS = 'weights'  # importance weights in the info of a batch
+DEMONSTRATED = 'demonstrated'  # which items of a batch are demonstrations, bool [B], in its info
 IDLE = 'idle'  # in the info of environments: bool [B], which of them have no episode and return FIRST
 
 

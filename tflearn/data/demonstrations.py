@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import BatchItems, Experience, Schedule, Uniform
+from tflearn.core.experience import BatchItems, Experience, Queue, Schedule, Uniform
 from tflearn.core.settings import NonNegativeInt, PositiveInt, Range, checked_dataclass
 from tflearn.core.types import AgentFactory
 from tflearn.data.reader import Dataset
@@ -13,9 +13,10 @@ _ALONE = 'train on demonstrations alone with num_pretrain_steps, or with the job
 
 @checked_dataclass(frozen=True)
 class Demonstrations:
-    """Recorded episodes that a run trains on besides the steps that it collects itself; for uniform replay.
+    """Recorded episodes that a run trains on besides the steps that it collects itself; not for queues.
 
-    The learner holds them in memory (at most `Uniform.max_mirror_gb`) to the end of the run, and draws them uniformly.
+    The learner holds them in memory (at most `max_mirror_gb` of the replay) to the end of the run, and draws them
+    uniformly, with a weight of 1 where the run's own items are drawn by priority.
 
     Attributes:
       dataset: the episodes.
@@ -47,10 +48,10 @@ class Demonstrations:
     def check(self, experience: Experience) -> None:
         """Raises a ValueError if such an experience cannot have demonstrations, or a batch has no room for them."""
         replay, size = experience.replay, experience.per_replica_batch_size
-        if not isinstance(replay, Uniform) or replay.sampling == 'server' or replay.max_times_sampled:
+        if isinstance(replay, Queue) or replay.sampling == 'server' or replay.max_times_sampled:
             raise UserValueError(
-                f'got Initial.demonstrations with Experience.replay={replay!r}; need Uniform(...) that the learner '
-                "draws from (sampling 'auto' or 'learner', max_times_sampled=0), or no demonstrations"
+                f'got Initial.demonstrations with Experience.replay={replay!r}; need Uniform(...) or Prioritized(...) '
+                "that the learner draws from (sampling 'auto' or 'learner', max_times_sampled=0), or no demonstrations"
             )
         if experience.slicing.cross_episodes:
             raise UserValueError(
@@ -68,8 +69,8 @@ class Demonstrations:
         if not mirrored:
             raise UserValueError(
                 'got Initial.demonstrations with a replay that the server draws from, because of its sequences or its '
-                "size; need one that fits into the learner's memory; set Uniform.sampling='learner', or a smaller "
-                'Uniform.max_size'
+                "size; need one that fits into the learner's memory; set sampling='learner' of the replay, or a "
+                'smaller max_size'
             )
 
 

@@ -385,7 +385,8 @@ class TrainLoop:
             if self._options.preprocess:
                 data = self._options.preprocess(data)
             weights = importance_weights(info, bool(wanted and wanted.normalize_by_max))
-            loss_info = train(data) if weights is None else train(data, weights)
+            with agent_data.demonstrated_by(info):
+                loss_info = train(data) if weights is None else train(data, weights)
             if updates and self._options.after_step:
                 self._options.after_step((data, info), loss_info)
             if summarize:

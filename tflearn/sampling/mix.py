@@ -4,11 +4,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Scheduled
 from tflearn.core.settings import checked
+from tflearn.core.types import DEMONSTRATED, WEIGHTS
 from tflearn.sampling.source import Batch, Source
 
 # Returns how many items of a replica's batch are of each source now, and the train steps for which that holds.
@@ -103,6 +105,7 @@ class Mix(Source):
         self._surplus = [0] * len(self.sources)
         self._per_batch: Sequence[int] = ()  # items of a replica's batch that are of each source, if they may change
         if shares:
+            self.prioritization = self.sources[0].prioritization
             with tf.device('CPU:0'):
                 self._sizes = tf.Variable([0] * len(self.sources), dtype=tf.int32, trainable=False)
             self._set_sizes()
@@ -184,7 +187,8 @@ class Mix(Source):
     def batch(self, drawn: tuple[Any, ...], i: tf.Tensor) -> Batch:
         """See `Source`. Returns the items of all sources, in each replica's part in the order of the sources.
 
-        With shares that may change, items of other sources than the first have the mean policy version of its items.
+        With shares that may change, items of other sources than the first have the mean policy version of its items,
+        and importance weights of 1, if there are any; and the info says which they are.
         """
         parts = [source.batch(own, i) for source, own in zip(self.sources, drawn, strict=True)]
         if len(parts) == 1:
@@ -192,9 +196,20 @@ class Mix(Source):
         if self._shares:
             versions = parts[0][1]['policy_version']
             mean = tf.reduce_sum(versions) // tf.maximum(tf.size(versions, tf.int64), 1)
+            parts[0][1][DEMONSTRATED] = tf.zeros(tf.shape(versions)[:1], tf.bool)
             for _, info in parts[1:]:
-                info['policy_version'] = tf.fill(tf.shape(info['policy_version']), mean)
+                shape = tf.shape(info['policy_version'])
+                info |= {'policy_version': tf.fill(shape, mean), DEMONSTRATED: tf.ones(shape[:1], tf.bool)}
+                if WEIGHTS in parts[0][1]:
+                    info[WEIGHTS] = tf.ones(shape[:1])
         return tf.nest.map_structure(self._joined, *parts)
+
+    def update(self, step: int, errors: np.ndarray) -> None:
+        """See `Source`: the first source gets the errors of its items."""
+        if self._shares:
+            own, num_steps = self._per_batch[0], len(errors)
+            parts = errors.reshape(num_steps, self._num_replicas, -1)
+            self.sources[0].update(step, parts[:, :, :own].reshape(num_steps, -1))
 
     def _joined(self, *columns: tf.Tensor) -> tf.Tensor:
         shape = columns[0].shape[1:]

@@ -88,21 +88,22 @@ class ByPriority(Resumable):
 
     _KEPT = ('_tree', '_known', '_drawn', 'counts')
 
-    def __init__(self, ring: RingBuffer, replay: Prioritized, batch_size: int, seed: int):
+    def __init__(self, ring: RingBuffer, replay: Prioritized, seed: int):
         """Makes the tree."""
-        self._ring, self._batch_size, self._seed = ring, batch_size, seed
+        self._ring, self._seed = ring, seed
         self.prioritization = replay.prioritization
         self._tree, self._max_size = SumTree(replay.max_size), replay.max_size
         self._known = ring.window_ever  # the sequences that the tree has
-        self._drawn = np.empty((0, batch_size), np.int64)  # of the newest draw, counted over all ever written
+        self._drawn = np.empty((0, 0), np.int64)  # of the newest draw, counted over all ever written
         self.counts = {'priorities_updated': 0, 'priorities_not_finite': 0}
 
-    def draw(self, num_steps: tf.Tensor, step: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    def draw(self, num_steps: tf.Tensor, step: tf.Tensor, batch_size: int | tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns what `RingBuffer.read` does, and importance weights float32 [num_steps, B], not normalized."""
         with tf.device('CPU:0'):
-            arguments = [tf.cast(num_steps, tf.int64), tf.cast(step, tf.int64)]
+            arguments = [tf.cast(each, tf.int64) for each in (num_steps, step, batch_size)]
             sequences, expected = tf.numpy_function(self._choose, arguments, (tf.int64, tf.float32))
-            sequences, expected = (tf.ensure_shape(part, (None, self._batch_size)) for part in (sequences, expected))
+            shape = None, tf.get_static_value(batch_size)
+            sequences, expected = (tf.ensure_shape(part, shape) for part in (sequences, expected))
             return self._ring.read(sequences), importance_weights(self.prioritization, expected, step)
 
     def update(self, step: int, errors: np.ndarray) -> None:
@@ -126,21 +127,21 @@ class ByPriority(Resumable):
         new = np.arange(max(newest, now_oldest), now_newest) % self._max_size
         self._tree.set(new, self.prioritization.initial_priority)
 
-    def _choose(self, num_steps: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _choose(self, num_steps: np.ndarray, step: np.ndarray, batch_size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draws sequences [num_steps, B]. Returns them and N P, the expected number of each in N draws."""
         self._follow_window()
         oldest, newest = self._known
         random = np.random.default_rng((self._seed, int(step)))
-        shares = random.random(int(num_steps) * self._batch_size)
+        shares = random.random((int(num_steps), int(batch_size)))
         if (total := self._tree.total) > 0:
-            slots = self._tree.find(shares)
+            slots = self._tree.find(shares.ravel()).reshape(shares.shape)
             expected = (newest - oldest) * self._tree.get(slots) / total
             sequences = oldest + (slots - oldest) % self._max_size
         else:  # of no priority above 0: like the server, uniformly
             sequences = oldest + (shares * (newest - oldest)).astype(np.int64)
-            expected = np.ones(len(shares))
-        self._drawn = sequences.reshape(-1, self._batch_size)
-        return self._drawn, expected.astype(np.float32).reshape(self._drawn.shape)
+            expected = np.ones(shares.shape)
+        self._drawn = sequences
+        return sequences, expected.astype(np.float32)
 
 
 class RingSource(Source):
@@ -162,16 +163,16 @@ class RingSource(Source):
         self._max_grant = sys.maxsize
         logging.info('the replay takes %.1f MB for %d sequences', storage.mirror_bytes / 1e6, replay.max_size)
         if isinstance(replay, Prioritized):
-            self._by_priority = ByPriority(self._ring, replay, batch_size, seed)
+            self._by_priority = ByPriority(self._ring, replay, seed)
             self.prioritization = replay.prioritization
             # So that each draw knows all errors before it.
             self._max_grant = self.max_draw_steps = min(self.max_draw_steps, _MAX_DRAW_STEPS)
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
         """See `RingBuffer.draw`."""
-        if self._by_priority:
-            return self._by_priority.draw(num_steps, seed)
         size = self._traced_size if batch_size is None else batch_size
+        if self._by_priority:
+            return self._by_priority.draw(num_steps, seed, size)
         return self._ring.draw(num_steps, size, self._seed, seed), ()
 
     def batch(self, drawn: Any, i: tf.Tensor) -> Batch:

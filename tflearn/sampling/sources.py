@@ -127,7 +127,7 @@ def make(
     if fed:
         return FeedSource(addresses[0], storage, replicas_here, timeout_secs)
     shards, fills = Shards(tuple(addresses)), False
-    if demonstrations is not None and isinstance(replay, Uniform):
+    if demonstrations is not None:
         demonstrations.check_mirrored(storage.mirrored)
         fills = demonstrations.fill_replay
     source = of_replay(shards, storage, batch_size, timeout_secs, seed, pipeline, fills)
@@ -366,6 +366,9 @@ def check_files(experience: Experience) -> Uniform:
 
 
 def _max_gb(experience: Experience) -> float:
+    replay = experience.replay
+    if isinstance(replay, Prioritized):
+        return replay.max_mirror_gb
     return check_files(experience).max_mirror_gb
 
 
