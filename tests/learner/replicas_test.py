@@ -103,6 +103,13 @@ NESTED = EnvironmentSpecs(
 )
 # AWAC and discrete SAC draw nothing for discrete actions.
 SPECS = {'nested ppo': NESTED, **dict.fromkeys(('iql', 'bc', 'ppo', 'v_mpo'), example_data.CONTINUOUS)}
+
+
+def _normalized(spec, name):
+    normalization = tf.keras.layers.BatchNormalization(momentum=0.9, synchronized=True)
+    return tf.keras.Sequential([normalization, tf.keras.layers.Dense(16, 'tanh')], name)
+
+
 BOTH = {'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,))}
 # More than an example has, or what has greater gradients.
 SETTINGS = {
@@ -113,6 +120,7 @@ SETTINGS = {
     'bc': {'loss': bc.BCLoss(weight='return_to_go', weight_temperature=0.5, entropy_coefficient=0.01)},
     'ppo': {'loss': ppo_loss.PPOLoss(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)},
     'nested ppo': {'action_mask': 'mask'},
+    'synchronized bc': {'network': NetworkOptions(make_network=_normalized)},
     'a2c': {'loss': ppo_loss.PPOLoss(lambda_=1.0, clip_epsilon=None, normalize_advantages=False)},
     'reinforce': {
         'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(8,), lstm_size=(8,)),
@@ -127,7 +135,7 @@ SETTINGS = {
 
 def _make(name, experience, **settings):
     """Makes an agent whose draws are the same on every replica, or a function of the data."""
-    algorithm = ALGORITHMS[name.removeprefix('nested ')]
+    algorithm = ALGORITHMS[name.rpartition(' ')[2]]
     if name in SETTINGS:
         settings = {'network': NetworkOptions(fc_layer_params=(16,)), **SETTINGS[name], **settings}
     if name in ('sac', 'cql'):
@@ -230,7 +238,7 @@ def _dataset_fn(agent, length, context):
 
 @functools.cache
 def _run(name, replicas, directory):
-    experience = experiences.changed(ALGORITHMS[name.removeprefix('nested ')].experience, **CHANGED.get(name, {}))
+    experience = experiences.changed(ALGORITHMS[name.rpartition(' ')[2]].experience, **CHANGED.get(name, {}))
     experience = dataclasses.replace(experience, batch=BatchItems(BATCH_SIZE // replicas))
     strategy = strategies.make('default' if replicas == 1 else f'mirrored:{replicas}')
     with strategy.scope():
@@ -248,7 +256,7 @@ def _run(name, replicas, directory):
 
 SLOW = pytest.mark.slow
 # The others' losses and updates are mostly those of one of these.
-NAMES = [*names('dqn', 'sac', 'ppo', 'linear_bandit'), pytest.param('nested ppo', marks=SLOW)]
+NAMES = [*names('dqn', 'sac', 'ppo', 'linear_bandit'), 'synchronized bc', pytest.param('nested ppo', marks=SLOW)]
 
 
 @pytest.fixture(scope='module')
