@@ -82,8 +82,12 @@ NAMES = {'gated': 'with the gate', 'always': 'without the gate', 'frozen': 'the 
 class Product:
     """One product: its users, its server, its loop."""
 
-    def __init__(self, folder: pathlib.Path, seed: int, decisions: int, is_gated: bool):
-        """Writes what the programs need, and the log of random decisions that was there before."""
+    def __init__(self, folder: pathlib.Path, seed: int, decisions: int, is_gated: bool, logged: int):
+        """Writes what the programs need, and the log of random decisions that was there before.
+
+        Args:
+          logged: decisions in the log with which a round is due.
+        """
         self.folder, self.decisions, self._random = folder, decisions, np.random.default_rng(seed)
         self.port, self.kills = free_port(), 0
         self.programs: dict[str, subprocess.Popen[bytes]] = {}
@@ -92,7 +96,7 @@ class Product:
         (folder / 'columns.toml').write_text(COLUMNS)
         gate = GATE if is_gated else 'None'
         given = {'folder': folder, 'window': WINDOW_SECS, 'seed': seed}
-        (folder / 'loop.gin').write_text(LOOP.format(gate=gate, decisions=decisions, **given))
+        (folder / 'loop.gin').write_text(LOOP.format(gate=gate, decisions=logged, **given))
 
     def start(self, name: str) -> None:
         """Starts the server or the loop."""
@@ -257,7 +261,8 @@ def regret(version: pathlib.Path, number: int) -> float:
 
 def run(folder: pathlib.Path, seed: int, is_gated: bool, given: argparse.Namespace) -> dict[str, list]:
     """Runs the rounds of one product; returns the regrets of each round, from the second on."""
-    product = Product(folder, seed, given.decisions, is_gated)
+    # A killed server loses the decisions of its last second.
+    product = Product(folder, seed, given.decisions, is_gated, given.decisions * (3 if given.kill else 4) // 4)
     found: dict[str, list] = {'served': [], 'frozen': [], 'promoted': []}
     product.random_decisions()
     with product.running(given.kill):
