@@ -31,7 +31,6 @@ from tflearn.launch.local import free_port
 ALGORITHMS = DOCS / 'algorithms'
 FAST = ('iql',)  # pages whose Python is no slow test
 LANGUAGES = {'bash', 'gin', 'py', 'python', 'text', 'toml'}  # py: what needs other libraries, and does not run here
-
 # One policy takes less time to trace than three. In Python it is the variable `few`.
 GREEDY = 'train.ExportOptions.policies = ("greedy_policy",)'
 # Replaced before a page's Python is executed. [page: (text, replacement), ...]
@@ -118,6 +117,7 @@ assert (action, actions.tolist()) == (1, [1, 1])
 """,
     'seeds.md': "assert [row.num_runs for row in comparison.rows()] == [2, 2] and pathlib.Path('rates.png').exists()",
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
+    'your-data.md': 'assert own_loss(tf.ones(2), tf.zeros(2)).numpy().tolist() == [1, 1]',
     'trackers.md': "assert track({'kind': 'metric', 'name': 'evaluation/return', 'step': 1, 'value': 2.0}) is None",
     'transforms.md': """
 import tflearn
