@@ -1,7 +1,6 @@
 import contextlib
 import functools
 import importlib.util
-import re
 
 import gymnasium
 import numpy as np
@@ -165,9 +164,9 @@ def test_rejects_unknown_names(name, message):
 @pytest.mark.parametrize(
     ('name', 'module', 'remedy'),
     [
-        ('HalfCheetah-v5', 'mujoco', "pip install 'gymnasium[mujoco]' 'mujoco<4,>=3' (the extra mujoco)"),
+        ('HalfCheetah-v5', 'mujoco', "pip install 'gymnasium[mujoco]' 'mujoco>=3,<4' (the extra mujoco)"),
         ('ALE/Pong-v5', 'ale_py', "pip install 'ale-py>=0.11' (the extra atari)"),
-        ('LunarLander-v3', 'Box2D', "pip install 'box2d<3,>=2.3.10' (the extra box2d)"),
+        ('LunarLander-v3', 'Box2D', "pip install 'box2d>=2.3.10,<3' (the extra box2d)"),
     ],
 )
 def test_missing_package_error_names_the_install_command(name, module, remedy, vectorization):
@@ -175,9 +174,7 @@ def test_missing_package_error_names_the_install_command(name, module, remedy, v
         pytest.skip(f'{module} is installed')
     with pytest.raises(ValueError) as raised:
         gymnasium_env.make(name, 1, seed=0, vectorization=vectorization)
-    # Versions of setuptools write the two ends of a range in different orders.
-    message = re.sub(r"'(\w+)(>=[\d.]+),(<\d+)'", r"'\1\3,\2'", str(raised.value))
-    assert f"got name='{name}', which needs {module}; need that installed; {remedy}" in message
+    assert f"got name='{name}', which needs {module}; need that installed; {remedy}" in str(raised.value)
     assert '\n' not in str(raised.value)
 
 

@@ -63,7 +63,9 @@ def _requirements(extra: str) -> list[str]:
     mark = re.compile(rf'(;| and) extra == "{extra}"$')
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found = importlib.metadata.requires(_DISTRIBUTION) or ()
-        return [mark.sub('', each) for each in found if mark.search(each)]
+        # Versions of setuptools write the ends of a range in different orders.
+        in_order = lambda each: re.sub(r'(<[\d.]+),(>=[\d.]+)', r'\2,\1', each)  # noqa: E731
+        return [in_order(mark.sub('', each)) for each in found if mark.search(each)]
     return [f'.[{extra}]']
 
 
