@@ -393,7 +393,7 @@ class Session:
         self._exports.wait()
         self._send(step, finished=True)
         env_steps, secs = self._collectors.env_steps, self._progress.secs
-        result = {'reason': reason, 'train_step': step, 'env_steps': env_steps, 'seconds': round(secs, 1)}
+        result = {'reason': reason, 'train_step': step, 'env_steps': env_steps, 'seconds': round(secs, 3)}
         write_json(self._run_dir.train_result, result)  # after which the run writes nothing else
         logging.info('finished: %s, at train step %d, %d environment steps', reason, step, env_steps)
         self._status.update('finished', train_step=step, **self._newest_metrics())
