@@ -112,6 +112,7 @@ def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
         ([*FLAGS, '--gin_bindings=loop.Logs.window_secs=-1'], 'got loop.Logs.window_secs = -1'),
         ([*FLAGS, "--gin_bindings=loop.Logs.columns='none.toml'"], "got Logs.columns='none.toml'; need"),
         ([*FLAGS, "--gin_bindings=loop.Training.gin_file='no_run'"], "got gin_file='no_run'"),
+        ([*FLAGS, "--gin_bindings=loop.Logs.outcomes=['gs://a/b']"], "got Logs.outcomes='gs://a/b', which is a URL"),
     ],
 )
 def test_mistakes_take_one_line(folder, flags, message):

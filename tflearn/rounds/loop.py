@@ -90,11 +90,14 @@ def loop(
       schedule: when a round begins.
 
     Raises:
-      ValueError: if nothing says when, or a file is missing.
+      ValueError: if nothing says when, a file is missing, or the logs are in an object store.
     """
     if not (run.once or schedule.decisions or schedule.hours):
         raise UserValueError('got no Schedule.decisions and no Schedule.hours; need one of them, or --once')
     files.resolve(training.gin_file)
+    for name in ('decisions', 'outcomes'):
+        for path in getattr(logs, name):
+            local_path(path, f'Logs.{name}')
     if not local_path(logs.columns, 'Logs.columns').is_file():
         raise UserValueError(f'got Logs.columns={logs.columns!r}; need a file, the column map')
     steps = Steps(run.package, logs, training, RunDir(local_path(serving, 'serving')), gate)
