@@ -113,6 +113,14 @@ def test_episodes_of_an_earlier_split_are_trained_on(data, tmp_path):
     assert not metadata.may_share_episodes(ours, theirs) and metadata.may_share_episodes(ours, others)
 
 
+def test_an_earlier_split_has_the_same_names(data, tmp_path):
+    rows = np.arange(90)
+    arrays.from_arrays(tmp_path / 'old', {'user': rows}, np.zeros(90, np.int64), rows)
+    parts(tmp_path / 'old', tmp_path / 'earlier', share=0.5)
+    with pytest.raises(ValueError, match='got .*/earlier/train without policy_info.episode; need a split of data'):
+        parts(data, tmp_path / 'later', share=0.25, earlier=tmp_path / 'earlier')
+
+
 def test_which_data_sets_may_share_episodes(data, tmp_path):
     train, held_out = parts(data, tmp_path / 'a', share=0.25)
     _, other = parts(data, tmp_path / 'b', share=0.5)

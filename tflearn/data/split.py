@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import math
 import pathlib
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -51,8 +50,8 @@ def split(
       The numbers of episodes and steps of both, and their shares, in lines.
 
     Raises:
-      ValueError: if the data have no such column, a part would be empty, the directory exists, or `earlier` is given
-        with another `by` than 'id'.
+      ValueError: if the data or `earlier` have no such column, a part would be empty, the directory exists, or
+        `earlier` is given with another `by` than 'id'.
     """
     if earlier and by != ID:
         raise UserValueError(f'got earlier={earlier} with by={by!r}; need by={ID!r} with it')
@@ -66,10 +65,9 @@ def split(
     facts = {'by': by, 'share': share, 'from': metadata.lineage(reader.directories)}
     new: set[float] = set()
     if earlier:
-        seen = Dataset([str(earlier / TRAIN), str(earlier / HELD_OUT)])
-        facts['earlier'] = [each['digest'] for each in metadata.lineage(EpisodeReader(seen).directories)]
-        new = {number for number in _numbers(EpisodeReader(dataset), column) if number < share}
-        new -= set(_numbers(EpisodeReader(seen), column))
+        seen = EpisodeReader(Dataset([str(earlier / part) for part in (TRAIN, HELD_OUT)]))
+        facts['earlier'] = [each['digest'] for each in metadata.lineage(seen.directories)]
+        new = _numbers(EpisodeReader(dataset), column, share) - _numbers(seen, column, share)
     specs = columns.read_specs(reader.directories[0])
     with new_directory(output) as begun, contextlib.ExitStack() as closing:
         writers = {
@@ -118,8 +116,12 @@ def _end(episode: Any) -> float:
     return float(episode[_TIMES].max())
 
 
-def _numbers(reader: EpisodeReader, column: str) -> Iterator[float]:
-    return (_number(record, episode, column) for record, episode in reader.records())
+def _numbers(reader: EpisodeReader, column: str, share: float) -> set[float]:
+    """Returns the numbers of episodes that are below `share`."""
+    if column and column not in {each.name for each in reader.columns}:
+        raise UserValueError(f'got {reader.directories[0]} without {column}; need a split of data that have it')
+    numbers = (_number(record, episode, column) for record, episode in reader.records())
+    return {number for number in numbers if number < share}
 
 
 def _number(record: bytes, episode: Any, column: str) -> float:
