@@ -288,41 +288,36 @@ class LinearBanditPolicy(tf_policy.TFPolicy):
         """
         return self._draws(observation)()
 
-    def _draws(self, observation: Any) -> Callable[[], tf.Tensor]:
-        """Returns a function that draws scores [B, K]."""
+    def _draws(self, observation: Any, mask: tf.Tensor | None = None) -> Callable[[], tf.Tensor]:
+        """Returns a function that draws scores [B, K], of arms that a mask does not allow the lowest number."""
         dtype = tf.float32 if self._kind == 'greedy' else tf.float64
         x, shared = self._contexts(observation, dtype), self._contexts.is_shared
         theta, root = tf.cast(self._posterior.theta, dtype), self._posterior.root
         means = tf.linalg.matvec(x, theta[0]) if shared else tf.linalg.matmul(x, theta, transpose_b=True)
+
+        def legal(scores: tf.Tensor) -> tf.Tensor:
+            return scores if mask is None else tf.where(tf.cast(mask, tf.bool), scores, scores.dtype.min)
+
         if self._kind == 'greedy':
-            return lambda: means
+            return lambda: legal(means)
         deviations = x @ root[0] if shared else tf.einsum('bd,kde->bke', x, root)  # x^T root, [B, K, D]
         shape = tf.shape(deviations)
         models = 1 if shared else shape[1]
-        bounds = means + self._alpha * tf.norm(deviations, axis=-1)
 
         def draw() -> tf.Tensor:
             ties = tf.random.uniform(tf.shape(means), maxval=_TIE, dtype=tf.float64)
             if self._kind == 'ucb':
-                return bounds + ties
-            drawn = tf.random.normal((shape[0], models, shape[2]), dtype=tf.float64)
-            return means + self._alpha * tf.reduce_sum(deviations * drawn, axis=-1) + ties
+                widths = tf.norm(deviations, axis=-1)
+            else:
+                drawn = tf.random.normal((shape[0], models, shape[2]), dtype=tf.float64)
+                widths = tf.reduce_sum(deviations * drawn, axis=-1)
+            return legal(means + self._alpha * widths + ties)
 
         return draw
 
     def _legal(self, time_step: ts.TimeStep) -> Callable[[], tf.Tensor]:
-        """Returns a function that draws scores [B, K], of illegal arms the lowest number."""
         observation, splitter = time_step.observation, self.observation_and_action_constraint_splitter
-        if splitter is None:
-            return self._draws(observation)
-        observation, mask = splitter(observation)
-        draw, legal = self._draws(observation), tf.cast(mask, tf.bool)
-
-        def draw_legal() -> tf.Tensor:
-            scores = draw()
-            return tf.where(legal, scores, scores.dtype.min)
-
-        return draw_legal
+        return self._draws(observation) if splitter is None else self._draws(*splitter(observation))
 
     def _action(self, time_step: ts.TimeStep, policy_state: Any, seed: Any = None) -> policy_step.PolicyStep:
         action = tf.argmax(self._legal(time_step)(), axis=-1, output_type=self.action_spec.dtype)
