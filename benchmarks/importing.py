@@ -66,11 +66,6 @@ JOIN_CALL = 'record.import_logs(names[:1], names[1], pathlib.Path(sys.argv[2]), 
 CALL = 'log_import.run([path], mapped, pathlib.Path(sys.argv[2]), log_rows.Report())'
 
 
-def write(folder: pathlib.Path, kind: str, num_rows: int) -> None:
-    """Writes the files of a kind."""
-    (write_decisions if kind == 'join' else write_table)(folder, kind, num_rows)
-
-
 def write_table(folder: pathlib.Path, kind: str, num_rows: int) -> None:
     """Writes the table as `log.<kind>`, and its map."""
     random = np.random.default_rng(0)
@@ -95,8 +90,8 @@ def write_table(folder: pathlib.Path, kind: str, num_rows: int) -> None:
     (folder / 'map.toml').write_text(MAP)
 
 
-def write_decisions(folder: pathlib.Path, kind: str, num_rows: int) -> None:
-    """Writes `decisions.jsonl`, its map, and `outcomes.jsonl` in another order; `log.<kind>` names their folder."""
+def write_decisions(folder: pathlib.Path, num_rows: int) -> None:
+    """Writes `decisions.jsonl`, its map, and `outcomes.jsonl` in another order."""
     random = np.random.default_rng(0)
     (folder / 'decisions.toml').write_text(
         "action = {kind = 'integer', high = 2}\n[observation]\nobservation = {length = 4}"
@@ -143,8 +138,11 @@ def measured(kind: str, rows: int, rounds: int) -> dict[str, float]:
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        write(folder, kind, rows)
-        path, output = folder / f'log.{kind}', folder / 'imported'
+        if kind == 'join':
+            write_decisions(folder, rows)
+        else:
+            write_table(folder, kind, rows)
+        path, output = folder / f'log.{kind}', folder / 'imported'  # of 'join' only the folder counts
         for _ in range(rounds):
             peer = timed('import pyarrow.csv, pyarrow.json, pyarrow.parquet', READ[kind], path)
             ours = (JOIN, JOIN_CALL) if kind == 'join' else (IMPORT, CALL)
