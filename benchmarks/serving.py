@@ -1,7 +1,7 @@
 """How fast are exported policies, in process beside TF-Agents' way, and over gRPC with and without batches?
 
     python benchmarks/serving.py --picture=docs/images/serving_latency.png
-    python benchmarks/serving.py --log --cases=mlp --clients=64 --secs=8 --windows=16    what the log of decisions costs
+    python benchmarks/serving.py --log --cases=mlp --clients=64 --secs=6 --windows=12    what the log of decisions costs
 
 In process: one observation at a time, against TF-Agents' SavedModelPyTFEagerPolicy on the same policy. Over gRPC: two
 servers (`tflearn-serve`, with and without --batching) and closed-loop clients in a process of their own, on this same
