@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from tflearn.agents import dqn
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.environments import pettingzoo_env
 from tflearn.environments.turn_game import Scripted
+from tflearn.experiments import runs
+from tflearn.experiments.policies import Policies
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.policy_exports import ExportOptions
 
@@ -162,6 +165,30 @@ def test_the_program_trains_each_policy_in_a_run_of_its_own(tmp_path):
         assert f'{name}: done: num_train_steps 60 reached' in ended.stdout
     table = ended.stdout.splitlines()[-2:]
     assert [line.split()[0] for line in table] == ['listener', 'speaker'], 'one view of both'
+
+
+def test_what_a_failed_policy_stops_is_stopped_once(monkeypatch, tmp_path):
+    program = """
+import json, pathlib, signal, sys, time
+received = []
+signal.signal(signal.SIGINT, lambda *_: received.append(1))
+signal.alarm(120)
+root = pathlib.Path(json.loads(sys.argv[1])['root_dir'])
+root.touch()
+if root.name == 'day':
+    while not all((root.parent / other).exists() for other in ('night', 'late')):
+        time.sleep(0.01)
+    sys.exit('no disk')
+while not received:
+    time.sleep(0.01)
+time.sleep(1.0 if root.name == 'late' else 0.0)  # a checkpoint
+sys.exit(130 if len(received) == 1 else 7)
+"""
+    monkeypatch.setattr(runs, '_RUN', program)
+    each = {agent: (agent,) for agent in ('day', 'night', 'late')}
+    (tmp_path / 'shifts.gin').write_text(GIN.replace(':Talk', ':Shifts').replace(str(TALK), str(each)))
+    policies = Policies(tmp_path / 'runs', dict.fromkeys(each, str(tmp_path / 'shifts.gin')))
+    assert policies.run(sys.stdout) == {'day': 1, 'night': 130, 'late': 130}
 
 
 @pytest.mark.slow

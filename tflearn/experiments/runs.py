@@ -122,9 +122,10 @@ class Runs:
         self.say(name, f'started; its output is in {log}')
 
     def stop(self, name: str) -> None:
-        """Stops a run cleanly; it is killed if that takes too long."""
-        self.running[name].send_signal(signal.SIGINT)
-        self._kill_at[name] = time.monotonic() + _STOP_SECS
+        """Stops a run cleanly, if it is not stopped already; it is killed if that takes too long."""
+        if name not in self._kill_at:
+            self.running[name].send_signal(signal.SIGINT)  # a second one would end it at once
+            self._kill_at[name] = time.monotonic() + _STOP_SECS
 
     def ended(self, rest: str = '') -> Iterator[tuple[str, int]]:
         """Waits a moment; yields the runs that have ended, with their exit codes: 0 at their end, 130 when stopped.
@@ -135,8 +136,11 @@ class Runs:
         threading.Event().wait(_POLL_SECS)
         if len(self._signals.received) > self._num_signals:
             self._num_signals = len(self._signals.received)
-            for process in self.running.values():
-                process.send_signal(signal.SIGINT if self._num_signals == 1 else signal.SIGKILL)
+            for name, process in self.running.items():
+                if self._num_signals > 1:
+                    process.kill()
+                elif name not in self._kill_at:
+                    process.send_signal(signal.SIGINT)
         for name, process in list(self.running.items()):
             if time.monotonic() > self._kill_at.get(name, float('inf')):
                 process.kill()
