@@ -104,7 +104,9 @@ def test_the_page_of_ten_runs_opens_in_chromium_without_an_error_or_a_request(re
 
 
 def test_the_list_of_a_folder(reported, tmp_path):
-    write_json(RunDir(reported.folder / 'dead').status('train'), {'state': 'failed: no disk', 'time': 1.0})
+    write_json(
+        RunDir(reported.folder / 'dead').status('train'), {'state': 'failed: no disk\n  In call to', 'time': 1.0}
+    )
     ended = forks.run('scripts.list', reported.folder, timeout=60.0)
     assert ended.returncode == 0, ended.stderr
     head, *rows = (re.split(r' {2,}', line) for line in ended.stdout.splitlines())

@@ -73,6 +73,14 @@ def test_what_was_stopped_goes_on_and_a_seed_that_failed_does_not_end_the_others
     assert '| runs | ' in out
 
 
+@pytest.mark.parametrize('mode', ['synchronous', pytest.param('processes', marks=pytest.mark.slow)])
+def test_the_line_of_a_run_that_failed_has_the_cause(program, tmp_path, mode):
+    flags = ['--gin_file=dqn_cartpole', '--seeds=1', f'--mode={mode}', "--gin_bindings=dqn.make_agent.action_mask='no'"]
+    assert program(*flags).wait(DEADLINE_SECS) == 1
+    (line,) = [line for line in (tmp_path / 'out').read_text().splitlines() if 'failed' in line]
+    assert "error: got action_mask='no' and" in line.lower() and 'need one of several parts; see ' in line
+
+
 @pytest.mark.parametrize(
     ('flags', 'message'),
     [

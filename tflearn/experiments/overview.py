@@ -70,7 +70,7 @@ def _state(run_dir: RunDir, done: Mapping[str, Any], status: Mapping[str, Any], 
         return f'failed: {failure.get("message", "")}'
     for name, state in states.items():
         if state.startswith('failed: '):
-            return f'failed: {name}{state[7:]}'
+            return f'failed: {name}{state[7:]}'.partition('\n')[0]  # gin adds lines
     return {'failed': f'failed: see {run_dir.logs}', 'stopped': 'stopped'}.get(
         states.get('launch') or states.get('train', ''), 'ended without a result'
     )

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,9 @@ _LINE_SECS, _POLL_SECS, _STOP_SECS = 10.0, 0.2, 60.0
 # Evaluations play other episodes than training.
 _EVALUATION_SEED = 1_000_000
 _JOBS = ('train', 'collect', 'evaluate')
+# The last line of a traceback, or a program's error line; before what gin, or `tflearn.train` of processes, adds.
+_CAUSE = re.compile(r'[\w.-]+(: error)?: (?!got a run that failed in )')
+_LAST_LINES = 20  # of a log, in which the cause of a failure is
 _RUN = f"""
 import json, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
@@ -167,8 +171,9 @@ class Runs:
             return f'done: {done.get("reason")}' + ('' if mean is None else f', mean return {plain(mean)}')
         if code in (INTERRUPTED, -signal.SIGINT):
             return 'stopped; the same command continues it'
-        lines = log.read_text(encoding='utf-8', errors='replace').splitlines()
-        return f'failed (exit code {code}): {lines[-1] if lines else ""}; see {log}'
+        lines = log.read_text(encoding='utf-8', errors='replace').splitlines()[-_LAST_LINES:]
+        causes = [line for line in lines if _CAUSE.match(line)] or lines or ['']
+        return f'failed (exit code {code}): {causes[-1]}; see {log}'
 
     def _progress(self, name: str) -> str:
         run_dir = RunDir(self.root / name)
