@@ -77,14 +77,12 @@ def read_run_files(rng: random.Random) -> None:
 
 
 def read_policy(rng: random.Random) -> None:
-    from tflearn.policies import loader, versions
+    from tflearn.policies import external, versions
 
     _damaged(rng, 'run/policies/greedy_policy/1/**/*')
     directory = pathlib.Path('run/policies/greedy_policy').absolute()
     versions.best_version(directory)
-    policy = loader.load_newest(directory)
-    if policy:
-        policy.initial_state(1)
+    external.load(directory).initial_state(1)
 
 
 def read_checkpoint(rng: random.Random) -> None:

@@ -19,6 +19,7 @@ from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_evaluation import evaluate_policy
 from tflearn.jobs.run import Run
 from tflearn.policies.exporter import PolicyExporter
+from tflearn.policies.policy_function import load_policy
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
@@ -90,6 +91,8 @@ def test_policies_of_other_origins_in_another_environment(tmp_path):
             assert (found['lengths'], found['policy']) == ([60, 60], f'{__name__}:balance')
             assert found['incomplete'].startswith('2 of 3 episodes did not end within 60 steps')
     assert results(tmp_path) == {}
+    with pytest.raises(ValueError, match="got .*saved, which TF-Agents' PolicySaver has written; need an exported"):
+        load_policy(tmp_path / 'saved')
 
 
 def test_what_cannot_be_evaluated_is_refused(exported, tmp_path):

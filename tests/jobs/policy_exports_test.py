@@ -222,7 +222,7 @@ from tflearn.core.experience import BatchItems, Experience
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.policies import loader, versions
+from tflearn.policies import external, versions
 from tflearn.files.run_dir import RunDir
 from tflearn.core.types import specs_of, zeros
 from tflearn.core.train_step import create_train_step
@@ -253,7 +253,7 @@ def train(limit):
     except (OSError, RuntimeError, tf.errors.OpError) as error:
         failed = type(error).__name__
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    policy = loader.load_newest(directory)
+    policy = external.load(directory)
     action, _ = policy.action(make(num_environments=2, seed=0).reset())
     hidden = [path.name for path in directory.glob('.*')]
     print(learner.step, policy.train_step, os.readlink(directory / 'latest'), failed, hidden, flush=True)

@@ -25,7 +25,7 @@ from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
-from tflearn.policies import loader
+from tflearn.policies import external
 from tflearn.replay.storage import Storage
 from tflearn.sampling import sources
 from tflearn.sampling.local import LocalReplay
@@ -93,7 +93,7 @@ def test_a_run_trains_exports_and_continues(tmp_path):
     assert read_json(run_dir.train_result)['train_step'] == 60
     metrics = written_summaries.scalars(run_dir.summaries('train'))
     assert sorted(metrics['train/loss']) == [20, 40, 60]
-    policy = loader.load_newest(run_dir.policy('greedy_policy'))
+    policy = external.load(run_dir.policy('greedy_policy'))
     policy.check(fakes.CheckedEnvironment().specs)
     assert policy.train_step == 60
     train(tmp_path / 'run', tmp_path / 'data', num_steps=80)
@@ -106,10 +106,10 @@ def test_vocabularies_of_the_data_go_with_the_policy_and_with_what_begins_with_i
         data_sets.write(tmp_path / name, 60)
         write_json(tmp_path / name / 'vocabularies.json', found)
     first = train(tmp_path / 'first', tmp_path / 'log', num_steps=20)
-    assert loader.load_newest(first.policy('greedy_policy')).metadata['vocabularies'] == words
+    assert external.load(first.policy('greedy_policy')).metadata['vocabularies'] == words
     initial = Initial(seed=3, policy=str(first.policy('greedy_policy') / '20'))
     second = train(tmp_path / 'second', tmp_path / 'decisions', num_steps=20, initial=initial)
-    found = loader.load_newest(second.policy('greedy_policy')).metadata['vocabularies']
+    found = external.load(second.policy('greedy_policy')).metadata['vocabularies']
     assert found == {**words, 'action': ['cup', 'pot', 'lid']}
 
 

@@ -19,7 +19,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
-from tflearn.policies.loader import load_newest
+from tflearn.policies import external
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}
 
@@ -39,7 +39,7 @@ def test_bfloat16_for_the_learner_alone(small_run):
     assert read_json(small_run.dir.train_result)['train_step'] == 60
     assert {weight.dtype for weight in _weights(small_run)} == {np.dtype(np.float32)}
     # The exported policy has float32 inputs and outputs.
-    policy = load_newest(small_run.dir.greedy_policy)
+    policy = external.load(small_run.dir.greedy_policy)
     specs = specs_of(small_run.factories()['make_environment'])
     policy.check(specs)
     actions, _ = policy.action(zeros(specs.time_step, (3,)))

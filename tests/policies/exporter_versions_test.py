@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.testing import example_policies, forks
 from tflearn.core.waiting import wait_until
-from tflearn.policies import loader, versions
+from tflearn.policies import external, loader, versions
 from tflearn.policies.exporter import PolicyExporter
 
 
@@ -178,7 +178,7 @@ def test_readers_see_only_complete_versions_when_the_exporter_is_killed(tmp_path
     try:
         for _ in range(4):
             wait_until(lambda: versions.newest_version(directory) != seen[-1], 'another version', timeout_secs=120)
-            policy = loader.load_newest(directory)
+            policy = external.load(directory)
             policy.action(time_step)
             seen.append(policy.train_step)
         wait_until(lambda: any(directory.glob('.writing-*/saved_model.pb')), 'an export', 30, poll_secs=0.0001)

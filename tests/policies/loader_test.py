@@ -98,12 +98,11 @@ def test_an_unknown_dimension_fits_any(tmp_path):
 def test_missing_and_damaged_versions_raise_different_errors(exported, tmp_path):
     with pytest.raises(FileNotFoundError, match='still there'):
         loader.load(tmp_path / '7')
-    assert loader.load_newest(tmp_path) is None
     for name, content in (('saved_model.pb', 'nonsense'), ('metadata.json', '{}')):
         (tmp_path / '7').mkdir(exist_ok=True)
         (tmp_path / '7' / name).write_text(content)
     with pytest.raises(ValueError, match='damaged'):
-        loader.load_newest(tmp_path)
+        external.load(tmp_path)
 
 
 def test_loads_the_next_version_if_one_is_pruned_while_loading(tmp_path):
@@ -113,8 +112,8 @@ def test_loads_the_next_version_if_one_is_pruned_while_loading(tmp_path):
     thread.start()
     steps = [0]
     while thread.is_alive():
-        steps.append(loader.load_newest(tmp_path).train_step)
-    assert loader.load_newest(tmp_path).train_step == 59
+        steps.append(external.load(tmp_path).train_step)
+    assert external.load(tmp_path).train_step == 59
     assert steps == sorted(steps)
 
 

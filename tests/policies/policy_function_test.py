@@ -45,9 +45,9 @@ def test_the_newest_version_of_a_run_without_evaluations(tmp_path):
     assert load_policy(tmp_path).train_step == 2
 
 
-@pytest.mark.parametrize(('name', 'text'), [('none', 'does not exist'), ('.', 'where no policy is')])
+@pytest.mark.parametrize(('name', 'text'), [('none', ', which does not exist'), ('.', '')])
 def test_where_no_policy_is(tmp_path, name, text):
-    with pytest.raises(FileNotFoundError, match=f'{text}; need an exported version'):
+    with pytest.raises(FileNotFoundError, match=f'got no policy at {(tmp_path / name).resolve()}{text}; need the dir'):
         load_policy(tmp_path / name)
 
 

@@ -103,7 +103,7 @@ def load(agent: Agent, initial: Initial, run_dir: RunDir) -> None:
         logging.info('loaded nothing from %s: this run continues from its own checkpoint', source)
         return
     if initial.policy:
-        warm_start.load_policy(policy_version(pathlib.Path(initial.policy)), _policy_variables(agent))
+        warm_start.load_policy(versions.find(pathlib.Path(initial.policy)), _policy_variables(agent))
         return
     _load_checkpoint(agent, initial, initial.prefixes)
 
@@ -125,17 +125,6 @@ def _load_checkpoint(
     of_a_run = RunDir(checkpoint).checkpoints
     objects = {'agent': agent, 'train_step': agent.train_step_counter}
     warm_start.load(of_a_run if of_a_run.is_dir() else checkpoint, objects, prefixes, optimizers=optimizers)
-
-
-def policy_version(path: pathlib.Path) -> pathlib.Path:
-    """Returns an exported policy: a version, the newest one of a directory of versions, or the best one of a run."""
-    if RunDir(path).greedy_policy.is_dir():
-        directory = RunDir(path).greedy_policy
-        version = versions.best_version(directory)
-        version = versions.newest_version(directory) if version is None else version
-        return path if version is None else directory / str(version)
-    newest = versions.newest_version(path)
-    return path if newest is None else path / str(newest)
 
 
 def _policy_variables(agent: Agent) -> list[tf.Variable]:

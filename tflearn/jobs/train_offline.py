@@ -171,7 +171,7 @@ def _origin(dataset: Dataset, initial: Initial) -> dict[str, Any]:
     directories = find_directories(dataset)
     found: dict[str, Any] = {}
     if initial.policy:
-        version = initial_agent.policy_version(pathlib.Path(initial.policy))
+        version = versions.find(pathlib.Path(initial.policy))
         found = (read_json(version / versions.METADATA) or {}).get(versions.VOCABULARIES) or {}
     found = {**found, **(metadata.vocabularies(directories) or {})}
     return {metadata.TRAINED_ON: metadata.lineage(directories), **({versions.VOCABULARIES: found} if found else {})}

@@ -11,10 +11,9 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core.errors import UserFileNotFoundError, UserImportError, UserTypeError, UserValueError
+from tflearn.core.errors import UserImportError, UserTypeError, UserValueError
 from tflearn.core.types import EnvironmentSpecs, check_batch
 from tflearn.files import digests
-from tflearn.files.run_dir import RunDir
 from tflearn.policies import loaded_model, loader, signatures, versions
 
 # A batch of observations [B, ...] -> actions [B, ...]; both are nests of numpy arrays.
@@ -95,44 +94,21 @@ class FunctionPolicy:
 
 
 def load(path: pathlib.Path, train_step: int | None = None) -> loader.LoadedPolicy | SavedPolicy:
-    """Loads a policy that tflearn has exported, or that TF-Agents' PolicySaver has saved.
-
-    Args:
-      path: the SavedModel's directory, or a directory of exported versions, or a run directory (or its copied
-        `policies`), of which the greedy policy is taken.
-      train_step: which of the versions; None takes the newest, or of a run the best by evaluation if there is one.
+    """Loads a policy that tflearn has exported, or that TF-Agents' PolicySaver has saved; see `versions.find`.
 
     Raises:
       FileNotFoundError: if there is none.
       ValueError: if it is damaged, or another SavedModel.
     """
-    given = path
-    if (greedy := _greedy_policy(path)) is not None:
-        path = greedy
-        train_step = versions.best_version(path) if train_step is None else train_step
-    if train_step is None and not (path / tf.saved_model.SAVED_MODEL_FILENAME_PB).exists():
-        train_step = versions.newest_version(path)
-    version = path if train_step is None else path / str(train_step)
-    if not (version / tf.saved_model.SAVED_MODEL_FILENAME_PB).exists():
-        found = ', '.join(map(str, versions.versions(path)))
-        raise UserFileNotFoundError(
-            f'got no policy at {version}{"" if given.exists() else ", which does not exist"}; need the directory of a '
-            f'SavedModel, of exported versions, or of a run{f"; there are the train steps {found}" if found else ""}'
-        )
-    if versions.is_complete(version):
-        return loader.load(version)
+    while versions.is_complete(version := versions.find(path, train_step)):
+        with contextlib.suppress(FileNotFoundError):  # it was pruned just then
+            return loader.load(version)
     if not (version / _SAVER_SPECS).exists():
         raise UserValueError(
             f'got the SavedModel {version}, which has neither {versions.METADATA} nor {_SAVER_SPECS}; need one that '
             "tflearn or TF-Agents' PolicySaver has written; or name a Python function that calls it (MODULE:FUNCTION)"
         )
     return SavedPolicy(version)
-
-
-def _greedy_policy(path: pathlib.Path) -> pathlib.Path | None:
-    """Returns the directory of the greedy policy in a run directory, or in a copy of its policies."""
-    run_dir = RunDir(path)
-    return next((each for each in (run_dir.greedy_policy, path / run_dir.greedy_policy.name) if each.is_dir()), None)
 
 
 def find_function(name: str) -> ActFunction:

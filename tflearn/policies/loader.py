@@ -1,4 +1,4 @@
-"""Finds, loads and runs exported policies. Incomplete versions are ignored."""
+"""Loads and runs exported policies."""
 
 import pathlib
 from collections.abc import Mapping
@@ -169,17 +169,3 @@ def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
     if metadata is None:
         raise UserFileNotFoundError(f'got no policy at {path}; need a version that is still there')
     return model, metadata
-
-
-def load_newest(directory: pathlib.Path) -> LoadedPolicy | None:
-    """Loads the newest complete version; if it is pruned meanwhile, the next one. None if there is none.
-
-    Raises:
-      ValueError: if the newest version is damaged.
-    """
-    while (train_step := versions.newest_version(directory)) is not None:
-        try:
-            return load(directory / str(train_step))
-        except FileNotFoundError:
-            continue
-    return None

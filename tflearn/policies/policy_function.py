@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core.errors import UserFileNotFoundError, UserTypeError, UserValueError
-from tflearn.files.run_dir import RunDir, local_path
-from tflearn.policies import loader, versions
+from tflearn.core.errors import UserTypeError, UserValueError
+from tflearn.files.run_dir import local_path
+from tflearn.policies import external
 from tflearn.policies.loader import LoadedPolicy
 
 
@@ -94,21 +94,9 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFunction:
       FileNotFoundError: if there is no policy.
       ValueError: if it is damaged, or the path is a URL.
     """
-    given = local_path(path, 'path')
-    directory = given
-    if not versions.is_complete(given) and (greedy := RunDir(given).greedy_policy).is_dir():
-        directory = greedy
-        if (best := versions.best_version(greedy)) is not None:
-            directory = greedy / str(best)
-    if versions.is_complete(directory):
-        return PolicyFunction(loader.load(directory.resolve()))
-    policy = loader.load_newest(directory)
-    if policy is None:
-        raise UserFileNotFoundError(
-            f'got path={str(given)!r}, {"where no policy is" if given.exists() else "which does not exist"}; need an '
-            'exported version, a directory of versions (policies/greedy_policy), or a run directory that has exported '
-            'its greedy policy'
-        )
+    policy = external.load(local_path(path, 'path').resolve())
+    if not isinstance(policy, LoadedPolicy):
+        raise UserValueError(f"got {policy.path}, which TF-Agents' PolicySaver has written; need an exported version")
     return PolicyFunction(policy)
 
 

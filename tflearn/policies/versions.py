@@ -14,9 +14,10 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.core.errors import UserFileNotFoundError
 from tflearn.files import digests, numbered
 from tflearn.files.numbered import Numbered
-from tflearn.files.run_dir import read_json
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.policies import model_card
 
 METADATA = 'metadata.json'
@@ -31,7 +32,8 @@ PROMOTED = 'PROMOTED'  # by `product.states`
 MARKERS = (KEPT, IN_USE, PROMOTED)
 
 _MOVED_ASIDE = '.moved_aside-'
-_NEEDED = ('saved_model.pb', METADATA)
+_MODEL = 'saved_model.pb'
+_NEEDED = (_MODEL, METADATA)
 
 
 def is_complete(version: pathlib.Path) -> bool:
@@ -46,6 +48,33 @@ def versions(directory: pathlib.Path, needs: Sequence[str] = _NEEDED) -> list[in
 def newest_version(directory: pathlib.Path) -> int | None:
     """Returns the highest train step of the complete versions, or None if there is no version."""
     return max(versions(directory), default=None)
+
+
+def find(path: pathlib.Path, train_step: int | None = None) -> pathlib.Path:
+    """Returns the directory of a policy's SavedModel.
+
+    Args:
+      path: that directory, or a directory of exported versions, or a run directory (or its copied `policies`), of which
+        the greedy policy is taken.
+      train_step: which of the versions; None takes the newest, or of a run the best by evaluation if there is one.
+
+    Raises:
+      FileNotFoundError: if there is none.
+    """
+    greedy = RunDir(path).greedy_policy
+    directory = next((each for each in (greedy, path / greedy.name) if each.is_dir()), path)
+    if train_step is None and directory != path:
+        train_step = best_version(directory)
+    if train_step is None and not (directory / _MODEL).exists():
+        train_step = newest_version(directory)
+    version = directory if train_step is None else directory / str(train_step)
+    if not (version / _MODEL).exists():
+        found = ', '.join(map(str, versions(directory)))
+        raise UserFileNotFoundError(
+            f'got no policy at {version}{"" if path.exists() else ", which does not exist"}; need the directory of a '
+            f'SavedModel, of exported versions, or of a run{f"; there are the train steps {found}" if found else ""}'
+        )
+    return version
 
 
 def record(written: pathlib.Path) -> None:
