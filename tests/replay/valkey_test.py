@@ -418,6 +418,32 @@ def test_large_items_of_two_writers_keep_their_order_and_nothing_is_left_behind(
     assert (served.table().inserts, served.table().samples) == (60, 60)
 
 
+def test_a_reader_passes_by_what_is_in_the_other_table_alone(serve):
+    served = serve(experience(sampling='learner', min_size=1, batch_size=4, chunk_steps=4, max_size=8_000))
+    writer = backend.connect(served.address).writer()
+    chunks = [*chunks_of(served.storage, 0, 20)]
+    writer.insert(chunks * 60, [(REPLAY,)] * 1_200, 1.0)  # as demonstrations are
+    writer.insert(chunks[:4], [(REPLAY, STREAM)] * 4, 1.0)
+    assert writer.flush(0, 30.0)
+    reader, found = client._Reader(served.address, STREAM, 1, 1), []
+    while len(found) < 4:
+        found += reader.read()
+    reader.close()
+    assert found == [chunk.tobytes() for chunk in chunks[:4]]
+
+
+def test_a_reader_that_waited_for_long_loses_nothing(given):
+    running = given('save 3600 1\ntimeout 1')  # the server closes connections that are silent
+    running.storage = Storage(QUEUE, DATA_SPEC)
+    running.keep()
+    stream = backend.connect(running.address).stream(REPLAY, running.storage.item_shape, 4)
+    assert [len(next(stream)) for _ in range(4)] == [0] * 4
+    writer = backend.connect(running.address).writer()
+    writer.insert([np.ones(running.storage.item_shape, np.uint8)], [(REPLAY,)], 1.0)
+    assert writer.flush(0, 5.0)
+    assert len(next(stream)) == 1
+
+
 def test_a_reader_that_dies_loses_what_it_drew_and_nothing_else(serve, ask):
     served = serve(QUEUE)
     numbers = [np.full(served.storage.item_shape, i, np.uint8) for i in range(4)]

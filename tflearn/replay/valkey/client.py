@@ -201,17 +201,17 @@ class _Reader:
         self._connection.send(*[self._command] * num_reads)
 
     def read(self) -> list[bytes]:
-        """Returns the next items; none if there are none for a while."""
+        """Returns the next items; none if there are none for a while, or those of other tables alone."""
         answer = self._connection.receive()
         self._connection.send(self._command)
-        if answer is None:
-            return []
-        entries = [entry for entry in library.entries_of(answer[0][1]) if entry.is_in(self._table)]
+        drawn = library.entries_of(answer[0][1]) if answer else []
+        entries = [entry for entry in drawn if entry.is_in(self._table)]
         alone = [entry.id for entry in entries if b',' not in entry.tables]
         while self._delivered.has_answer(0.0):
             self._delivered.receive()
-        self._delivered.send(library.function(functions.DELIVERED, *alone))  # writers wait for room
-        return [entry.item for entry in entries] or self.read()
+        # Writers wait for room. Sent without items too, since a connection that is silent for long may be closed.
+        self._delivered.send(library.function(functions.DELIVERED, *alone))
+        return [entry.item for entry in entries]
 
     def close(self) -> None:
         """Ends the connections."""
