@@ -364,22 +364,29 @@ def test_a_writer_has_two_full_calls_on_their_way(serve, ask, monkeypatch):
 def test_a_call_does_not_overtake_items_that_did_not_fit(serve, ask, is_large):
     served = serve(QUEUE)
 
-    def insert(count, is_behind):
+    def insert(count, number, before=''):
+        given = 'writer', number, before
         if not is_large:
-            return ask(served, *library.function(functions.INSERT, 'writer', is_behind, *[REPLAY, b'item'] * count))
+            return ask(served, *library.function(functions.INSERT, *given, *[REPLAY, b'item'] * count))
         for _ in range(count):
-            ask(served, *library.function(functions.MAKE_PLACE, 'writer', is_behind, REPLAY))
+            ask(served, *library.function(functions.MAKE_PLACE, *given, REPLAY))
             if ask(served, 'EXISTS', functions.PLACE):
                 ask(served, 'XADD', functions.PLACE, '*', REPLAY, b'item')
-        return ask(served, *library.function(functions.PLACED))
+        return ask(served, *library.function(functions.PLACED, *given))
 
-    assert insert(5, 0) == 4
+    assert insert(5, 1) == 4
     ask(served, 'XREADGROUP', 'GROUP', functions.GROUP, 'reader', 'COUNT', 3, 'STREAMS', functions.ITEMS, '>')
-    assert insert(1, 1) == 0  # there is room, but its writer does not know yet that the last one did not fit
+    assert insert(1, 2, 1) == 0  # there is room, but its writer does not know yet that the last one did not fit
     ask(served, *library.function(functions.DELIVERED))
-    assert insert(1, 1) == 0
+    assert insert(1, 3, 2) == 0
     assert ask(served, 'BLPOP', 'writer', 1.0) == [b'writer', b'3']
-    assert insert(1, 0) == 1 and insert(1, 1) == 1
+    assert insert(1, 4) == 1 and insert(1, 5, 4) == 1
+    ask(served, 'CONFIG', 'SET', 'maxmemory', 1)
+    with pytest.raises(library.Full):
+        insert(1, 6)
+    ask(served, 'CONFIG', 'SET', 'maxmemory', 0)
+    assert insert(1, 7, 6) == 0  # there is memory again
+    assert insert(1, 8) == 1
 
 
 def test_a_writer_looks_again_if_its_message_was_lost(serve, ask, monkeypatch, either_size):

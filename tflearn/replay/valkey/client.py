@@ -103,6 +103,7 @@ class _Writer(backend.Writer):
         self._calls: collections.deque[_Call] = collections.deque()
         self._refused: list[tuple[str, memoryview]] = []  # to be sent again, when all calls are answered
         self._connection: library.Connection | None = None
+        self._number = 0  # of the newest call with items
         self._room = _MAX_ITEMS  # items that the next call may send
         self._lost: Lost | None = None
 
@@ -157,17 +158,19 @@ class _Writer(backend.Writer):
 
     def _send(self, connection: library.Connection) -> None:
         items: list[tuple[str, memoryview]] = []
-        num_bytes, is_behind = 0, int(bool(self._calls))
+        num_bytes, last = 0, self._number if self._calls else ''
+        self._number += 1
+        call = self._name, self._number, last
         while self._waiting and len(items) < self._room and num_bytes < _MAX_BYTES:
             items.append(self._waiting.popleft())
             num_bytes += len(items[-1][1])
-        commands = [library.function(functions.INSERT, self._name, is_behind, *itertools.chain.from_iterable(items))]
+        commands = [library.function(functions.INSERT, *call, *itertools.chain.from_iterable(items))]
         if num_bytes >= _LARGE_BYTES * len(items):
             commands = [('MULTI',)]
             for tables, item in items:
-                commands.append(library.function(functions.MAKE_PLACE, self._name, is_behind, tables))
+                commands.append(library.function(functions.MAKE_PLACE, *call, tables))
                 commands.append(('XADD', functions.PLACE, 'NOMKSTREAM', '*', tables, item))
-            commands += [library.function(functions.PLACED), ('EXEC',)]
+            commands += [library.function(functions.PLACED, *call), ('EXEC',)]
         self._calls.append(_Call(items, len(commands)))
         connection.send(*commands)
 

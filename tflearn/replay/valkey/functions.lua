@@ -49,23 +49,29 @@ local function save(keys, state)
   redis.call('HSET', keys[2], 'scanned', scanned, 'queued', queued)
 end
 
--- Whether a writer that sent this call before the last one was answered would overtake items that did not fit then.
-local function overtakes(keys, writer, is_behind)
-  return is_behind == '1' and (redis.call('SISMEMBER', keys[3], writer) == 1 or redis.call('EXISTS', writer) == 1)
+-- Whether items of this call would overtake others: its writer sent it before the last one was answered, of which the
+-- server has not taken all. Arguments: the writer's name, the call's number, and that of the last one if so, else ''.
+local function overtakes(args)
+  return args[3] ~= '' and redis.call('HGET', args[1] .. ':taken', 'call') ~= args[3]
 end
 
--- Arguments: the name of the writer, whether its last call was not answered yet (1), then the tables and the bytes of
--- each item. Returns how many fit.
+local function set_taken(args)
+  redis.call('HSET', args[1] .. ':taken', 'call', args[2])
+  redis.call('EXPIRE', args[1] .. ':taken', 60)
+end
+
+-- Arguments: those of `overtakes`, then the tables and the bytes of each item. Returns how many fit.
 local function insert(keys, args)
   local state = read(keys)
   if not state then return redis.error_reply('NOTABLES this server has no tables of a replay') end
   local fit = 0
-  if overtakes(keys, args[1], args[2]) then return fit end
-  for i = 3, #args, 2 do
+  if overtakes(args) then return fit end
+  for i = 4, #args, 2 do
     if not count(keys, state, args[1], args[i]) then break end
     redis.call('XADD', keys[1], id(state.scanned, state.queued), args[i], args[i + 1])
     fit = fit + 1
   end
+  if fit == (#args - 3) / 2 then set_taken(args) end
   if fit > 0 then
     save(keys, state)
     trim(keys, state)
@@ -84,7 +90,7 @@ local function make_place(keys, args)
   local state = read(keys)
   if not state then return redis.error_reply('NOTABLES this server has no tables of a replay') end
   if redis.call('HEXISTS', keys[2], 'is_full') == 1 then return end
-  if not overtakes(keys, args[1], args[2]) and count(keys, state, args[1], args[3]) then
+  if not overtakes(args) and count(keys, state, args[1], args[4]) then
     save(keys, state)
     redis.call('HINCRBY', keys[2], 'placed', 1)
     redis.call('XSETID', keys[1], id(state.scanned, state.queued - 1))
@@ -94,12 +100,13 @@ local function make_place(keys, args)
   end
 end
 
--- At the end of such a transaction. Returns how many items fit.
-local function placed(keys)
+-- At the end of such a transaction. Arguments: those of `overtakes`. Returns how many items fit.
+local function placed(keys, args)
   close(keys)
   local state = read(keys)
   if not state then return redis.error_reply('NOTABLES this server has no tables of a replay') end
   local fit = tonumber(redis.call('HGET', keys[2], 'placed') or 0)
+  if redis.call('HEXISTS', keys[2], 'is_full') == 0 then set_taken(args) end
   redis.call('HDEL', keys[2], 'placed', 'is_full')
   if fit > 0 then trim(keys, state) end
   return fit

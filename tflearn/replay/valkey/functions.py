@@ -11,6 +11,7 @@ the server, XADD, in a transaction. Before each of them a function sets the stre
 item's, and gives the stream another name, the only one that these commands know, if there is room.
 
 A writer that finds the queue full leaves its name, and waits for a message to it: how many items it may send.
+A call that was taken whole leaves its number for a minute: the next one, if it was sent before the answer, needs it.
 """
 
 import pathlib
