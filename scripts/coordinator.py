@@ -45,7 +45,7 @@ def options() -> ServerOptions:
 
 def main() -> None:
     """Runs the program."""
-    job_flags.define('help', 'coordinator', 'coordinator_program')
+    job_flags.define('help', 'helpfull', 'coordinator', 'coordinator_program')
     if job_flags.read('tflearn-coordinator', __doc__, options, '--coordinator_address=host:8009'):
         job_process.run('tflearn-coordinator', 'coordinator', run, _STOP_TIMEOUT_SECS)
 

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from absl import flags, logging
@@ -20,7 +20,7 @@ from tflearn.core.errors import UserError, UserValueError, as_user_error
 from tflearn.core.waiting import HOST_PORT
 from tflearn.files.run_dir import RunDir, is_url, local_path
 
-_WIDTH = 118
+_WIDTH = 120
 
 # absl adds this to the help of flags that may be repeated.
 _REPEATED = re.compile(r';\s*repeat this option to specify a list of values$')
@@ -38,9 +38,10 @@ _DEFINE: dict[str, Callable[..., object]] = {
     'str choices': flags.DEFINE_enum,
     'repeated choices': flags.DEFINE_multi_enum,
 }
-# Those of every program that runs a job; and of a job that a gin file configures.
-PROCESS = ('process', 'help')
-JOB = (*PROCESS, 'gin', 'coordinator')
+# Those of every program that `read` reads; of one that runs a job; and of a job that a gin file configures.
+RUN = ('root_dir', 'help', 'helpfull')
+PROCESS = (*RUN, 'process')
+JOB = (*PROCESS, 'connection', 'gin', 'coordinator')
 
 
 def define(*groups: str, values: flags.FlagValues = flags.FLAGS) -> None:
@@ -101,14 +102,11 @@ def tool(
       command: the program's command, for --help.
     """
     values = flags.FlagValues()
-    define(*groups, values=values)
-    own = list(values)
-    flags.DEFINE_bool('help', False, 'Prints this text.', flag_values=values)
+    define(*groups, 'help', values=values)
     with ending(program):
         rest = parse(sys.argv, values)
         if values.help:
-            title = f'{program} {command}'.strip()
-            print(f'{title}: {description}\nFlags:\n\n' + '\n'.join(map(flag_help, map(values.__getitem__, own))))
+            print(_help_text(f'{program} {command}'.strip(), description, map(values.__getitem__, values)))
             return
         need(values, *required)
         check_arguments(rest, arguments)
@@ -146,7 +144,13 @@ def read(
     with ending(program):
         rest = parse(sys.argv)
         if flags.FLAGS.help or flags.FLAGS.helpfull:
-            print(_help_text(program, description or '', flags.FLAGS.helpfull, example))
+            root = '--root_dir=/tmp/run ' if 'root_dir' in flags.FLAGS else ''
+            modules = flags.FLAGS.flags_by_module_dict()
+            ours = [flag for module, items in modules.items() if not module.startswith('absl') for flag in items]
+            print(_help_text(program, description, ours, f'{program} {root}{example}'))
+            if flags.FLAGS.helpfull:
+                theirs = [flag for module, items in modules.items() if module.startswith('absl') for flag in items]
+                print('\n\n'.join(['\nFlags of the logging library:', *map(_flag_help, theirs)]))
             return False
         if flags.FLAGS['verbosity'].using_default_value:
             logging.set_verbosity(logging.INFO)
@@ -273,23 +277,19 @@ def check_address(address: str, flag: str) -> str:
     return address
 
 
-def _help_text(program: str, description: str, full: bool, example: str) -> str:
-    """Returns the text of --help; if `full`, with the flags of the libraries."""
-    modules = flags.FLAGS.flags_by_module_dict()
-    ours = [flag for module, items in modules.items() if not module.startswith('absl') for flag in items]
-    root = '--root_dir=/tmp/run ' if 'root_dir' in flags.FLAGS else ''
-    about = [textwrap.fill(paragraph, _WIDTH) for paragraph in f'{program}: {description.strip()}'.split('\n\n')]
-    parts = [*about, f'Example: {program} {root}{example}']
-    parts += ['Flags:', *map(flag_help, ours)]
-    if full:
-        theirs = [flag for module, items in modules.items() if module.startswith('absl') for flag in items]
-        parts += ['Flags of the logging library:', *map(flag_help, theirs)]
-    return '\n\n'.join(parts)
+def _help_text(title: str, description: str | None, own: Iterable[flags.Flag], example: str = '') -> str:
+    """Returns the text of --help."""
+    parts = [_filled(f'{title}: {(description or "").strip()}', _WIDTH), *([f'Example: {example}'] if example else [])]
+    return '\n\n'.join([*parts, 'Flags:', *map(_flag_help, own)])
 
 
-def flag_help(flag: flags.Flag) -> str:
+def _flag_help(flag: flags.Flag) -> str:
     """Returns the text of a flag in --help."""
-    default = '' if flag.default in (None, [], False) else f' [{flag.default}]'
-    lines = (_REPEATED.sub('', flag.help or '') + default).splitlines()
-    text = '\n'.join(line if line.startswith(' ') else textwrap.fill(line, _WIDTH - 6) for line in lines)
+    default = '' if flag.default in (None, [], '') or flag.default is False else f' [{flag.default}]'
+    text = _filled(_REPEATED.sub('', flag.help or '') + default, _WIDTH - 6)
     return f'  --{flag.name}\n{textwrap.indent(text, "      ")}'
+
+
+def _filled(text: str, width: int) -> str:
+    """Returns a text whose lines are kept as they are, but for those that are too long."""
+    return '\n'.join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.splitlines())

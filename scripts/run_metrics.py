@@ -18,7 +18,7 @@ from . import job_flags
 
 def main() -> None:
     """Serves until SIGTERM or SIGINT."""
-    job_flags.define(*job_flags.PROCESS, 'run_metrics')
+    job_flags.define(*job_flags.RUN, 'run_metrics')
     if not job_flags.read('tflearn-run-metrics', __doc__, lambda: None, '--port=9100'):
         return
     signal.signal(signal.SIGTERM, _exit)

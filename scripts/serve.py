@@ -33,7 +33,8 @@ def serve_policies(stop: threading.Event) -> None:
 
 def main() -> None:
     """Runs the program; see `job_setup.plain_main`."""
-    job_setup.plain_main('serve', __doc__, serve_policies, '--port=8500', serve_flags.check)
+    groups = ('connection', 'serve')
+    job_setup.plain_main('serve', __doc__, serve_policies, '--port=8500', serve_flags.check, groups)
 
 
 if __name__ == '__main__':

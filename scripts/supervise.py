@@ -16,7 +16,7 @@ from . import job_flags, preflight
 
 def main() -> None:
     """Runs the job with the flags of this program. The exit code is that of `supervise.run`."""
-    job_flags.define(*job_flags.PROCESS, 'supervise')
+    job_flags.define(*job_flags.RUN, 'supervise')
     preflight.import_from_here()
     if not job_flags.read('tflearn-supervise', __doc__, _check, '--job=train'):
         return

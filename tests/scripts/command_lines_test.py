@@ -42,6 +42,17 @@ def test_help_names_the_commands_and_how_an_evaluation_reads_data():
     assert '--data=DIR' in run('evaluate', '--help').stdout
 
 
+@pytest.mark.parametrize('command', ['data --help', 'data record --help', 'data copy --help'])
+def test_help_keeps_the_lines_of_a_table(command):
+    assert '\ntflearn-data merge      episodes of all --data -> --output\n' in run(*command.split()).stdout
+
+
+def test_help_of_a_program_without_flags_of_its_own():
+    assert run('list', '--help').stdout.endswith(
+        'Flags:\n\n  --help\n      Lists these flags. --version prints the versions.\n'
+    )
+
+
 @pytest.mark.parametrize(
     ('command', 'message'),
     [

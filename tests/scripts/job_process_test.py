@@ -243,7 +243,8 @@ def test_help(job, flag):
     assert ('  --replay_address\n' in ended.stdout) == (job == 'replay_server')
     assert ('  --strategy\n' in ended.stdout) == (job == 'train') == ("'multi_worker'" in ended.stdout)
     assert ('--verbosity' in ended.stdout) == (flag == '--helpfull')
-    assert 'repeat this option' not in ended.stdout
+    assert 'repeat this option' not in ended.stdout and '[]' not in ended.stdout
+    assert ('Index of this server, from 0. [0]\n' in ended.stdout) == (job == 'replay_server')
     assert max(map(len, ended.stdout.splitlines())) <= 120
 
 
