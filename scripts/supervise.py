@@ -15,17 +15,13 @@ from . import job_flags, preflight
 
 
 def main() -> None:
-    """Runs the job with the flags of this program. The exit code is that of `supervise.run`."""
+    """Runs the job with the flags of this program. The exit code is that of `supervised_job.run`."""
     job_flags.define(*job_flags.RUN, 'supervise')
     preflight.import_from_here()
     if not job_flags.read('tflearn-supervise', __doc__, _check, '--job=train'):
         return
-    try:
-        code = supervised_job.run(RunDir(flags.FLAGS.root_dir), flags.FLAGS.job)
-    except UserError as error:
-        print(f'tflearn-supervise: error: {error}', file=sys.stderr)
-        code = 2
-    sys.exit(code)
+    with job_flags.ending('tflearn-supervise'):
+        sys.exit(supervised_job.run(RunDir(flags.FLAGS.root_dir), flags.FLAGS.job))
 
 
 def _check() -> None:
