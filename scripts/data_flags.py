@@ -76,7 +76,7 @@ def _read(command: str, values: flags.FlagValues) -> str:
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.jobs import record
 
-    filters: dict[str, Any] = {name: values[name].value for name in (*_FILTERS, 'max_damaged')}
+    filters = job_flags.values_of(*_FILTERS, 'max_damaged', values=values)
     job_flags.make_local('picture', 'output', 'earlier', values=values)
     if command == 'describe':
         return record.describe(values.data, pathlib.Path(values.picture) if values.picture else None, **filters)
@@ -84,7 +84,7 @@ def _read(command: str, values: flags.FlagValues) -> str:
     if command == 'convert':
         return record.convert(values.data, output, values.format, values.compress, **filters)
     if command == 'split':
-        settings = {name: values[name].value for name in ('share', 'by', 'compress')}
+        settings = job_flags.values_of('share', 'by', 'compress', values=values)
         settings['earlier'] = pathlib.Path(values.earlier) if values.earlier else None
         return record.split(values.data, output, settings, **filters)
     return record.copy(values.data, output, values.compress, **filters)
@@ -99,7 +99,7 @@ def _import_logs(command: str, values: flags.FlagValues) -> str:
     if command == 'import':
         outcomes, paths = None, [local_path(path, '--from') for path in values['from'].value or ()]
     else:
-        outcomes = {name: values[name].value for name in _JOINING}
+        outcomes = job_flags.values_of(*_JOINING, values=values)
         outcomes['paths'] = log_files.find(values.outcomes, 'outcomes')
         paths = log_files.find(values.decisions, source)
     job_flags.make_local('columns', 'output', 'vocabularies', values=values)

@@ -1,9 +1,8 @@
-"""tflearn-evaluate --data and --policy: their flags, and what they print."""
+"""tflearn-evaluate --data and --policy: their programs."""
 
 import pathlib
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from absl import flags
 
@@ -26,10 +25,6 @@ def _check_data() -> None:
     job_flags.make_local('output')
 
 
-def _values(*names: str) -> dict[str, Any]:
-    return {name: flags.FLAGS[name].value for name in names}
-
-
 def _run_data(stop: threading.Event) -> None:
     with waiting.may_exit(stop, lambda: None):  # nothing is written before the end
         preflight.import_quietly('tensorflow', 'gym')
@@ -38,9 +33,9 @@ def _run_data(stop: threading.Event) -> None:
         found, facts = data_evaluation.evaluate_on_data(
             RunDir(flags.FLAGS.root_dir),
             flags.FLAGS.data,
-            _values('min_return', 'max_return', 'max_episodes', 'max_damaged'),
-            **_values('policy', 'train_step', 'epsilon', 'gamma', 'horizon', 'num_features', 'num_bootstrap'),
-            **_values('num_refits', 'estimate_behaviour', 'seed'),
+            job_flags.values_of('min_return', 'max_return', 'max_episodes', 'max_damaged'),
+            **job_flags.values_of('policy', 'train_step', 'epsilon', 'gamma', 'horizon', 'num_features'),
+            **job_flags.values_of('num_bootstrap', 'num_refits', 'estimate_behaviour', 'seed'),
         )
         print(found.text(), flush=True)
         if flags.FLAGS.output:

@@ -6,7 +6,6 @@ tflearn-data, or an npz file with arrays [N, ...] by the names of the inputs.
 """
 
 import threading
-from typing import Any
 
 from absl import flags
 
@@ -14,8 +13,6 @@ from tflearn.core import extras, waiting
 from tflearn.files.run_dir import display_text
 
 from . import job_flags, job_setup, preflight
-
-_EXPORT = ('policy', 'train_step', 'output', 'batch_size', 'format', 'signature', 'observations', 'hub')
 
 
 def check() -> None:
@@ -30,7 +27,8 @@ def run(stop: threading.Event) -> None:
         preflight.import_quietly('tensorflow', 'gym')
         from tflearn.jobs import export  # After the flags are parsed: it loads TensorFlow.
 
-    arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in (*_EXPORT, 'num_observations')}
+    names = ('policy', 'train_step', 'output', 'batch_size', 'format', 'signature', 'hub')
+    arguments = job_flags.values_of(*names, 'observations', 'num_observations')
     if flags.FLAGS.product:
         given = (flags.FLAGS.product_names, flags.FLAGS.product_time_step, flags.FLAGS.product_parameters)
         arguments['product'] = export.product_options(arguments.pop('batch_size'), *given)

@@ -224,7 +224,7 @@ def coordinator() -> tuple[str, str | None, Literal['float32', 'bfloat16']]:
 def of_run() -> dict[str, Any]:
     """Returns those fields of a `Run` that are flags of the same names."""
     names = ('replay_address', 'connect_timeout_secs', 'stop_timeout_secs')
-    return {name: flags.FLAGS[name].value for name in names if name in flags.FLAGS}
+    return values_of(*(name for name in names if name in flags.FLAGS))
 
 
 def shared_with_server() -> dict[str, str]:
@@ -257,6 +257,11 @@ def statements(function: str, *names: str, **others: str) -> list[str]:
     arguments = {**dict(zip(names, names, strict=True)), **others}
     given = {argument: flags.FLAGS[name] for argument, name in arguments.items()}
     return [f'tflearn.jobs.{function}.{name} = {flag.value!r}' for name, flag in given.items() if flag.present]
+
+
+def values_of(*names: str, values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
+    """Returns the values of flags by their names."""
+    return {name: values[name].value for name in names}
 
 
 def given(*names: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The flags of the serve program, and the options that they make."""
+"""The options that the flags of the serve program make."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from absl import flags
 
 from tflearn.core import tokens
 from tflearn.core.errors import UserValueError
+
+from . import job_flags
 
 if TYPE_CHECKING:
     from tflearn.jobs import serve
@@ -40,11 +42,11 @@ def serve_options() -> serve.ServeOptions:
     from tflearn.jobs import serve
 
     values = flags.FLAGS
-    batching = _values('max_batch_size', 'batch_timeout_micros', 'num_batch_threads', 'max_enqueued_batches')
+    names = ('max_batch_size', 'batch_timeout_micros', 'num_batch_threads', 'max_enqueued_batches')
     return serve.ServeOptions(
         policies=tuple(values.policies),
         versions=tuple(map(int, values.versions)),
-        batching=serve.BatchOptions(**batching) if values.batching else None,
+        batching=serve.BatchOptions(**job_flags.values_of(*names)) if values.batching else None,
         max_rows=values.max_rows,
         poll_secs=values.poll_secs,
         http=serve.HttpPorts(values.rest_port, values.metrics_port),
@@ -95,7 +97,7 @@ def server_options() -> serve.ServerOptions:
     from tflearn.jobs import serve
 
     values = flags.FLAGS
-    limits = _values('host', 'port', 'max_request_bytes', 'max_connections')
+    limits = job_flags.values_of('host', 'port', 'max_request_bytes', 'max_connections')
     files = [pathlib.Path(name) for name in (values.tls_certificate, values.tls_key, values.tls_client_ca) if name]
     return serve.ServerOptions(**limits, tls=serve.TlsFiles(*files) if files else None)
 
@@ -108,7 +110,3 @@ def _num_threads() -> int:
         return len(os.sched_getaffinity(0))
     # A second concurrent call would take its requests out of the next batch.
     return _JOINING_CALLS if values.batch_timeout_micros else values.num_batch_threads
-
-
-def _values(*names: str) -> dict[str, Any]:
-    return {name: flags.FLAGS[name].value for name in names}

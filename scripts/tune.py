@@ -8,7 +8,6 @@ seeds that decided nothing, whose score is printed.
 
 import pathlib
 import sys
-from typing import Any
 
 from absl import flags
 
@@ -24,9 +23,10 @@ def _run(switches: flags.FlagValues) -> int:
     from tflearn.experiments import runs, tuning
 
     root = pathlib.Path(switches.root_dir)
-    names = 'gin_file', 'space', 'trials', 'parallel', 'gin_bindings', 'mode', 'metric', 'lower_is_better'
-    given: Any = [*(switches[name].value for name in names), (switches.sampler, switches.pruner)]
-    search = tuning.Tuning(root, *given)
+    names = ('gin_file', 'space', 'parallel', 'gin_bindings', 'mode', 'metric', 'lower_is_better')
+    given = job_flags.values_of(*names, values=switches)
+    methods = (switches.sampler, switches.pruner)
+    search = tuning.Tuning(root, num_trials=switches.trials, methods=methods, **given)
     study = search.run(sys.stdout)
     if study is None:
         return runs.INTERRUPTED
