@@ -26,21 +26,8 @@ from tflearn.core import extras
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OWNER = ROOT / 'owner.toml'
 EXTRAS = (
-    *(
-        'mujoco',
-        'atari',
-        'minatar',
-        'box2d',
-        'envpool',
-        'jax',
-        'dm-control',
-        'video',
-        'minari',
-        'rlds',
-        'remote',
-        'gpu',
-    ),
-    'all',
+    *('mujoco', 'atari', 'minatar', 'box2d', 'envpool', 'jax', 'dm-control', 'video', 'minari', 'rlds', 'remote'),
+    *('gpu', 'all'),
 )
 LANES = {'classic': ('3.11',), 'current': ('3.12', '3.13')}  # and their versions of Python
 LOCK_FILES = [(name, lane) for lane in LANES for name in ('lock', *EXTRAS) if (name, lane) != ('jax', 'classic')]

@@ -82,7 +82,7 @@ def test_help_of_a_program_without_flags_of_its_own():
         ('export --root_dir=x --output=gs://x/y', "got --output='gs://x/y', which is a URL; need a path"),
         ('export --root_dir=no_such_run', 'got no policy in '),
         ('supervise --root_dir=x', 'got no --job; need the name of a job'),
-        ('supervise --root_dir=/no_run --job=train', 'got /no_run without topology.json; need a run that was submitted'),
+        ('supervise --root_dir=/no_run --job=train', 'got /no_run without topology.json; need a run that was'),
     ],
 )
 def test_user_errors_take_one_line(command, message):
