@@ -40,8 +40,9 @@ What each algorithm has learned after how many steps, beside other libraries at 
   ([rliable](https://github.com/google-research/rliable)'s probability of improvement): worse if its 95% interval is
   below 1/2, better if it is above, equal if it contains 1/2. Equal says only that these seeds do not tell
   the two apart: with five on each side, one low seed of the peer can do that.
-- **Seeds** from 11 on are fresh: no setting was chosen on them. A row counts with {SEEDS} fresh seeds on each side;
-  seeds 1 to 10 are for tuning, and rows that have only these, or fewer, are listed apart.
+- **Seeds** from 11 on are fresh, in a few rows from 12 or 13 on: no setting was chosen on them. A row counts with
+  {SEEDS} fresh seeds on each side; those before are for tuning, and rows that have only these, or fewer, are listed
+  apart.
 - **Peers** have [RL Zoo's settings]({ZOO}/tree/{ZOO_COMMIT}/hyperparams), SBX the same ones as SB3. QR-DQN and TQC of
   SB3 are those of sb3-contrib. CleanRL is no side: its package requires Stable-Baselines3 1.2 and the old gym,
   without which its programs would have to be copied here. RLlib installs, but RL Zoo has no settings for it; it is
