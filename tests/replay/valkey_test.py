@@ -439,12 +439,13 @@ def test_a_reader_passes_by_what_is_in_the_other_table_alone(serve):
     assert found == [chunk.tobytes() for chunk in chunks[:4]]
 
 
-def test_a_reader_that_waited_for_long_loses_nothing(given):
-    running = given('save 3600 1\ntimeout 1')  # the server closes connections that are silent
+def test_a_reader_that_waited_for_long_loses_nothing(given, monkeypatch):
+    monkeypatch.setattr(client, '_SILENT_SECS', 0.2)
+    running = given('save 3600 1\ntimeout 2')  # the server closes connections that are silent
     running.storage = Storage(QUEUE, DATA_SPEC)
     running.keep()
     stream = backend.connect(running.address).stream(REPLAY, running.storage.item_shape, 4)
-    assert [len(next(stream)) for _ in range(4)] == [0] * 4
+    assert [len(next(stream)) for _ in range(25)] == [0] * 25
     writer = backend.connect(running.address).writer()
     writer.insert([np.ones(running.storage.item_shape, np.uint8)], [(REPLAY,)], 1.0)
     assert writer.flush(0, 5.0)
