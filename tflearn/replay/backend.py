@@ -114,7 +114,7 @@ class Client(abc.ABC):
         """Gives the items of a queue, each once and in order, `at_most` so many at a time.
 
         Yields:
-          uint8 [n, *item_shape]; n is 0 about once a second while there are none.
+          uint8 [n, *item_shape]; n may be 0, and is so about once a second while there are none.
 
         Raises:
           Lost: if the server is gone.
