@@ -35,6 +35,8 @@ _HEAD = 'from __gin__ import dynamic_registration\n'
 _LITERALS = (bool, int, float, str, type(None))
 Mode = Literal['synchronous', 'processes']
 
+_PARTS = ('make_environment', 'make_agent', 'experience')
+_EVALUATION = ('target_return', 'num_episodes', 'evaluate_options')
 # Arguments of the synchronous job that `train` itself gives.
 _GIVEN = ('run',)
 _GIN_FILE = 'run.gin'  # of a run in several processes that Python objects describe
@@ -142,7 +144,7 @@ def train(
             raise UserTypeError(
                 f'got gin_bindings={list(gin_bindings)} without a gin file; need a gin file, or none of them'
             )
-        arguments, evaluation = of_objects(root_dir=root_dir, **given)
+        arguments, evaluation = of_objects(root_dir, given)
         run_dir = RunDir(os.fspath(root_dir or ''))
         if mode == 'synchronous':
             synchronous_run.of_objects(run_dir, arguments, evaluation)
@@ -163,29 +165,23 @@ def train(
 
 
 def of_objects(
-    *,
-    root_dir: str | os.PathLike[str] | None,
-    make_environment: EnvironmentFactory | None = None,
-    make_agent: AgentFactory | None = None,
-    experience: Experience | None = None,
-    num_train_steps: int | None = None,
-    target_return: float | None = None,
-    num_episodes: int | None = None,
-    evaluate_options: EvaluateOptions | None = None,
-    **settings: Any,
+    root_dir: str | os.PathLike[str] | None, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Checks a run's parts as Python objects; returns the arguments of the synchronous and of the evaluate job."""
-    parts = {
-        'make_environment': make_environment,
-        'make_agent': make_agent,
-        'experience': _own_experience(make_agent) if experience is None else experience,
-    }
+    """Checks a run's parts as Python objects; returns the arguments of the synchronous and of the evaluate job.
+
+    Args:
+      root_dir: the run's directory.
+      given: arguments of `train` that are of the run's parts, and its settings.
+    """
+    parts = {name: given.get(name) for name in _PARTS}
+    if parts['experience'] is None:
+        parts['experience'] = _own_experience(parts['make_agent'])
     _check_parts({**parts, 'root_dir': root_dir})
-    _check_settings(num_episodes, settings)
-    limits = {'target_return': target_return, 'num_episodes': num_episodes}
-    evaluation: dict[str, Any] = {name: each for name, each in limits.items() if each is not None}
-    evaluation['options'] = evaluate_options or EvaluateOptions('each')
-    return {**parts, 'num_train_steps': num_train_steps, **settings}, evaluation
+    settings = {name: value for name, value in given.items() if name not in (*_PARTS, *_EVALUATION)}
+    evaluation = {name: given[name] for name in _EVALUATION if given.get(name) is not None}
+    _check_settings(evaluation.get('num_episodes'), settings)
+    evaluation['options'] = evaluation.pop('evaluate_options', EvaluateOptions('each'))
+    return {**parts, 'num_train_steps': None, **settings}, evaluation
 
 
 def _own_experience(make_agent: Any) -> Experience | None:

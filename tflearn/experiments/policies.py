@@ -120,7 +120,7 @@ def train_policies(
     training.check_main_thread()
     root, texts = local_path(root_dir, 'root_dir'), {}
     for name, own in policies.items():
-        arguments, evaluation = training.of_objects(root_dir=root, **{**shared, **own})
+        arguments, evaluation = training.of_objects(root, {**shared, **own})
         given = getattr(arguments['make_environment'], 'keywords', {}).get('policies')
         partners.check(given, dict.fromkeys(policies.keys() - {name}))
         texts[name] = training.gin_text(arguments, evaluation)
