@@ -85,7 +85,12 @@ def go_to_landmark(observation: np.ndarray, num_agents: int = 2) -> int:
     )
     distances = np.linalg.norm(landmarks[None] - agents[:, None], axis=-1)
     nearest = min(itertools.permutations(range(num_agents)), key=lambda order: sum(distances[range(num_agents), order]))
-    way = landmarks[nearest[0]] - 0.5 * observation[:2]  # it has a velocity
+    return go(landmarks[nearest[0]], observation)
+
+
+def go(way: np.ndarray, observation: np.ndarray) -> int:
+    """Returns the move of an agent whose observation begins with its velocity, along a way [2]."""
+    way = way - 0.5 * observation[:2]
     axis = int(np.argmax(np.abs(way)))
     return 0 if abs(way[axis]) < 0.05 else 1 + 2 * axis + int(way[axis] > 0)
 
@@ -186,9 +191,7 @@ def talk_references() -> dict[str, float]:
     def scripted(agent: str, observation: np.ndarray) -> int:
         if agent == 'speaker_0':
             return int(np.argmax(observation))
-        way = observation[2:8].reshape(3, 2)[np.argmax(observation[8:])] - 0.5 * observation[:2]  # it has a velocity
-        axis = int(np.argmax(np.abs(way)))
-        return 0 if abs(way[axis]) < 0.05 else 1 + 2 * axis + int(way[axis] > 0)
+        return go(observation[2:8].reshape(3, 2)[np.argmax(observation[8:])], observation)
 
     return {
         'scripted': talked(scripted),
