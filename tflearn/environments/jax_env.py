@@ -1,6 +1,7 @@
 """Environments written in JAX (Brax with MuJoCo MJX, gymnax, functions of one's own), thousands in one call."""
 
 import functools
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -103,8 +104,7 @@ class _JaxVectorEnv(VectorEnv):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
         """See `gymnasium.vector.VectorEnv`."""
-        sequence = np.random.SeedSequence(seed)
-        first = int(sequence.generate_state(1)[0]) if seed is None else seed
+        first = secrets.randbelow(2**32) if seed is None else seed
         seeds = (first + np.arange(self.num_envs)) % 2**32
         self._keys, self._state, observation = self._begin(seeds.astype(np.uint32))
         self._steps = np.zeros(self.num_envs, np.int64)

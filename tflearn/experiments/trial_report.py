@@ -19,7 +19,6 @@ def ranked(study: 'optuna.Study') -> 'list[optuna.trial.FrozenTrial]':
 
     Those that reached the target come first, by their environment steps; the others follow by their score.
     """
-
     return [trial for trial in _ordered(study) if trial.state.name == 'COMPLETE']
 
 
