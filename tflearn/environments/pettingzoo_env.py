@@ -96,21 +96,8 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
     """
 
     _KEPT = (
-        *(
-            '_environments',
-            '_present',
-            '_playing',
-            '_seen',
-            '_others',
-            '_returns',
-            '_game_returns',
-            '_ended',
-            '_items',
-            '_seed',
-            '_progress',
-            '_columns',
-        ),
-        'failures',
+        *('_environments', '_present', '_playing', '_seen', '_others', '_returns', '_game_returns', '_ended', '_items'),
+        *('_seed', '_progress', '_columns', 'failures'),
     )
 
     def __init__(

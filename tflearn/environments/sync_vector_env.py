@@ -433,6 +433,16 @@ def assign(space: spaces.Space, batch: Any, i: int, observation: Any, origin: st
 
 def row_of(batch: Any, i: int) -> Any:
     """Returns row `i` of a nest of arrays [B, ...], as a batch of one that shares their memory."""
+    return mapped(lambda part: part[i : i + 1], batch)
+
+
+def item_of(batch: Any, i: int) -> Any:
+    """Returns element `i` of a nest of arrays [B, ...], as vector environments of other libraries return them."""
+    return mapped(lambda part: part[i], batch)
+
+
+def mapped(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Returns what a function returns for each array of a nest."""
     if isinstance(batch, Mapping):
-        return {key: row_of(part, i) for key, part in batch.items()}
-    return tuple(row_of(part, i) for part in batch) if isinstance(batch, tuple) else batch[i : i + 1]
+        return {key: mapped(function, part) for key, part in batch.items()}
+    return tuple(mapped(function, part) for part in batch) if isinstance(batch, tuple) else function(batch)

@@ -32,7 +32,7 @@ class Scripted:
     def act(self, player: None, observation: Any) -> np.ndarray:
         """See `Opponent`."""
         size = len(tf.nest.flatten(observation)[0])
-        return np.array([self._move(vector_env.item_of(observation, i), self._random) for i in range(size)])
+        return np.array([self._move(sync_vector_env.item_of(observation, i), self._random) for i in range(size)])
 
     def end(self, player: None, score: float) -> None:
         """See `Opponent`."""

@@ -111,9 +111,9 @@ class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
                 f'its info (it has {sorted(map(str, info))}); need the last observation there; return it, or make it '
                 'with autoreset_mode=AutoresetMode.NEXT_STEP'
             )
-        observation = _copied(observation)
+        observation = sync_vector_env.mapped(np.array, observation)
         for i in np.flatnonzero(ended).tolist():
-            one = found[i] if isinstance(found, np.ndarray) and found.dtype == object else item_of(found, i)
+            one = sync_vector_env.item_of(found, i)  # it may be an array of objects too
             sync_vector_env.assign(
                 self.single_observation_space, observation, i, one, sync_vector_env.origin_of(i, self.name)
             )
@@ -146,19 +146,6 @@ def _merged(info: Mapping[str, Any], last: Mapping[str, Any], ended: np.ndarray)
             values, merged[mask] = np.where(rows, values, before), valid | np.asarray(info.get(mask, ~ended))
         merged[key] = values
     return merged
-
-
-def _copied(batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return {key: _copied(part) for key, part in batch.items()}
-    return tuple(map(_copied, batch)) if isinstance(batch, tuple) else np.array(batch)
-
-
-def item_of(batch: Any, i: int) -> Any:
-    """Returns element `i` of a nest of arrays [B, ...], as vector environments of other libraries return them."""
-    if isinstance(batch, Mapping):
-        return {key: item_of(part, i) for key, part in batch.items()}
-    return tuple(item_of(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
 
 
 # Some environments think for a while; one that hangs is to be noticed all the same.
