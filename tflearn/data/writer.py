@@ -69,7 +69,7 @@ class EpisodeWriter:
       encoder: makes records of episodes.
       num_episodes: episodes in complete files and in the one that is being written, of all sessions of this writer.
       num_steps: the same for environment steps, without boundary rows.
-      returns: the sums of rewards of the episodes, but of those of `write_record`.
+      returns: the sums of rewards of the episodes, without those that `write_record` was given.
       before_close: functions that `close` calls first: they write what their callers hold.
     """
 
