@@ -124,7 +124,7 @@ def new(path: pathlib.Path) -> Iterator[pathlib.Path]:
         raise UserValueError(f'got output={path}, which exists; need a new path; choose another')
     with writing(path) as written:
         yield written
-        os.rename(written, path)
+        put(written, path)
 
 
 def put(written: pathlib.Path, path: pathlib.Path) -> None:
