@@ -300,7 +300,6 @@ def test_forks_of_the_real_program_share_libraries_but_no_random_numbers(tmp_pat
 
 
 def test_a_slow_warm_parent_does_not_begin_a_job_too_late(tmp_path, command, pid_file, monkeypatch):
-    monkeypatch.setattr(warm_parent, '_REPLY_TIMEOUT_SECS', 0.2)
     begun, registered = tmp_path / 'begun', []
     (tmp_path / 'begins.py').write_text(f'open({str(begun)!r}, "a").write("x")')
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([os.environ['PYTHONPATH'], str(tmp_path)]))
@@ -314,6 +313,7 @@ def test_a_slow_warm_parent_does_not_begin_a_job_too_late(tmp_path, command, pid
             assert (job.returncode, begun.read_text(), registered) == (0, 'x', [job.pid])
             pid = int(pid_file.read_text())
             os.kill(pid, signal.SIGSTOP)
+            monkeypatch.setattr(warm_parent, '_REPLY_TIMEOUT_SECS', 0.2)
             assert parent.start(begins, log.fileno(), registered.append) is None
             os.kill(pid, signal.SIGCONT)
             children = pathlib.Path(f'/proc/{pid}/task/{pid}/children')
