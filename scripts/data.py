@@ -29,10 +29,10 @@ def main() -> None:
     if command in data_flags.JOBS:
         del sys.argv[1]
         job_setup.main(command, __doc__, program=f'tflearn-data {command}', module='record', **data_flags.JOBS[command])
-    elif command in data_flags.COMMANDS:
+    elif groups := data_flags.COMMANDS.get(command):
         del sys.argv[1]
         run = functools.partial(data_flags.run, command)
-        job_flags.tool('tflearn-data', __doc__, run, ('episodes', 'data'), command=command)
+        job_flags.tool('tflearn-data', __doc__, run, groups, command=command)
     elif command in ('--help', 'help', '-h'):
         print(f'tflearn-data: {__doc__}\nEach has its own --help: tflearn-data record --help')
     else:

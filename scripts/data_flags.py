@@ -12,7 +12,13 @@ from tflearn.files.run_dir import local_path
 
 from . import job_flags, preflight
 
-COMMANDS = ('describe', 'merge', 'filter', 'copy', 'split', 'convert', 'import', 'join')
+# The commands that are no jobs, and the groups of their flags.
+COMMANDS = {
+    'describe': ('episodes', 'describe'),
+    **dict.fromkeys(('merge', 'filter', 'copy'), ('episodes', 'new_episodes')),
+    **{command: ('episodes', 'new_episodes', command) for command in ('split', 'convert')},
+    **{command: (command, 'log', 'new_episodes') for command in ('import', 'join')},
+}
 _FILTERS = ('min_return', 'max_return', 'max_episodes')
 _JOINING = ('window_secs', 'default_reward', 'combine', 'until', 'last_secs')
 
@@ -77,13 +83,15 @@ def _read(command: str, values: flags.FlagValues) -> str:
     from tflearn.jobs import record
 
     filters = job_flags.values_of(*_FILTERS, 'max_damaged', values=values)
-    job_flags.make_local('picture', 'output', 'earlier', values=values)
     if command == 'describe':
+        job_flags.make_local('picture', values=values)
         return record.describe(values.data, pathlib.Path(values.picture) if values.picture else None, **filters)
+    job_flags.make_local('output', values=values)
     output = pathlib.Path(values.output)
     if command == 'convert':
         return record.convert(values.data, output, values.format, values.compress, **filters)
     if command == 'split':
+        job_flags.make_local('earlier', values=values)
         settings = job_flags.values_of('share', 'by', 'compress', values=values)
         settings['earlier'] = pathlib.Path(values.earlier) if values.earlier else None
         return record.split(values.data, output, settings, **filters)

@@ -22,6 +22,7 @@ def run(program, *arguments):
         ('export --help', 'tflearn-export: Makes a full model of one train step', 'root_dir policy train_step output'),
         ('export --help', 'tflearn-export: ', 'batch_size format observations'),
         ('data copy --help', 'tflearn-data copy: ', 'data min_return max_damaged output'),
+        ('data join --help', 'tflearn-data join: ', 'decisions outcomes columns refuse output compress'),
         ('evaluate --data=x --help', 'tflearn-evaluate: ', 'data policy gamma output'),
     ],
 )
@@ -67,6 +68,7 @@ def test_help_of_a_program_without_flags_of_its_own():
         ('data copy --data=x', 'got no --output; need a directory'),
         ('data filter --data=x --output=y', 'got no filter; need at least one of --min_return'),
         ('data merge --data=x --output=y --min_return=3', 'got --min_return to merge by; need none'),
+        ('data copy --data=x --output=y --share=0.5', "got a wrong flag: Unknown command line flag 'share'"),
         ('data describe --data=x --max_episodes=0', 'got a wrong flag: flag --max_episodes=0'),
         ('evaluate --data=x', 'got no --root_dir; need a directory'),
         (f'evaluate {NO_RUN} --data=', 'got an empty --data; need a directory of episodes'),
