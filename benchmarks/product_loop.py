@@ -53,7 +53,7 @@ candidates = {kind = 'mask', column = 'mask'}
 """
 LOOP = """
 from __gin__ import dynamic_registration
-from tflearn.rounds import loop
+from tflearn.product import loop
 
 loop.loop.logs = @loop.Logs()
 loop.Logs.decisions = ['{folder}/decisions']

@@ -16,7 +16,7 @@ from absl import flags
 
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir, local_path
-from tflearn.product import states
+from tflearn.policies import states
 
 from . import job_flags, preflight
 

@@ -60,7 +60,7 @@ NOT_RUN = {
     r'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
     r'saved_model_cli': 'tests/policies/products_aot_test.py',
     r'--format=(minari|rlds)|expert_rlds': 'needs the extras minari and rlds; tests/data/conversion_test.py',
-    r'runs/(news|inlining)|simulated_product': 'tests/rounds/loop_test.py; tests/rounds/simulated_product_test.py',
+    r'runs/(news|inlining)|simulated_product': 'tests/product/loop_test.py; tests/product/simulated_product_test.py',
     r'-m pytest': 'the tests of an algorithm that the reader adds; tests/docs_code_test.py trains it',
     r'-m pstats': "Python's own; tests/end_to_end_test.py makes such a file",
     r'--tls_certificate': 'needs certificates; tests/serving/server_tls_test.py',

@@ -26,7 +26,7 @@ SECTIONS = (
         rf'{JOBS}((replay_server|collect|train|synchronous|train_offline|evaluate|supervised)\.\2|supervised\.from_files)',
         {'run'},
     ),
-    ('The product loop', r'tflearn\.rounds\.loop\.loop', {'run'}),
+    ('The product loop', r'tflearn\.product\.loop\.loop', {'run'}),
     ('Algorithms', rf'{AGENTS}\w+\.make_agent', {'self', 'problem', 'specs', 'train_step', 'experience'}),
     (
         'Transforms',

@@ -15,8 +15,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import arrays, metadata
 from tflearn.data.reader import Dataset
 from tflearn.data.split import split
-from tflearn.policies import versions
-from tflearn.product import states
+from tflearn.policies import states, versions
 
 DEADLINE_SECS = 120.0
 ROLLBACK = """

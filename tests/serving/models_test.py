@@ -6,9 +6,8 @@ import pytest
 
 from tests.testing import example_policies
 from tflearn.net.grpc_server import Refused
-from tflearn.policies import versions
+from tflearn.policies import states, versions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.product import states
 from tflearn.serving.models import ModelHolder, Models
 from tflearn.serving.served_version import ServedVersion
 

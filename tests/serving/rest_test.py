@@ -23,8 +23,8 @@ from tests.serving import clients_test
 from tests.testing import certificates, docs_blocks, example_policies, served_policies
 from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import TlsFiles
+from tflearn.policies import states
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.product import states
 from tflearn.serving import rest
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.rest import RestServer

@@ -18,7 +18,7 @@ from tests.testing import forks
 from tests.testing.served_policies import OBSERVATION, Publisher, agrees
 from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_port
-from tflearn.product import states
+from tflearn.policies import states
 
 DEADLINE_SECS = 120.0
 

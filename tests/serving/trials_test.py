@@ -16,7 +16,7 @@ from tests.testing.served_policies import OBSERVATION, Publisher
 from tflearn.core.waiting import wait_until
 from tflearn.net.grpc_server import Refused
 from tflearn.net.server_options import ServerOptions
-from tflearn.product import states
+from tflearn.policies import states
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.decision_files import DecisionLogOptions
 from tflearn.serving.decision_log import DecisionLog

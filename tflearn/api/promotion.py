@@ -14,13 +14,12 @@ from absl import logging
 from tflearn.api import data_evaluation
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, checked
-from tflearn.data import columns, metadata
+from tflearn.data import columns, gate, metadata
 from tflearn.data.evaluation import padded_array
+from tflearn.data.gate import GateOptions, Verdict
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files import digests, numbered
-from tflearn.policies import loader, versions
-from tflearn.product import gate, states
-from tflearn.product.gate import GateOptions, Verdict
+from tflearn.policies import loader, states, versions
 
 GATE = 'gate'  # the key of a version's metadata
 

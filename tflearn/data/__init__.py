@@ -1,1 +1,1 @@
-"""Experience in files, with or without an environment; off-policy evaluation of what they hold."""
+"""Experience in files, with or without an environment; off-policy evaluation of it, and the gate of new policies."""

@@ -18,7 +18,7 @@ from tflearn.jobs.run import Run
 from tflearn.net import metrics_server
 from tflearn.net.server_options import LOCAL_HOSTS, ServerOptions
 from tflearn.net.tls import TlsFiles
-from tflearn.product.states import SHADOW
+from tflearn.policies.states import SHADOW
 from tflearn.serving.clients import Clients
 from tflearn.serving.decision_files import DecisionLogOptions
 from tflearn.serving.decision_log import DecisionLog

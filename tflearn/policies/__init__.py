@@ -1,1 +1,1 @@
-"""Policies as SavedModels: exported, checked, loaded, converted to products."""
+"""Policies as SavedModels: exported, checked, loaded, converted to products; which version answers."""

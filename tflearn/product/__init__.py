@@ -1,1 +1,1 @@
-"""Policies in a product: which version answers, and the gate that a candidate has to pass."""
+"""The product loop: rounds, which make the next policy of what the last one decided and what came of it."""

@@ -11,9 +11,8 @@ from absl import logging
 
 from tflearn.core.errors import UserValueError
 from tflearn.net.grpc_server import Refused
-from tflearn.policies import versions
-from tflearn.product import states
-from tflearn.product.states import States
+from tflearn.policies import states, versions
+from tflearn.policies.states import States
 from tflearn.serving.served_version import ServedVersion
 
 _LOG_SECS = 30.0

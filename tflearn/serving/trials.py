@@ -19,8 +19,7 @@ from absl import logging
 from tflearn.core.errors import UserError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked_dataclass
 from tflearn.net.grpc_server import Refused
-from tflearn.policies import signatures
-from tflearn.product import states
+from tflearn.policies import signatures, states
 from tflearn.serving import decision_files
 from tflearn.serving.decision_log import DecisionLog
 from tflearn.serving.models import ModelHolder

@@ -26,9 +26,9 @@ from tflearn.launch.reports import PlainView
 from tflearn.launch.supervisor import Supervisor
 from tflearn.launch.topology import Job, Topology
 from tflearn.launch.warm_parent import WarmParent
-from tflearn.rounds import page
-from tflearn.rounds.round_files import Round, Rounds
-from tflearn.rounds.steps import Gate, Logs, Step, Steps, Training
+from tflearn.product import page
+from tflearn.product.round_files import Round, Rounds
+from tflearn.product.steps import Gate, Logs, Step, Steps, Training
 
 # Includes the types of the job's arguments.
 __all__ = ['Gate', 'Logs', 'Run', 'Schedule', 'Training', 'loop']

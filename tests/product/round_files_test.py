@@ -8,9 +8,9 @@ import time
 import pytest
 
 from tflearn.files.run_dir import RunDir, write_json
-from tflearn.product import states
-from tflearn.rounds.round_files import Round, Rounds
-from tflearn.rounds.steps import Gate, Logs, Steps, Training
+from tflearn.policies import states
+from tflearn.product.round_files import Round, Rounds
+from tflearn.product.steps import Gate, Logs, Steps, Training
 
 VERDICT = {'passes': False, 'candidate': {'value': 1.0, 'low': 0.5, 'high': 1.5}}
 

@@ -8,7 +8,7 @@ import pytest
 
 from tflearn.data import estimators
 from tflearn.data.estimators import Episodes
-from tflearn.product.gate import GateOptions, judge
+from tflearn.data.gate import GateOptions, judge
 
 STEPS = np.ones((2_000, 1), bool)
 

@@ -23,7 +23,7 @@ context = {column = 'observation', length = 8}
 """
 LOOP = """
 from __gin__ import dynamic_registration
-from tflearn.rounds import loop
+from tflearn.product import loop
 
 loop.loop.logs = @loop.Logs()
 loop.Logs.decisions = ['decisions']

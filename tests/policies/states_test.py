@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from tflearn.policies import versions
-from tflearn.product import states
+from tflearn.policies import states, versions
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 from tflearn.config import files
 from tflearn.core.settings import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, Range, checked_dataclass
 from tflearn.files.run_dir import RunDir, local_path, read_json
-from tflearn.policies import versions
-from tflearn.product import states
-from tflearn.rounds.round_files import Round
+from tflearn.policies import states, versions
+from tflearn.product.round_files import Round
 
 
 @checked_dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tflearn.files.run_dir import write_atomically
-from tflearn.rounds.round_files import Round
+from tflearn.product.round_files import Round
 
 _COLUMNS = ('round', 'began (UTC)', 'decisions', 'candidate', 'what served', 'difference', 'verdict', 'serves')
 _STYLE = 'body{font-family:sans-serif}td,th{padding:.2em .8em;text-align:right}tr:nth-child(even){background:#eee}'
