@@ -227,6 +227,25 @@ def test_the_clip_and_the_penalty_follow_their_schedules():
     np.testing.assert_allclose(next_coefficient, [0.5, 0.5, 1.0, 2.0])
 
 
+def test_an_iteration_ends_at_a_divergence():
+    """The step that finds it is the last that changes the network, until the next iteration."""
+    agent = _agent(example_data.DISCRETE, optimizer=OptimizerOptions(1e-2), max_kl=1e-4, **PLAIN)
+    data, weights = example_data.sequences(agent, 4, 9), agent._network.trainable_variables
+    for _ in range(2):
+        samples, counts = agent.prepare(data)
+        (distribution, _), _ = agent._network(samples.observation)
+        samples = samples._replace(behaviour=agent._network.parameters(distribution))  # as if it had acted
+        changes, found = [], []
+        for _ in range(5):
+            before = [weight.numpy() for weight in weights]
+            found.append(float(agent.train(_flat(samples), _flat(counts)).extra['kl_to_behaviour']))
+            changes.append(any((weight.numpy() != old).any() for weight, old in zip(weights, before, strict=True)))
+        assert found[0] <= 1e-4 < found[-1]
+        last = next(i for i, divergence in enumerate(found) if divergence > 1e-4)
+        assert changes == [True] * (last + 1) + [False] * (4 - last)
+    assert int(agent.train_step_counter) == 10, 'steps that change nothing count, so schedules go on'
+
+
 def test_the_value_alone_is_trained_at_first():
     loss = PPOLoss(value_warmup_steps=2, entropy_coefficient=0.1, kl_coefficient=0.1)
     agent = _agent(example_data.DISCRETE, loss=loss, **PLAIN)

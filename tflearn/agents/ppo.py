@@ -24,6 +24,7 @@ from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
 from tflearn.core.moments import variable
+from tflearn.core.settings import PositiveFloat, checked
 from tflearn.core.types import Agent
 from tflearn.networks import recurrent
 from tflearn.optimization import ppo_loss
@@ -71,6 +72,7 @@ EXAMPLE = Example(
 )
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
@@ -79,6 +81,7 @@ def make_agent(
     normalize_observations: bool = True,
     normalize_rewards: bool = True,
     action_mask: str | None = None,
+    max_kl: PositiveFloat | None = None,
 ) -> Agent:
     """Makes a PPO agent, for discrete, several discrete, or continuous actions.
 
@@ -90,21 +93,30 @@ def make_agent(
         sequences, which start with the state that the collector had there (`Slicing.store_policy_state`).
       optimizer: the optimizer, of the part `ppo`; 3e-4, clipped at 0.5.
       loss: the loss's coefficients and bounds.
+      max_kl: the divergence from the policy that acted [nats] of a minibatch after which the other steps of its
+        iteration change nothing, as SB3's 1.5 * `target_kl` ends them; None does not.
 
     Raises:
-      ValueError: if the experience is not a queue of new items, the KL coefficient adapts without iterations,
+      ValueError: if the experience is not a queue of new items, there is a `max_kl` or the KL coefficient adapts
+        without iterations, `max_kl` is not above 0,
         observations to normalize are not floats, or the network has memory and the experience holds no policy states,
         or `minibatch_steps` is less than a sequence.
     """
     replay = problem.experience.replay
-    if loss.kl_coefficient and loss.kl_target is not None and isinstance(replay, Queue) and replay.training is None:
-        raise UserValueError(
-            f'got kl_target={loss.kl_target} without Queue.training=Iteration(...), after which the coefficient adapts '
-            'to it; need an iteration, or kl_target=None'
-        )
+    if isinstance(replay, Queue) and replay.training is None:
+        if loss.kl_coefficient and loss.kl_target is not None:
+            raise UserValueError(
+                f'got kl_target={loss.kl_target} without Queue.training=Iteration(...), after which the coefficient '
+                'adapts to it; need an iteration, or kl_target=None'
+            )
+        if max_kl is not None:
+            raise UserValueError(
+                f'got max_kl={max_kl} without Queue.training=Iteration(...), whose steps it ends; need an iteration, '
+                'or max_kl=None'
+            )
     normalized = (normalize_observations, normalize_rewards)
     actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO')
-    return PPOAgent(problem, actor_value, problem.optimizers({'ppo': 3e-4}, 0.5), loss, normalizers)
+    return PPOAgent(problem, actor_value, problem.optimizers({'ppo': 3e-4}, 0.5), loss, normalizers, max_kl=max_kl)
 
 
 def make_networks(
@@ -160,9 +172,10 @@ class PPOAgent(ActorValueAgent):
       trains_on_sequences: whether minibatches have to be of complete sequences, for a network with memory.
     """
 
-    def __init__(self, *args: Any):
+    def __init__(self, *args: Any, max_kl: float | None = None):
         """Takes the arguments of `ActorValueAgent`, with the normalizers; see `make_agent`."""
         super().__init__(*args, records_distribution=True)
+        self._max_kl = max_kl
         loss, self.trains_on_sequences = self._options, bool(self._network.state_spec)
         self._kl_coefficient = variable(float(loss.kl_coefficient), 'kl_coefficient')
         self._divergence = variable(loss.kl_target or 0.0, 'divergence')
@@ -183,6 +196,8 @@ class PPOAgent(ActorValueAgent):
         if self._options.kl_coefficient and self._options.kl_target is not None:
             coefficient = ppo_loss.next_kl_coefficient(self._kl_coefficient, self._divergence, self._options.kl_target)
             self._kl_coefficient.assign(coefficient)
+        if self._max_kl is not None:
+            self._divergence.assign(0.0)
         self._update_reward_normalizer(experience, counts)
         samples = self._samples(experience)
         self._update_observation_normalizer(experience, counts)
@@ -234,11 +249,17 @@ class PPOAgent(ActorValueAgent):
         if is_new:
             self._update_reward_normalizer(experience, parts.counts(experience))
         info, taken = super()._step(self._as_samples(experience, weights), None)
-        self._divergence.assign(info.extra['kl_to_behaviour'])
+        divergence = info.extra['kl_to_behaviour']
+        if self._max_kl is not None:  # until the next iteration
+            divergence = tf.where(self._divergence > self._max_kl, self._divergence, divergence)
+        self._divergence.assign(divergence)
         if is_new:
             counts = parts.counts(experience) * (1.0 if taken is None else tf.cast(taken, tf.float32))
             self._update_observation_normalizer(experience, counts)
         return info, taken
+
+    def _due(self, part: str) -> tf.Tensor | None:
+        return None if self._max_kl is None else self._divergence <= self._max_kl
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
         return super()._loss(self._as_samples(experience, weights), None, training)
