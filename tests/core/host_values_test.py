@@ -80,6 +80,29 @@ def test_replicas_see_the_same_batches_in_order(mirrored, max_draw_steps, made):
     assert source.made.numpy() == made
 
 
+def test_the_batch_of_one_replica_is_on_its_device_before_the_step_that_needs_it(monkeypatch):
+    """With a CPU in place of a GPU, of which there is none here."""
+    monkeypatch.setattr(strategies, 'only_stop', lambda strategy: '/device:CPU:1')
+    strategy = strategies.make('default')
+    source, batches = _batches(strategy)
+
+    @tf.function
+    def five(num_steps):
+        def take(seen, element):
+            return seen + tf.cast(tf.reduce_sum(element[0]), tf.float32), tf.constant(True), ()
+
+        return batches.loop(take, tf.zeros([1]), num_steps)
+
+    source.made.assign(0)
+    taken, _, seen, _ = five(tf.constant(5, tf.int64))
+    assert int(taken) == 5
+    assert seen[0] == sum(sum(100 * step + np.arange(ITEMS)) for step in range(5))
+    assert source.made.numpy() == 5 + 1 + 1
+    functions = five.get_concrete_function(tf.TensorSpec((), tf.int64)).graph.as_graph_def().library.function
+    copies = [node.op for function in functions for node in function.node_def if node.device.endswith('CPU:1')]
+    assert copies.count('Identity') == len(copies) > 0
+
+
 @pytest.mark.parametrize(('shape', 'wrong'), [((10, 2), '(10, 2)'), ((None, 2), '(None, 2)'), ((), '()')])
 def test_rejects_a_batch_that_does_not_divide(shape, wrong):
     spec = {'fits': tf.TensorSpec((8,)), 'wrong': tf.TensorSpec(shape)}
@@ -109,4 +132,6 @@ def test_parts_wait_where_their_device_can_read_them():
     assert stop('/replica:0/task:0/device:GPU:1') == '/replica:0/task:0/device:GPU:1'
     assert stop('/replica:0/task:0/device:CPU:1') is None
     with tf.Graph().as_default():
-        assert strategies._on('/device:CPU:1', tf.zeros(3)).device == '/device:CPU:1'
+        assert strategies.on('/device:CPU:1', tf.zeros(3)).device == '/device:CPU:1'
+    assert strategies.only_stop(strategies.make('cpu')) is None
+    assert strategies.only_stop(strategies.make('default')) is None

@@ -312,11 +312,22 @@ def divided(strategy: tf.distribute.Strategy, element: Any, num_parts: int) -> A
     for column in tf.nest.flatten(element):
         with tf.device('CPU:0'):
             parts = tf.split(column, num_parts)
-        columns.append([_on(device, part) for device, part in zip(devices, parts, strict=True)])
+        columns.append([on(device, part) for device, part in zip(devices, parts, strict=True)])
     values = [tf.nest.pack_sequence_as(element, list(own)) for own in zip(*columns, strict=True)]
     return strategy.experimental_distribute_values_from_function(
         lambda context: values[context.replica_id_in_sync_group % num_parts]
     )
+
+
+def only_stop(strategy: tf.distribute.Strategy) -> str | None:
+    """Returns where the batch of a process's only replica goes as soon as it is there; None if it can stay."""
+    if isinstance(strategy, tf.distribute.OneDeviceStrategy | tf.distribute.MirroredStrategy):
+        (device,) = strategy.extended.worker_devices
+    elif isinstance(strategy, tf.distribute.TPUStrategy):
+        return None
+    else:  # the default strategy does not list its devices
+        device = (tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('CPU'))[0].name
+    return _first_stop(device)
 
 
 def _first_stop(device: str) -> str | None:
@@ -330,7 +341,8 @@ def _first_stop(device: str) -> str | None:
     return spec.replace(device_type='CPU', device_index=0).to_string() if spec.device_type == 'TPU' else device
 
 
-def _on(device: str | None, part: tf.Tensor) -> tf.Tensor:
+def on(device: str | None, part: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor on a device; None leaves it where it is."""
     if device is None:
         return part
     with tf.device(device):

@@ -244,8 +244,10 @@ class SourceBatches:
         self._source, self._train_step, self.strategy = source, train_step, strategy
         self.nonfinite = NonfiniteColumns()
         self._replicas_here = layout.replicas // layout.workers
-        # The next batch is made and divided while the replicas take a step, unless that would be one for each draw.
-        self._makes_ahead = self._replicas_here > 1 and source.max_draw_steps > 1
+        # The next batch is made, divided and copied while the replicas take a step, unless that would be one for each
+        # draw, or a single replica has the host's memory.
+        self._device = strategies.only_stop(strategy) if self._replicas_here == 1 and layout.workers == 1 else None
+        self._makes_ahead = (self._replicas_here > 1 or self._device is not None) and source.max_draw_steps > 1
         self._agreement, self._surplus = Agreement(strategy), 0
         if isinstance(strategy, tf.distribute.TPUStrategy):
             tpu_rules.check(self.host_spec)
@@ -335,10 +337,12 @@ class SourceBatches:
 
     def _element(self, drawn: Any, i: tf.Tensor | int) -> Any:
         """Returns batch `i` of a draw, as a train step takes it: of several replicas each has its own part."""
-        if self._replicas_here == 1:
+        if self._replicas_here == 1 and self._device is None:
             return self._source.batch(drawn, i)
         with tf.device('CPU:0'):
             element = self._source.batch(drawn, i)
+        if self._device is not None:
+            return tf.nest.map_structure(functools.partial(strategies.on, self._device), element)
         return strategies.divided(self.strategy, element, self._replicas_here)
 
     def _means(self, drawn: Any, i: tf.Tensor) -> tf.Tensor:
