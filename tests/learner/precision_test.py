@@ -9,8 +9,11 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
+from tests.agents import example_data
+from tests.testing.algorithms import ALGORITHMS
 from tflearn.learner import precision
 from tflearn.networks import networks
+from tflearn.optimization.optimizers import Optimizer, OptimizerOptions
 
 OBSERVATION = tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation')
 DISCRETE = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action')
@@ -59,6 +62,43 @@ def test_training_stays_near_float32():
     precision.check_agent(agent, 'bfloat16')
 
 
+@pytest.mark.parametrize('name', ['dqn', pytest.param('sac', marks=pytest.mark.slow)])
+def test_float16_with_scaled_losses_stays_near_float32(name):
+    """Gradients below 1e-8 would be 0 in float16 without a scale; and a step that overflows is skipped."""
+    found = {}
+    for dtype in ('float32', 'float16'):
+        algorithm = ALGORITHMS[name]
+        with precision.use(dtype):
+            optimizer = OptimizerOptions(1e-3, arguments={'epsilon': 1e-12})
+            agent = algorithm.make(layers={'fc_layer_params': (16,)}, optimizer=optimizer)
+        precision.check_agent(agent, dtype)
+        for i, variable in enumerate(agent.trainable_variables):
+            if variable.shape.rank > 1:
+                variable.assign(tf.random.stateless_uniform(variable.shape, (i, 7), -0.1, 0.1))
+        agent.initialize()
+        train = tf.function(agent.train, autograph=False)
+        data, weights = example_data.sequences(agent, 32, algorithm.length, 1), tf.fill([32], 1e-7)
+        before = [variable.numpy() for variable in agent.trainable_variables]
+        for _ in range(10):
+            train(data, weights)
+        after = [variable.numpy() for variable in agent.trainable_variables]
+        found[dtype] = [np.abs(new - old).max() for new, old in zip(after, before, strict=True)]
+    (optimizer, *_) = (each for each in agent.submodules if isinstance(each, Optimizer))
+    assert optimizer.num_skipped == 0
+    np.testing.assert_allclose(found['float16'], found['float32'], rtol=0.5)
+    assert max(found['float32']) > 0
+    scale = float(optimizer._loss_scale.value)
+    train(data._replace(observation=tf.fill(data.observation.shape, 1e6)), weights)  # beyond float16
+    assert optimizer._loss_scale.value < scale and optimizer.num_skipped == 1
+    assert all(np.isfinite(variable.numpy()).all() for variable in agent.trainable_variables)
+
+
+def test_float16_is_for_optimizers_that_scale_losses():
+    agent, _ = _train('bfloat16')
+    with pytest.raises(ValueError, match="got precision='float16' for a DdqnAgent; need an agent of tflearn.agents"):
+        precision.check_agent(agent, 'float16')
+
+
 def test_restores_the_previous_precision():
     with pytest.raises(KeyError), precision.use('bfloat16'):
         assert _dtype().name == 'mixed_bfloat16'
@@ -71,8 +111,8 @@ def test_restores_the_previous_precision():
 
 def test_rejects_unknown_precision():
     with (
-        pytest.raises(ValueError, match="got precision='float16'; need 'float32' or 'bfloat16'"),
-        precision.use('float16'),
+        pytest.raises(ValueError, match="got precision='float64'; need 'float32', 'bfloat16' or 'float16'"),
+        precision.use('float64'),
     ):
         pass
 

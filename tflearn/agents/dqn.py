@@ -213,7 +213,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
         with tf.GradientTape() as tape:
             loss_info = self._loss(experience, weights, training=True)
         variables = self._q_network.trainable_weights
-        gradients = tape.gradient(loss_info.loss, variables)
+        gradients = self._optimizer.gradients(tape, loss_info.loss, variables)
         self._optimizer.apply_gradients(zip(gradients, variables, strict=True), loss_info.loss)
         self.train_step_counter.assign_add(1)
         self._update_target()

@@ -208,7 +208,8 @@ class PartsAgent(tf_agent.TFAgent):
         if still or not groups:
             return share, metrics, [[tf.zeros_like(variable) for variable in group] for group in groups]
         unconnected = tf.UnconnectedGradients.ZERO if dense else tf.UnconnectedGradients.NONE
-        gradients = tape.gradient(share, list(map(list, groups)), unconnected_gradients=unconnected)
+        optimizer = self._optimizers[self._optimized(part)[0]]
+        gradients = optimizer.gradients(tape, share, list(map(list, groups)), unconnected_gradients=unconnected)
         if dense:
             gradients = tf.nest.map_structure(tf.convert_to_tensor, gradients)
         return share, metrics, gradients

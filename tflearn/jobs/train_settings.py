@@ -88,7 +88,7 @@ class Device:
 
     Attributes:
       strategy: where train steps run, see `strategies.make`; the synchronous job needs 'default', the first device.
-      precision: 'float32', or 'bfloat16' for the networks' inner layers.
+      precision: 'float32'; or 'bfloat16' or 'float16' for the networks' inner layers, the latter with scaled losses.
       inter_op_threads: threads for TensorFlow's operations; None is one per core. Small networks are faster with 1.
       dry_run: the shape of a cluster, such as '2x4' for 2 hosts with 4 replicas each: nothing is trained, but the
         train step of one of these replicas is compiled, and a report is logged; see docs/distributed.md. None trains.

@@ -1,10 +1,11 @@
-"""Precision: bfloat16 where it is fast, float32 where it counts.
+"""Precision: bfloat16 or float16 where it is fast, float32 where it counts.
 
 Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740); Kalamkar et al. 2019 (bfloat16; 1905.12322).
-Layers made under 'bfloat16' compute in it and keep their variables in float32; so gradients, optimizer and checkpoints
-are float32, and readers of weights need no change. bfloat16 has float32's range, so losses are not scaled. Everything
-after the last layer (distributions, losses, sums over replicas) must be float32: a network ends in a float32 layer, as
-in `tflearn/networks/networks.py`. TF-Agents' encoders compute in float32 unless they get `dtype=global_policy()`.
+Layers made under one of them compute in it and keep their variables in float32; so gradients, optimizer and checkpoints
+are float32, and readers of weights need no change. bfloat16 has float32's range; for float16 `OptimizerOptions` makes
+optimizers that scale losses. Everything after the last layer (distributions, losses, sums over replicas) must be
+float32: a network ends in a float32 layer, as in `tflearn/networks/networks.py`. TF-Agents' encoders compute in float32
+unless they get `dtype=global_policy()`.
 """
 
 import contextlib
@@ -13,9 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tflearn.core import agent_data
 from tflearn.core.errors import UserValueError
 
-_KERAS_NAMES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
+_KERAS_NAMES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16', 'float16': 'mixed_float16'}
 
 
 @contextlib.contextmanager
@@ -23,13 +25,13 @@ def use(precision: str) -> Iterator[None]:
     """Lets the layers that are made in a `with` block compute in `precision`.
 
     Args:
-      precision: 'float32' or 'bfloat16'.
+      precision: 'float32', 'bfloat16' or 'float16'.
 
     Raises:
-      ValueError: if it is neither.
+      ValueError: if it is none of them.
     """
     if precision not in _KERAS_NAMES:
-        raise UserValueError(f"got precision={precision!r}; need 'float32' or 'bfloat16'")
+        raise UserValueError(f"got precision={precision!r}; need 'float32', 'bfloat16' or 'float16'")
     before = tf.keras.mixed_precision.global_policy()
     tf.keras.mixed_precision.set_global_policy(_KERAS_NAMES[precision])
     try:
@@ -42,20 +44,26 @@ def check_agent(agent: Any, precision: str) -> None:
     """Checks, once its networks are built, that an agent has the requested precision.
 
     Raises:
-      ValueError: if a variable has less than float32, or bfloat16 is requested and no layer computes in it.
+      ValueError: if a variable has less than float32, no layer computes in the requested precision, or float16 is
+        requested for an agent that does not scale its losses.
     """
     for variable in agent.variables:
         if variable.dtype in (tf.bfloat16, tf.float16):
             raise UserValueError(
                 f'got the variable {variable.name} in {variable.dtype.name}; need float32; make its layer with '
-                "dtype='mixed_bfloat16', not 'bfloat16'"
+                f"dtype='mixed_{variable.dtype.name}', not '{variable.dtype.name}'"
             )
+    if precision == 'float16' and not agent_data.is_packaged(agent):
+        raise UserValueError(
+            f"got precision='float16' for a {type(agent).__name__}; need an agent of tflearn.agents, whose optimizers "
+            "scale its losses, or 'bfloat16'"
+        )
     layers = [each for each in agent.submodules if isinstance(each, tf.keras.layers.Layer) and _variables(each)]
     # A network is a layer too, but only its layers compute.
     layers = [layer for layer in layers if not set(map(id, layer.submodules)) & set(map(id, layers))]
-    if precision == 'bfloat16' and not any(layer.compute_dtype == 'bfloat16' for layer in layers):
+    if precision != 'float32' and not any(layer.compute_dtype == precision for layer in layers):
         raise UserValueError(
-            'got no layer that computes in bfloat16; need at least one; give the encoding network '
+            f'got no layer that computes in {precision}; need at least one; give the encoding network '
             'dtype=tf.keras.mixed_precision.global_policy(), or take float32'
         )
 

@@ -40,8 +40,9 @@ class Optimizer(tf.Module):
         keras: tf.keras.optimizers.Optimizer,
         train_step: tf.Variable,
         gradient_clipping: float | None,
-        per_replica_batch_size: int,
         name: str,
+        per_replica_batch_size: int,
+        loss_scale: 'LossScale | None' = None,
     ):
         """See `OptimizerOptions.make`."""
         super().__init__(name)
@@ -50,7 +51,9 @@ class Optimizer(tf.Module):
         self._gradient_clipping, self._clip_by = gradient_clipping, options.clip_by
         self._noise = GradientNoise(per_replica_batch_size)
         self._has_slots = False
-        self.num_skipped = tf.Variable(0, trainable=False, dtype=tf.int64) if options.skip_nonfinite else None
+        skips = options.skip_nonfinite or loss_scale is not None
+        self._loss_scale = loss_scale
+        self.num_skipped = tf.Variable(0, trainable=False, dtype=tf.int64) if skips else None
 
     @property
     def learning_rate(self) -> tf.Variable:
@@ -61,6 +64,15 @@ class Optimizer(tf.Module):
     def iterations(self) -> tf.Variable:
         """int64 scalar, the number of steps, including skipped ones."""
         return self.keras.iterations
+
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: Any, **options: Any) -> Any:
+        """Returns `tape.gradient` of a loss; where layers compute in float16, by way of a scaled loss."""
+        if self._loss_scale is None:
+            return tape.gradient(loss, variables, **options)
+        scale = self._loss_scale.value.read_value()
+        scaled = tape.gradient(loss, variables, output_gradients=tf.cast(scale, loss.dtype), **options)
+        divide = lambda gradient: None if gradient is None else tf.convert_to_tensor(gradient) / scale  # noqa: E731
+        return tf.nest.map_structure(divide, scaled)
 
     def apply_gradients(
         self,
@@ -103,7 +115,10 @@ class Optimizer(tf.Module):
             self._apply(clipped, variables)
             return None
         due = tf.constant(True) if due is None else due
-        taken = due if self.num_skipped is None else self._is_finite(norm, loss) & due
+        finite = tf.constant(True) if self.num_skipped is None else self._is_finite(norm, loss)
+        taken = finite & due
+        if self._loss_scale is not None:
+            self._loss_scale.update(finite)
         self._apply_if(taken, due, clipped, variables)
         return taken
 
@@ -179,6 +194,28 @@ class Optimizer(tf.Module):
                 tf.summary.scalar('noise_scale', scale, step=step)
 
 
+class LossScale(tf.Module):
+    """The factor of the losses of all parts of an agent whose layers compute in float16, where small gradients are 0.
+
+    Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740), section 3.2. Halved by each step whose
+    gradients are not finite, which is skipped; doubled after 2,000 others, as Keras' `LossScaleOptimizer` does.
+    """
+
+    def __init__(self) -> None:
+        """Makes the variables, within the strategy's scope."""
+        super().__init__()
+        given: dict[str, Any] = {'trainable': False, 'aggregation': tf.VariableAggregation.ONLY_FIRST_REPLICA}
+        self.value = tf.Variable(2.0**15, name='loss_scale', **given)
+        self._num_finite = tf.Variable(0, name='num_finite', **given)
+
+    def update(self, finite: tf.Tensor) -> None:
+        """Adds a step, which had finite gradients or not, on all replicas alike; in replica context."""
+        num_finite = tf.where(finite, self._num_finite + 1, 0)
+        grows = num_finite >= 2_000
+        self._num_finite.assign(tf.where(grows, 0, num_finite))
+        self.value.assign(tf.maximum(1.0, tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5) * self.value))
+
+
 @checked_dataclass(frozen=True)
 class OptimizerOptions:
     """The optimizers of an agent, one for each of its parts.
@@ -192,7 +229,7 @@ class OptimizerOptions:
       clip_by: the quantity with the bound: 'global_norm', the norm of all gradients; 'variable_norm', the norm of each
         variable's gradient; 'value', each element.
       skip_nonfinite: whether a step whose gradients or their norm are not finite is skipped and counted: it changes
-        neither variables nor slots. Otherwise it is applied. Not for TPUs.
+        neither variables nor slots. Otherwise it is applied, unless layers compute in float16. Not for TPUs.
       arguments: further arguments of the Keras optimizer (`epsilon`, `beta_1`; `rho`, `momentum`).
     """
 
@@ -243,10 +280,10 @@ class OptimizerOptions:
         else:
             chosen = {name: rate if given is None or rate is None else given for name, rate in rates.items()}
         bounds = {name: None if name in unclipped else bound for name in chosen}
+        in_float16 = tf.keras.mixed_precision.global_policy().compute_dtype == 'float16'
+        last = per_replica_batch_size, LossScale() if in_float16 else None
         return {
-            name: Optimizer(
-                self, self._keras(train_step, rate, name), train_step, bounds[name], per_replica_batch_size, name
-            )
+            name: Optimizer(self, self._keras(train_step, rate, name), train_step, bounds[name], name, *last)
             for name, rate in chosen.items()
             if rate is not None
         }
