@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.agents import example_data
 from tests.testing import written_summaries
+from tests.testing.algorithms import ALGORITHMS
 from tflearn.core import strategies
 from tflearn.core.train_step import create_train_step
 from tflearn.optimization import optimizers, schedules
@@ -247,6 +249,23 @@ def test_without_summaries_no_statistics_are_computed(tmp_path, recorded):
     assert operations[True].count('L2Loss') > 2 * 2
 
 
+@pytest.mark.parametrize('name', ['dqn', 'bc'])
+def test_one_replica_estimates_the_noise_scale_by_half_of_its_batch(tmp_path, name):
+    """A batch whose halves are equal has no noise; another one has."""
+    agent = ALGORITHMS[name].make()
+    data = example_data.sequences(agent, 8, ALGORITHMS[name].length)
+    same = tf.nest.map_structure(lambda leaf: tf.concat([leaf, leaf], axis=0), data)
+    scales = []
+    for i, each in enumerate((same, example_data.sequences(agent, 16, ALGORITHMS[name].length))):
+        writer = tf.summary.create_file_writer(str(tmp_path / str(i)))
+        with writer.as_default(step=0):
+            tf.function(agent.train, autograph=False)(each)
+        writer.close()
+        found = written_summaries.scalars(tmp_path / str(i))
+        scales += [abs(max(found[tag].values())) for tag in found if tag.endswith('/noise_scale')]
+    assert len(scales) == 2 and scales[0] < 1e-2 * scales[1]
+
+
 def test_the_noise_scale_is_the_papers():
     """For random gradients of known mean and variance it is their ratio."""
     size, replicas, mean, deviation = 16, 2, np.array([0.6, 0.8, 0.0]), np.array([1.0, 2.0, 3.0])
@@ -261,7 +280,7 @@ def test_the_noise_scale_is_the_papers():
             context = tf.distribute.get_replica_context()
             own = tf.reduce_sum(items[context.replica_id_in_sync_group], axis=0) / (size * replicas)
             total = context.all_reduce('SUM', own)
-            return noise.update([own], tf.norm(total))
+            return noise.update([own], tf.norm(total), replicas)
 
         return strategy.run(replica, (items,))
 

@@ -30,6 +30,7 @@ from tflearn.networks import noisy, spec_checks
 from tflearn.networks.action_embeddings import ActionEmbeddings, EmbeddedQNetwork
 from tflearn.networks.networks import DistributionalQNetwork, NetworkOptions, QNetwork
 from tflearn.optimization import conservative, distributional, schedules
+from tflearn.optimization.optimizers import summarizes_halves
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
 
@@ -210,11 +211,21 @@ class _DqnAgent(dqn_agent.DqnAgent):
         return common.aggregate_losses(per_example_loss=per_item, sample_weight=weights).total_loss
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        with tf.GradientTape() as tape:
-            loss_info = self._loss(experience, weights, training=True)
         variables = self._q_network.trainable_weights
-        gradients = self._optimizer.gradients(tape, loss_info.loss, variables)
-        self._optimizer.apply_gradients(zip(gradients, variables, strict=True), loss_info.loss)
+
+        def gradients_of(experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, list[tf.Tensor]]:
+            with tf.GradientTape() as tape:
+                loss_info = self._loss(experience, weights, training=True)
+            return loss_info, self._optimizer.gradients(tape, loss_info.loss, variables)
+
+        loss_info, gradients = gradients_of(experience, weights)
+        half = None
+        if summarizes_halves() and not self._margin:
+            first = lambda leaf: leaf[: tf.shape(leaf)[0] // 2]  # noqa: E731
+            given = tf.nest.map_structure(first, experience), None if weights is None else first(weights)
+            with tf.summary.record_if(False):  # each summary once
+                half = [None if each is None else each / 2 for each in gradients_of(*given)[1]]
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True), loss_info.loss, half=half)
         self.train_step_counter.assign_add(1)
         self._update_target()
         return loss_info

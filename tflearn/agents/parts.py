@@ -19,7 +19,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.critics import Targets
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
-from tflearn.optimization.optimizers import Optimizer, OptimizerOptions, Rate
+from tflearn.optimization.optimizers import Optimizer, OptimizerOptions, Rate, summarizes_halves
 
 ERRORS = 'td_error'  # the metric that becomes the items' priorities; the default of `Prioritization.error`
 
@@ -156,17 +156,17 @@ class PartsAgent(tf_agent.TFAgent):
             groups = [_variables(self._trained(name)) for name in names]
             evaluate = functools.partial(self._evaluated, part, loss, reduce, groups)
             # In replica context a branch may compute gradients, but not apply them.
-            share, found, gradients = (
-                evaluate()
-                if due is None
-                else tf.cond(due, functools.partial(evaluate, dense=True), functools.partial(evaluate, still=True))
-            )
+            if due is None:
+                share, found, gradients, halves = evaluate(with_half=summarizes_halves())
+            else:
+                branches = (lambda: evaluate(dense=True)[:3], lambda: evaluate(still=True)[:3])  # noqa: B023
+                (share, found, gradients), halves = tf.cond(due, *branches), [None for _ in names]
             shares.append(share)
             metrics |= found
-            for name, variables, computed in zip(names, groups, gradients, strict=True):
+            for name, variables, computed, half in zip(names, groups, gradients, halves, strict=True):
                 # The sum of the losses so far: if one step is skipped, so are those after it on the same batch.
                 pairs = zip(computed, variables, strict=True)
-                taken = self._optimizers[name].apply_gradients(pairs, tf.add_n(shares), due)
+                taken = self._optimizers[name].apply_gradients(pairs, tf.add_n(shares), due, half)
                 due = taken if len(names) > 1 else due
         return tf_agent.LossInfo(tf.add_n(shares), self._means(metrics, counts, experience)), taken
 
@@ -193,26 +193,32 @@ class PartsAgent(tf_agent.TFAgent):
         groups: Sequence[Sequence[tf.Variable]],
         dense: bool = False,
         still: bool = False,
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[list[tf.Tensor]]]:
+        with_half: bool = False,
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[list[tf.Tensor]], list[list[tf.Tensor] | None]]:
         """Returns a part's share of the loss, its metrics, and the gradients of groups of variables.
 
-        `dense` returns tensors for all of them, and `still` zeros without computing any.
+        `dense` returns tensors for all of them, and `still` zeros without computing any. The last result are the
+        gradients of the first half of the items, if `with_half` and the losses are of rows.
         """
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape(persistent=with_half, watch_accessed_variables=False) as tape:
             tape.watch([] if still else [variable for group in groups for variable in group])
             values, metrics = loss()
-            share = reduce(values) if values.shape.rank else values
+            share, with_half = reduce(values) if values.shape.rank else values, with_half and values.shape.rank > 0
+            of_half = reduce(_first_half(values)) if with_half else share
             penalties = [penalty for each in self._trained(part) for penalty in getattr(each, 'losses', ())]
             if penalties:
                 share += tf.nn.scale_regularization_loss(tf.add_n(penalties))
+        halves: list[Any] = [None for _ in groups]
         if still or not groups:
-            return share, metrics, [[tf.zeros_like(variable) for variable in group] for group in groups]
+            return share, metrics, [[tf.zeros_like(variable) for variable in group] for group in groups], halves
         unconnected = tf.UnconnectedGradients.ZERO if dense else tf.UnconnectedGradients.NONE
         optimizer = self._optimizers[self._optimized(part)[0]]
         gradients = optimizer.gradients(tape, share, list(map(list, groups)), unconnected_gradients=unconnected)
         if dense:
             gradients = tf.nest.map_structure(tf.convert_to_tensor, gradients)
-        return share, metrics, gradients
+        if with_half:
+            halves = optimizer.gradients(tape, of_half, list(map(list, groups)))
+        return share, metrics, gradients, halves
 
     def _means(self, metrics: dict[str, tf.Tensor], counts: tf.Tensor, experience: Any) -> dict[str, tf.Tensor]:
         """Returns the metrics of rows as means over the global batch, and the errors of the items."""
@@ -235,6 +241,12 @@ class PartsAgent(tf_agent.TFAgent):
             errors = tf.where(counts > 0, tf.stop_gradient(errors), 0.0)
             means[ERRORS] = self.errors(_by_item(errors, experience), _by_item(counts, experience))
         return means
+
+
+def _first_half(values: tf.Tensor) -> tf.Tensor:
+    """Returns losses of rows, 0 in the second half."""
+    size = tf.shape(values)[0]
+    return values * tf.cast(tf.reshape(tf.range(size) < size // 2, [-1] + [1] * (values.shape.rank - 1)), values.dtype)
 
 
 def _by_item(rows: tf.Tensor, experience: Any) -> tf.Tensor:

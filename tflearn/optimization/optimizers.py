@@ -79,6 +79,7 @@ class Optimizer(tf.Module):
         grads_and_vars: Iterable[tuple[tf.Tensor | None, tf.Variable]],
         loss: tf.Tensor | None = None,
         due: tf.Tensor | None = None,
+        half: Sequence[tf.Tensor | None] | None = None,
     ) -> tf.Tensor | None:
         """Takes one step, in replica context.
 
@@ -88,6 +89,8 @@ class Optimizer(tf.Module):
             gradients are (as for a Huber loss).
           due: bool scalar, the same on all replicas: whether to take this step at all. One that is not due changes
             nothing, and is not counted. None takes it.
+          half: the part of the gradients that is of the first half of this replica's items, for the gradient noise
+            scale of one replica; None has no such estimate.
 
         Returns:
           Whether the step was taken, the same on all replicas; None if steps are always taken.
@@ -110,7 +113,7 @@ class Optimizer(tf.Module):
             clipped_norm = tf.linalg.global_norm(clipped)
             step = self._train_step + 1  # agents count a step when it is done
             summarize(self.name, step, variables, summed, norm, clipped_norm)
-            self._summarize_noise(step, [gradient for gradient, _ in own], norm)
+            self._summarize_noise(step, [gradient for gradient, _ in own], norm, half)
         if self.num_skipped is None and due is None:
             self._apply(clipped, variables)
             return None
@@ -186,10 +189,19 @@ class Optimizer(tf.Module):
 
         tf.distribute.get_replica_context().merge_call(update, (taken, due, tuple(gradients)))
 
-    def _summarize_noise(self, step: tf.Tensor, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> None:
+    def _summarize_noise(
+        self,
+        step: tf.Tensor,
+        replica_gradients: Sequence[tf.Tensor],
+        norm: tf.Tensor,
+        half: Sequence[tf.Tensor | None] | None,
+    ) -> None:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas == 1 and half is not None:
+            replica_gradients = [gradient for gradient in half if gradient is not None]
         # Outside a tf.function only the first replica gets here, and would wait for the others.
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1 and not tf.executing_eagerly():
-            scale = self._noise.update(replica_gradients, norm)
+        if (replicas > 1 or half is not None) and not tf.executing_eagerly():
+            scale = self._noise.update(replica_gradients, norm, max(replicas, 2))
             with tf.name_scope(f'gradients/{self.name}/'):
                 tf.summary.scalar('noise_scale', scale, step=step)
 
@@ -299,6 +311,11 @@ class OptimizerOptions:
 _DECAY = 0.9
 
 
+def summarizes_halves() -> bool:
+    """Returns whether agents compute the gradient of half a batch, for the gradient noise scale of one replica."""
+    return histograms.is_recording() and tf.distribute.get_strategy().num_replicas_in_sync == 1
+
+
 def summarize(
     name: str,
     step: tf.Tensor,
@@ -338,8 +355,8 @@ def summarize(
 class GradientNoise(tf.Module):
     """Estimates the gradient noise scale, the batch size [items] above which larger batches have diminishing returns.
 
-    A replica's gradient is that of a small batch, their sum that of a big one. With one replica there is no small
-    batch, hence no estimate. The two moving averages are over the steps whose summaries are recorded.
+    A replica's gradient is that of a small batch, their sum that of a big one; with one replica half of its batch is
+    the small one. The two moving averages are over the steps whose summaries are recorded.
 
     Attributes:
       averages: float32 [2], moving averages of |G|^2, the true gradient's squared norm, and of tr(Sigma), the sum of
@@ -358,23 +375,23 @@ class GradientNoise(tf.Module):
             tf.zeros(2), trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name='gradient_noise'
         )
 
-    def update(self, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> tf.Tensor:
+    def update(self, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor, parts: int) -> tf.Tensor:
         """Adds one step to the averages, in replica context; a step that is not finite does not change them.
 
         Args:
-          replica_gradients: this replica's gradients, of its share of the global batch's mean loss.
-          norm: float32 scalar, global norm of their sum over the replicas.
+          replica_gradients: the gradients of a part's share of the global batch's mean loss.
+          norm: float32 scalar, global norm of their sum over all parts.
+          parts: the equal parts of the global batch: the replicas, or two halves.
 
         Returns:
           float32 scalar, tr(Sigma) / |G|^2 [items] (equation 2.9); 0 / 0 before the first finite step.
         """
         context = tf.distribute.get_replica_context()
-        replicas = context.num_replicas_in_sync
-        # A replica divides by the global batch: its own batch's mean gradient is `replicas` times as large.
-        own = tf.square(replicas * tf.linalg.global_norm(replica_gradients))
+        # A part divides by the global batch: the mean gradient of its own items is `parts` times as large.
+        own = tf.square(parts * tf.linalg.global_norm(replica_gradients))
         small, big = context.all_reduce(tf.distribute.ReduceOp.MEAN, own), tf.square(norm)
-        square = (replicas * big - small) / (replicas - 1)
-        trace = (small - big) * self._batch_size * replicas / (replicas - 1)
+        square = (parts * big - small) / (parts - 1)
+        trace = (small - big) * self._batch_size * context.num_replicas_in_sync / (parts - 1)
         new = _DECAY * self.averages + (1 - _DECAY) * tf.stack([square, trace])
         self.averages.assign(tf.where(tf.reduce_all(tf.math.is_finite(new)), new, self.averages))
         square, trace = tf.unstack(self.averages.read_value())
