@@ -393,3 +393,10 @@ def test_returns_equal_those_of_a_plain_loop(tmp_path):
     assert evaluation['returns'] == plain
     assert np.std(plain) > 3, 'equal returns would show nothing'
     assert high - low == pytest.approx(2 * radius, rel=0.01)
+
+
+def test_several_processes_need_exported_versions(run):
+    served = EvaluateOptions(follow='served', served_at='localhost:1')
+    run.start(num_processes=2, options=served)
+    (error,) = run.join()
+    assert str(error) == "got num_processes=2 with EvaluateOptions.follow='served'; need 1"

@@ -12,7 +12,7 @@ from tests.scripts.data_test import run
 from tests.testing import example_policies
 from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
-from tflearn.files.run_dir import RunDir, write_json
+from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
 
@@ -50,6 +50,32 @@ def test_evaluates_a_policy_of_a_finished_run_by_several_processes(finished):
         assert where == f'written to {written}'
         assert json.loads(written.read_text())['returns'] == [500.0] * 5
     assert not finished.evaluations.exists()
+
+
+def test_processes_share_the_episodes_of_each_version_of_a_run(finished, tmp_path):
+    shutil.copytree(finished.root, tmp_path / 'run', symlinks=True)
+    run_dir = RunDir(tmp_path / 'run')
+    run_dir.done.unlink()
+    write_json(run_dir.train_result, {'reason': 'it ended', 'train_step': 9, 'env_steps': 9, 'seconds': 1.0})
+    bindings = (
+        'from tflearn.jobs import evaluate_settings',
+        'evaluate.options = @evaluate_settings.EvaluateOptions()',
+        'evaluate_settings.EvaluateOptions.follow = "each"',
+        'evaluate.num_processes = 3',
+        'evaluate.num_episodes = 7',
+        'evaluate.num_environments = 2',
+        'evaluate.target_return = None',
+    )
+    flags = [f'--gin_bindings={binding}' for binding in bindings]
+    ended = run('evaluate', f'--root_dir={run_dir.root}', '--gin_file=dqn_cartpole', *flags)
+    assert ended.returncode == 0, ended.stderr
+    first, second = (json.loads(line) for line in run_dir.evaluations.read_text().splitlines())
+    assert (first['train_step'], first['returns']) == (3, [500.0] * 7)
+    assert (second['train_step'], second['num_episodes']) == (9, 7)
+    assert second['mean_return'] == sum(second['returns']) / 7 < 20
+    assert len(set(second['returns'])) > 1, 'and not of one seed'
+    assert read_json(run_dir.done)['best_policy'] == 'policies/greedy_policy/3'
+    assert 'failed' not in ended.stderr
 
 
 def test_evaluates_copied_policies_of_another_run_at_once(finished, tmp_path):

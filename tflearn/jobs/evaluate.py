@@ -2,15 +2,17 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from absl import logging
 
 from tflearn.actors.evaluation_record import Evaluation, value
-from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
+from tflearn.actors.evaluator import EpisodeStatistics, Evaluator, Progress
 from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.core.action_mask import ActionMask
 from tflearn.core.errors import UserValueError
@@ -29,6 +31,7 @@ from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import evaluated_policies
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.evaluated_policies import Candidate, ExportedPolicies
+from tflearn.jobs.evaluation_processes import EvaluationProcesses, share
 from tflearn.jobs.evaluation_report import EvaluationReport
 from tflearn.jobs.run import Run
 from tflearn.policies import versions
@@ -54,6 +57,7 @@ def evaluate(
     make_environment: EnvironmentFactory,
     num_episodes: PositiveInt = 20,
     num_environments: PositiveInt = 10,
+    num_processes: PositiveInt = 1,
     target_return: float | None = None,
     idle_timeout_secs: float = 3600.0,
     seed: int | None = None,
@@ -72,7 +76,8 @@ def evaluate(
       run: the run, to whose directory the train job exports its policies.
       make_environment: makes the environment; its settings may differ from those of training.
       num_episodes: the number of episodes of an evaluation.
-      num_environments: the number of environments stepped together; never more than `num_episodes`.
+      num_environments: the number of environments stepped together by each process; never more than its episodes.
+      num_processes: processes that share the episodes of each evaluation; more than one only in a job of its own.
       target_return: asks the train job to finish when the mean return, or that of `options.target_metric`, reaches this
         value, and reaches it again in `num_episodes` other episodes of the same policy. None trains to the end.
       idle_timeout_secs: how long to wait for the next policy, and for the end of training.
@@ -89,32 +94,51 @@ def evaluate(
     """
     if run.is_done('; --policy=best evaluates a policy of it again'):
         return
-    if run.hooks.on_evaluated is None:
-        if options.follow == 'in_loop':
-            raise UserValueError(
-                "got EvaluateOptions.follow='in_loop' in a process of its own; need "
-                "tflearn.train(mode='synchronous'), or 'each'"
-            )
-    elif options.follow != 'in_loop':
+    _check(run, options, num_processes, make_agent is not None and experience is not None)
+    if run.hooks.on_evaluated is not None and options.follow != 'in_loop':
         run.hooks.on_evaluated(math.inf)
-    if options.follow == 'weights' and (make_agent is None or experience is None):
+
+    def make_runner(index: int, report: Callable[[Progress], None] = lambda progress: None) -> _EpisodeRunner:
+        episodes = share(num_episodes, num_processes, index)
+        own_seed = None if seed is None else seed + index * num_environments
+        environment = make_environment(num_environments=min(num_environments, episodes), seed=own_seed)
+        return _EpisodeRunner(environment, options, episodes, own_seed, report, run.stop)
+
+    def player(index: int) -> Callable[[pathlib.Path], EpisodeStatistics]:
+        runner = make_runner(index)
+        return lambda path: runner.run(Candidate.load(path, runner.environment.specs))
+
+    with contextlib.ExitStack() as ending:
+        others = EvaluationProcesses(player, num_processes, num_episodes, run.stop)
+        ending.enter_context(contextlib.closing(others))
+        report = ending.enter_context(contextlib.closing(EvaluationReport(run.dir, options, target_return)))
+        try:
+            runner = make_runner(0, report.progress)
+            ending.enter_context(contextlib.closing(runner.environment))
+            source = _source(run, options, runner.environment.specs, make_agent, experience)
+            ending.enter_context(contextlib.closing(source))
+            target = _Target(options.target_metric, target_return, options.lower_is_better)
+            here = functools.partial(runner.run, record_video=record_video, videos=run.dir.videos)
+            play = lambda candidate: others.play(candidate.path, lambda _: here(candidate))  # noqa: E731
+            _Evaluation(run, report, source, play, target, idle_timeout_secs).run()
+        except Stopped:
+            report.set_state('stopped')
+
+
+def _check(run: Run, options: EvaluateOptions, num_processes: int, builds_agent: bool) -> None:
+    if run.hooks.on_evaluated is None and options.follow == 'in_loop':
+        raise UserValueError(
+            "got EvaluateOptions.follow='in_loop' in a process of its own; need "
+            "tflearn.train(mode='synchronous'), or 'each'"
+        )
+    if options.follow == 'weights' and not builds_agent:
         raise UserValueError(
             "got EvaluateOptions.follow='weights' without make_agent and experience; need both; "
             'bind evaluate.evaluate.make_agent = %make_agent and evaluate.evaluate.experience = %experience'
         )
-    with contextlib.ExitStack() as ending:
-        environment = ending.enter_context(
-            contextlib.closing(make_environment(num_environments=min(num_environments, num_episodes), seed=seed))
-        )
-        report = ending.enter_context(contextlib.closing(EvaluationReport(run.dir, options, target_return)))
-        try:
-            source = _source(run, options, environment.specs, make_agent, experience)
-            ending.enter_context(contextlib.closing(source))
-            runner = _EpisodeRunner(report, environment, options, num_episodes, record_video, seed, run.stop)
-            target = _Target(options.target_metric, target_return, options.lower_is_better)
-            _Evaluation(run, report, source, runner, target, idle_timeout_secs).run()
-        except Stopped:
-            report.set_state('stopped')
+    if num_processes > 1 and (run.hooks.on_evaluated is not None or options.follow == 'served'):
+        where = 'beside training in one process' if run.hooks.on_evaluated else "with EvaluateOptions.follow='served'"
+        raise UserValueError(f'got num_processes={num_processes} {where}; need 1')
 
 
 def _source(
@@ -166,31 +190,36 @@ class _Target:
 
 
 class _EpisodeRunner:
-    """Runs the episodes of an evaluation, and records videos of additional ones."""
+    """Runs a process's episodes of an evaluation, and records videos of additional ones.
+
+    Attributes:
+      environment: the environments.
+    """
 
     def __init__(
         self,
-        report: EvaluationReport,
         environment: BatchedEnvironment,
         options: EvaluateOptions,
         num_episodes: int,
-        record_video: VideoFactory | None,
         seed: int | None,
+        report: Callable[[Progress], None],
         stop: threading.Event,
     ):
-        self._report, self._environment, self._options = report, environment, options
+        self.environment, self._options = environment, options
+        self._seed, self._report, self._stop = seed, report, stop
         self._evaluator = self._evaluator_of(environment, num_episodes)
-        self._record_video, self._seed, self._stop = record_video, seed, stop
         self._num_runs = 0
         self._acting(None)  # fails early if random actions are not possible
 
-    def run(self, candidate: Candidate, videos: pathlib.Path) -> EpisodeStatistics:
+    def run(
+        self, candidate: Candidate, record_video: VideoFactory | None = None, videos: pathlib.Path = pathlib.Path()
+    ) -> EpisodeStatistics:
         """Returns the statistics of a policy's episodes."""
         policy = self._acting(candidate.policy, candidate.metadata.get(ACTION_MASK))
         statistics = self._evaluator.run(policy, self._stop)
-        if self._record_video and self._num_runs % self._options.videos.interval == 0:
+        if record_video and self._num_runs % self._options.videos.interval == 0:
             folder = str(videos / f'train_step_{candidate.train_step}')
-            with contextlib.closing(self._record_video(folder=folder)) as recorded:
+            with contextlib.closing(record_video(folder=folder)) as recorded:
                 self._evaluator_of(recorded, self._options.videos.episodes).run(policy, self._stop)
         self._num_runs += 1
         return statistics
@@ -202,7 +231,7 @@ class _EpisodeRunner:
             num_episodes,
             options.max_steps_per_episode,
             options.max_secs,
-            self._report.progress,
+            self._report,
             options.on_episode,
         )
 
@@ -210,7 +239,7 @@ class _EpisodeRunner:
         """Returns a policy that acts with `options.epsilon` and the part `mask` of the observation."""
         if not self._options.epsilon and mask is None:
             return policy
-        specs = self._environment.specs
+        specs = self.environment.specs
         seed = None if self._seed is None else self._seed + self._num_runs
         action_mask = None if mask is None else ActionMask(specs, mask)
         return EpsilonPolicy(policy, self._options.epsilon, specs.action, seed, action_mask)
@@ -224,11 +253,11 @@ class _Evaluation:
         run: Run,
         report: EvaluationReport,
         source: ExportedPolicies,
-        runner: _EpisodeRunner,
+        play: Callable[[Candidate], EpisodeStatistics],
         target: _Target,
         idle_timeout_secs: float,
     ):
-        self._run_dir, self._report, self._source, self._runner = run.dir, report, source, runner
+        self._run_dir, self._report, self._source, self._play = run.dir, report, source, play
         self._target, self._stop, self._on_evaluated = target, run.stop, run.hooks.on_evaluated
         self._connect_timeout_secs, self._idle_timeout_secs = run.connect_timeout_secs, idle_timeout_secs
         self._last: Evaluation | None = None
@@ -277,7 +306,7 @@ class _Evaluation:
             logging.info('the policy of step %d is gone; it is not evaluated', candidate.train_step)
             return None
         try:
-            evaluation = self._report.add(candidate, self._runner.run(candidate, self._run_dir.videos))
+            evaluation = self._report.add(candidate, self._play(candidate))
             if candidate.path and self._is_best(evaluation):
                 facts = {key: evaluation[key] for key in _IN_METADATA if key in evaluation}
                 if versions.add_metadata(candidate.path, evaluation=facts):

@@ -36,6 +36,13 @@ class Candidate:
     metadata: dict[str, Any]
     path: pathlib.Path | None
 
+    @classmethod
+    def load(cls, path: pathlib.Path, specs: EnvironmentSpecs) -> 'Candidate':
+        """Loads an exported version, and checks its specs."""
+        policy = loader.load(path)
+        policy.check(specs)
+        return cls(policy, policy.metadata, policy.path)
+
     @property
     def train_step(self) -> int:
         return int(self.metadata['train_step'])
@@ -82,11 +89,9 @@ class ExportedPolicies:
             if step is None:
                 return None
             try:
-                policy = loader.load(self.directory / str(step))
+                return Candidate.load(self.directory / str(step), self._specs)
             except FileNotFoundError:  # pruned meanwhile
                 continue
-            policy.check(self._specs)
-            return Candidate(policy, policy.metadata, policy.path)
 
     def close(self) -> None:
         """Closes connections."""

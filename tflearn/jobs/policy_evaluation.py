@@ -1,36 +1,25 @@
 """The job evaluate_policy: evaluates one policy, of any origin, in an environment, and keeps the result."""
 
 import contextlib
-import dataclasses
 import itertools
 import math
-import multiprocessing
 import os
 import pathlib
-import threading
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
-from absl import logging
-
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
-from tflearn.core.errors import UserError, UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import EnvironmentFactory
-from tflearn.core.waiting import Stopped
 from tflearn.data import metadata
 from tflearn.files.run_dir import local_path, write_json
 from tflearn.jobs import chosen_policy
 from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.evaluation_processes import EvaluationProcesses, share
 from tflearn.jobs.evaluation_report import describe
 from tflearn.jobs.run import Run
 from tflearn.policies import external
-
-_POLL_SECS = 0.5
-_JOIN_SECS = 30.0
 
 
 @checked
@@ -71,17 +60,17 @@ def evaluate_policy(
       RuntimeError: if another process died.
       Stopped: if `stop` was set.
     """
-    if num_processes > num_episodes:
-        raise UserValueError(f'got num_processes={num_processes} for num_episodes={num_episodes}; need at most as many')
     written = None if output is None else local_path(output, 'output')
     if written is not None and os.path.lexists(written):
         raise UserValueError(f'got the output {written}, which exists; need a new file')
 
-    def play(index: int) -> tuple[EpisodeStatistics, dict[str, Any]]:
-        """Plays the share of a process; returns what describes its policy, too."""
+    facts: dict[str, Any] = {}
+
+    def play(index: int) -> EpisodeStatistics:
+        """Plays the share of a process; the facts describe its policy."""
         found = chosen_policy.find(run.dir, policy, train_step)
         found = chosen_policy.sampled(found) if sampled else found
-        episodes = num_episodes // num_processes + (index < num_episodes % num_processes)
+        episodes = share(num_episodes, num_processes, index)
         first_seed = seed + index * num_environments
         with contextlib.closing(
             make_environment(num_environments=min(num_environments, episodes), seed=first_seed)
@@ -91,16 +80,19 @@ def evaluate_policy(
             evaluator = Evaluator(environment, episodes, *limits, on_episode=options.on_episode)
             statistics = evaluator.run(acting, run.stop)
         path = getattr(found, 'path', None)
-        return statistics, {
-            'policy': policy if isinstance(policy, str) else external.function_name(policy),
-            'path': None if path is None else str(os.path.realpath(path)),
-            'train_step': getattr(found, 'train_step', None),
-        }
+        facts.update(
+            {
+                'policy': policy if isinstance(policy, str) else external.function_name(policy),
+                'path': None if path is None else str(os.path.realpath(path)),
+                'train_step': getattr(found, 'train_step', None),
+            }
+        )
+        return statistics
 
     begun = time.monotonic()
-    with _others(play, num_processes - 1) as results_of_others:
-        own, facts = play(0)
-        statistics = _joined([own, *results_of_others(run.stop)])
+    others = EvaluationProcesses(lambda index: lambda _: play(index), num_processes, num_episodes, run.stop)
+    with contextlib.closing(others):
+        statistics = others.play(None, lambda _: play(0))
     facts |= {
         'sampled': sampled,
         'epsilon': options.epsilon,
@@ -148,70 +140,3 @@ def _next_file(folder: pathlib.Path, facts: dict[str, Any]) -> pathlib.Path:
             (folder / f'.{chosen.name}').touch(exist_ok=False)  # which stays
             return chosen
     raise AssertionError('unreachable')
-
-
-def _joined(parts: list[EpisodeStatistics]) -> EpisodeStatistics:
-    reasons = dict.fromkeys(part.incomplete for part in parts if part.incomplete)
-    return EpisodeStatistics(
-        tuple(itertools.chain.from_iterable(part.episodes for part in parts)),
-        sum(part.dropped_episodes for part in parts),
-        '; '.join(reasons),
-    )
-
-
-@contextlib.contextmanager
-def _others(
-    play: Callable[[int], tuple[EpisodeStatistics, Any]], count: int
-) -> Iterator[Callable[[threading.Event], list[EpisodeStatistics]]]:
-    """Lets other processes play their shares during the block.
-
-    They are forks of this one, which has loaded TensorFlow but not used it, so that they have its configuration.
-
-    Yields:
-      A function that waits for their results.
-    """
-    context = multiprocessing.get_context('fork')
-    others: list[tuple[BaseProcess, Connection]] = []
-    try:
-        for index in range(1, count + 1):
-            ours, theirs = context.Pipe(duplex=False)
-            process: BaseProcess = context.Process(
-                target=_play_share, args=(play, index, theirs), name=f'evaluation_{index}'
-            )
-            process.start()
-            theirs.close()
-            others.append((process, ours))
-        yield lambda stop: [_result_of(*other, stop) for other in others]
-    finally:
-        for process, pipe in others:
-            process.kill()
-            process.join(_JOIN_SECS)
-            pipe.close()
-
-
-def _play_share(play: Callable[[int], tuple[EpisodeStatistics, Any]], index: int, pipe: Connection) -> None:
-    try:
-        pipe.send((dataclasses.asdict(play(index)[0]), None))
-    except UserError as error:
-        pipe.send((None, str(error)))
-    except Exception:
-        logging.exception('process %d of the evaluation failed', index)
-        raise
-    finally:
-        pipe.close()
-
-
-def _result_of(process: BaseProcess, pipe: Connection, stop: threading.Event) -> EpisodeStatistics:
-    while not pipe.poll(_POLL_SECS):
-        if stop.is_set():
-            raise Stopped(f'stopped while {process.name} was playing')
-    try:
-        statistics, user_error = pipe.recv()
-    except EOFError:
-        process.join(_JOIN_SECS)
-        raise RuntimeError(
-            f'got no result of {process.name}, which ended with exit code {process.exitcode}; its error is in the log'
-        ) from None
-    if user_error:
-        raise UserValueError(user_error)
-    return EpisodeStatistics(**statistics)
