@@ -16,6 +16,7 @@ PAGE = 'docs/packages.md'
 HEADER = """# Packages and modules
 
 In reading order. Imports point up this list only, and only to the packages in a package's row.
+[Architecture](architecture.md) has the picture, and the [glossary](glossary.md) the words.
 `python -m tests.architecture.packages_page` writes this page, and a test checks that it is current.
 """
 

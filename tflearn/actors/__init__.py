@@ -1,1 +1,1 @@
-"""Acting: a policy in a batched environment, what it earned, and how good it is."""
+"""Acting: a policy in a batched environment, the metrics of its episodes, and evaluation."""

@@ -1,4 +1,4 @@
-"""ActorCriticAgent: an actor, and critics of its actions with targets that follow, as of SAC, AWAC and TD3.
+"""ActorCriticAgent: an actor, and critics of its actions with target networks, as in SAC, AWAC and TD3.
 
 They learn from old items, in any order, of which they make transitions.
 """

@@ -1,1 +1,1 @@
-"""The Python front door: a whole run from a script or a notebook. Only users import it; see docs/python.md."""
+"""The Python front door: a whole run from a script or a notebook; see docs/python.md."""

@@ -1,4 +1,4 @@
-"""Going on with a run that has ended: its stop conditions now, and which settings changed.
+"""Continues a run that has ended: compares its stop conditions and settings with those of before.
 
 A run that ended goes on if the condition that ended it was raised, or removed. The conditions are read from the gin
 files without TensorFlow, so that launch and all jobs, which may start in any order, find the same.

@@ -1,1 +1,1 @@
-"""What is no item of a replay: weights, reports of collectors, credits, heartbeats."""
+"""What jobs exchange besides experience: weights, reports of collectors, credits, heartbeats."""

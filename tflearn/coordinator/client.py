@@ -1,4 +1,4 @@
-"""Coordinator: a job's end. What it sends is in vain while nothing answers, and is sent again by who has it."""
+"""Coordinator: a job's client. Messages sent while the server is down are lost; their senders repeat them."""
 
 import contextlib
 import dataclasses

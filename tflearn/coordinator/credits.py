@@ -1,4 +1,4 @@
-"""Credits: the items that the learner wants, the collectors that were asked to make them, and how those hear of it."""
+"""Credits: the items that the learner wants, the collectors that were asked to make them, and how they are notified."""
 
 import dataclasses
 import threading

@@ -1,4 +1,4 @@
-"""The coordinator's server: everything of a run that is no item of a replay.
+"""The coordinator's server: everything that jobs exchange besides experience.
 
     POST /v1/register      {"role": ..., "index": 0, "address": "host:port", "contract": {...}, "had_epoch": false};
                            answers what the job has to know, 409 with the run's contract if that is another one

@@ -1,4 +1,4 @@
-"""What a coordinator knows. Nothing of it is on disk: everybody sends theirs again to one that was started again.
+"""A coordinator's state. Nothing of it is on disk: after a restart every job sends its part again.
 
 One learner at a time writes weights and credits and reads reports: who registered with the greatest epoch. Policy
 versions never go back: collectors report the version that they act with, and older weights are refused.

@@ -1,1 +1,1 @@
-"""What every package speaks of: types, errors, experience, strategies. It imports no TensorFlow itself."""
+"""What all packages use: types, errors, experience, strategies."""

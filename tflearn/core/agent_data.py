@@ -1,5 +1,5 @@
-"""The data of any TF-Agents agent: checks of what it needs, and what it makes of sequences before it trains on them.
-WrappedAgent: an agent that changes the data of another one before.
+"""The data of any TF-Agents agent: checks of what it needs, and its preprocessing of sequences. WrappedAgent: an
+agent that changes the data before another agent trains on them.
 
 `TFAgent.preprocess_sequence` maps collected sequences (`collect_data_spec`) to what `train` takes
 (`training_data_spec`): TF-Agents' PPO agents compute returns and advantages there.

@@ -1,4 +1,4 @@
-"""Resumable: what an object holds besides variables, with which a resumed run of one process goes on."""
+"""Resumable: the state of an object besides its variables, for resumed runs of one process."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""A data set in two: episodes to train on, and those held out, by which what was trained is judged.
+"""A data set in two: episodes to train on, and held-out ones to judge the policy by.
 
 Chance plays no part: the time of an episode or a hash of its name decides, so the same input gives the same two sets.
 An episode, which may be a session of many steps, is in one of them as a whole.

@@ -1,4 +1,4 @@
-"""Tables in files, CSV, Parquet or JSON lines -> blocks of columns, in bounded memory. The only door to pyarrow.
+"""Tables in files, CSV, Parquet or JSON lines -> blocks of columns, in bounded memory. Only here is pyarrow imported.
 
 Every column is read as it stands. `numbers`, `texts`, `lists` and `times` make arrays of it, and mark what they cannot
 read, so that one wrong value costs no more than its row.

@@ -1,1 +1,1 @@
-"""Several runs of one problem: seeds, and what they say when they are compared."""
+"""Several runs of one problem: seeds, comparisons, searches for hyperparameters, reports."""

@@ -1,4 +1,4 @@
-"""What runs there are in a folder, how each of them is, and how good it has become. Loads no TensorFlow."""
+"""The runs of a folder: their states, and their best returns. Loads no TensorFlow."""
 
 import os
 import pathlib

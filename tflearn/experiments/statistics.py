@@ -1,4 +1,4 @@
-"""What several runs say together: interquartile means, bootstrap intervals, the probability of improvement.
+"""Statistics of several runs: interquartile means, bootstrap intervals, the probability of improvement.
 
 The measures are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
 (arXiv 2108.13264). The runs of one problem are drawn again; nothing else is random.

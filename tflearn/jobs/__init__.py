@@ -1,1 +1,1 @@
-"""The jobs of a run, one function each."""
+"""The jobs of a run, one function each, and the parts that they share."""

@@ -1,4 +1,4 @@
-"""Collectors: who takes a session's environment steps. In other processes, in this one, or nobody: steps in files."""
+"""Collectors: environment steps of a session, by other processes or by this one; none if its data are in files."""
 
 import json
 import pickle

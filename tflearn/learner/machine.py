@@ -1,4 +1,4 @@
-"""The machine of a job: checks before it begins (memory, disk, file handles, clock), and a notice that it goes away.
+"""The machine of a job: checks before it begins (memory, disk, file handles, clock), and a preemption notice.
 
 Google Cloud's notice that a machine is about to be taken away ends the job as a request to stop would. The job saves a
 checkpoint and ends with the exit status that asks for another start. TensorFlow's own `PreemptionCheckpointHandler`

@@ -1,4 +1,4 @@
-"""StopConditions: when training ends, and how near that is; DataStopConditions: for data that are given beforehand."""
+"""StopConditions: when training ends, and how near that is; DataStopConditions: for recorded data."""
 
 import collections
 import dataclasses

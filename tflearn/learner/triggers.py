@@ -1,4 +1,4 @@
-"""Triggers: actions every so many train steps or seconds, at given steps, and at the end.
+"""Triggers: actions at intervals of train steps or seconds, at given steps, and at the end.
 
 A trigger is called as `trigger(before, after)` after the train steps (before, after], and returns whether it fired; at
 the end of training `trigger.end(step)` is called. An action that raises does not count as done: the exception is not

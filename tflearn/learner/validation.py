@@ -1,4 +1,4 @@
-"""Validator: the loss on data that are not trained on, at intervals, and when it no longer gets less."""
+"""Validator: the loss on data that are not trained on, at intervals, and when it no longer falls."""
 
 import json
 from collections.abc import Callable, Iterable

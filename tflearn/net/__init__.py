@@ -1,1 +1,1 @@
-"""Servers and clients of ours: HTTP and gRPC, with TLS, limits and deadlines. The only door to grpc."""
+"""Servers and clients of ours: HTTP and gRPC, with TLS, limits and deadlines."""

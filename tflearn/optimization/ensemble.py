@@ -1,4 +1,4 @@
-"""Targets and losses of an ensemble of critics: truncated quantiles (TQC), or the least of some (REDQ, DroQ).
+"""Targets and losses of an ensemble of critics: truncated quantiles (TQC), or the minimum of some (REDQ, DroQ).
 
 Kuznetsov et al. 2020, "Controlling Overestimation Bias with Truncated Mixture of Continuous Distributional Quantile
 Critics" (arXiv 2005.04269); Chen et al. 2021, "Randomized Ensembled Double Q-Learning" (arXiv 2101.05982).

@@ -1,1 +1,1 @@
-"""The product loop: rounds, which make the next policy of what the last one decided and what came of it."""
+"""The product loop: each round trains the next policy on the decisions of the last one and their outcomes."""

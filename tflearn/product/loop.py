@@ -1,4 +1,4 @@
-"""The loop: what a product decided, and what came of it, becomes its next policy, round by round.
+"""The loop: a product's decisions and their outcomes become training data of its next policy, round by round.
 
 Each step of a round is a program, which writes its result atomically, and is not run again once that is there. So a
 loop that was killed goes on where it was, and a round has the same data however often it was begun. No TensorFlow here.

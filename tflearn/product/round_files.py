@@ -1,4 +1,4 @@
-"""Rounds of the loop: each is a directory, whose first file says what it reads, and whose last one what came of it."""
+"""Rounds of the loop: each is a directory, whose first file names its input, and whose last one is its result."""
 
 import dataclasses
 import pathlib

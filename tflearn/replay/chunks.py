@@ -1,4 +1,4 @@
-"""ChunkBuilder: rows of a batched environment -> chunks, the items of the replay tables.
+"""ChunkBuilder: rows of a batched environment -> chunks, which the replay tables hold.
 
 A chunk holds consecutive rows of one environment. Every sequence of the experience lies within one chunk, marked by the
 flag of its first row. A chunk begins with the last rows of the one before, so that no sequence is lost between two.

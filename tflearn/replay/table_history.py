@@ -1,4 +1,4 @@
-"""TableHistory: what a replay server's tables were like when it last answered; for the line of a job's end."""
+"""TableHistory: the last known state of a replay server's tables, for the message with which a job ends."""
 
 import math
 import time

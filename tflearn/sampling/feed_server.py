@@ -1,5 +1,4 @@
-"""The feed's dispatcher: that of tf.data service, and the HTTP server beside it, of the contract of its elements; and
-who asks that.
+"""The feed's dispatcher: tf.data service's, and an HTTP server with the contract of its elements; and its client.
 
 GET /v1/feed  {"dispatcher": "host:port", "workers": 2, "dataset_id": ..., "element": ...}
 PUT /v1/feed  a worker's announcement, every second: {"worker": ..., "dataset_id": ..., ...}

@@ -1,4 +1,4 @@
-"""DecisionLog: what a server has decided, and what came of it, on the way to the process that writes `decision_files`.
+"""DecisionLog: decisions of a server and their outcomes, on the way to the process that writes `decision_files`.
 
 A request only appends to a queue; a thread sends what waits, decisions of one kind as one, and seldom: when it takes
 Python's lock from the requests, these wait for a processor again. SIGKILL loses what waits: that of `WAKE_SECS`.

@@ -1,4 +1,4 @@
-"""Trials: what is known of versions that were just promoted. One that falls short is taken back; shadows are asked.
+"""Trials: metrics of versions that were just promoted, by which a bad one is taken back; and requests to shadows.
 
 Requests are counted in blocks, each of which is judged by itself, so that a version that goes bad after a long while is
 found as fast. All but `check` and `close` is called on the thread of the requests.

@@ -1,1 +1,1 @@
-"""Programs that only read runs: what a run's metrics say about its learning."""
+"""What only reads runs: checks of a run's metrics for signs of bad learning."""

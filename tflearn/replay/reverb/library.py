@@ -1,4 +1,4 @@
-"""The only door to Reverb: its tables, counts, clients, streams and servers in the words of `backend`."""
+"""The only module that imports Reverb: its tables, counts, clients, streams and servers in the words of `backend`."""
 
 import json
 import pathlib

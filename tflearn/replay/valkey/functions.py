@@ -1,4 +1,4 @@
-"""What the server does in one step: the functions in Lua of functions.lua, which the keeper of a server loads.
+"""The functions in Lua that a server runs atomically (functions.lua); the replay server job loads them there.
 
 All items of a server are entries of one stream. An entry's id has two numbers, see `entry_id`: so many items were
 inserted into the table that is scanned, and so many into the queue, with this one. So the ids are the counts; nothing

@@ -1,4 +1,4 @@
-"""The only door to the client library valkey: connections to servers, whose errors are those of `backend`.
+"""The only module that imports the client library valkey: connections whose errors are those of `backend`.
 
 An address is 'valkey://host:port', or 'valkeys://host:port' over TLS; a '/number' behind it is a database other than 0.
 User, password and client certificate are never part of it. They come from the environment; without it the password of a
