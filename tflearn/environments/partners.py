@@ -1,4 +1,4 @@
-"""Who plays the other agents of a game: opponents of self-play, and policies of other runs that train simultaneously."""
+"""Who plays the other agents of a game: opponents of self-play, and policies of runs that train simultaneously."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
