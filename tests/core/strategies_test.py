@@ -108,15 +108,27 @@ def _tf_config(size, index=0):
 
 def test_sets_threads_before_tensorflow_starts(tmp_path):
     program = (
-        'import tensorflow as tf; from tflearn.core import strategies; strategies.use_threads(1); '
-        'tf.constant(1); print(tf.config.threading.get_inter_op_parallelism_threads()); strategies.use_threads(None); '
+        'import tensorflow as tf; from tflearn.core import strategies; strategies.use_threads(1, intra_op=2); '
+        'tf.constant(1); print(tf.config.threading.get_inter_op_parallelism_threads(), '
+        'tf.config.threading.get_intra_op_parallelism_threads()); strategies.use_threads(None); '
         'strategies.use_threads(2)'
     )
     result = _in_a_process_of_its_own(tmp_path, program)
-    assert result.stdout.strip() == '1'
+    assert result.stdout.strip() == '1 2'
     assert 'RuntimeError: Inter op parallelism cannot be modified after initialization.' in result.stderr
     with pytest.raises(ValueError, match='got inter_op_threads=0; need at least 1, or None'):
         strategies.use_threads(0)
+    with pytest.raises(ValueError, match='got intra_op_threads=0; need at least 1, or None'):
+        strategies.use_threads(None, intra_op=0)
+
+
+@pytest.mark.parametrize(('cores', 'threads'), [(2, '1'), (64, '0')])
+def test_collectors_use_one_thread_for_an_operation_on_few_cores(tmp_path, cores, threads):
+    program = (
+        f'import os, tensorflow as tf; os.cpu_count = lambda: {cores}; from tflearn.jobs import collect; '
+        'collect.use_threads(); print(tf.config.threading.get_intra_op_parallelism_threads())'
+    )
+    assert _in_a_process_of_its_own(tmp_path, program).stdout.strip() == threads
 
 
 def test_multi_worker_needs_tf_config(monkeypatch):

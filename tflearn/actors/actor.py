@@ -1,7 +1,7 @@
 """Actor: steps a batched environment with a policy, as one compiled program, and passes trajectories to observers."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,9 @@ class CompiledPolicy:
             return tf.nest.flatten(list(step))
 
         self._program = tf.function(program, autograph=False).get_concrete_function(*tf.nest.flatten(inputs))
-        self._structure = [tf.nest.map_structure(lambda _: None, part) for part in structure]
+        parts = [tf.nest.map_structure(lambda _: None, part) for part in structure]
+        self._packers = [_packer(part) for part in parts]
+        self._are_states = [k == 1 for k, part in enumerate(parts) for _ in tf.nest.flatten(part)]
         self._name, self._captures = self._program.name, self._program.captured_inputs  # constant, but slow to look up
         self._output_dtypes = [output.dtype for output in self._program.outputs]
         # Inputs that the program never reads (usually rewards) are not converted at each call.
@@ -145,8 +147,9 @@ class CompiledPolicy:
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=[*leaves, *tf.nest.flatten(policy_state), *self._captures], Tout=self._output_dtypes, f=self._name
         )
-        action, state, info = self._pack(outputs)
-        return policy_step.PolicyStep(_numpy(action), state, _numpy(info))
+        pairs = zip(outputs, self._are_states, strict=True)
+        values = iter([output if is_state else output.numpy() for output, is_state in pairs])
+        return policy_step.PolicyStep(*[pack(values) for pack in self._packers])
 
     def check(self, time_step: ts.TimeStep) -> None:
         """Checks that time steps [B] have the spec and the batch size that the policy was compiled for.
@@ -156,16 +159,17 @@ class CompiledPolicy:
         """
         check_batch(time_step, self.time_step_spec, self.batch_size, 'time step')
 
-    def _pack(self, outputs: list[tf.Tensor]) -> list[Any]:
-        if len(outputs) == 1 and self._structure[0] is None:  # the usual case: one action, no state, no info
-            return [outputs[0], *self._structure[1:]]
-        return tf.nest.pack_sequence_as(self._structure, outputs)
 
-
-def _numpy(nest: Any) -> Any:
-    if isinstance(nest, tf.Tensor):
-        return nest.numpy()
-    return tf.nest.map_structure(lambda leaf: leaf.numpy(), nest) if nest else nest
+def _packer(structure: Any) -> Callable[[Iterator[Any]], Any]:
+    """Returns a function that takes a nest's leaves, in the order of `tf.nest`, whose own takes 20 us a call."""
+    if isinstance(structure, Mapping):
+        parts = {key: _packer(structure[key]) for key in sorted(structure)}
+        return lambda leaves: {key: pack(leaves) for key, pack in parts.items()}
+    if isinstance(structure, tuple | list):
+        kind: Any = getattr(structure, '_make', type(structure))
+        packers = [_packer(part) for part in structure]
+        return lambda leaves: kind([pack(leaves) for pack in packers])
+    return next
 
 
 Observer = Callable[[trajectory.Trajectory], None]

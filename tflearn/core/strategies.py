@@ -86,18 +86,24 @@ def describe_devices(strategy: tf.distribute.Strategy, devices: pathlib.Path = p
     return f'{line}; TensorFlow sees no GPU'
 
 
-def use_threads(inter_op: int | None) -> None:
-    """Sets the number of threads that run TensorFlow's operations concurrently; None keeps TensorFlow's default.
+def use_threads(inter_op: int | None, intra_op: int | None = None) -> None:
+    """Sets the numbers of TensorFlow's threads; None keeps TensorFlow's default.
+
+    Args:
+      inter_op: threads that run operations concurrently.
+      intra_op: threads that share one operation.
 
     Raises:
-      ValueError: if it is below 1.
+      ValueError: if one is below 1.
       RuntimeError: if TensorFlow has started with another number.
     """
-    if inter_op is None:
-        return
-    if inter_op < 1:
-        raise UserValueError(f'got inter_op_threads={inter_op}; need at least 1, or None')
-    tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+    for name, threads in (('inter_op_threads', inter_op), ('intra_op_threads', intra_op)):
+        if threads is not None and threads < 1:
+            raise UserValueError(f'got {name}={threads}; need at least 1, or None')
+    if inter_op is not None:
+        tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+    if intra_op is not None:
+        tf.config.threading.set_intra_op_parallelism_threads(intra_op)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import os
 import threading
 import time
 import zlib
@@ -18,6 +19,7 @@ from tflearn.coordinator.credits import CreditReader
 from tflearn.coordinator.published_weights import Subscriber
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
 from tflearn.coordinator.weights_reader import Lost, Refused
+from tflearn.core import strategies
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.train_step import set_env_steps
@@ -32,6 +34,7 @@ from tflearn.replay.shards import Shards
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 
+_FEW_CORES = 4
 _STEPS_PER_RUN = 16
 _RETRY_SECS, _LOOKUP_SECS = 5.0, 0.5
 _STOP_POLL_SECS = 0.02
@@ -70,6 +73,7 @@ def collect(
         return
     status, name = run.status(run.name), run.name
     status.update(f'waiting for the coordinator at {run.coordinator.address}')
+    use_threads()
     environment = make_environment(num_environments=num_environments, seed=_set_seed(options.seed, name))
     try:
         with contextlib.ExitStack() as ending:
@@ -135,6 +139,16 @@ def _served(agent: Agent, options: CollectOptions, run: Run, ending: contextlib.
     policy = RemotePolicy(options.served_at, 'collect_policy', *given)
     ending.callback(policy.close)
     return policy
+
+
+def use_threads() -> None:
+    """Lets one thread compute each operation where a learner needs the other cores; a policy's batch is small.
+
+    TensorFlow's own variable overrides it.
+    """
+    if (os.cpu_count() or 1) <= _FEW_CORES and 'TF_NUM_INTRAOP_THREADS' not in os.environ:
+        with contextlib.suppress(RuntimeError):  # TensorFlow has started in this process
+            strategies.use_threads(None, intra_op=1)
 
 
 def _set_seed(seed: int | None, name: str) -> int | None:

@@ -69,7 +69,7 @@ def only_learner(run: Run, device: Device) -> Iterator[tuple[Run, tf.distribute.
       RuntimeError: if another process is the run's learner.
       PeerStopped: if another worker has died, or this machine will be stopped.
     """
-    strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
+    strategies.use_threads(device.inter_op_threads, device.intra_op_threads)  # before any other use of TensorFlow
     strategy = strategies.make(device.strategy)
     with (
         machine.notices_watched(device.watches_maintenance, run.stop),
@@ -137,6 +137,7 @@ class Session:
             state=collectors.state(),
             manifests=collectors.manifests,
         )
+        self._step = self._learner.step  # of the variable, whose reading takes long beside a small environment's step
         initial_agent.load_optimizers(agent, settings.initial, run.dir)  # the learner has made their slots
         self._make_exports = lambda: PolicyExports(agent, run.dir, settings.exports, self._export_facts, self._texts)
 
@@ -289,7 +290,7 @@ class Session:
 
     def _turn(self) -> None:
         """Collects, then takes the train steps that are due."""
-        step, start = self._learner.step, time.monotonic()
+        step, start = self._step, time.monotonic()
         pretrains = self._pretrains  # the first call after that waits for steps that these weights collect
         self._set_env_steps()
         if not pretrains:
@@ -311,6 +312,7 @@ class Session:
         start = time.monotonic()
         with self._guard(f'a call from train step {self._learner.step}'):
             result = self._learner.run(self._learner.calls(num_steps))
+        self._step = self._learner.step
         if self._chief:
             self._exports.raise_failure()
         self._called_at = time.monotonic()
@@ -323,7 +325,8 @@ class Session:
     @property
     def _pretrains(self) -> bool:
         """Whether training is on demonstrations alone, and collectors wait for its result."""
-        return self._learner.step < self._settings.num_pretrain_steps
+        pretrain_steps = self._settings.num_pretrain_steps
+        return pretrain_steps > 0 and self._learner.step < pretrain_steps
 
     def _set_env_steps(self) -> None:
         if train_step.env_steps_are_used():
@@ -376,7 +379,7 @@ class Session:
     def _end_reason(self, more_secs: float = 0.0) -> str | None:
         """Returns why training is over; None while it goes on. `more_secs` have passed since the last call's end."""
         if not self._reason:
-            step, env_steps, secs = self._learner.step, self._collectors.env_steps, self._progress.secs + more_secs
+            step, env_steps, secs = self._step, self._collectors.env_steps, self._progress.secs + more_secs
             if (request := read_json(self._run_dir.stop_request)) is not None:
                 self._reason = str(request.get('reason', 'stop requested'))
             else:

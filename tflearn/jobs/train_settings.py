@@ -90,6 +90,8 @@ class Device:
       strategy: where train steps run, see `strategies.make`; the synchronous job needs 'default', the first device.
       precision: 'float32'; or 'bfloat16' or 'float16' for the networks' inner layers, the latter with scaled losses.
       inter_op_threads: threads for TensorFlow's operations; None is one per core. Small networks are faster with 1.
+      intra_op_threads: threads that share one operation; None is one per core. With 1 small convolutions are faster in
+        the synchronous job, whose policy acts on small batches.
       dry_run: the shape of a cluster, such as '2x4' for 2 hosts with 4 replicas each: nothing is trained, but the
         train step of one of these replicas is compiled, and a report is logged; see docs/distributed.md. None trains.
       watch_maintenance: whether a notice that Google Cloud will stop this machine ends the job, with a checkpoint and
@@ -99,6 +101,7 @@ class Device:
     strategy: str = 'default'
     precision: str = 'float32'
     inter_op_threads: int | None = None
+    intra_op_threads: int | None = None
     dry_run: str | None = None
     watch_maintenance: bool | None = None
 
