@@ -100,21 +100,7 @@ def run(
     Raises:
       RuntimeError: if the learner did not get so far.
     """
-    bindings = [
-        'from benchmarks import recorded_environment',
-        'make_environment=@recorded_environment.make',
-        'recorded_environment.make.make_environment=@gymnasium_env.make',
-        f'recorded_environment.make.path="{path.resolve()}"',
-        f'train.Initial.seed={seed}',
-        f'collect_settings.CollectOptions.seed={seed}',
-        *gin_bindings,
-    ]
-    flags = [
-        f'--root_dir={path.parent / "run"}',
-        f'--gin_file={gin_file}',
-        *([f'--coordinator_address=localhost:{free_port()}'] if len(programs) > 1 else []),
-        *(f'--gin_bindings={binding}' for binding in bindings),
-    ]
+    its_flags = flags(gin_file, path, seed, gin_bindings, programs)
     status = RunDir(path.parent / 'run').status('train')
     if not compiled:
         give(path)
@@ -127,12 +113,34 @@ def run(
                 wait(lambda: has_compiled() or not alive(), START_SECS)
                 if not has_compiled():
                     raise RuntimeError(f'got no learner that waits for data in {path.parent}; see its log files')
-            command = [sys.executable, '-m', f'scripts.{job}', *flags]
+            command = [sys.executable, '-m', f'scripts.{job}', *its_flags]
             if replay_backend and job == 'replay_server':
                 command.append(f'--replay_backend={replay_backend}')
             jobs.append(stack.enter_context(process(command, path.with_name(f'{job}.log'))))
         wait(lambda: recorded_environment.read(path)[0] is not None or not alive(), START_SECS)
         wait(lambda: read(path, goal, limit_secs).secs is not None or not alive(), limit_secs)
+
+
+def flags(
+    gin_file: str, path: pathlib.Path, seed: int, gin_bindings: Sequence[str], programs: Sequence[str]
+) -> list[str]:
+    """Returns the flags of jobs whose environment, one of gymnasium, writes the file `path`; see `run`."""
+    bindings = [
+        'from benchmarks import recorded_environment',
+        'from tflearn.environments import gymnasium_env',
+        'make_environment=@recorded_environment.make',
+        'recorded_environment.make.make_environment=@gymnasium_env.make',
+        f'recorded_environment.make.path="{path.resolve()}"',
+        f'train.Initial.seed={seed}',
+        f'collect_settings.CollectOptions.seed={seed}',
+        *gin_bindings,
+    ]
+    return [
+        f'--root_dir={path.parent / "run"}',
+        f'--gin_file={gin_file}',
+        *([f'--coordinator_address=localhost:{free_port()}'] if len(programs) > 1 else []),
+        *(f'--gin_bindings={binding}' for binding in bindings),
+    ]
 
 
 @contextlib.contextmanager
