@@ -107,7 +107,7 @@ def _cloning(data: pathlib.Path, num_steps: int, value_warmup_steps: int) -> lis
         'train.Cloning.make_agent=@bc.make_agent',
         'bc.make_agent.network=@networks.NetworkOptions()',
         f'train.Cloning.num_train_steps={num_steps}',
-        f'ppo_loss.PPOLoss.value_warmup_steps={value_warmup_steps}',
+        f'ppo.PPOLoss.value_warmup_steps={value_warmup_steps}',
         'optimizers.OptimizerOptions.learning_rate=@schedules.piecewise()',
         f'schedules.piecewise.points={((0, 5e-3), (value_warmup_steps, 5e-3), (value_warmup_steps + 1, 5e-4), _LAST)}',
     ]

@@ -29,12 +29,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import tflearn  # noqa: E402
-from tflearn.agents import ppo  # noqa: E402
+from tflearn.agents import ppo  # noqa: E402  # noqa: E402
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing  # noqa: E402
 from tflearn.environments import pettingzoo_env, turn_game  # noqa: E402
 from tflearn.jobs.policy_exports import ExportOptions  # noqa: E402
 from tflearn.networks.networks import NetworkOptions  # noqa: E402
-from tflearn.optimization import ppo_loss  # noqa: E402
 from tflearn.optimization.optimizers import OptimizerOptions  # noqa: E402
 from tflearn.policies import league  # noqa: E402
 
@@ -63,7 +62,7 @@ def settings(unroll_steps: int, num_steps: int, gamma: float, agent: Mapping[str
     return {
         'make_agent': functools.partial(
             ppo.make_agent,
-            loss=ppo_loss.PPOLoss(gamma=gamma, entropy_coefficient=0.01),
+            loss=ppo.PPOLoss(gamma=gamma, entropy_coefficient=0.01),
             optimizer=OptimizerOptions(learning_rate=1e-3),
             **agent,
         ),

@@ -20,7 +20,7 @@ from tflearn.jobs.evaluate import evaluate
 from tflearn.launch import topology
 from tflearn.launch.topology import MAX_RESTARTS
 from tflearn.networks import networks
-from tflearn.optimization import impala_loss, optimizers
+from tflearn.optimization import optimizers
 
 PAGE = (pathlib.Path(__file__).parents[1] / 'docs' / 'from-rllib.md').read_text()
 # What ray 2.60 lists: ray.rllib.algorithms.impala.IMPALAConfig().to_dict().
@@ -98,7 +98,7 @@ OURS = {
     'train.Device': train_settings.Device,
     'train.Initial': train_settings.Initial,
     'train.Intervals': train_settings.Intervals,
-    'ImpalaLoss': impala_loss.ImpalaLoss,
+    'ImpalaLoss': impala.ImpalaLoss,
     'NetworkOptions': networks.NetworkOptions,
     'SurrogateOptions': appo.SurrogateOptions,
     'collect': collect,

@@ -9,11 +9,11 @@ from tests.agents import example_data
 from tests.testing import experiences
 from tests.testing.algorithms import ALGORITHMS
 from tflearn.agents import awac, iql, sac
+from tflearn.agents.v_mpo import VMPOLoss
 from tflearn.core.types import EnvironmentSpecs, zeros
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import ensemble
 from tflearn.optimization.optimizers import OptimizerOptions
-from tflearn.optimization.v_mpo_loss import VMPOLoss
 
 ONE, FLOATS = example_data.DISCRETE, example_data.CONTINUOUS
 MANY = EnvironmentSpecs(FLOATS.observation, tensor_spec.BoundedTensorSpec((3,), tf.int64, 0, 1, 'action'))

@@ -10,11 +10,11 @@ from tf_agents.trajectories import time_step as ts
 from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import appo, impala
+from tflearn.agents.impala import ImpalaLoss
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules, vtrace
-from tflearn.optimization.impala_loss import ImpalaLoss
 from tflearn.optimization.optimizers import OptimizerOptions
 
 SMALL = NetworkOptions(fc_layer_params=(16,))

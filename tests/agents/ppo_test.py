@@ -9,13 +9,13 @@ from tests.agents import example_data
 from tests.testing import experiences, lanes
 from tflearn.actors.actor import Actor
 from tflearn.agents import ppo
+from tflearn.agents.ppo import PPOLoss
 from tflearn.core.experience import Iteration
 from tflearn.core.train_step import create_train_step
 from tflearn.environments.tasks import t_maze
 from tflearn.networks.networks import NetworkOptions
-from tflearn.optimization import ppo_loss, schedules
+from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import OptimizerOptions
-from tflearn.optimization.ppo_loss import PPOLoss
 
 SMALL = NetworkOptions(fc_layer_params=(16,))
 PLAIN = {'normalize_observations': False, 'normalize_rewards': False}
@@ -62,7 +62,7 @@ def test_advantages(discounts, next_types):
         following = delta + 0.9 * 0.8 * discounts[t] * following * (next_types[t] != LAST)
         expected[t] = following = 0.0 if next_types[t] == FIRST else following
     kinds = np.array([next_types])
-    got = ppo_loss.advantages(
+    got = ppo.generalized_advantages(
         tf.constant(np.float32([rewards])),
         tf.constant(np.float32([discounts])) * 0.9,
         tf.constant(np.float32([values])),
@@ -81,7 +81,9 @@ def test_loss_equals_the_papers():
     data = example_data.sequences(agent, 4, 9)
     samples, counts = agent.prepare(data)
     (_, before), _ = agent._network(data.observation)
-    raw = ppo_loss.advantages(data.reward[:, :-1], 0.9 * tf.ones((4, 8)), before, counts < 0, counts > 0, 0.8).numpy()
+    raw = ppo.generalized_advantages(
+        data.reward[:, :-1], 0.9 * tf.ones((4, 8)), before, counts < 0, counts > 0, 0.8
+    ).numpy()
     np.testing.assert_allclose(samples.target, raw + before[:, :-1], rtol=1e-5)
     advantages = (raw - raw.mean()) / raw.std()
     np.testing.assert_allclose(samples.advantage, advantages, rtol=1e-4, atol=1e-5)
@@ -223,7 +225,7 @@ def test_the_clip_and_the_penalty_follow_their_schedules():
     assert float(loss.epsilon(agent.train_step_counter)) == pytest.approx(0.1)
     agent.prepare(data)
     assert agent._kl_coefficient.numpy() == pytest.approx(2.0)
-    next_coefficient = ppo_loss.next_kl_coefficient(tf.constant(1.0), tf.constant([0.4, 0.6, 1.4, 1.6]), 1.0)
+    next_coefficient = ppo.next_kl_coefficient(tf.constant(1.0), tf.constant([0.4, 0.6, 1.4, 1.6]), 1.0)
     np.testing.assert_allclose(next_coefficient, [0.5, 0.5, 1.0, 2.0])
 
 

@@ -1,4 +1,4 @@
-"""V-MPO's agent; tests/optimization/v_mpo_loss_test.py has the equations, ppo_test.py how samples are prepared."""
+"""V-MPO's agent; v_mpo_loss_test.py has the equations, ppo_test.py how samples are prepared."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,10 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data, oracles
 from tflearn.agents import v_mpo
+from tflearn.agents.v_mpo import VMPOLoss
 from tflearn.core.train_step import create_train_step
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
-from tflearn.optimization.v_mpo_loss import VMPOLoss
 
 SPECS = pytest.mark.parametrize('specs', [example_data.DISCRETE, example_data.CONTINUOUS], ids=['integers', 'floats'])
 PLAIN = {'normalize_observations': False, 'normalize_rewards': False}

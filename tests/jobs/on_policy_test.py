@@ -20,7 +20,6 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.learner.learner import LearnerOptions
 from tflearn.networks.networks import NetworkOptions
-from tflearn.optimization import ppo_loss
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY
@@ -184,7 +183,7 @@ def test_a_rare_large_reward_is_chosen_with_the_default_normalization(small_run)
             ppo.make_agent,
             optimizer=OptimizerOptions(1e-2),
             network=NetworkOptions(fc_layer_params=(16,)),
-            loss=ppo_loss.PPOLoss(gamma=1.0, lambda_=1.0),
+            loss=ppo.PPOLoss(gamma=1.0, lambda_=1.0),
         ),
         'experience': Experience(
             slicing=Slicing(sequence_length=201, stride=200, pad_episodes=True),

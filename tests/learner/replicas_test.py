@@ -23,14 +23,14 @@ from tf_agents.utils import common
 from tests.agents import example_data
 from tests.testing import experiences
 from tests.testing.algorithms import ALGORITHMS, names
-from tflearn.agents import appo, bc, discrete_sac, reinforce, sac
+from tflearn.agents import appo, bc, discrete_sac, ppo, reinforce, sac
 from tflearn.core import strategies
 from tflearn.core.experience import BatchItems
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner
 from tflearn.networks.networks import NetworkOptions
-from tflearn.optimization import optimizers, ppo_loss
+from tflearn.optimization import optimizers
 from tflearn.optimization.conservative import Conservative
 
 NUM_STEPS = 50
@@ -118,10 +118,10 @@ SETTINGS = {
     'cql': {'conservative': Conservative(0.5, 2.0)},
     'discrete_sac': {'loss': discrete_sac.DiscreteSACLoss(reward_scale=10.0, initial_log_alpha=3.0)},
     'bc': {'loss': bc.BCLoss(weight='return_to_go', weight_temperature=0.5, entropy_coefficient=0.01)},
-    'ppo': {'loss': ppo_loss.PPOLoss(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)},
+    'ppo': {'loss': ppo.PPOLoss(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)},
     'nested ppo': {'action_mask': 'mask'},
     'synchronized bc': {'network': NetworkOptions(make_network=_normalized)},
-    'a2c': {'loss': ppo_loss.PPOLoss(lambda_=1.0, clip_epsilon=None, normalize_advantages=False)},
+    'a2c': {'loss': ppo.PPOLoss(lambda_=1.0, clip_epsilon=None, normalize_advantages=False)},
     'reinforce': {
         'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(8,), lstm_size=(8,)),
         'loss': reinforce.ReinforceLoss(entropy_coefficient=0.01),

@@ -12,6 +12,7 @@ from tf_agents.trajectories import trajectory
 
 from tests.testing import foreign_agents, lanes, written_summaries
 from tflearn.agents import dqn, ppo
+from tflearn.agents.ppo import PPOLoss
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
@@ -20,7 +21,6 @@ from tflearn.learner import rounds
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.networks.networks import NetworkOptions
-from tflearn.optimization.ppo_loss import PPOLoss
 
 SPECS = EnvironmentSpecs(
     tf.TensorSpec((2,), tf.float32, 'observation'), tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action')

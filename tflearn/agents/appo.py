@@ -22,13 +22,13 @@ from tf_agents.utils import common
 from tflearn.agents import impala
 from tflearn.agents.actor_value import ActorValueNetwork, complete
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
+from tflearn.agents.impala import ImpalaLoss
 from tflearn.agents.parts import Problem
 from tflearn.core import moments
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.networks.critics import Targets
 from tflearn.optimization import vtrace
-from tflearn.optimization.impala_loss import ImpalaLoss
 from tflearn.optimization.optimizers import Optimizer
 
 EXPERIENCE = impala.EXPERIENCE

@@ -15,11 +15,11 @@ is no batch normalization and no weight decay.
 from tflearn.agents import td3
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
+from tflearn.agents.td3 import TD3Loss
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.settings import Fraction, checked
 from tflearn.core.types import Agent
 from tflearn.optimization import schedules
-from tflearn.optimization.td3_loss import TD3Loss
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=64.0), batch=BatchItems(64)

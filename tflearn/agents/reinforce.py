@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.utils import common, value_ops
 
-from tflearn.agents import parts
+from tflearn.agents import parts, ppo
 from tflearn.agents.actor_value import ActorValueAgent, ActorValueNetwork, complete
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.normalizer import make_normalizers
@@ -22,7 +22,7 @@ from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Sl
 from tflearn.core.settings import Fraction, NonNegativeFloat, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.networks.networks import NetworkOptions
-from tflearn.optimization import ppo_loss, schedules
+from tflearn.optimization import schedules
 
 # Episodes of up to 200 steps, and the row at their end.
 EXPERIENCE = Experience(
@@ -143,7 +143,7 @@ class ReinforceAgent(ActorValueAgent):
         if options.baseline:
             advantages, errors = returns - tf.stop_gradient(values), tf.math.squared_difference(returns, values)
         if options.normalize_returns:
-            advantages = ppo_loss.normalized(advantages, counts)
+            advantages = ppo.normalized(advantages, counts)
         counts *= 1.0 if weights is None else weights
         losses = {
             'policy_loss': -common.log_probability(distribution, experience.action, self.action_spec) * advantages,

@@ -35,14 +35,73 @@ from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import spec_checks
 from tflearn.networks.critics import CriticOptions, Targets
 from tflearn.networks.networks import DeterministicActor, NetworkOptions
-from tflearn.optimization import schedules, td3_loss
+from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import Optimizer
-from tflearn.optimization.td3_loss import TD3Loss
+
+
+@checked_dataclass(frozen=True)
+class TD3Loss:
+    """The losses, and how often the actor is trained.
+
+    Attributes:
+      gamma: the discount per environment step, in [0, 1].
+      reward_scale: the factor of the rewards.
+      policy_delay: train steps between two updates of the actor and of all targets, the paper's d.
+      target_policy_noise: the deviation of the noise in the targets' actions, the paper's sigma, as a share of half the
+        range of each action.
+      target_policy_noise_clip: the largest absolute value of that noise, the paper's c, as such a share.
+      behavior_cloning_alpha: TD3+BC's alpha, the weight of the values beside the distance from the data's actions; the
+        paper's is 2.5. For training from files; None has no such distance.
+    """
+
+    gamma: Fraction = 0.99
+    reward_scale: float = 1.0
+    policy_delay: PositiveInt = 2
+    target_policy_noise: NonNegativeFloat = 0.2
+    target_policy_noise_clip: NonNegativeFloat = 0.5
+    behavior_cloning_alpha: PositiveFloat | None = None
+
+
+def smoothed_actions(actions: tf.Tensor, noise: tf.Tensor, bounds: tuple[Any, Any], options: TD3Loss) -> tf.Tensor:
+    """Returns the targets' actions with clipped noise, within their bounds; float32 [B, A].
+
+    Args:
+      actions: float32 [B, A].
+      noise: float32 [B, A], standard normal.
+      bounds: the least and the greatest actions, float32 [A] each.
+      options: deviation and clipping of the noise, as shares of half the range.
+    """
+    low, high = bounds
+    bound = options.target_policy_noise_clip
+    shares = tf.clip_by_value(options.target_policy_noise * noise, -bound, bound)
+    return tf.clip_by_value(actions + (high - low) / 2 * shares, low, high)
+
+
+def value_scale(alpha: float, values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Returns TD3+BC's lambda, alpha / mean |value| over the global batch, in replica context; a constant scalar.
+
+    Args:
+      alpha: the paper's alpha.
+      values: float32 [B], the values of the data's actions.
+      counts: float32 [B], 0 for the items that are left out.
+    """
+    sums = tf.stop_gradient(tf.stack([tf.reduce_sum(counts * tf.abs(values)), tf.reduce_sum(counts)]))
+    total, count = tf.unstack(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums))
+    return tf.math.divide_no_nan(alpha * count, total)
+
+
+def distances(actions: tf.Tensor, others: tf.Tensor, bounds: tuple[Any, Any]) -> tf.Tensor:
+    """Returns the mean squared distances of actions [B, A], in units of half the range of each number; float32 [B]."""
+    low, high = bounds
+    shares = tf.math.divide_no_nan(actions - others, (high - low) / 2)
+    return tf.reduce_mean(tf.square(shares), axis=1)
+
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0), batch=BatchItems(256)
@@ -174,7 +233,7 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
             action = self._join(self._actor(batch.observation, training=training)[0])
             losses = -tf.squeeze(self._critics(batch.observation, action, num=1), axis=[1, 2])
             if found[0] is not None:
-                losses = found[0] * losses + td3_loss.distances(action, taken, self._bounds())
+                losses = found[0] * losses + distances(action, taken, self._bounds())
             return losses, {'actor_loss': losses}
 
         return batch.counts, {'critic': critic_loss, 'actor': actor_loss}
@@ -193,10 +252,10 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
         """Returns the values of the next observations, float32 [B]."""
         action = self._join(self._target_actor(batch.next_observation)[0])
         if self._options.target_policy_noise:
-            action = td3_loss.smoothed_actions(action, self._noise(action), self._bounds(), self._options)
+            action = smoothed_actions(action, self._noise(action), self._bounds(), self._options)
         return tf.reduce_min(self._target_critics(batch.next_observation, action), axis=[1, 2])
 
     def _value_scale(self, batch: actor_critic.Transitions, values: tf.Tensor) -> tf.Tensor | None:
         """Returns TD3+BC's lambda; None without it."""
         alpha = self._options.behavior_cloning_alpha
-        return None if alpha is None else td3_loss.value_scale(alpha, values, batch.counts)
+        return None if alpha is None else value_scale(alpha, values, batch.counts)

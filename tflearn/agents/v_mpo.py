@@ -1,33 +1,162 @@
 """V-MPO: the policy learns the better half of its own actions, within a bound of how far it moves from the one before.
 
 Song et al. 2019, "V-MPO: On-Policy Maximum a Posteriori Policy Optimization for Discrete and Continuous Control" (arXiv
-1909.12238); `v_mpo_loss.py` has the loss. The paper's target network is the policy that acted, whose distributions are
-in the data. T_target, the train steps from one target to the next, are those of an iteration (`Queue.training`), or,
-without iterations, `train.Intervals.publish_interval_steps`.
+1909.12238), section 4. With the advantages A of the steps D of a batch, of which D' is the half with the largest ones,
+the policy pi' that acted, the temperature eta and the multipliers alpha:
+
+  psi = exp(A / eta) / sum_D' exp(A / eta) in D', and 0 elsewhere
+  policy loss = - sum_D' psi log pi(a | x)                                              (equation 3)
+  temperature loss = eta epsilon_eta + eta log mean_D' exp(A / eta)                     (equation 4)
+  KL loss = mean_D alpha (epsilon_alpha - [KL(pi', pi)]) + [alpha] KL(pi', pi)          (equation 5)
+
+Brackets mark what has no gradient. For continuous actions the KL loss has two such terms, of which the first compares
+only the means, the second only the covariances.
+
+The paper's target network is the policy that acted, whose distributions are in the data. T_target, the train steps from
+one target to the next, are those of an iteration (`Queue.training`), or, without iterations,
+`train.Intervals.publish_interval_steps`.
 
 Differs from the paper: the better half is that of a minibatch over all replicas, not of each device; with iterations,
 steps are used several times, and advantages are those at an iteration's start; rewards and observations are
 normalized by running statistics instead of PopArt; temperature and multipliers have an optimizer of their own.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+import tensorflow_probability as tfp
 from tf_agents.agents import tf_agent
 from tf_agents.utils import common
 
 from tflearn.agents import parts, ppo
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.parts import Problem
+from tflearn.core.settings import Fraction, PositiveFloat, checked_dataclass
 from tflearn.core.types import Agent
-from tflearn.optimization import ppo_loss, v_mpo_loss
-from tflearn.optimization.v_mpo_loss import VMPOLoss
 
 EXPERIENCE = ppo.EXPERIENCE
 
 _LEAST = 1e-8  # of the temperature and the multipliers, as in the paper
 
 EXAMPLE = Example(ANY_ACTION, data=('queue',), sequence_length=5)
+
+
+@checked_dataclass(frozen=True)
+class VMPOLoss:
+    """The loss: policy + temperature + KL + value_coefficient * value.
+
+    Attributes:
+      gamma: the discount per environment step, in [0, 1].
+      lambda_: the lambda of advantages and values' targets; 1 is the n-step return to the end of the sequence, as in
+        the paper.
+      value_coefficient: the coefficient of the value's squared error; 0.5 in the paper.
+      epsilon_eta: the bound of the KL divergence [nats] of psi from equal weights.
+      epsilon_alpha: the bound of KL(pi', pi) [nats] of integers in the action.
+      epsilon_mean: the same of the means of floats in the action.
+      epsilon_covariance: the same of their covariances.
+      initial_eta: the initial temperature, in the unit of the advantages.
+      initial_alpha: the initial value of each multiplier.
+    """
+
+    gamma: Fraction = 0.99
+    lambda_: Fraction = 1.0
+    value_coefficient: PositiveFloat = 0.5
+    epsilon_eta: PositiveFloat = 0.1
+    epsilon_alpha: PositiveFloat = 0.01
+    epsilon_mean: PositiveFloat = 0.01
+    epsilon_covariance: PositiveFloat = 1e-4
+    initial_eta: PositiveFloat = 1.0
+    initial_alpha: PositiveFloat = 5.0
+
+    def epsilon(self, kind: str) -> float:
+        """Returns the bound of a divergence of `divergences`."""
+        return {'kl': self.epsilon_alpha, 'kl_mean': self.epsilon_mean, 'kl_covariance': self.epsilon_covariance}[kind]
+
+
+class BetterHalf(NamedTuple):
+    """The half D' of the global batch.
+
+    Attributes:
+      threshold: float32 scalar, its least advantage.
+      peak: float32 scalar, its largest advantage.
+      log_total: float32 scalar, log sum_D' exp((A - peak) / eta).
+      log_mean: float32 scalar, log mean_D' exp((A - peak) / eta).
+      count: float32 scalar, the sum of the weights of all steps D.
+    """
+
+    threshold: tf.Tensor
+    peak: tf.Tensor
+    log_total: tf.Tensor
+    log_mean: tf.Tensor
+    count: tf.Tensor
+
+
+def better_half(advantages: tf.Tensor, counts: tf.Tensor, eta: tf.Tensor) -> BetterHalf:
+    """Returns the half of the global batch's steps with the largest advantages, in replica context.
+
+    It is rounded up, and includes all steps whose advantage equals the least of it.
+
+    Args:
+      advantages: float32 [...], those of this replica.
+      counts: float32 [...], the weight of each step; 0 for an invalid one.
+      eta: float32 scalar, the temperature.
+    """
+    context = tf.distribute.get_replica_context()
+    advantages, counts = tf.reshape(advantages, [-1]), tf.reshape(counts, [-1])
+    if context.num_replicas_in_sync > 1:
+        advantages, counts = context.all_gather([advantages, counts], axis=0)
+    valid = counts > 0
+    ordered = tf.sort(tf.where(valid, advantages, -float('inf')), direction='DESCENDING')
+    size = (tf.reduce_sum(tf.cast(valid, tf.int32)) + 1) // 2
+    threshold = ordered[tf.maximum(size - 1, 0)]
+    weights = tf.where(valid & (advantages >= threshold), counts, 0.0)
+    is_any = size > 0
+    peak = tf.where(is_any, ordered[0], 0.0)
+    total = tf.reduce_sum(weights * tf.exp(tf.where(weights > 0, advantages - peak, 0.0) / eta))
+    log_total = tf.math.log(tf.where(is_any, total, 1.0))
+    log_number = tf.math.log(tf.where(is_any, tf.reduce_sum(weights), 1.0))
+    return BetterHalf(threshold, peak, log_total, log_total - log_number, tf.reduce_sum(counts))
+
+
+def psi_weights(advantages: tf.Tensor, eta: tf.Tensor, half: BetterHalf) -> tf.Tensor:
+    """Returns the weights of log pi [...], without gradients; over the global batch their sum is 1."""
+    inside = advantages >= half.threshold
+    exponents = tf.where(inside, advantages - half.peak, 0.0) / eta - half.log_total
+    return tf.stop_gradient(tf.where(inside, tf.exp(exponents), 0.0))
+
+
+def eta_loss(eta: tf.Tensor, half: BetterHalf, epsilon: float) -> tf.Tensor:
+    """Returns the loss of the temperature, a scalar."""
+    return half.peak + eta * (epsilon + half.log_mean)
+
+
+def policy_divergences(before: Any, now: Any, outer_rank: int) -> dict[str, tf.Tensor]:
+    """Returns KL(before, now) of a nest of distributions, each summed over its kind of tensors of the action.
+
+    Of normal distributions with independent dimensions, with `before`'s mean m' and deviation s', `now`'s m and s:
+
+      kl_mean = 1/2 sum ((m - m') / s')^2
+      kl_covariance = 1/2 sum (s' / s)^2 - 1 - log (s' / s)^2
+
+    Args:
+      before: a nest of distributions, of categories or normal, of outer dimensions [...].
+      now: the same.
+      outer_rank: the number of outer dimensions.
+
+    Returns:
+      float32 [...] by name: 'kl' of categories, 'kl_mean' and 'kl_covariance' of numbers; only those that there are.
+    """
+    found: dict[str, list[tf.Tensor]] = {}
+    total = lambda values: tf.reduce_sum(values, axis=list(range(outer_rank, values.shape.rank)))  # noqa: E731
+    for old, new in zip(tf.nest.flatten(before), tf.nest.flatten(now), strict=True):
+        if new.dtype.is_floating:
+            mean, deviation = old.mean(), old.stddev()
+            ratio = tf.square(deviation / new.stddev())
+            found.setdefault('kl_mean', []).append(total(0.5 * tf.square((new.mean() - mean) / deviation)))
+            found.setdefault('kl_covariance', []).append(total(0.5 * (ratio - 1 - tf.math.log(ratio))))
+        else:
+            found.setdefault('kl', []).append(total(tfp.distributions.kl_divergence(old, new)))
+    return {name: tf.add_n(values) for name, values in found.items()}
 
 
 @factory
@@ -62,14 +191,14 @@ class VMPOAgent(ppo.PPOAgent):
     """See the module. It prepares samples as PPO's agent does.
 
     The extra metrics of the loss: `policy_loss` and `temperature_loss`, sums over the better half, and means over the
-    valid steps of the global batch: `value_loss`, `entropy` [nats], and of `v_mpo_loss.divergences` those that there
+    valid steps of the global batch: `value_loss`, `entropy` [nats], and of `policy_divergences` those
     are [nats], with the multiplier of each (`kl`, `kl_alpha`); `kl_to_behaviour`, their sum; `eta`, the temperature;
     `explained_variance` of the values, and `valid_share`.
     """
 
     def __init__(self, problem: Problem, network: Any, optimizers: Any, loss: VMPOLoss, normalizers: Any):
         """Takes the arguments of PPO's agent, with another loss; see `make_agent`."""
-        samples = ppo_loss.PPOLoss(gamma=loss.gamma, lambda_=loss.lambda_, normalize_advantages=False)
+        samples = ppo.PPOLoss(gamma=loss.gamma, lambda_=loss.lambda_, normalize_advantages=False)
         super().__init__(problem, network, optimizers, samples, normalizers)
         self._v_mpo = loss
         is_floating = [leaf.dtype.is_floating for leaf in tf.nest.flatten(problem.specs.action)]
@@ -98,15 +227,15 @@ class VMPOAgent(ppo.PPOAgent):
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         options, rank = self._v_mpo, counts.shape.rank
         distribution, values = self._outputs(samples, training)
-        half = v_mpo_loss.best(samples.advantage, counts, self._eta)
-        psi = v_mpo_loss.psi(samples.advantage, self._eta, half)
+        half = better_half(samples.advantage, counts, self._eta)
+        psi = psi_weights(samples.advantage, self._eta, half)
         # A mean over the global batch follows, so this is a sum over it.
         policy_losses = -half.count * psi * self._log_prob(distribution, samples.action)
         behaviour = self._network.distribution(samples.behaviour)
-        divergences = v_mpo_loss.divergences(behaviour, distribution, rank)
+        divergences = policy_divergences(behaviour, distribution, rank)
         metrics = {
             'policy_loss': policy_losses,
-            'value_loss': ppo_loss.value_loss(values, samples.target, samples.value, None),
+            'value_loss': ppo.value_loss(values, samples.target, samples.value, None),
             'entropy': common.entropy(distribution, self.action_spec, outer_rank=rank),
             'kl_to_behaviour': tf.add_n(list(divergences.values())),
             **divergences,
@@ -116,7 +245,7 @@ class VMPOAgent(ppo.PPOAgent):
             alpha = self._alphas[kind]
             losses += alpha * (options.epsilon(kind) - tf.stop_gradient(divergence))
             losses += tf.stop_gradient(alpha) * divergence
-        temperature_loss = v_mpo_loss.temperature_loss(self._eta, half, options.epsilon_eta)
+        temperature_loss = eta_loss(self._eta, half, options.epsilon_eta)
         multipliers = {f'{kind}_alpha': tf.identity(alpha) for kind, alpha in self._alphas.items()}
         metrics |= multipliers | {'temperature_loss': temperature_loss, 'eta': tf.identity(self._eta)}
         return losses + temperature_loss, metrics | parts.moments(values, samples.target)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tflearn.optimization import v_mpo_loss
+from tflearn.agents import v_mpo
 
 RANDOM = np.random.default_rng(0)
 
@@ -29,9 +29,9 @@ def test_equals_the_papers(size, eta):
     expected, loss = _weights(advantages, counts, eta)
     temperature = tf.Variable(eta)
     with tf.GradientTape() as tape:
-        half = v_mpo_loss.best(tf.constant(advantages), tf.constant(counts), temperature)
-        seen = v_mpo_loss.temperature_loss(temperature, half, 0.1)
-    psi = np.where(counts > 0, v_mpo_loss.psi(tf.constant(advantages), temperature, half), 0.0)
+        half = v_mpo.better_half(tf.constant(advantages), tf.constant(counts), temperature)
+        seen = v_mpo.eta_loss(temperature, half, 0.1)
+    psi = np.where(counts > 0, v_mpo.psi_weights(tf.constant(advantages), temperature, half), 0.0)
     np.testing.assert_allclose(psi, np.where(counts > 0, expected, 0.0), rtol=1e-4)
     assert float(seen) == pytest.approx(0.1 * eta + loss, rel=1e-4)
     step = 1e-5 * eta
@@ -42,8 +42,8 @@ def test_equals_the_papers(size, eta):
 
 def test_only_the_better_half_has_weights():
     advantages = RANDOM.permutation(np.arange(20, dtype=np.float32)).reshape(4, 5)
-    half = v_mpo_loss.best(tf.constant(advantages), tf.ones((4, 5)), tf.constant(2.0))
-    psi = v_mpo_loss.psi(tf.constant(advantages), tf.constant(2.0), half).numpy()
+    half = v_mpo.better_half(tf.constant(advantages), tf.ones((4, 5)), tf.constant(2.0))
+    psi = v_mpo.psi_weights(tf.constant(advantages), tf.constant(2.0), half).numpy()
     assert psi.sum() == pytest.approx(1.0)
     np.testing.assert_array_equal(psi > 0, advantages >= 10)
     order = advantages[advantages >= 10].argsort()
@@ -60,16 +60,16 @@ def test_only_the_better_half_has_weights():
 )
 def test_extremes(advantages, eta, expected):
     advantages, eta = tf.constant(advantages), tf.constant(eta)
-    half = v_mpo_loss.best(advantages, tf.ones_like(advantages), eta)
-    np.testing.assert_allclose(v_mpo_loss.psi(advantages, eta, half), expected)
-    assert np.isfinite(v_mpo_loss.temperature_loss(eta, half, 0.1))
+    half = v_mpo.better_half(advantages, tf.ones_like(advantages), eta)
+    np.testing.assert_allclose(v_mpo.psi_weights(advantages, eta, half), expected)
+    assert np.isfinite(v_mpo.eta_loss(eta, half, 0.1))
 
 
 def test_no_valid_step():
     advantages, eta = tf.constant([np.nan, 1.0]), tf.Variable(1.0)
     with tf.GradientTape() as tape:
-        half = v_mpo_loss.best(advantages, tf.zeros(2), eta)
-        loss = v_mpo_loss.temperature_loss(eta, half, 0.1)
+        half = v_mpo.better_half(advantages, tf.zeros(2), eta)
+        loss = v_mpo.eta_loss(eta, half, 0.1)
     assert (float(loss), float(half.count)) == (pytest.approx(0.1), 0.0)
     assert float(tape.gradient(loss, eta)) == pytest.approx(0.1)
 
@@ -85,7 +85,7 @@ def test_divergences_are_those_of_the_distributions():
         }
         for i in range(2)
     ]
-    seen = v_mpo_loss.divergences(*parts, outer_rank=2)
+    seen = v_mpo.policy_divergences(*parts, outer_rank=2)
     ratio = (deviations[0] / deviations[1]) ** 2
     log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = {
@@ -96,7 +96,7 @@ def test_divergences_are_those_of_the_distributions():
     assert set(seen) == set(expected)
     for kind, values in expected.items():
         np.testing.assert_allclose(seen[kind], values, rtol=1e-4, atol=1e-5)
-    assert all((value.numpy() == 0).all() for value in v_mpo_loss.divergences(parts[0], parts[0], 2).values())
+    assert all((value.numpy() == 0).all() for value in v_mpo.policy_divergences(parts[0], parts[0], 2).values())
 
 
 @pytest.mark.parametrize(
@@ -105,4 +105,4 @@ def test_divergences_are_those_of_the_distributions():
 def test_rejects_invalid_options(changes):
     name, value = next(iter(changes.items()))
     with pytest.raises(ValueError, match=f'got VMPOLoss.{name}={value!r}; need'):
-        v_mpo_loss.VMPOLoss(**changes)
+        v_mpo.VMPOLoss(**changes)
