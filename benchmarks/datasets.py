@@ -52,7 +52,7 @@ from tflearn.replay.reverb.server import ReplayServer  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
 from tflearn.sampling import sources  # noqa: E402
-from tflearn.sampling.local import LocalReplay  # noqa: E402
+from tflearn.sampling.ring_source import LocalReplay  # noqa: E402
 from tflearn.sampling.source import Source  # noqa: E402
 from tflearn.sampling.sources import Reading  # noqa: E402
 

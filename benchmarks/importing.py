@@ -54,8 +54,8 @@ READ = {
     'join': 'tables = [pyarrow.json.read_json(path.with_name(name)) for name in ("decisions.jsonl", "outcomes.jsonl")]',
 }
 IMPORT = """
-from tflearn.data import column_map, log_import, log_rows
-mapped = column_map.read(path.with_name('map.toml'))
+from tflearn.data import log_import, log_rows
+mapped = log_rows.read_map(path.with_name('map.toml'))
 """
 JOIN = """
 from tflearn.jobs import record

@@ -45,8 +45,8 @@ from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.replay.reverb.server import ReplayServer  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
-from tflearn.sampling.local import LocalReplay  # noqa: E402
 from tflearn.sampling.minibatches import MinibatchSource  # noqa: E402
+from tflearn.sampling.ring_source import LocalReplay  # noqa: E402
 from tflearn.sampling.source import Source  # noqa: E402
 
 NUM_PARTS, PART_SIZE = 20, 3

@@ -252,7 +252,7 @@ def _ours(task: Task, side: Side, path: pathlib.Path, seed: int, options: argpar
 
 def _bindings(task: Task, side: Side) -> list[str]:
     """Returns the gin statements of a task."""
-    loss = 'ppo_loss.PPOLoss' if side.algorithm == 'ppo' else 'impala_loss.ImpalaLoss'
+    loss = 'ppo.PPOLoss' if side.algorithm == 'ppo' else 'impala.ImpalaLoss'
     values: dict[str, Any] = {
         f'{loss}.gamma': task.discount,
         f'{loss}.lambda_': task.lambda_,

@@ -43,8 +43,8 @@ from tflearn.learner.train_loop import JitCompile, LoopOptions, TrainLoop  # noq
 from tflearn.learner.xla_loop import Program  # noqa: E402
 from tflearn.networks.networks import NetworkOptions  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
-from tflearn.sampling.local import LocalReplay  # noqa: E402
 from tflearn.sampling.minibatches import MinibatchSource  # noqa: E402
+from tflearn.sampling.ring_source import LocalReplay  # noqa: E402
 from tflearn.sampling.source import Source  # noqa: E402
 
 NUM_STORED = 6_400

@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tflearn.coordinator.client import Access, Coordinator, Role  # noqa: E402
-from tflearn.coordinator.weights_reader import Lost  # noqa: E402
+from tflearn.coordinator.weights_transport import Lost  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 
@@ -147,7 +147,7 @@ def _cpu_secs() -> float:
 
 
 def _relays(options: argparse.Namespace) -> str:
-    from tflearn.coordinator import weights_messages
+    from tflearn.coordinator import weights_transport
 
     count, megabytes = options.subscribers or 1000, options.megabytes or 1.0
     values = np.random.default_rng(0).standard_normal(int(megabytes * 1e6 / 4)).astype(np.float32)
@@ -160,7 +160,7 @@ def _relays(options: argparse.Namespace) -> str:
         subscribers = Subscribers(stack, count, options.processes, megabytes, f'--coordinator={root}')
         for version in range(1, options.rounds + 1):
             counters = {'policy_version': version, 'published_at': time.time_ns() // 1000}
-            learner.put_weights(weights_messages.make(counters, ['kernel'], [values + version], None))
+            learner.put_weights(weights_transport.make(counters, ['kernel'], [values + version], None))
             secs += [report['secs'] for report in subscribers.received(version)]
         sent = learner.status()['sent_bytes'] / options.rounds
         of_relays = sum(_status(relay)['sent_bytes'] for relay in relays) / options.rounds

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tflearn.coordinator.client import Access, Coordinator  # noqa: E402
-from tflearn.coordinator.weights_reader import Lost  # noqa: E402
+from tflearn.coordinator.weights_transport import Lost  # noqa: E402
 
 
 def main() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 from absl import flags
 
 from tflearn.core.errors import UserValueError
-from tflearn.files import log_files
-from tflearn.files.run_dir import local_path
+from tflearn.files.run_dir import local_path, log_files
 
 from . import job_flags, preflight
 
@@ -108,8 +107,8 @@ def _import_logs(command: str, values: flags.FlagValues) -> str:
         outcomes, paths = None, [local_path(path, '--from') for path in values['from'].value or ()]
     else:
         outcomes = job_flags.values_of(*_JOINING, values=values)
-        outcomes['paths'] = log_files.find(values.outcomes, 'outcomes')
-        paths = log_files.find(values.decisions, source)
+        outcomes['paths'] = log_files(values.outcomes, 'outcomes')
+        paths = log_files(values.decisions, source)
     job_flags.make_local('columns', 'output', 'vocabularies', values=values)
     return record.import_logs(
         paths,

@@ -21,11 +21,11 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues, root: str) -> int:
-    from tflearn.experiments import trackers, tracking
+    from tflearn.experiments import trackers
 
     run_dir = RunDir(root)
     name, make = trackers.make(run_dir, switches.to)
-    count = tracking.follow(run_dir, name, make, switches.poll_secs, switches.once)
+    count = trackers.follow(run_dir, name, make, switches.poll_secs, switches.once)
     print(f'gave {count} events of {run_dir.root} to {switches.to}')
     return 0
 

@@ -18,15 +18,15 @@ def main() -> None:
 
 def _run(switches: flags.FlagValues, root: str) -> int:
     from tflearn.files.run_dir import read_json
-    from tflearn.launch import local, run_summary, watching
+    from tflearn.launch import local, reports, supervisor
 
     with job_flags.opened_run_dir(root, 'watch') as run_dir:
-        watching.check(run_dir)
-        watching.watch(run_dir, local.make_view(sys.stdout, run_dir))
+        supervisor.check_reported(run_dir)
+        supervisor.watch(run_dir, local.make_view(sys.stdout, run_dir))
         if done := read_json(run_dir.done):
-            print('\n'.join(run_summary.done_lines(run_dir, done)))
+            print('\n'.join(reports.done_lines(run_dir, done)))
             return 0
-        print(f'The run has ended without a result; its logs are in {run_summary.quoted(run_dir.logs)}.')
+        print(f'The run has ended without a result; its logs are in {reports.quoted(run_dir.logs)}.')
         return 1
 
 

@@ -11,7 +11,7 @@ from benchmarks.suite import judgement
 from benchmarks.suite.judgement import Judgement
 from benchmarks.suite.rows import EPISODES, MARKS, OURS, RESULTS, ROWS, SEEDS, Row
 from benchmarks.suite.zoo import ZOO, ZOO_COMMIT
-from tflearn.experiments import statistics as run_statistics
+from tflearn.experiments import comparison
 from tflearn.experiments.comparison import Group
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -145,7 +145,7 @@ def _cell(judged: Judgement, side: str) -> str:
     number = f'{" and ".join(seeds)} seed{"s" * (len(runs) > 1)}' + f', {failed} failed' * (failed > 0)
     (mean, *ends), areas = judged.groups[side].score, judged.groups[side].areas
     between = f' [{", ".join(map(_number, ends))}]' * (len(runs) > 1)
-    area = _number(float(run_statistics.interquartile_mean(areas)))
+    area = _number(float(comparison.interquartile_mean(areas)))
     return f'{_number(mean)}{between}, area {area}, {number}, {statistics.median(ended):.0f} s'
 
 
@@ -240,9 +240,9 @@ def draw(path: pathlib.Path, rows: Mapping[str, Mapping[str, Group]]) -> None:
     for axes, (key, sides) in zip(panels, rows.items(), strict=False):
         for i, (side, name) in enumerate(_NAMES.items()):
             if group := sides.get(side):
-                mean = run_statistics.interquartile_mean(group.curves)
+                mean = comparison.interquartile_mean(group.curves)
                 axes.plot(group.marks, mean, color=f'C{i}', label=name)
-                band = run_statistics.interval(group.curves)
+                band = comparison.bootstrap_interval(group.curves)
                 axes.fill_between(group.marks, *band, color=f'C{i}', alpha=0.2, linewidth=0)
         axes.set_title(ROWS[key].algorithm)
         axes.xaxis.set_major_formatter('{x:,.0f}')

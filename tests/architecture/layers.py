@@ -86,7 +86,7 @@ DOORS = {
     'onnxruntime': ('tflearn/policies/onnx.py',),
     'tf2onnx': ('tflearn/policies/onnx.py',),
     'optuna': ('tflearn/experiments/',),
-    'fcntl': ('tflearn/files/file_lock.py', 'tflearn/net/server_options.py'),
+    'fcntl': ('tflearn/files/lock.py', 'tflearn/net/server_options.py'),
     'subprocess': (
         *('tflearn/launch/', 'tflearn/replay/valkey/server.py', 'tflearn/experiments/runs.py'),
         'tflearn/launch/ray_driver.py',  # a program that imports nothing of ours

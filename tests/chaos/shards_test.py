@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.chaos_run import ChaosRun, wait_for
 from tflearn.files.run_dir import write_json
-from tflearn.replay.shards import Shards
+from tflearn.replay.backend import Shards
 
 pytestmark = pytest.mark.chaos
 

@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from tests.coordinator.weights_messages_test import made
+from tests.coordinator.weights_transport_test import made
 from tflearn.coordinator import control
 from tflearn.coordinator.client import Access, Coordinator, LearnerWatch, Role
-from tflearn.coordinator.credits import CreditReader
-from tflearn.coordinator.weights_reader import Lost, Refused
+from tflearn.coordinator.reports import CreditReader
+from tflearn.coordinator.weights_transport import Lost, Refused
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, Stopped, wait_until
 from tflearn.launch.local import free_address

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tflearn.coordinator.control import Lease, Report
-from tflearn.coordinator.credits import CreditLedger
+from tflearn.coordinator.reports import CreditLedger
 
 
 class Run:

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from scripts import job_process
-from tests.coordinator.weights_messages_test import made
+from tests.coordinator.weights_transport_test import made
 from tflearn.coordinator import server as coordinator_server
-from tflearn.coordinator import weights_messages
+from tflearn.coordinator import weights_transport
 from tflearn.coordinator.client import Access
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.coordinator.state import Claim
-from tflearn.coordinator.weights_reader import DELTA, PATH, Lost, Refused, WeightsReader
+from tflearn.coordinator.weights_transport import DELTA, PATH, Lost, Refused, WeightsReader
 from tflearn.core.waiting import wait_until
 from tflearn.net.server_options import ServerOptions
 
@@ -69,7 +69,7 @@ def test_a_publication_is_given_to_who_does_not_have_it(coordinating, reader_of)
     learner.put_weights(first)
     found = collector.get(None, 0)
     assert found.tag == first.tag
-    np.testing.assert_array_equal(weights_messages.values(found)[0], LARGE)
+    np.testing.assert_array_equal(weights_transport.values(found)[0], LARGE)
     assert collector.get(found, 0) is None
     status = learner.status()
     assert (status['train_step'], status['sent_messages'], status['tag']) == (1, 1, first.tag)
@@ -96,8 +96,8 @@ def test_what_did_not_change_is_not_sent_again(coordinating, reader_of):
     learner.put_weights(made([LARGE, np.ones(2, np.float32)], step=2))
     found = collector.get(known, 0)
     assert server.status()['sent_bytes'] - before < 1_000
-    np.testing.assert_array_equal(weights_messages.values(found)[0], LARGE)
-    np.testing.assert_array_equal(weights_messages.values(found)[1], [1.0, 1.0])
+    np.testing.assert_array_equal(weights_transport.values(found)[0], LARGE)
+    np.testing.assert_array_equal(weights_transport.values(found)[1], [1.0, 1.0])
     status, body = asked(server, If_None_Match='"unknown"', A_IM=DELTA)
     assert status == 200 and len(body) > LARGE.nbytes, 'nobody knows what such a client has'
 

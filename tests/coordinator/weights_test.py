@@ -4,7 +4,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from tflearn.coordinator import control, published_weights, weights_messages
+from tflearn.coordinator import control, published_weights, weights_transport
 from tflearn.coordinator import server as coordinator_server
 from tflearn.coordinator.client import Access
 from tflearn.coordinator.published_weights import Publication, Publisher, Subscriber
@@ -190,7 +190,7 @@ def test_failure_of_the_sending_thread_fails_the_next_publication(coordinating, 
     def fail(*_):
         raise TypeError('broken')
 
-    monkeypatch.setattr(weights_messages, 'make', fail)
+    monkeypatch.setattr(weights_transport, 'make', fail)
     publisher = opened(Publisher(coordinating.learner(coordinating.serve()), _variables(1)))
     publisher.publish(1, 1, 0)
     wait_until(lambda: not publisher._thread.is_alive(), 'the end of the thread', 20)

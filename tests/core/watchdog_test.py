@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
+from tflearn.core.background import Watchdog
 from tflearn.core.waiting import wait_until
-from tflearn.core.watchdog import Watchdog
 
 DEADLINE_SECS = 60
 

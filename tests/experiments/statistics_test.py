@@ -4,7 +4,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tflearn.experiments import statistics
+from tflearn.experiments import comparison
 
 # By rliable 1.2.0, 2,000 draws: of last returns, and of scores of two libraries, that the suite's runs had.
 RLIABLE = json.loads(pathlib.Path(__file__).with_name('rliable.json').read_text())
@@ -15,7 +15,7 @@ RLIABLE = json.loads(pathlib.Path(__file__).with_name('rliable.json').read_text(
 )
 def test_a_quarter_of_the_runs_is_left_out_at_each_end(count, left):
     values = np.arange(count)[::-1, None] * np.array([1.0, 10.0])
-    np.testing.assert_allclose(statistics.interquartile_mean(values), np.mean(left) * np.array([1.0, 10.0]))
+    np.testing.assert_allclose(comparison.interquartile_mean(values), np.mean(left) * np.array([1.0, 10.0]))
 
 
 def test_the_interval_is_that_of_rliable():
@@ -23,8 +23,8 @@ def test_the_interval_is_that_of_rliable():
     differences = []
     for theirs in RLIABLE['measures']:
         runs = np.array(theirs['runs'])
-        assert statistics.interquartile_mean(runs) == pytest.approx(theirs['iqm'], abs=2e-3)
-        low, high = statistics.interval(runs)
+        assert comparison.interquartile_mean(runs) == pytest.approx(theirs['iqm'], abs=2e-3)
+        low, high = comparison.bootstrap_interval(runs)
         differences += [(low - theirs['low']) / np.ptp(runs), (high - theirs['high']) / np.ptp(runs)]
     assert len(differences) == 50
     assert np.abs(differences).max() < 0.1
@@ -33,7 +33,7 @@ def test_the_interval_is_that_of_rliable():
 
 def test_the_probability_of_improvement_is_that_of_rliable():
     for theirs in RLIABLE['improvements']:
-        found = statistics.probability_of_improvement(np.array(theirs['runs']), np.array(theirs['others']))
+        found = comparison.probability_of_improvement(np.array(theirs['runs']), np.array(theirs['others']))
         assert found[0] == pytest.approx(theirs['improvement'][0])
         np.testing.assert_allclose(found[1:], theirs['improvement'][1:], atol=0.08)
 
@@ -41,13 +41,13 @@ def test_the_probability_of_improvement_is_that_of_rliable():
 def test_the_probability_of_improvement_counts_pairs():
     some, others = np.array([1.0, 2.0, 3.0]), np.array([2.0, 0.0])
     expected = (0 + 1 + 0.5 + 1 + 1 + 1) / 6
-    found, low, high = statistics.probability_of_improvement(some, others)
+    found, low, high = comparison.probability_of_improvement(some, others)
     assert found == pytest.approx(expected)
     assert 0 <= low < found < high <= 1
-    mirrored, *_ = statistics.probability_of_improvement(others, some)
+    mirrored, *_ = comparison.probability_of_improvement(others, some)
     assert mirrored == pytest.approx(1 - expected)
 
 
 def test_groups_apart_are_better_for_certain():
-    assert statistics.probability_of_improvement(np.arange(5) + 10.0, np.arange(5.0)) == (1.0, 1.0, 1.0)
-    assert statistics.probability_of_improvement(np.ones(5), np.ones(5)) == (0.5, 0.5, 0.5)
+    assert comparison.probability_of_improvement(np.arange(5) + 10.0, np.arange(5.0)) == (1.0, 1.0, 1.0)
+    assert comparison.probability_of_improvement(np.ones(5), np.ones(5)) == (0.5, 0.5, 0.5)

@@ -17,7 +17,7 @@ from werkzeug.test import Client
 
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.core.waiting import wait_until
-from tflearn.experiments import trackers, tracking
+from tflearn.experiments import trackers
 from tflearn.files.run_dir import RunDir, Status, write_atomically, write_json
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def run(tmp_path):
 
 
 def track(run, to, once=True):
-    return tracking.follow(run.run_dir, *trackers.make(run.run_dir, to), 0.1, once)
+    return trackers.follow(run.run_dir, *trackers.make(run.run_dir, to), 0.1, once)
 
 
 def lines(run):
@@ -177,7 +177,7 @@ def test_tensorboard_shows_the_settings_beside_the_metrics(run, tmp_path):
 def test_programs_that_only_read_runs_or_start_them_load_no_tensorflow():
     program = """
 import sys
-from tflearn.experiments import comparison, overview, report, runs, trackers, tracking, tuning
+from tflearn.experiments import comparison, overview, report, runs, trackers, tuning
 from tflearn.tools import series
 sys.exit(len({'tensorflow', 'tf_agents', 'reverb'} & sys.modules.keys()))
 """
@@ -215,7 +215,7 @@ def test_a_missing_library_is_named(run, name, monkeypatch):
 
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match='which is no run; need the --root_dir'):
-        tracking.follow(RunDir(tmp_path), *trackers.make(RunDir(tmp_path), 'jsonl'), 0.1, True)
+        trackers.follow(RunDir(tmp_path), *trackers.make(RunDir(tmp_path), 'jsonl'), 0.1, True)
 
 
 READ_MLFLOW = """

@@ -16,8 +16,8 @@ from tests.testing import forks
 from tests.testing.jobs import SMALL_BINDINGS
 from tflearn.config import files, preview
 from tflearn.core.waiting import wait_until
-from tflearn.experiments import runs, spaces
-from tflearn.experiments.tuning import Tuning, run_finals
+from tflearn.experiments import runs
+from tflearn.experiments.tuning import Tuning, read_space, resolve_space, run_finals
 from tflearn.files.run_dir import RunDir
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -179,8 +179,8 @@ def test_wrong_spaces(tmp_path, text, message):
 )
 def test_there_is_a_space_for_each_algorithm(algorithm):
     uses = [name for name in files.runs() if f"include 'algorithms/{algorithm}.gin'" in files.resolve(name).read_text()]
-    space = spaces.resolve(None, uses[0])
-    bindings = spaces.read(space)(optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask())
+    space = resolve_space(None, uses[0])
+    bindings = read_space(space)(optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask())
     jobs = [f'tflearn.jobs.{job}' for job in ('train', 'collect', 'evaluate')]
     assert preview.check(files.resolve(uses[0]), bindings, jobs)
     text = space.read_text()

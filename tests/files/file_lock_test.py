@@ -3,7 +3,7 @@
 import threading
 
 from tflearn.core import background
-from tflearn.files.file_lock import locked, try_lock
+from tflearn.files.lock import locked, try_lock
 
 DEADLINE_SECS = 30.0
 

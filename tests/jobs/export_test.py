@@ -22,7 +22,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.export import export
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
-from tflearn.policies import converted, loader, tflite, updates, versions
+from tflearn.policies import converted, loader, updates, versions
 from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
@@ -60,7 +60,7 @@ def test_exports_models_of_a_finished_run(small_run):
         expected = model(observation=tf.constant(observation))['action'].numpy()
         path = export(run_dir=run_dir, policy=policy, format=form)
         assert path == run_dir.root / 'converted' / policy / f'100{converted.SUFFIXES[form]}'
-        got = tflite.run(path.read_bytes(), {'observation': observation})['action']
+        got = converted.run_tflite(path.read_bytes(), {'observation': observation})['action']
         assert np.mean(got == expected) > 0.9
 
 
@@ -80,7 +80,7 @@ def test_exports_a_quantized_actor(tmp_path):
     versions.point_best(run_dir.greedy_policy / '3')
     assert export(**given, format='tflite') == run_dir.converted('greedy_policy', '3.tflite')
     example_policies.reweigh(policy, seed=1)
-    details = tflite.interpreter(quantised).get_tensor_details()
+    details = converted.tflite_interpreter(quantised).get_tensor_details()
     assert any(tensor['dtype'] == np.int8 for tensor in details)
     shuffled = {'observation': observation[::-1].copy()}
     fixed = tf.saved_model.load(str(export(run_dir=run_dir, batch_size=2, output=str(tmp_path / 'fixed'))))
@@ -148,7 +148,7 @@ def test_calibrates_int8_on_recorded_episodes(tmp_path):
     models = {'recorded': run_dir.converted('greedy_policy', '3_int8.tflite').read_bytes(), 'few': few.read_bytes()}
     expected = loader.load(version).action(ts.restart(seen, len(seen)), ())[0]
     errors = {
-        name: np.abs(tflite.run(model, {'observation': seen})['action'] - expected).mean()
+        name: np.abs(converted.run_tflite(model, {'observation': seen})['action'] - expected).mean()
         for name, model in models.items()
     }
     assert errors['recorded'] < errors['few'] / 10

@@ -24,7 +24,7 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.record import Quota, record
 from tflearn.jobs.run import Run
 from tflearn.networks.networks import NetworkOptions
-from tflearn.policies import loader, products, tflite
+from tflearn.policies import converted, loader, products
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.client import PolicyClient
 
@@ -76,7 +76,9 @@ def test_all_count_from_the_start(tmp_path):
     np.testing.assert_array_equal(
         signature(**{name: tf.constant(value) for name, value in named(given).items()})['action'], expected
     )
-    np.testing.assert_array_equal(tflite.run(tflite.convert(path), named(given))['action'], expected)
+    np.testing.assert_array_equal(
+        converted.run_tflite(converted.convert_tflite(path), named(given))['action'], expected
+    )
     with serving(run.run_dir.policies) as (server, _):
         client = PolicyClient(f'localhost:{server.port}', timeout_secs=60.0)
         np.testing.assert_array_equal(client.predict(named(given))[0]['action'], expected)

@@ -13,7 +13,7 @@ from tflearn.files.run_dir import RunDir
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.jobs.run import Run
 from tflearn.jobs.train import train
-from tflearn.policies import products, tflite
+from tflearn.policies import converted, products
 from tflearn.policies.products import ProductOptions
 
 pytestmark = pytest.mark.slow
@@ -45,9 +45,9 @@ def test_greedy_and_collect_policies(task, tmp_path):
         shown = run(*TOOL, 'run', '--dir', path, '--tag_set=serve', '--signature_def=action', *flags)
         assert 'Result for output key decision' in shown and 'Result for output key logits' in shown
         model = (path / products.TFLITE).read_bytes()
-        details = tflite.interpreter(model).get_input_details()
+        details = converted.tflite_interpreter(model).get_input_details()
         assert {tensor['name'] for tensor in details} == {f'action_{name}:0' for name in inputs}
-        decisions = {int(tflite.run(model, inputs, 'action')['decision'][0]) for _ in range(10)}
+        decisions = {int(converted.run_tflite(model, inputs, 'action')['decision'][0]) for _ in range(10)}
         assert decisions <= set(legal) and (len(decisions) > 1) == (policy == 'collect_policy')
         checkpoint = f'--checkpoint_path={path}/variables/variables'
         compiled = [

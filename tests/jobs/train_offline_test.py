@@ -28,7 +28,7 @@ from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import external
 from tflearn.replay.storage import Storage
 from tflearn.sampling import sources
-from tflearn.sampling.local import LocalReplay
+from tflearn.sampling.ring_source import LocalReplay
 from tflearn.sampling.sources import Reading, Validation
 
 make_agent = functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), epsilon=0.0)

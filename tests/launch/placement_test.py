@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from tflearn.launch.placement import Machine, Placement, place, this_machine
-from tflearn.launch.topology import Resources, run_topology
+from tflearn.launch.topology import Machine, Placement, Resources, place, run_topology, this_machine
 
 SERVE = """
 import runpy, socket, sys

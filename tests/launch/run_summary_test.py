@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tflearn.files.run_dir import RunDir
-from tflearn.launch import run_summary
+from tflearn.launch import reports
 
 DONE = {
     'reason': 'target_return 475',
@@ -26,7 +26,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_done_lines_can_be_pasted(here):
-    assert run_summary.done_lines(here, DONE) == [
+    assert reports.done_lines(here, DONE) == [
         f'The run is done: {RESULT}.',
         "  learning curve   'runs/my run/learning_curve.png'",
         "  TensorBoard      'runs/my run/summaries'  "
@@ -38,7 +38,7 @@ def test_done_lines_can_be_pasted(here):
 
 
 def test_finished_run_takes_one_line(here):
-    assert run_summary.already_done_line(here, DONE) == (
+    assert reports.already_done_line(here, DONE) == (
         f"This run is already finished: {RESULT}. Its policy is in 'runs/my run/policies/greedy_policy/12000', its "
         "learning curve in 'runs/my run/learning_curve.png'; to continue, raise the stop condition that ended it; "
         'for a new run choose another --root_dir.'
@@ -46,19 +46,19 @@ def test_finished_run_takes_one_line(here):
 
 
 def test_marks_missing_metrics():
-    assert run_summary.result({}) == (
+    assert reports.result({}) == (
         'no reason given; train step ?, ? env steps, 0 s; greedy mean return ? over ? episodes'
     )
 
 
 def test_interrupted_run_names_what_is_kept(here):
-    assert run_summary.interrupted_line(here, 'SIGINT') == (
+    assert reports.interrupted_line(here, 'SIGINT') == (
         'The run was stopped by SIGINT; it had not learned anything yet. The same command continues from there.'
     )
     here.checkpoints.mkdir(parents=True)
     (here.checkpoints / 'checkpoint').touch()
-    assert "what it learned is in 'runs/my run/train/checkpoints'." in run_summary.interrupted_line(here, 'SIGINT')
+    assert "what it learned is in 'runs/my run/train/checkpoints'." in reports.interrupted_line(here, 'SIGINT')
 
 
 def test_paths_elsewhere_are_absolute(here, tmp_path):
-    assert run_summary.quoted(tmp_path.parent / 'other') == str(tmp_path.parent / 'other')
+    assert reports.quoted(tmp_path.parent / 'other') == str(tmp_path.parent / 'other')

@@ -13,7 +13,7 @@ from tests.launch.example_reports import example_run
 from tests.testing import forks
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, Status, write_json
-from tflearn.launch import live_view, watching
+from tflearn.launch import live_view, supervisor
 
 DEADLINE_SECS = 60.0
 TRAIN = {'train_step': 12, 'num_train_steps': 48, 'train_steps_per_sec': 2.0, 'time': 0.0}
@@ -31,7 +31,7 @@ def run_dir(tmp_path):
 
 
 def test_the_report_is_of_what_the_jobs_have_written(run_dir):
-    report = watching.read_report(run_dir, 5.0)
+    report = supervisor.read_report(run_dir, 5.0)
     assert [(job.name, job.kind, job.state, job.restarts) for job in report.jobs] == [
         ('train', 'train', 'running', 2),
         ('evaluate', 'evaluate', 'waiting for a policy', 0),

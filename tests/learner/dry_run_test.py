@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.testing.learner import batch
-from tflearn.learner import dry_run, tpu_rules
+from tflearn.learner import dry_run
 from tflearn.learner.batches import DatasetBatches
 from tflearn.learner.dry_run import ClusterShape
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
@@ -150,8 +150,8 @@ def test_compiles_the_learners_own_step(make_agent, make_dataset_fn):
 
 def test_accepts_numbers_of_known_shapes():
     spec = {'image': tf.TensorSpec((4, 2, 8), tf.uint8), 'step': tf.TensorSpec((4,), tf.int64), 'x': tf.TensorSpec(())}
-    assert tpu_rules.of_data(spec) == []
-    tpu_rules.check(spec)
+    assert dry_run.refused_data(spec) == []
+    dry_run.check_for_tpu(spec)
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_accepts_numbers_of_known_shapes():
     ],
 )
 def test_names_data(leaf, line):
-    (found,) = tpu_rules.of_data({'fits': tf.TensorSpec((4,)), 'x': leaf})
+    (found,) = dry_run.refused_data({'fits': tf.TensorSpec((4,)), 'x': leaf})
     assert found.startswith(line) and '\n' not in found
     with pytest.raises(ValueError, match='need'):
-        tpu_rules.check({'x': leaf})
+        dry_run.check_for_tpu({'x': leaf})
 
 
 def _graph(function):
@@ -180,7 +180,7 @@ def test_names_operations_of_the_host_in_functions_too():
         tf.print(x)
         return tf.cond(tf.reduce_sum(x) > 0, lambda: inner(x), lambda: x)
 
-    lines = tpu_rules.of_graph(_graph(step))
+    lines = dry_run.refused_operations(_graph(step))
     assert len(lines) == 2
     assert any('got the host operation PyFunc in the train step' in line for line in lines)
     assert any('got the host operation PrintV2 in the train step' in line for line in lines)
@@ -194,11 +194,11 @@ def test_names_summaries(tmp_path):
             tf.summary.scalar('x', tf.reduce_sum(x))
         return x
 
-    (line,) = tpu_rules.of_graph(_graph(step))
+    (line,) = dry_run.refused_operations(_graph(step))
     assert 'got the host operation WriteSummary in the train step' in line
 
 
 def test_names_float64():
-    (line,) = tpu_rules.of_graph(_graph(lambda x: tf.cast(tf.cast(x, tf.float64) * 2, tf.float32)))
+    (line,) = dry_run.refused_operations(_graph(lambda x: tf.cast(tf.cast(x, tf.float64) * 2, tf.float32)))
     assert line.startswith('got float64 in the train step (') and 'need float32 on a TPU' in line
-    assert tpu_rules.of_graph(_graph(lambda x: 2 * x)) == []
+    assert dry_run.refused_operations(_graph(lambda x: 2 * x)) == []

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tflearn.core import strategies
-from tflearn.learner.replica_check import ReplicaConsistency, named_variables
+from tflearn.core.workers import ReplicaConsistency, named_variables
 from tflearn.learner.triggers import IntervalTrigger
 
 

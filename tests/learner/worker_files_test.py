@@ -2,11 +2,11 @@
 
 from tflearn.core import strategies
 from tflearn.files.run_dir import RunDir, read_json, write_json
-from tflearn.learner import worker_files
+from tflearn.learner import checkpoints
 
 
 def test_chief_writes_to_the_run_directory(tmp_path):
-    with worker_files.writable_run_dir(strategies.make('default'), RunDir(tmp_path)) as run_dir:
+    with checkpoints.writable_run_dir(strategies.make('default'), RunDir(tmp_path)) as run_dir:
         assert run_dir.root == tmp_path
 
 
@@ -17,7 +17,7 @@ def test_other_workers_write_elsewhere_and_see_the_checkpoints(tmp_path, monkeyp
     run_dir.checkpoints.mkdir(parents=True)
     (run_dir.checkpoints / 'ckpt-1.index').write_text('complete')
     (run_dir.checkpoints / '.writing').mkdir()
-    with worker_files.writable_run_dir(strategies.make('default'), run_dir) as mine:
+    with checkpoints.writable_run_dir(strategies.make('default'), run_dir) as mine:
         assert mine.root != tmp_path
         assert [path.name for path in mine.checkpoints.iterdir()] == ['ckpt-1.index']
         assert (mine.checkpoints / 'ckpt-1.index').read_text() == 'complete'

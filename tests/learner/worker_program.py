@@ -17,14 +17,14 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.agents import dqn
 from tflearn.core import strategies, workers
+from tflearn.core.background import Watchdog
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.core.watchdog import Watchdog
+from tflearn.core.workers import ReplicaConsistency, named_variables
 from tflearn.files.run_dir import RunDir
-from tflearn.learner import worker_files
+from tflearn.learner import checkpoints
 from tflearn.learner.learner import Learner
-from tflearn.learner.replica_check import ReplicaConsistency, named_variables
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.networks.networks import NetworkOptions
 
@@ -85,7 +85,7 @@ def main(directory, event):
     with strategy.scope():
         agent = make_agent()
     agreement, watchdog = workers.Agreement(strategy), Watchdog(20 if event == 'stuck' and layout.worker == 0 else 120)
-    with workers.peer_failures(strategy), worker_files.writable_run_dir(strategy, RunDir(directory)) as run_dir:
+    with workers.peer_failures(strategy), checkpoints.writable_run_dir(strategy, RunDir(directory)) as run_dir:
         stuck_at = 10 if event == 'stuck' and layout.worker == 1 else None
         with watchdog.guard('the first trace'):
             first_step = 20 if run_dir.checkpoints.exists() and any(run_dir.checkpoints.iterdir()) else 0

@@ -26,8 +26,8 @@ from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.replay.storage import Storage
-from tflearn.sampling.local import LocalReplay
 from tflearn.sampling.minibatches import MinibatchSource
+from tflearn.sampling.ring_source import LocalReplay
 from tflearn.sampling.source import Source
 
 LENGTH = 5

@@ -18,7 +18,7 @@ from tf_agents.utils import common
 
 import tflearn
 from tests.testing import example_policies
-from tflearn.policies import loader, signatures, tflite
+from tflearn.policies import converted, loader, signatures
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.served_version import ServedVersion
 
@@ -170,7 +170,9 @@ def test_rejects_categories_out_of_bounds(tmp_path):
                 tf.errors.InvalidArgumentError, match=rf'got observation from\] \[{wrong}\].*need 0 to 499'
             ):
                 ask(np.int64([wrong]))
-    assert tflite.run(tflite.convert(version), {'observation': np.int64([499, 999])})['action'].shape == (2,)
+    assert converted.run_tflite(converted.convert_tflite(version), {'observation': np.int64([499, 999])})[
+        'action'
+    ].shape == (2,)
 
 
 def test_action_function_returns_the_info(exported):

@@ -14,7 +14,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies, lanes
-from tflearn.policies import products, tflite
+from tflearn.policies import converted, products
 from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
@@ -76,7 +76,7 @@ def load(path, signature='action'):
     saved_function.model = saved  # keeps its variables
 
     def run_tflite(**given):
-        return tflite.run(model, given, signature)
+        return converted.run_tflite(model, given, signature)
 
     return saved_function, run_tflite
 
@@ -89,7 +89,7 @@ def test_greedy_policy_with_chosen_names_and_logits(exported, tmp_path):
     saved, run_tflite = load(output)
     inputs = {'callee_users', 'node_count', 'step_type', 'reward', 'discount'}
     assert {name: spec.shape for name, spec in saved.structured_input_signature[1].items()} == dict.fromkeys(inputs, 1)
-    interpreter = tflite.interpreter((output / 'model.tflite').read_bytes())
+    interpreter = converted.tflite_interpreter((output / 'model.tflite').read_bytes())
     assert {tensor['name'] for tensor in interpreter.get_input_details()} == {f'action_{name}:0' for name in inputs}
     specs = json.loads((output / 'output_spec.json').read_text())
     assert [spec['logging_name'] for spec in specs] == ['inlining_decision', 'inlining_logits']

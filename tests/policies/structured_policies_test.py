@@ -14,7 +14,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments.tasks import t_maze
 from tflearn.networks.networks import NetworkOptions
-from tflearn.policies import exporter, loader, tflite
+from tflearn.policies import converted, exporter, loader
 from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import PolicyExporter
 
@@ -95,8 +95,8 @@ def test_named_tensors_and_tflite(policy, folder, named):
     got = model(**{name: tf.constant(value) for name, value in named.items()})['action'].numpy()
     np.testing.assert_array_equal(got, live(policy, named))
     assert all(named[MASK][i, first] and named[MASK][i, 2 + second] for i, (first, second) in enumerate(got))
-    converted = tflite.convert(folder / 'greedy_policy' / '7')
-    np.testing.assert_array_equal(tflite.run(converted, named)['action'], got)
+    model = converted.convert_tflite(folder / 'greedy_policy' / '7')
+    np.testing.assert_array_equal(converted.run_tflite(model, named)['action'], got)
 
 
 def test_a_mask_without_a_legal_action_is_an_error(folder, named):
@@ -163,7 +163,7 @@ def test_dqn_in_tflite(tmp_path):
     inputs = Converted(path, 'tflite').inputs.items()
     given = {name: np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype) for name, spec in inputs}
     given[MASK][0, 3] = 1
-    assert tflite.run(tflite.convert(path), given)['action'] == [3]
+    assert converted.run_tflite(converted.convert_tflite(path), given)['action'] == [3]
 
 
 # Exported policies with memory: their state is carried over from call to call, and reset where a step is FIRST.

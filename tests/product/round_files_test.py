@@ -9,8 +9,7 @@ import pytest
 
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.policies import states
-from tflearn.product.round_files import Round, Rounds
-from tflearn.product.steps import Gate, Logs, Steps, Training
+from tflearn.product.steps import Gate, Logs, Round, Rounds, Steps, Training
 
 VERDICT = {'passes': False, 'candidate': {'value': 1.0, 'low': 0.5, 'high': 1.5}}
 

@@ -21,10 +21,10 @@ from tflearn.core.experience import Prioritization, Prioritized, Queue
 from tflearn.core.waiting import Stopped, wait_until
 from tflearn.launch.local import free_port
 from tflearn.replay import backend, reader, writers
+from tflearn.replay.backend import Shards
 from tflearn.replay.checkpoints import DamagedCheckpoint
 from tflearn.replay.chunks import chunk_id
 from tflearn.replay.priorities import PriorityUpdater
-from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, STREAM, Storage, TableSpec
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.mirror import ReplayMirror

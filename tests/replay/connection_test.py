@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tflearn.core.experience import Experience, Uniform
 from tflearn.replay import backend
-from tflearn.replay.table_history import TableHistory
+from tflearn.replay.storage import TableHistory
 
 
 def test_no_server_answers_at_a_name_that_is_no_text():

@@ -8,7 +8,7 @@ import pytest
 from tests.testing import forks
 from tests.testing.coordinators import coordinating  # noqa: F401
 from tflearn.coordinator import control, reports
-from tflearn.coordinator.credits import CreditReader
+from tflearn.coordinator.reports import CreditReader
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.launch.local import free_port
 from tflearn.replay import backend

@@ -12,8 +12,8 @@ from tests.testing import lanes
 from tests.testing.replay import BATCH, chunks_of, draw, experience, ring_content, write_steps
 from tflearn.core.experience import Prioritized
 from tflearn.core.waiting import wait_until
-from tflearn.replay import backend, shards, writers
-from tflearn.replay.shards import Shards
+from tflearn.replay import backend, writers
+from tflearn.replay.backend import Shards
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.mirror import ReplayMirror
@@ -61,10 +61,10 @@ def test_a_writer_keeps_its_order_among_the_shards_that_are_known():
 
 def test_refuses_what_several_servers_would_draw(serve):
     storage = serve(experience('server')).storage
-    shards.check(storage, 1)
+    backend.check_shards(storage, 1)
     with pytest.raises(ValueError, match='got 4 replay servers with .*Uniform.*from which the servers draw; need'):
-        shards.check(storage, 4)
-    shards.check(type(storage)(experience('server').__class__(replay=Prioritized()), storage.data_spec), 4)
+        backend.check_shards(storage, 4)
+    backend.check_shards(type(storage)(experience('server').__class__(replay=Prioritized()), storage.data_spec), 4)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tflearn.launch.local import free_port
 from tflearn.replay import backend
 from tflearn.replay.backend import Lost
 from tflearn.replay.storage import REPLAY, STREAM, Storage
-from tflearn.replay.valkey import client, functions, library, server
+from tflearn.replay.valkey import client, library, server
 
 QUEUE = experience(Queue, max_size=4, batch_size=2)
 MIRRORED = experience(sampling='learner', min_size=1, batch_size=4, chunk_steps=4, max_size=20)
@@ -320,7 +320,7 @@ def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve,
     assert writer.flush(0, 10.0)
     writer.close()
     # A reader that was closed has not waited for the answer to its last message.
-    wait_until(lambda: ask(served, 'XLEN', functions.ITEMS) == 5, 'the parts to go', 5)
+    wait_until(lambda: ask(served, 'XLEN', library.ITEMS) == 5, 'the parts to go', 5)
 
 
 def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask, monkeypatch, either_size):
@@ -333,7 +333,7 @@ def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask
     threads = [threading.Thread(target=writer.flush, args=(0, 60.0), daemon=True) for writer in writers]
     for thread in threads:
         thread.start()
-    wait_until(lambda: ask(served, 'SCARD', functions.BLOCKED) == 2, 'the writers', 10)
+    wait_until(lambda: ask(served, 'SCARD', library.BLOCKED) == 2, 'the writers', 10)
     before = calls(ask, served)
     assert not threading.Event().wait(1.0)
     assert calls(ask, served) - before < 6  # those of this test
@@ -367,17 +367,17 @@ def test_a_call_does_not_overtake_items_that_did_not_fit(serve, ask, is_large):
     def insert(count, number, before=''):
         given = 'writer', number, before
         if not is_large:
-            return ask(served, *library.function(functions.INSERT, *given, *[REPLAY, b'item'] * count))
+            return ask(served, *library.function(library.INSERT, *given, *[REPLAY, b'item'] * count))
         for _ in range(count):
-            ask(served, *library.function(functions.MAKE_PLACE, *given, REPLAY))
-            if ask(served, 'EXISTS', functions.PLACE):
-                ask(served, 'XADD', functions.PLACE, '*', REPLAY, b'item')
-        return ask(served, *library.function(functions.PLACED, *given))
+            ask(served, *library.function(library.MAKE_PLACE, *given, REPLAY))
+            if ask(served, 'EXISTS', library.PLACE):
+                ask(served, 'XADD', library.PLACE, '*', REPLAY, b'item')
+        return ask(served, *library.function(library.PLACED, *given))
 
     assert insert(5, 1) == 4
-    ask(served, 'XREADGROUP', 'GROUP', functions.GROUP, 'reader', 'COUNT', 3, 'STREAMS', functions.ITEMS, '>')
+    ask(served, 'XREADGROUP', 'GROUP', library.GROUP, 'reader', 'COUNT', 3, 'STREAMS', library.ITEMS, '>')
     assert insert(1, 2, 1) == 0  # there is room, but its writer does not know yet that the last one did not fit
-    ask(served, *library.function(functions.DELIVERED))
+    ask(served, *library.function(library.DELIVERED))
     assert insert(1, 3, 2) == 0
     assert ask(served, 'BLPOP', 'writer', 1.0) == [b'writer', b'3']
     assert insert(1, 4) == 1 and insert(1, 5, 4) == 1
@@ -395,7 +395,7 @@ def test_a_writer_looks_again_if_its_message_was_lost(serve, ask, monkeypatch, e
     writer = backend.connect(served.address).writer()
     writer.insert(items(served, 5), [(REPLAY,)] * 5, 1.0)
     assert not writer.flush(0, 0.2)
-    drawn = ask(served, 'XREADGROUP', 'GROUP', functions.GROUP, 'lost', 'COUNT', 2, 'STREAMS', functions.ITEMS, '>')
+    drawn = ask(served, 'XREADGROUP', 'GROUP', library.GROUP, 'lost', 'COUNT', 2, 'STREAMS', library.ITEMS, '>')
     assert len(drawn[0][1]) == 2  # by a reader that ends here
     assert writer.flush(0, 5.0)
 
@@ -420,8 +420,8 @@ def test_large_items_of_two_writers_keep_their_order_and_nothing_is_left_behind(
         assert [(item[0] - 100 * i, len(item)) for item in its] == [*enumerate(sizes)]
     for thread in threads:
         thread.join(10)
-    assert ask(served, 'EXISTS', functions.PLACE) == 0
-    wait_until(lambda: served.table().size == 0 and ask(served, 'XLEN', functions.ITEMS) == 0, 'an empty stream', 5)
+    assert ask(served, 'EXISTS', library.PLACE) == 0
+    wait_until(lambda: served.table().size == 0 and ask(served, 'XLEN', library.ITEMS) == 0, 'an empty stream', 5)
     assert (served.table().inserts, served.table().samples) == (60, 60)
 
 

@@ -19,9 +19,8 @@ from tflearn.launch.local import free_address
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling import feed_server, feed_worker
-from tflearn.sampling.feed_blocks import Blocks, from_columns, to_columns
 from tflearn.sampling.feed_server import FeedClient, FeedServer
-from tflearn.sampling.feed_source import FeedReader, FeedSource, wait_for_feed
+from tflearn.sampling.feed_source import Blocks, FeedReader, FeedSource, from_columns, to_columns, wait_for_feed
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
 

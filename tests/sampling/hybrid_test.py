@@ -11,8 +11,8 @@ from tflearn.core.train_step import set_env_steps
 from tflearn.optimization import schedules
 from tflearn.replay.storage import Storage
 from tflearn.sampling.loaded_episodes import LoadedEpisodes
-from tflearn.sampling.local import LocalReplay
 from tflearn.sampling.mix import Mix, demonstration_shares
+from tflearn.sampling.ring_source import LocalReplay
 
 SHOWN = 100  # more than the observations of the run's own steps
 

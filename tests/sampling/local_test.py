@@ -11,7 +11,7 @@ from tests import fakes
 from tests.testing.replay import BATCH, DATA_SPEC, draw, experience, write_steps
 from tflearn.core.experience import Experience, Prioritization, Prioritized, Queue, Uniform
 from tflearn.replay.storage import Storage
-from tflearn.sampling.local import LocalReplay, check
+from tflearn.sampling.ring_source import LocalReplay, check_local
 
 
 def _replay(num_environments=2, seed=0, **changes):
@@ -117,7 +117,7 @@ def test_drops_the_oldest_sequences():
 @pytest.mark.parametrize('replay', [Queue(), Prioritized(max_times_sampled=1), Uniform(max_times_sampled=1)])
 def test_rejects_unsupported_replay(replay):
     with pytest.raises(ValueError, match=r'need Uniform\('):
-        check(Experience(replay=replay))
+        check_local(Experience(replay=replay))
 
 
 def test_items_are_drawn_by_their_errors():

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import tflearn
-from tests.coordinator.weights_messages_test import made
+from tests.coordinator.weights_transport_test import made
 from tests.testing import forks
-from tflearn.coordinator import weights_messages
+from tflearn.coordinator import weights_transport
 from tflearn.coordinator.client import Access, Coordinator, Role
-from tflearn.coordinator.weights_reader import Lost, WeightsReader
+from tflearn.coordinator.weights_transport import Lost, WeightsReader
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address, free_port
@@ -59,7 +59,7 @@ def test_a_relay_gives_what_the_coordinator_gets(tmp_path, monkeypatch):
         learner.join(Role('train', contract={'all': {}}, epoch=1), DEADLINE_SECS)
         learner.put_weights(made([np.arange(5, dtype=np.float32)]))
         found = wait_until(lambda: asked(relay), 'the publication at the relay', DEADLINE_SECS)
-        np.testing.assert_array_equal(weights_messages.values(found)[0], range(5))
+        np.testing.assert_array_equal(weights_transport.values(found)[0], range(5))
         wait_until(lambda: learner.addresses('relay') == [relay], 'its registration', DEADLINE_SECS)
         file = RunDir(tmp_path).status('coordinator')
         wait_until(lambda: (read_json(file) or {}).get('train_step') == 1, 'its status', DEADLINE_SECS)

@@ -14,7 +14,7 @@ from tflearn.environments.tasks import bit_flip
 from tflearn.jobs import initial_agent
 from tflearn.networks.networks import NetworkOptions
 from tflearn.replay.storage import Storage
-from tflearn.sampling.local import LocalReplay
+from tflearn.sampling.ring_source import LocalReplay
 from tflearn.transforms import hindsight, rewards, transformed
 from tflearn.transforms.transformed import Pipeline
 

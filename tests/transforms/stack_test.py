@@ -12,7 +12,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.jobs import initial_agent
 from tflearn.networks.networks import NetworkOptions
 from tflearn.replay.storage import Storage
-from tflearn.sampling.local import LocalReplay
+from tflearn.sampling.ring_source import LocalReplay
 from tflearn.transforms import image, stack, transformed
 from tflearn.transforms.transformed import Pipeline
 

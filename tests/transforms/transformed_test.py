@@ -34,9 +34,9 @@ from tflearn.policies import exporter, loader, signatures
 from tflearn.policies.policy_function import load_policy
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling.local import LocalReplay
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
+from tflearn.sampling.ring_source import LocalReplay
 from tflearn.transforms import image, normalize, rewards, stack, statistics, transformed
 
 SPACE = spaces.Dict(camera=spaces.Box(0, 255, (12, 10, 3), np.uint8), joints=structured.VECTOR)

@@ -13,8 +13,7 @@ from tflearn.config import files
 from tflearn.core import extras
 from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.files.run_dir import RunDir
-from tflearn.launch import kubernetes, local, ray_cluster, run_summary, slurm
-from tflearn.launch.placement import place, this_machine
+from tflearn.launch import kubernetes, local, ray_cluster, reports, slurm
 from tflearn.launch.places import read_options
 from tflearn.launch.topology import (
     COORDINATOR_ADDRESS,
@@ -23,8 +22,10 @@ from tflearn.launch.topology import (
     Addresses,
     Topology,
     on_one_machine,
+    place,
     read_resources,
     run_topology,
+    this_machine,
 )
 from tflearn.learner.stop_conditions import StopConditions
 
@@ -67,7 +68,7 @@ class Backend:
                     'kubernetes or ray'
                 )
             if self.render:
-                _show(run_summary.render(on_one_machine(topology), place(topology, this_machine())))
+                _show(reports.render(on_one_machine(topology), place(topology, this_machine())))
                 return 0
             times = topology.stop_timeout_secs, topology.silent_timeout_secs
             return local.run(topology, run_dir, stop_timeout_secs=times[0], silent_timeout_secs=times[1])

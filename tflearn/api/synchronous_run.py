@@ -24,7 +24,7 @@ from tflearn.jobs.run import Hooks, Run
 from tflearn.jobs.synchronous import synchronous, with_limit
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Initial, grouped
-from tflearn.launch import local, watching
+from tflearn.launch import local, supervisor
 from tflearn.launch.code_revision import code_revision
 
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
@@ -209,7 +209,7 @@ def _drawn(run_dir: RunDir) -> Iterator[None]:
     if local.in_notebook():
         over = threading.Event()
         view = local.make_view(sys.stdout, run_dir)
-        thread = background.Thread(lambda: watching.watch(run_dir, view, over.is_set), 'notebook_view')
+        thread = background.Thread(lambda: supervisor.watch(run_dir, view, over.is_set), 'notebook_view')
         thread.start()
         try:
             yield

@@ -14,8 +14,15 @@ from absl import logging
 
 from tflearn.coordinator import control
 from tflearn.coordinator.state import ENDED, RELAY, REPLAY, TRAIN, WORKING
-from tflearn.coordinator.weights_messages import Message
-from tflearn.coordinator.weights_reader import PATH, SLOWEST_BYTES_PER_SEC, STATUS_PATH, Lost, Refused, WeightsReader
+from tflearn.coordinator.weights_transport import (
+    PATH,
+    SLOWEST_BYTES_PER_SEC,
+    STATUS_PATH,
+    Lost,
+    Message,
+    Refused,
+    WeightsReader,
+)
 from tflearn.core import background, tokens
 from tflearn.core.errors import UserRuntimeError, UserValueError, first_few
 from tflearn.core.settings import checked_dataclass

@@ -17,10 +17,9 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.utils import common
 
-from tflearn.coordinator import control, weights_messages
+from tflearn.coordinator import control, weights_transport
 from tflearn.coordinator.client import Coordinator, differences
-from tflearn.coordinator.weights_messages import Message
-from tflearn.coordinator.weights_reader import Lost, Refused
+from tflearn.coordinator.weights_transport import Lost, Message, Refused
 from tflearn.core import background
 from tflearn.core.errors import UserValueError
 from tflearn.core.finite import FiniteCheck
@@ -105,7 +104,7 @@ def contract(
     """
     made: dict[str, Any] = {
         **of_variables(specs(variables)),
-        'formats': {'weights': weights_messages.PROTOCOL, 'messages': control.PROTOCOL},
+        'formats': {'weights': weights_transport.PROTOCOL, 'messages': control.PROTOCOL},
         'signature': dict(signature),
         'settings': dict(settings),
     }
@@ -191,7 +190,7 @@ class Publisher:
             counters, values = newest
             if 0 <= counters['policy_version'] < self.least_version:
                 counters = {**counters, 'policy_version': self.least_version}
-            message = weights_messages.make(counters, self._names, values, self._narrow)
+            message = weights_transport.make(counters, self._names, values, self._narrow)
             try:
                 self._coordinator.put_weights(message)
                 self._sent, self._sent_to, failed = newest, self._coordinator.incarnation, ''
@@ -320,6 +319,6 @@ class Subscriber:
             contract = of_variables(theirs)
             if contract['variables'] != self._contract['variables']:
                 raise UserValueError(differences(self._contract, contract, self._what))
-            return weights_messages.values(message, lambda name: np.dtype(tf.as_dtype(name).as_numpy_dtype))
+            return weights_transport.values(message, lambda name: np.dtype(tf.as_dtype(name).as_numpy_dtype))
         except (TypeError, ValueError) as error:
             raise UserValueError(str(error)) from error

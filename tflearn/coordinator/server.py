@@ -35,10 +35,10 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.coordinator import control, weights_messages
+from tflearn.coordinator import control, weights_transport
 from tflearn.coordinator.client import CLAIM, INCARNATION, Access, Coordinator, Role
 from tflearn.coordinator.state import MAX_WAIT_SECS, RELAY, Conflict, Newest, State, claim_of
-from tflearn.coordinator.weights_reader import DELTA, PATH, STATUS_PATH, Lost, Refused, WeightsReader
+from tflearn.coordinator.weights_transport import DELTA, PATH, STATUS_PATH, Lost, Refused, WeightsReader
 from tflearn.core import background
 from tflearn.core.errors import UserValueError
 from tflearn.net import http_request, server_options
@@ -175,7 +175,7 @@ class CoordinatorServer:
         try:
             self._sender = request, time.monotonic()
             received = request.body()
-            message = weights_messages.parse(received).completed(None)
+            message = weights_transport.parse(received).completed(None)
         finally:
             self._sender = None
             self._putting.release()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tflearn.coordinator.control import LEASE_SECS, Report
-from tflearn.coordinator.weights_messages import Message
+from tflearn.coordinator.weights_transport import Message
 from tflearn.core.errors import UserValueError
 
 REPLAY, TRAIN, RELAY = 'replay', 'train', 'relay'  # roles

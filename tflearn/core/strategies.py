@@ -16,9 +16,9 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
+from tflearn.core.background import ending_after
 from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import is_listening, wait_until
-from tflearn.core.watchdog import ending_after
 
 _NAMES = "'default', 'cpu', 'gpu', 'mirrored', 'mirrored:N' with N from 1, 'multi_worker', 'tpu' or 'tpu:<address>'"
 _START_TIMEOUT_SECS = 600.0

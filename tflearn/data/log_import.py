@@ -18,9 +18,8 @@ import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.data import arrays, columns, metadata, tables
-from tflearn.data.column_map import ACTION, ColumnMap
 from tflearn.data.conversion import new_directory
-from tflearn.data.log_rows import ROWS_OF_A_FILE, Report, RowEncoder
+from tflearn.data.log_rows import ACTION, ROWS_OF_A_FILE, ColumnMap, Report, RowEncoder
 from tflearn.data.outcomes import OPEN, OutcomeOptions, Outcomes
 from tflearn.data.records import Records
 from tflearn.data.writer import EpisodeWriter

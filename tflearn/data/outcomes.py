@@ -13,8 +13,7 @@ import numpy as np
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, checked_dataclass
 from tflearn.data import tables
-from tflearn.data.column_map import Feature
-from tflearn.data.log_rows import BlockChecks, Report
+from tflearn.data.log_rows import BlockChecks, Feature, Report
 
 OPEN = 'decisions whose window is open'  # outcomes may still come
 

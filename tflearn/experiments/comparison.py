@@ -1,4 +1,9 @@
-"""Compares runs: groups of seeds, their scores with intervals, and their learning curves on one picture."""
+"""Compares runs: groups of seeds, their scores with intervals, and their learning curves on one picture.
+
+Interquartile means, bootstrap intervals and the probability of improvement are those of Agarwal et al. 2021, "Deep
+Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv 2108.13264). The runs of one problem are drawn
+again; nothing else is random.
+"""
 
 import csv
 import dataclasses
@@ -6,15 +11,60 @@ import functools
 import io
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from tflearn.actors import evaluation_record, learning_curve
 from tflearn.core.errors import UserValueError
-from tflearn.experiments import overview, statistics
+from tflearn.experiments import overview
 from tflearn.files.run_dir import RunDir, local_path, read_json, write_atomically
+
+_DRAWS = 2_000
+_LEVEL = 0.95
+_CUT = 0.25  # of the values, at each end
+
+Interval = tuple[Any, Any]  # lower and upper end
+
+
+def interquartile_mean(values: np.ndarray) -> Any:
+    """Returns the mean of the middle half of float `values` [runs, ...] over the runs [...].
+
+    A quarter of the values, rounded down, is left out at each end, so up to three runs it is the mean.
+    """
+    cut = int(_CUT * len(values))
+    return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+
+
+def bootstrap_interval(values: np.ndarray, measure: Callable[[np.ndarray], Any] = interquartile_mean) -> Interval:
+    """Returns the ends [...] of the 95% percentile bootstrap interval of a measure of `values` [runs, ...]."""
+    rng = np.random.default_rng(0)
+    return _ends([measure(values[rng.integers(len(values), size=len(values))]) for _ in range(_DRAWS)])
+
+
+def probability_of_improvement(values: np.ndarray, others: np.ndarray) -> tuple[float, float, float]:
+    """Returns how often a run of `values` [runs] is better than one of `others` [runs], and that number's 95% interval.
+
+    Each pair of runs counts 1, or 1/2 where they are equal: the Mann-Whitney statistic U divided by the pairs.
+    """
+    rng = np.random.default_rng(0)
+
+    def drawn(of: np.ndarray) -> np.ndarray:
+        return of[rng.integers(len(of), size=len(of))]
+
+    low, high = _ends([_improvement(drawn(values), drawn(others)) for _ in range(_DRAWS)])
+    return float(_improvement(values, others)), float(low), float(high)
+
+
+def _improvement(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return 0.5 + 0.5 * np.sign(values[:, None] - others).mean()
+
+
+def _ends(drawn: list[np.ndarray]) -> Interval:
+    low, high = np.quantile(np.stack(drawn), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0)
+    return low, high
+
 
 Estimate = tuple[float, float, float]  # a number, and the ends of its 95% interval
 Axis = Literal['env_steps', 'secs', 'train_step']
@@ -54,8 +104,8 @@ class Group:
     @functools.cached_property
     def score(self) -> Estimate:
         """The interquartile mean of `scores`, and its 95% interval; not a number for an interval of one run."""
-        low, high = statistics.interval(self.scores) if len(self.scores) > 1 else (np.nan, np.nan)
-        return float(statistics.interquartile_mean(self.scores)), float(low), float(high)
+        low, high = bootstrap_interval(self.scores) if len(self.scores) > 1 else (np.nan, np.nan)
+        return float(interquartile_mean(self.scores)), float(low), float(high)
 
 
 class Row(NamedTuple):
@@ -115,10 +165,10 @@ class Comparison:
         for group in self.groups:
             better: Estimate = (np.nan, np.nan, np.nan)
             if group is not first:
-                better = statistics.probability_of_improvement(sign * group.scores, sign * first.scores)
+                better = probability_of_improvement(sign * group.scores, sign * first.scores)
                 if min(len(group.scores), len(first.scores)) < 2:
                     better = (better[0], np.nan, np.nan)
-            area = float(statistics.interquartile_mean(group.areas))
+            area = float(interquartile_mean(group.areas))
             yield Row(group.label, len(group.names), group.missing, group.score, area, better)
 
     @property
@@ -155,11 +205,11 @@ class Comparison:
         """Draws the interquartile mean of each group, its 95% interval as a band, and each run as a thin line."""
         with learning_curve.image(pathlib.Path(path)) as axes:
             for group in self.groups:
-                mean = statistics.interquartile_mean(group.curves)
+                mean = interquartile_mean(group.curves)
                 (line,) = axes.plot(group.marks, mean, linewidth=2, label=f'{group.label} ({len(group.names)} runs)')
                 axes.plot(group.marks, group.curves.T, linewidth=0.5, alpha=0.5, color=line.get_color())
                 if len(group.names) > 1:
-                    band = statistics.interval(group.curves)
+                    band = bootstrap_interval(group.curves)
                     axes.fill_between(group.marks, *band, alpha=0.2, linewidth=0, color=line.get_color())
             axes.set_xlabel(_AXES[self.axis])
             axes.set_ylabel(self.metric.replace('_', ' '))

@@ -18,11 +18,10 @@ import numpy as np
 
 from tflearn.actors import evaluation_record, learning_curve
 from tflearn.core.errors import UserValueError
-from tflearn.experiments import comparison, overview, statistics
+from tflearn.experiments import comparison, overview
 from tflearn.experiments.comparison import Axis, Comparison, Group
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
-from tflearn.launch.reports import COLLECT_PARTS, shares
-from tflearn.launch.run_summary import quoted
+from tflearn.launch.reports import COLLECT_PARTS, quoted, shares
 from tflearn.tools import checks, series
 from tflearn.tools.checks import Series
 
@@ -92,7 +91,7 @@ class _Page:
         texts = [] if len(best.names) > 1 else [f'{best.label} is one run, which says little: run several seeds']
         sign = -1.0 if self.found.lower_is_better else 1.0
         for other in self.found.groups[1:]:
-            number, low, high = statistics.probability_of_improvement(sign * best.scores, sign * other.scores)
+            number, low, high = comparison.probability_of_improvement(sign * best.scores, sign * other.scores)
             single = min(len(best.names), len(other.names)) < 2
             verdict = 'better' if low > 0.5 else 'not decided, more seeds would tell'
             verdict = '(a single run decides nothing)' if single else f'[{low:.2g}, {high:.2g}]: {verdict}'

@@ -17,7 +17,7 @@ from tflearn.config import files, preview
 from tflearn.config.reader import Binding
 from tflearn.core.errors import UserValueError
 from tflearn.environments import registry
-from tflearn.files.file_lock import try_lock
+from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import RunDir, local_path, read_json
 from tflearn.launch.local import StopSignals
 from tflearn.launch.processes import OrphanReaper

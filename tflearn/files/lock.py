@@ -1,6 +1,6 @@
-"""Lock: at most one learner, and one replay server, writes to a run directory.
+"""Lock: at most one learner, and one replay server, writes to a run directory. And locks of open files.
 
-A lock is a small file, `<job>-<epoch>.json`. Who claims it creates the file of the next epoch, which only one process
+A `Lock` is a small file, `<job>-<epoch>.json`. Who claims it creates the file of the next epoch, which only one process
 can do, and renews it every few seconds. It ends when it is released, when its process has died on this machine, or when
 it was not renewed for `LOCK_SECS` by the clock of the process that watches it: clocks are never compared between
 machines. An owner of an older epoch finds the newer file before it writes again, and stops (the epoch is a fencing
@@ -8,9 +8,13 @@ token; Kleppmann 2016, "How to do distributed locking").
 
 What several jobs write at the same time (locks, manifests), and what must have arrived before the next step
 (checkpoints), goes through a `Store`; all other files are only read and written.
+
+`try_lock` and `locked` lock an open file by the kernel: among the processes of one machine, until all that have it open
+have ended.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -19,12 +23,34 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any
 
 from absl import logging
 
 from tflearn.core import background
 from tflearn.core.errors import UserRuntimeError
+
+
+def try_lock(file: IO[Any] | int) -> bool:
+    """Locks an open file, or its descriptor; returns False if another process has locked it.
+
+    Raises:
+      OSError: if its file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[None]:
+    """Locks a file, which is made, for the time of the block; waits for another process that has locked it."""
+    with path.open('ab') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
 
 LOCK_SECS = 15.0
 RENEW_SECS = 3.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from absl import logging
 
 from tflearn.core.errors import UserOSError, UserValueError
-from tflearn.files.file_lock import locked, try_lock
+from tflearn.files.lock import locked, try_lock
 from tflearn.files.objects import Objects
 from tflearn.files.run_dir import RunDir, call_by_url
 from tflearn.files.store_copy import StoreCopy

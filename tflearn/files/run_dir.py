@@ -10,7 +10,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -62,6 +62,21 @@ def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
         raise UserValueError(
             f'got {name}={os.fspath(path)!r}, whose home directory is unknown ({error}); need another path'
         ) from error
+
+
+def log_files(paths: Sequence[str], name: str) -> list[pathlib.Path]:
+    """Returns files of a log, and of directories the complete ones in their order, `<name>-*.jsonl`.
+
+    Raises:
+      ValueError: if a directory has none, or there is no such file.
+    """
+    found: list[pathlib.Path] = []
+    for path in (local_path(path, name) for path in paths):
+        inside = sorted(path.glob(f'{name}-*.jsonl')) if path.is_dir() else [path] if path.exists() else []
+        if not inside:
+            raise UserValueError(f'got {name}={path}; need a file, or a directory with {name}-*.jsonl')
+        found += inside
+    return found
 
 
 def is_inside(name: Any) -> bool:

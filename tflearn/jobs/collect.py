@@ -15,10 +15,10 @@ from absl import logging
 from tflearn.coordinator import published_weights, reports
 from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.control import AcquiredLease
-from tflearn.coordinator.credits import CreditReader
 from tflearn.coordinator.published_weights import Subscriber
+from tflearn.coordinator.reports import CreditReader
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
-from tflearn.coordinator.weights_reader import Lost, Refused
+from tflearn.coordinator.weights_transport import Lost, Refused
 from tflearn.core import strategies
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.settings import PositiveInt, checked
@@ -30,7 +30,7 @@ from tflearn.jobs import initial_agent
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
 from tflearn.jobs.run import Run
-from tflearn.replay.shards import Shards
+from tflearn.replay.backend import Shards
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 

@@ -17,11 +17,10 @@ from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import initial_agent
 from tflearn.jobs.run import Run
 from tflearn.net import server_options
+from tflearn.replay.backend import Shards, check_shards
 from tflearn.replay.reader import TableReader
-from tflearn.replay.shards import Shards
-from tflearn.replay.shards import check as check_shards
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling import feed_blocks, feed_server, feed_worker, sources
+from tflearn.sampling import feed_server, feed_source, feed_worker, sources
 from tflearn.sampling.feed_server import FeedClient
 
 _REPORT_SECS = 1.0
@@ -65,7 +64,7 @@ def feed(
       TimeoutError: if a server is not found, or no data arrive in time.
       ValueError: if such experience cannot be fed, or the servers, or other workers, have other data.
     """
-    feed_blocks.check(experience.replay)
+    feed_source.check(experience.replay)
     own = host or (
         'localhost' if feed_address.rpartition(':')[0] in server_options.LOCAL_HOSTS else socket.gethostname()
     )
@@ -79,7 +78,7 @@ def feed(
         shards = Shards(connected.replay(run.connect_timeout_secs))
     check_shards(storage, len(shards.addresses))
     shards.wait(storage, run.connect_timeout_secs, run.stop)
-    layout = feed_blocks.Blocks(storage)
+    layout = feed_source.Blocks(storage)
     with contextlib.closing(_elements(shards, storage, layout, timeout_secs, index)) as elements:
         dataset = feed_worker.FeedDataset(layout, elements)
         client = FeedClient(feed_address)
@@ -124,7 +123,7 @@ def _dispatch(run: Run, feed_address: str, own: str, port: int, shield: str | No
 
 
 def _elements(
-    shards: Shards, storage: Storage, layout: feed_blocks.Blocks, timeout_secs: float, index: int
+    shards: Shards, storage: Storage, layout: feed_source.Blocks, timeout_secs: float, index: int
 ) -> feed_worker.Elements:
     """Returns the elements that a worker feeds."""
     if isinstance(storage.experience.replay, Queue):

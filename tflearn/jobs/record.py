@@ -34,7 +34,7 @@ from tflearn.jobs.run import Run
 from tflearn.policies import external, loader
 from tflearn.policies.action_probabilities import ActionProbabilities
 from tflearn.replay import backend, stored_episodes
-from tflearn.replay.shards import Shards
+from tflearn.replay.backend import Shards
 from tflearn.replay.storage import REPLAY
 
 _DEFAULT_EPISODES = 100
@@ -320,13 +320,15 @@ def import_logs(
       outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then.
       **options: see `Report`.
     """
-    from tflearn.data import column_map as column_maps
-    from tflearn.data import log_import  # They load pyarrow, of an extra.
+    from tflearn.data import (
+        log_import,  # They load pyarrow, of an extra.
+        log_rows,
+    )
     from tflearn.data import outcomes as outcome_files
 
     report = log_import.Report(**options)
     given = _DECISIONS if outcomes is not None else {}
-    mapped = column_maps.read(column_map, given)
+    mapped = log_rows.read_map(column_map, given)
     joined = None if outcomes is None else outcome_files.options_of(mapped.outcomes, **outcomes)
     log_import.run(paths, mapped, output, report, vocabularies, compress, joined)
     return str(report)

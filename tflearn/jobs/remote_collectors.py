@@ -12,9 +12,9 @@ from absl import logging
 
 from tflearn.coordinator import control, published_weights, reports
 from tflearn.coordinator.client import Coordinator
-from tflearn.coordinator.credits import CreditLedger
 from tflearn.coordinator.published_weights import PRETRAINING, Publisher
-from tflearn.coordinator.weights_reader import Lost
+from tflearn.coordinator.reports import CreditLedger
+from tflearn.coordinator.weights_transport import Lost
 from tflearn.core import background, strategies
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent
@@ -23,8 +23,7 @@ from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.train_settings import Intervals
 from tflearn.replay import backend
-from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
-from tflearn.replay.table_history import TableHistory
+from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage, TableHistory
 from tflearn.sampling.source import Source
 
 _POLL_SECS = 0.25

@@ -15,7 +15,7 @@ from tflearn.coordinator import client, server
 from tflearn.coordinator.client import Coordinator, LearnerWatch, Role
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
-from tflearn.coordinator.weights_reader import Lost, Refused
+from tflearn.coordinator.weights_transport import Lost, Refused
 from tflearn.core import agent_data, extras
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
@@ -31,11 +31,10 @@ from tflearn.jobs import initial_agent
 from tflearn.jobs.run import Run
 from tflearn.learner import machine
 from tflearn.net import server_options
-from tflearn.replay import backend, shards
+from tflearn.replay import backend
 from tflearn.replay.backend import Server
 from tflearn.replay.checkpoints import CheckpointDirectory, DamagedCheckpoint, SaveTime
-from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
-from tflearn.replay.table_history import TableHistory
+from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage, TableHistory
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import episode_rows
 
@@ -96,7 +95,7 @@ def replay_server(
     agent = make_agent(specs_of(make_environment), train_step, experience)
     agent_data.check(agent, train_step, experience)  # here too, since this job is the first one
     storage = initial_agent.storage(agent, experience)
-    shards.check(storage, num_shards)
+    backend.check_shards(storage, num_shards)
     name = _name(shard)
     status, checkpoints = run.status(name), run_dir.shard_checkpoints(shard)
     kind, start = _starting(storage, run.replay_address, replay_backend, checkpoints)

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-_STATES_SECS = 0.25  # between two looks at `product.states`, whose changes answer within a second
+_STATES_SECS = 0.25  # between two looks at `policies.states`, whose changes answer within a second
 
 
 @checked_dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ServeOptions:
 
     Attributes:
       policies: the names of the policies; () serves all that the run exports.
-      versions: the train steps to serve; () follows `product.states`, or serves each policy's newest version.
+      versions: the train steps to serve; () follows `policies.states`, or serves each policy's newest version.
       batching: how requests become batches; None computes each request by itself.
       max_rows: the maximum batch size of a request. Without `batching` 16 times as many rows may wait.
       poll_secs: seconds between two polls for new versions.

@@ -15,17 +15,16 @@ from absl import logging
 from tflearn.core import agent_data, background, strategies, train_step, workers
 from tflearn.core.types import Agent
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped, Stopped, wants_save
-from tflearn.core.workers import StopReason
+from tflearn.core.workers import ReplicaConsistency, StopReason
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import initial_agent
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.run import Run
 from tflearn.jobs.train_settings import Device, Settings
-from tflearn.learner import machine, worker_files
+from tflearn.learner import checkpoints, machine
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.metrics import TrainResult
-from tflearn.learner.replica_check import ReplicaConsistency
 from tflearn.learner.stop_conditions import Forecast
 from tflearn.learner.summaries import Summaries, SummarySources
 from tflearn.learner.triggers import IntervalTrigger
@@ -74,7 +73,7 @@ def only_learner(run: Run, device: Device) -> Iterator[tuple[Run, tf.distribute.
     with (
         machine.notices_watched(device.watches_maintenance, run.stop),
         workers.peer_failures(strategy),
-        worker_files.writable_run_dir(strategy, run.dir) as own_dir,
+        checkpoints.writable_run_dir(strategy, run.dir) as own_dir,
     ):
         try:
             with own_dir.own('train', run.stop):

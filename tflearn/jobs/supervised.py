@@ -24,8 +24,8 @@ from tflearn.learner.stop_conditions import DataStopConditions
 from tflearn.learner.validation import Validator
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.optimization.supervised import Examples, ItemFunction, SupervisedAgent
-from tflearn.policies import keras_export
-from tflearn.sampling.examples import ExampleSource
+from tflearn.policies import exporter
+from tflearn.sampling.minibatches import ExampleSource
 
 _MOST_PER_CALL = 1_000
 _VALIDATION_BATCH = 1_024
@@ -266,7 +266,7 @@ class _Fit:
         path = self._run.dir.root / 'models' / str(step)
         if not path.exists():
             written = numbered.temporary(path)
-            keras_export.export(model, self._spec.observation, str(written))
+            exporter.export_model(model, self._spec.observation, str(written))
             numbered.put(written, path)
         return facts
 

@@ -13,9 +13,8 @@ from absl import logging
 from tflearn.core import strategies, waiting
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue
-from tflearn.core.resumable import Resumable
 from tflearn.core.settings import PositiveInt, checked
-from tflearn.core.types import Agent, AgentFactory, BatchedEnvironment, EnvironmentFactory
+from tflearn.core.types import Agent, AgentFactory, BatchedEnvironment, EnvironmentFactory, Resumable
 from tflearn.data.reader import EpisodeReader
 from tflearn.jobs import collection, initial_agent
 from tflearn.jobs.collect_settings import CollectOptions
@@ -29,7 +28,7 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay import backend
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling import episode_rows, local, sources
+from tflearn.sampling import episode_rows, ring_source, sources
 from tflearn.sampling.source import Source
 
 
@@ -92,7 +91,7 @@ def synchronous(
     device.check_no_dry_run('the synchronous job')
     initial.check_no_cloning('the synchronous job')
     if not isinstance(experience.replay, Queue):
-        local.check(experience)
+        ring_source.check_local(experience)
     if collect_options.episode_limit is not None:
         raise UserValueError(
             f'got {collect_options.episode_limit} in the synchronous job, which collects with the newest weights at '
@@ -149,9 +148,9 @@ def _replay(
 
 def _make_replay(
     storage: Storage, num_environments: int, agent: Agent, initial: Initial, seed: int
-) -> tuple[Source, local.LocalReplay]:
+) -> tuple[Source, ring_source.LocalReplay]:
     """Makes the source of batches, and the replay that stores steps; with recorded episodes if the run has some."""
-    replay = local.LocalReplay(storage, num_environments, storage.experience.per_replica_batch_size, seed)
+    replay = ring_source.LocalReplay(storage, num_environments, storage.experience.per_replica_batch_size, seed)
     demonstrations = initial.demonstrations
     if demonstrations is not None and demonstrations.fill_replay:
         reader = EpisodeReader(demonstrations.dataset, storage.data_spec)

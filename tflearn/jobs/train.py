@@ -13,9 +13,9 @@ from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.published_weights import Publisher
 from tflearn.coordinator.state import TRAIN
 from tflearn.core import agent_data, strategies, waiting
+from tflearn.core.background import Watchdog
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent, AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
-from tflearn.core.watchdog import Watchdog
 from tflearn.data.demonstrations import Cloning as Cloning  # for gin: train.Cloning
 from tflearn.data.demonstrations import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
@@ -26,12 +26,12 @@ from tflearn.jobs.remote_collectors import RemoteCollectors
 from tflearn.jobs.run import Run
 from tflearn.jobs.session import Session, only_learner, set_seed
 from tflearn.jobs.train_settings import Data, Device, Initial, Intervals, Settings
-from tflearn.learner import batches, dry_run, machine, tpu_rules, train_loop
+from tflearn.learner import batches, dry_run, machine, train_loop
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
-from tflearn.replay import shards
-from tflearn.replay.shards import Shards
+from tflearn.replay import backend
+from tflearn.replay.backend import Shards
 from tflearn.replay.storage import Storage
 from tflearn.sampling import sources
 from tflearn.sampling.feed_source import wait_for_feed
@@ -193,7 +193,7 @@ def _dry_run(
     """
     shape = dry_run.ClusterShape.parse(str(device.dry_run))
     specs = specs_of(make_environment)
-    tpu_rules.check({'observation': specs.observation, 'action': specs.action}, 'the environment')
+    dry_run.check_for_tpu({'observation': specs.observation, 'action': specs.action}, 'the environment')
     experience = sources.of_one_replica(experience, shape.replicas)
     strategy = strategies.make('cpu')
     agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
@@ -243,6 +243,6 @@ def _join(
         return ()
     status.update('waiting for the replay servers')
     found = Shards(tuple(data.addresses) or coordinator.replay(run.connect_timeout_secs))
-    shards.check(storage, 1 if data.addresses else len(found.addresses))
+    backend.check_shards(storage, 1 if data.addresses else len(found.addresses))
     found.wait(storage, run.connect_timeout_secs, run.stop)
     return found.addresses

@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.core import strategies, waiting, workers
+from tflearn.core.background import Watchdog
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.types import AgentFactory, EnvironmentSpecs
-from tflearn.core.watchdog import Watchdog
 from tflearn.data import columns, metadata, writer
 from tflearn.data.reader import Dataset, find_directories
 from tflearn.files.run_dir import read_json
@@ -27,7 +27,7 @@ from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.validation import Validator
 from tflearn.policies import versions
-from tflearn.sampling import local, sources
+from tflearn.sampling import ring_source, sources
 from tflearn.sampling.mix import Mix
 from tflearn.sampling.sources import Reading, Validation
 
@@ -113,7 +113,7 @@ def _check(
     experience: Experience, initial: Initial, validation: Validation, data_stop_conditions: DataStopConditions
 ) -> None:
     sources.check_files(experience)
-    local.check(experience)
+    ring_source.check_local(experience)
     initial.check_no_cloning('the offline job')
     if initial.demonstrations is not None:
         raise UserValueError(

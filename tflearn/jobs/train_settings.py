@@ -5,16 +5,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from tflearn.coordinator.client import TIMEOUT_SECS as SERVER_TIMEOUT_SECS
+from tflearn.core.background import Watchdog
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Iteration, Prioritized, Queue, Uniform
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
-from tflearn.core.watchdog import Watchdog
 from tflearn.data.demonstrations import Cloning, Demonstrations
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
-from tflearn.sampling import feed_blocks
+from tflearn.sampling import feed_source
 from tflearn.sampling.source import Source
 
 _TOTALS = ('num_checkpoints', 'num_exports', 'num_summaries')
@@ -214,7 +214,7 @@ class Data:
             )
         if not self.feed_address:
             return
-        feed_blocks.check(replay)
+        feed_source.check(replay)
         if self.addresses:
             raise UserValueError(f'got Data.addresses={tuple(self.addresses)} with a feed; need one of them')
         if initial.demonstrations is not None:

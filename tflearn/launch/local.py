@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from tflearn.core.errors import UserValueError
-from tflearn.files.file_lock import try_lock
+from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import RunDir, Status, read_json
-from tflearn.launch import run_summary
-from tflearn.launch.placement import place, this_machine
+from tflearn.launch import reports
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import PlainView
 from tflearn.launch.supervisor import Failure, Supervisor, View
-from tflearn.launch.topology import Topology, on_one_machine
+from tflearn.launch.topology import Topology, on_one_machine, place, this_machine
 from tflearn.launch.warm_parent import WarmParent
 
 STOP_TIMEOUT_SECS = 60.0
@@ -117,14 +116,14 @@ def run(
     placements = place(topology, this_machine())
     run_dir.make()
     if done := read_json(run_dir.done):
-        _print(out, run_summary.already_done_line(run_dir, done))
+        _print(out, reports.already_done_line(run_dir, done))
         return 0
     with StopSignals() as signals, _locked_log(run_dir, stop_timeout_secs, signals) as log:
         status, state = Status(run_dir.status('launch'), kept=('restarts',)), 'failed'
         status.update('running')
         try:
-            run_summary.write_commands(run_dir, topology)
-            _print(out, f'Run in {run_summary.quoted(run_dir.root)}; logs in {run_summary.quoted(run_dir.logs)}.')
+            reports.write_commands(run_dir, topology)
+            _print(out, f'Run in {reports.quoted(run_dir.root)}; logs in {reports.quoted(run_dir.logs)}.')
             view = make_view(out, run_dir, line_interval_secs)
             with (
                 _warm_parent(topology, log, stop=lambda: len(signals.received) > 0) as warm_parent,
@@ -178,10 +177,10 @@ def _conclude(run_dir: RunDir, out: TextIO, log: TextIO, failure: Failure | None
         prefix = '' if failure.is_user_error else 'tflearn-launch: error: '
         code, where, text = 2 if failure.is_user_error else 1, sys.stderr, f'{prefix}{failure.message}'
     elif done := read_json(run_dir.done):
-        code, where, text = 0, out, '\n'.join(run_summary.done_lines(run_dir, done))
+        code, where, text = 0, out, '\n'.join(reports.done_lines(run_dir, done))
     elif received:
         name = signal.Signals(received[0]).name
-        code, where, text = 128 + received[0], out, run_summary.interrupted_line(run_dir, name)
+        code, where, text = 128 + received[0], out, reports.interrupted_line(run_dir, name)
     else:
         code, where, text = 1, sys.stderr, f'tflearn-launch: error: all jobs ended, but none wrote {run_dir.done}'
     log.write(f'{text}\n')
@@ -199,13 +198,13 @@ def make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float = LINE_INT
     if in_notebook():
         from tflearn.launch.live_view import NotebookView
 
-        return NotebookView(run_summary.quoted(run_dir.root), out)
+        return NotebookView(reports.quoted(run_dir.root), out)
     if not out.isatty() or os.environ.get('TERM', 'dumb') == 'dumb':
         return PlainView(out, line_interval_secs)
     # Imported here: rich takes a fifth of a second, and only a terminal needs it.
     from tflearn.launch.live_view import LiveView
 
-    return LiveView(run_summary.quoted(run_dir.root), out)
+    return LiveView(reports.quoted(run_dir.root), out)
 
 
 def in_notebook() -> bool:
@@ -250,7 +249,7 @@ def _warn_of_jobs(run_dir: RunDir) -> None:
     if jobs.pop('launch', None) != os.getpid() and jobs:
         named = ', '.join(f'{job} (pid {pid})' for job, pid in jobs.items())
         print(
-            f'tflearn-launch: warning: got jobs that run in {run_summary.quoted(run_dir.root)} already: {named}; if '
+            f'tflearn-launch: warning: got jobs that run in {reports.quoted(run_dir.root)} already: {named}; if '
             f'they are of a launch that was killed, end them: kill {" ".join(map(str, jobs.values()))}',
             file=sys.stderr,
             flush=True,

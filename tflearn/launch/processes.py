@@ -16,9 +16,8 @@ from typing import Any
 
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch import orphan_reaper
-from tflearn.launch.placement import Placement
 from tflearn.launch.reports import JobReport
-from tflearn.launch.topology import MAX_RESTARTS, Job
+from tflearn.launch.topology import MAX_RESTARTS, Job, Placement
 from tflearn.launch.warm_parent import Fork, WarmParent, unbuffered_environment
 
 _TAIL_BYTES = 64 * 1024

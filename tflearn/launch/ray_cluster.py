@@ -15,10 +15,10 @@ from typing import Any, Literal, NoReturn
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import checked_dataclass
-from tflearn.files.file_lock import try_lock
+from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.launch import orphan_reaper, places
-from tflearn.launch.run_summary import write_commands
+from tflearn.launch.reports import write_commands
 from tflearn.launch.topology import Job, Resources, Topology
 
 _DRIVER = pathlib.Path(__file__).with_name('ray_driver.py')

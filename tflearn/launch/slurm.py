@@ -13,7 +13,7 @@ import sys
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch import places
-from tflearn.launch.run_summary import write_commands
+from tflearn.launch.reports import write_commands
 from tflearn.launch.topology import Job, Resources, Topology, load
 
 # The job of a kind begins when that of another one has begun, so that none holds a place without what it needs.

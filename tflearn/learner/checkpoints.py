@@ -6,9 +6,11 @@ asynchronous save holds the values of one moment; weights that are not finite ar
 checkpoint stays the newest.
 """
 
+import contextlib
 import json
 import os
 import random
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -17,11 +19,13 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.core import strategies
 from tflearn.core.background import Background
 from tflearn.core.errors import UserOSError, UserValueError, first_few
 from tflearn.core.finite import FiniteCheck
 from tflearn.files.manifests import Manifests
 from tflearn.files.numbered import CheckpointFiles, KeepEvery
+from tflearn.files.run_dir import RunDir
 from tflearn.learner.snapshots import CheckpointLayout, Snapshot, describe
 
 _TIMEOUT_SECS = 600.0
@@ -308,3 +312,37 @@ def _optimizer_variables(agent: Any) -> Iterator[tuple[str, tf.Variable]]:
             is_schedule = isinstance(getattr(optimizer, f'_{name}', None), _SCHEDULE)  # computed at each step
             if isinstance(variable, tf.Variable) and not is_schedule:
                 yield f'{name} of optimizer {number} ({type(optimizer).__name__})', variable
+
+
+@contextlib.contextmanager
+def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Iterator[RunDir]:
+    """Provides each worker with its own run directory to write to.
+
+    Every worker must save, since saving a variable may need all of them, but only the chief's files are kept.
+
+    Args:
+      run_dir: the run directory, on a file system that all workers share.
+
+    Yields:
+      `run_dir` on the chief. On every other worker a temporary one on its own machine, which is removed in the end; it
+      links to the checkpoints that are in `run_dir` now, so that all workers restore the same one, and to the stop
+      request.
+    """
+    layout = strategies.layout(strategy)
+    if layout.workers > 1 and run_dir.location != str(run_dir.root):
+        raise UserValueError(
+            f'got {layout.workers} workers that train as one with --root_dir={run_dir.location}; need a directory that '
+            'all machines share; mount one'
+        )
+    if layout.is_chief:
+        yield run_dir
+        return
+    with tempfile.TemporaryDirectory(prefix=f'tflearn_worker_{layout.worker}_') as directory:
+        mine = RunDir(directory)
+        mine.checkpoints.mkdir(parents=True)
+        for path in run_dir.checkpoints.glob('c*'):  # not unfinished files
+            # Replacing or removing the link does not touch the chief's file.
+            (mine.checkpoints / path.name).symlink_to(path)
+        mine.manifests.symlink_to(run_dir.manifests)
+        mine.stop_request.symlink_to(run_dir.stop_request)  # so that each worker sees a later request
+        yield mine

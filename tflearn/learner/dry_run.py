@@ -2,20 +2,21 @@
 
 It shows shapes, the bytes that a step sends over each kind of link, and what a TPU would refuse. Bytes are calculated
 from the shapes: nothing is sent. XLA for a CPU accepts some operations that XLA for a TPU does not.
+
+What a TPU refuses is data without fixed shapes or of types that it does not have, and operations of the host.
 """
 
 import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
 from tflearn.core.errors import UserValueError
-from tflearn.learner import tpu_rules
 
 _NOT_COMPILED = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
 
@@ -130,12 +131,12 @@ def of_step(
       shape: where it would run.
       reads_on_one_host: see `DryRunReport`.
     """
-    refusals, secs = tpu_rules.of_data(batch), None
+    refusals, secs = refused_data(batch), None
     if not refusals:
         start = time.perf_counter()
         with tf.summary.record_if(False):
             # This makes the optimizer's slots, too.
-            refusals += tpu_rules.of_graph(tf.function(step, autograph=False).get_concrete_function(batch).graph)
+            refusals += refused_operations(tf.function(step, autograph=False).get_concrete_function(batch).graph)
             unknown = _compile(step, batch)
         if unknown is None:
             secs = time.perf_counter() - start
@@ -167,7 +168,7 @@ def of_dataset_fn(
             continue
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
             lines.append('got a dataset that may end; need an endless one for a TPU; end it with .repeat()')
-        lines += tpu_rules.of_data(dataset.element_spec)
+        lines += refused_data(dataset.element_spec)
         specs.append(dataset.element_spec)
         if specs[-1] != specs[0]:
             lines.append(
@@ -208,3 +209,67 @@ def _compile(step: Callable[[Any], Any], batch: Any) -> str | None:
             'data, or compute it in another way'
         )
     return None
+
+
+# Operations that run Python, write files or print: a program on a TPU cannot call back to its host for them.
+_HOST_OPS = ('PyFunc', 'PyFuncStateless', 'EagerPyFunc', 'Print', 'PrintV2', 'WriteFile', 'ReadFile')
+_HOST_PREFIXES = ('Write', 'Reverb')  # WriteSummary, WriteScalarSummary, ...; the replay's client
+_MAX_NAMED = 3
+
+
+def refused_data(spec: Any, what: str = 'the data') -> list[str]:
+    """Returns what a TPU refuses in tensors that a step is given, one line for each.
+
+    Args:
+      spec: nest of tensor specs.
+      what: what they belong to, for the lines.
+    """
+    lines = []
+    for name, leaf in nest_utils.flatten_with_joined_paths(spec, expand_composites=True):
+        if leaf.dtype == tf.string:
+            lines.append(f'got strings in {name} of {what}; need numbers on a TPU; leave them out, or encode them')
+        if leaf.dtype == tf.float64:
+            lines.append(f'got float64 in {name} of {what}; need float32 on a TPU; cast it where the data are made')
+        if leaf.shape.rank is None or None in leaf.shape.as_list():
+            lines.append(
+                f'got the shape {leaf.shape} of {name} in {what}; need all dimensions known on a TPU; pad it, give '
+                'every item the same sequence length, and batch with drop_remainder=True'
+            )
+    return lines
+
+
+def check_for_tpu(spec: Any, what: str = 'the data') -> None:
+    """Raises a ValueError if a TPU refuses tensors of this spec; it names the first reason. See `refused_data`."""
+    if refusals := refused_data(spec, what):
+        raise UserValueError(refusals[0])
+
+
+def refused_operations(graph: tf.Graph) -> list[str]:
+    """Returns what a TPU refuses in a traced step, one line for each kind of operation."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind, name, is_float64 in _operations(graph):
+        if kind in _HOST_OPS or kind.startswith(_HOST_PREFIXES):
+            found.setdefault(('host', kind), []).append(name)
+        if is_float64:
+            found.setdefault(('float64', ''), []).append(name)
+    return [_line(reason, kind, names) for (reason, kind), names in found.items()]
+
+
+def _operations(graph: tf.Graph) -> Iterator[tuple[str, str, bool]]:
+    """Returns kind and name of the operations of a graph and of all its functions, and whether they make float64."""
+    definition = graph.as_graph_def(add_shapes=False)
+    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
+        for node in nodes:
+            types = {attribute.type for attribute in node.attr.values()}
+            types |= {each for attribute in node.attr.values() for each in attribute.list.type}
+            yield node.op, node.name, tf.float64.as_datatype_enum in types
+
+
+def _line(reason: str, kind: str, names: list[str]) -> str:
+    named = ', '.join(names[:_MAX_NAMED]) + (f' and {len(names) - _MAX_NAMED} more' if len(names) > _MAX_NAMED else '')
+    if reason == 'float64':
+        return f'got float64 in the train step ({named}); need float32 on a TPU; cast what it is computed from'
+    return (
+        f'got the host operation {kind} in the train step ({named}); need operations that run on a TPU; move it to '
+        'the data, or to LearnerOptions.after_run'
+    )

@@ -16,8 +16,7 @@ from absl import logging
 from tflearn.core import background, extras, tokens
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked
-from tflearn.net.connection_limit import ConnectionLimit
-from tflearn.net.server_options import ServerOptions
+from tflearn.net.server_options import ConnectionLimit, ServerOptions
 from tflearn.net.tls import Renewed, TlsFiles
 
 try:

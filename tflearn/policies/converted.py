@@ -1,8 +1,12 @@
-"""Models of exported policies in other formats, of one function with flat names: ONNX, and TFLite (LiteRT)."""
+"""Models of exported policies in other formats, of one function with flat names: ONNX, and TFLite (LiteRT).
+
+TFLite models are of floats, or of 8-bit integers for small machines. TFLite must have the policy's operations; it has
+no random numbers, so the policy is usually a greedy one.
+"""
 
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.files.run_dir import read_json
-from tflearn.policies import export_check, loaded_model, signatures, tflite, versions
+from tflearn.policies import export_check, loaded_model, signatures, versions
 from tflearn.policies.exporter import ACTION_MASK
 
 ONNX, TFLITE, INT8 = 'onnx', 'tflite', 'tflite_int8'
@@ -78,13 +82,13 @@ class Converted:
         """
         if self._format == ONNX:
             return _onnx().convert(self._function, self.inputs)
-        return tflite.convert(self._version, calibration if self._format == INT8 else None, self._signature)
+        return convert_tflite(self._version, calibration if self._format == INT8 else None, self._signature)
 
     def run(self, model: bytes, given: Arrays) -> Arrays:
         """Returns the outputs of the model, by name, for inputs [N, ...] by name."""
         if self._format == ONNX:
             return _onnx().run(model, given)
-        return tflite.run(model, given, self._signature)
+        return run_tflite(model, given, self._signature)
 
     def expected(self, given: Arrays) -> dict[str, np.ndarray]:
         """Returns the outputs of the version itself."""
@@ -156,3 +160,54 @@ def _onnx() -> Any:
     from tflearn.policies import onnx  # it needs an extra
 
     return onnx
+
+
+def convert_tflite(
+    version: pathlib.Path, calibration: Mapping[str, np.ndarray] | None = None, signature: str = signatures.DEFAULT
+) -> bytes:
+    """Converts an exported version.
+
+    Args:
+      calibration: typical inputs [N, ...] by name, from which int8 quantisation takes its ranges. The dtypes of inputs
+        and outputs do not change. None keeps floats.
+      signature: the function to convert.
+
+    Raises:
+      ValueError: if TFLite lacks an operation of the policy.
+    """
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(version), [signature])
+    if calibration is not None:
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        converter.representative_dataset = lambda: ((signature, row) for row in _batches_of_one(calibration))
+    try:
+        model: bytes = converter.convert()
+    except Exception as error:  # the parts of the converter raise their own classes
+        reason = ' '.join(str(error).split())[:300]
+        raise UserValueError(
+            f'got the policy {version}, which TFLite cannot compute ({reason}); need a policy of its operations only; '
+            'choose a greedy one'
+        ) from error
+    return model
+
+
+def run_tflite(
+    model: bytes, given: Mapping[str, np.ndarray], signature: str = signatures.DEFAULT
+) -> dict[str, np.ndarray]:
+    """Returns the outputs of a converted model, by name, for inputs [N, ...] by name."""
+    outputs: dict[str, np.ndarray] = tflite_interpreter(model).get_signature_runner(signature)(**given)
+    return outputs
+
+
+def tflite_interpreter(model: bytes) -> Any:
+    """Returns an interpreter of a converted model: LiteRT's where it is installed. TensorFlow 2.20 warns of its own."""
+    try:
+        from ai_edge_litert import interpreter as litert
+    except ModuleNotFoundError:
+        return tf.lite.Interpreter(model_content=model)
+    return litert.Interpreter(model_content=model)
+
+
+def _batches_of_one(arrays: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Yields batches of one."""
+    for i in range(len(next(iter(arrays.values())))):
+        yield {name: array[i : i + 1] for name, array in arrays.items()}

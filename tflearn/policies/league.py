@@ -12,7 +12,7 @@ from tflearn.core.errors import UserFileNotFoundError, UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, checked
 from tflearn.core.waiting import wait_until
 from tflearn.files import digests
-from tflearn.files.file_lock import locked
+from tflearn.files.lock import locked
 from tflearn.files.run_dir import RunDir, local_path, read_json, write_json
 from tflearn.policies import loader, updates, versions
 from tflearn.policies.loaded_model import LoadedModel

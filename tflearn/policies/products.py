@@ -29,7 +29,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.files import numbered
 from tflearn.files.run_dir import read_json
-from tflearn.policies import export_check, loaded_model, signatures, tflite, versions
+from tflearn.policies import converted, export_check, loaded_model, signatures, versions
 from tflearn.policies.export_check import check_results, draw, is_stochastic
 from tflearn.policies.exporter import ACTION_MASK
 
@@ -101,10 +101,10 @@ def save(version: pathlib.Path, output: pathlib.Path, options: ProductOptions, r
                 '%s gets no %s: the policy computes in bfloat16 or float16, TFLite in float32', output, TFLITE
             )
         elif options.tflite:
-            model = tflite.convert(written, signature=options.signature)
+            model = converted.convert_tflite(written, signature=options.signature)
             _check_names(model, outputs)
             if product.exact:
-                product.compare(lambda **given: tflite.run(model, given, options.signature))
+                product.compare(lambda **given: converted.run_tflite(model, given, options.signature))
             (written / TFLITE).write_bytes(model)
         for name in (policy_saver.POLICY_SPECS_PBTXT, versions.METADATA):
             shutil.copyfile(version / name, written / name)
@@ -317,7 +317,7 @@ def _output_spec(path: pathlib.Path, signature: str, names: list[str]) -> list[d
 
 
 def _check_names(model: bytes, outputs: list[dict[str, Any]]) -> None:
-    found = {tensor['name'] for tensor in tflite.interpreter(model).get_output_details()}
+    found = {tensor['name'] for tensor in converted.tflite_interpreter(model).get_output_details()}
     wanted = {f'{each["tensor_spec"]["name"]}:{each["tensor_spec"]["port"]}' for each in outputs}
     if found != wanted:
         raise RuntimeError(f'got the outputs {sorted(found)} of the TFLite model; need {sorted(wanted)}')

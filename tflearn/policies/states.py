@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, Range, checked_dataclass
-from tflearn.files.file_lock import locked
+from tflearn.files.lock import locked
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.policies import versions
 

@@ -28,7 +28,7 @@ BEST = 'best'
 # Files that mark versions which `prune` must not remove.
 KEPT = 'KEPT'
 IN_USE = 'IN_USE'
-PROMOTED = 'PROMOTED'  # by `product.states`
+PROMOTED = 'PROMOTED'  # by `policies.states`
 MARKERS = (KEPT, IN_USE, PROMOTED)
 
 _MOVED_ASIDE = '.moved_aside-'

@@ -18,7 +18,7 @@ from typing import TextIO
 from tflearn.config import files
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
-from tflearn.files.file_lock import try_lock
+from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import RunDir, local_path
 from tflearn.launch.local import StopSignals
 from tflearn.launch.processes import OrphanReaper
@@ -26,9 +26,8 @@ from tflearn.launch.reports import PlainView
 from tflearn.launch.supervisor import Supervisor
 from tflearn.launch.topology import Job, Topology
 from tflearn.launch.warm_parent import WarmParent
-from tflearn.product import page
-from tflearn.product.round_files import Round, Rounds
-from tflearn.product.steps import Gate, Logs, Step, Steps, Training
+from tflearn.product import steps
+from tflearn.product.steps import Gate, Logs, Round, Rounds, Step, Steps, Training
 
 # Includes the types of the job's arguments.
 __all__ = ['Gate', 'Logs', 'Run', 'Schedule', 'Training', 'loop']
@@ -159,8 +158,8 @@ class Loop:
             if signals.received:
                 return
         begun.finish(**self.steps.result(begun))
-        page.write(self.how.root, self.rounds.finished())
-        print(page.table(self.rounds.finished()), file=self.how.out, flush=True)
+        steps.write_page(self.how.root, self.rounds.finished())
+        print(steps.table(self.rounds.finished()), file=self.how.out, flush=True)
 
     def _run_step(
         self,

@@ -1,16 +1,159 @@
-"""The steps of a round: programs, each with the file or directory that is there when it is done."""
+"""The rounds of the loop, and their steps: programs, each with the file or directory that is there when it is done.
+
+A round is a directory, whose first file names its input, and whose last one is its result. The page of a loop
+shows them: the values with their intervals, what serves now; as a table, and as HTML.
+"""
 
 import dataclasses
+import html
 import pathlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from tflearn.config import files
+from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, Range, checked_dataclass
-from tflearn.files.run_dir import RunDir, local_path, read_json
+from tflearn.files.numbered import Numbered
+from tflearn.files.run_dir import RunDir, local_path, log_files, read_json, write_atomically, write_json
 from tflearn.policies import states, versions
-from tflearn.product.round_files import Round
+
+_INPUTS, _RESULT = 'round.json', 'end.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """A round that has begun.
+
+    Attributes:
+      directory: `rounds/<number>` of the loop's directory.
+      inputs: when it began, and the files that it reads: `decisions` and `outcomes`.
+    """
+
+    directory: pathlib.Path
+    inputs: dict[str, Any]
+
+    @property
+    def number(self) -> int:
+        """Counted from 1."""
+        return int(self.directory.name)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What came of it; None while it is not finished."""
+        return read_json(self.directory / _RESULT)
+
+    @property
+    def run(self) -> RunDir:
+        """The run that trains."""
+        return RunDir(self.directory / 'run')
+
+    def finish(self, **result: Any) -> None:
+        """Writes the result."""
+        write_json(self.directory / _RESULT, {'ended': time.time(), **result})
+
+
+class Rounds:
+    """The rounds in the directory of a loop."""
+
+    def __init__(self, root: pathlib.Path):
+        self._numbered = Numbered(root / 'rounds', needs=(_INPUTS,))
+        self._lines: dict[pathlib.Path, int] = {}  # of complete files, which do not change
+
+    def finished(self) -> list[Round]:
+        """Returns those that have a result, in their order."""
+        return [each for each in self._all() if each.result is not None]
+
+    def unfinished(self) -> Round | None:
+        """Returns the last one, if it has no result."""
+        return next((each for each in self._all()[-1:] if each.result is None), None)
+
+    def _all(self) -> list[Round]:
+        paths = map(self._numbered.path, self._numbered.numbers())
+        return [Round(path, read_json(path / _INPUTS, 'began', 'decisions', 'outcomes') or {}) for path in paths]
+
+    def begin(
+        self, decisions: Sequence[str], outcomes: Sequence[str], num_decisions: int | None, hours: float | None
+    ) -> Round | None:
+        """Begins the next round, if it is due: its files are settled from then on.
+
+        Args:
+          decisions: directories or files.
+          outcomes: the same.
+          num_decisions: a round is due when there are so many new decisions, ...
+          hours: ... or so much time has passed since the last one began. Without both, with any new decision.
+        """
+        given = {'decisions': decisions, 'outcomes': outcomes}
+        try:
+            files = {name: log_files(paths, name) for name, paths in given.items()}
+        except UserValueError:  # nothing is logged yet
+            return None
+        before = self._all()
+        known = set(before[-1].inputs['decisions']) if before else set()
+        new = sum(self._count(path) for path in files['decisions'] if str(path) not in known)
+        waited = time.time() - before[-1].inputs['began'] if before else float('inf')
+        is_late = hours is not None and waited >= hours * 3_600
+        if not new or not (is_late or new >= (num_decisions or (1 if hours is None else float('inf')))):
+            return None
+        path = self._numbered.path((self._numbered.newest or 0) + 1)
+        listed = {name: [str(each) for each in paths] for name, paths in files.items()}
+        write_json(path / _INPUTS, {'began': time.time(), 'new_decisions': new, **listed})
+        return self._all()[-1]
+
+    def _count(self, path: pathlib.Path) -> int:
+        if path not in self._lines:
+            with path.open('rb') as file:
+                self._lines[path] = sum(1 for _ in file)
+        return self._lines[path]
+
+
+_COLUMNS = ('round', 'began (UTC)', 'decisions', 'candidate', 'what served', 'difference', 'verdict', 'serves')
+_STYLE = 'body{font-family:sans-serif}td,th{padding:.2em .8em;text-align:right}tr:nth-child(even){background:#eee}'
+
+
+def table(rounds: Sequence[Round]) -> str:
+    """Returns the finished rounds as text."""
+    rows = [_COLUMNS, *map(_row, rounds)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return '\n'.join('  '.join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def write_page(root: pathlib.Path, rounds: Sequence[Round]) -> None:
+    """Writes `index.html` of the loop's directory."""
+    rows = [
+        '<tr>' + ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in row) + '</tr>'
+        for tag, row in [('th', _COLUMNS), *(('td', _row(each)) for each in reversed(rounds))]
+    ]
+    serves = _row(rounds[-1])[-1]
+    title = html.escape(f'Rounds of {root}')
+    text = [
+        f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>',
+        f'<p>Version {serves} serves. Values have the intervals of the gate.</p><table>',
+        *rows,
+        '</table>\n',
+    ]
+    write_atomically(root / 'index.html', '\n'.join(text))
+
+
+def _row(of: Round) -> tuple[str, ...]:
+    result = of.result or {}
+    gate = result.get('gate') or {}
+    verdict = 'serves' if result.get('promoted') else 'refused'
+    return (
+        str(of.number),
+        time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(of.inputs['began'])),
+        f'{result.get("import", {}).get("steps", 0):,}',
+        *(_value(gate.get(name)) for name in ('candidate', 'incumbent', 'difference')),
+        verdict,
+        str(result.get('serves')),
+    )
+
+
+def _value(found: dict[str, Any] | None) -> str:
+    if not found or found.get('value') is None:
+        return '-'
+    return '{value:.4g} [{low:.4g}, {high:.4g}]'.format_map(found)
 
 
 @checked_dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Storage: how a run's experience is stored in the replay server. All jobs derive it in the same way, so they agree.
 
 TableSpec: what a table is, whichever backend makes it. Rate limits: when collectors and learner wait for each other,
-without a deadlock. ReplayStatistics: a table's counts.
+without a deadlock. ReplayStatistics: a table's counts. TableHistory: the last known state of a server's tables.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -290,3 +291,43 @@ class ReplayStatistics:
         ratio = self.samples_per_insert
         text = f'none beyond the first {self.min_size}' if ratio is None else f'{ratio:.2f} samples per insert'
         return f'{self.size} of {self.max_size} sequences, {self.inserts} inserts, {self.samples} samples ({text})'
+
+
+_UNLIMITED = 1e300  # Reverb's greatest float stands for no limit
+
+
+class TableHistory:
+    """The newest state of a server's tables, and when each of them was last written and read."""
+
+    def __init__(self, storage: Storage, clock: Callable[[], float] = time.monotonic):
+        self._storage, self._clock = storage, clock
+        self._seen: dict[str, tuple[TableCounts, float | None, float | None]] = {}  # and when it was written, and read
+
+    def update(self, tables: dict[str, TableCounts]) -> None:
+        """Takes the counts of the server's tables, by name."""
+        now, before = self._clock(), self._seen
+        self._seen = {}
+        for name, table in tables.items():
+            known, written_at, read_at = before.get(name, (table, None, None))
+            # There are fewer after a restart.
+            written_at = written_at if table.inserts == known.inserts else now
+            self._seen[name] = table, written_at, read_at if table.samples == known.samples else now
+
+    def __str__(self) -> str:
+        if not self._seen:
+            return 'it has not answered before'
+        return '; '.join(self._table(name) for name in self._storage.table_names if name in self._seen)
+
+    def _table(self, name: str) -> str:
+        table, written_at, read_at = self._seen[name]
+        statistics = ReplayStatistics.of(table, self._storage)
+        position = table.samples_per_insert * table.inserts - table.samples
+        limits = [table.min_diff, table.max_diff]
+        texts = ['-' if abs(limit) > _UNLIMITED or math.isinf(limit) else f'{limit:g}' for limit in limits]
+        return (
+            f'table {name}: {statistics}, limiter at {position:g} within [{", ".join(texts)}], last insert '
+            f'{self._age(written_at)}, last sample {self._age(read_at)}'
+        )
+
+    def _age(self, at: float | None) -> str:
+        return 'not seen' if at is None else f'{self._clock() - at:.0f} s ago'

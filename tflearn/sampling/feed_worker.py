@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.replay.reader import Readers, TableReader, one_by_one
-from tflearn.sampling.feed_blocks import Blocks, to_columns
+from tflearn.sampling.feed_source import Blocks, to_columns
 from tflearn.sampling.source import Source
 
 _POLL_SECS = 0.002

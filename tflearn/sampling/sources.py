@@ -17,8 +17,8 @@ from tflearn.core.types import Agent
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import Dataset, EpisodeReader, Part
 from tflearn.replay import backend
+from tflearn.replay.backend import Shards
 from tflearn.replay.reader import DirectReader, TableReader
-from tflearn.replay.shards import Shards
 from tflearn.replay.storage import Storage
 from tflearn.sampling import mix
 from tflearn.sampling.episode_rows import EpisodeRows

@@ -20,7 +20,6 @@ from tflearn.policies import signatures
 from tflearn.policies.loader import VersionGone
 from tflearn.policies.versions import VOCABULARIES
 from tflearn.serving import tensor_protos
-from tflearn.serving.outcomes import OUTCOMES
 from tflearn.serving.tensor_protos import (
     get_model_metadata_pb2,
     get_model_status_pb2,
@@ -79,7 +78,7 @@ class PolicyClient:
         """
         message: Any = struct_pb2.Struct()
         message.update({'outcomes': [dict(outcome) for outcome in outcomes]})
-        call = self._channel.unary_unary(OUTCOMES)
+        call = self._channel.unary_unary(tensor_protos.OUTCOMES)
         call(message.SerializeToString(), self._timeout_secs, self._metadata)
 
     def predict(

@@ -26,7 +26,7 @@ from absl import logging
 
 from tflearn.core.errors import UserOSError
 from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
-from tflearn.files.file_lock import try_lock
+from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import is_url
 
 KINDS = ('decisions', 'outcomes')

@@ -42,7 +42,7 @@ class ModelHolder:
         """
         Args:
           directory: the directory of the versions, which need not exist yet; its name is the model's.
-          pinned: the versions to serve; none follows `product.states`, without which the newest one is served.
+          pinned: the versions to serve; none follows `policies.states`, without which the newest one is served.
         """
         self.name = directory.name
         self._directory = directory

@@ -19,12 +19,11 @@ from tflearn.net.grpc_server import Caller, Refused
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies import signatures
 from tflearn.policies.versions import VOCABULARIES
-from tflearn.serving import decision_files, outcomes, tensor_protos
+from tflearn.serving import decision_files, decision_log, tensor_protos
 from tflearn.serving.clients import Clients, caller_metadata, check_policy, everybody
-from tflearn.serving.decision_log import DecisionLog
+from tflearn.serving.decision_log import MAX_ID, DecisionLog
 from tflearn.serving.exploration import PROBABILITY
 from tflearn.serving.models import ModelHolder, Models
-from tflearn.serving.outcomes import MAX_ID, OUTCOMES
 from tflearn.serving.request_queue import Arrays, RequestQueue
 from tflearn.serving.served_version import InvalidRequest, ServedVersion, Signature
 from tflearn.serving.tensor_protos import get_model_metadata_pb2, get_model_status_pb2, predict_pb2, prometheus_client
@@ -143,7 +142,7 @@ class PolicyServer:
                 f'/{_PREDICTION}/GetModelMetadata': _parsing(
                     get_model_metadata_pb2.GetModelMetadataRequest, self.get_model_metadata
                 ),
-                OUTCOMES: _parsing(struct_pb2.Struct, self._record_outcomes),
+                tensor_protos.OUTCOMES: _parsing(struct_pb2.Struct, self._record_outcomes),
                 '/tensorflow.serving.ModelService/GetModelStatus': _parsing(
                     get_model_status_pb2.GetModelStatusRequest, self.get_model_status
                 ),
@@ -279,7 +278,7 @@ class PolicyServer:
         return answered
 
     async def record_outcomes(self, message: Mapping[str, Any]) -> dict[str, int]:
-        """Takes reported outcomes; see `outcomes.lines` for the message. All are accepted, or none.
+        """Takes reported outcomes; see `decision_log.outcome_lines` for the message. All are accepted, or none.
 
         Raises:
           InvalidRequest: if the message has another form.
@@ -287,7 +286,7 @@ class PolicyServer:
         """
         if not self._log:
             raise Refused('FAILED_PRECONDITION', 'got outcomes without a log of decisions; need --decision_log')
-        lines = outcomes.lines(message, time.time())
+        lines = decision_log.outcome_lines(message, time.time())
         if not self._log.record_outcomes(lines):
             error = f'got {len(lines)} outcomes, and too much waits already; send them again later'
             raise Refused('RESOURCE_EXHAUSTED', error)

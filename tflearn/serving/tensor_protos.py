@@ -23,6 +23,7 @@ except ImportError as error:
     raise extras.import_error(error, 'serving') from error
 
 
+OUTCOMES = '/tflearn.serving.OutcomeService/Record'  # takes and answers a google.protobuf.Struct
 # The field of each dtype, and the dtype as which numpy reads it: it would convert mixed integers to floats.
 _FIELDS = {
     **dict.fromkeys((tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16), 'int_val'),

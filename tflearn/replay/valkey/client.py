@@ -21,7 +21,7 @@ from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
 from tflearn.replay import backend
 from tflearn.replay.backend import Lost
 from tflearn.replay.storage import Storage
-from tflearn.replay.valkey import functions, library
+from tflearn.replay.valkey import library
 
 _SECS = 5.0  # in which the server takes what is sent to it
 _SILENT_SECS = 1.0  # after which a reader that waits for items can look around
@@ -164,13 +164,13 @@ class _Writer(backend.Writer):
         while self._waiting and len(items) < self._room and num_bytes < _MAX_BYTES:
             items.append(self._waiting.popleft())
             num_bytes += len(items[-1][1])
-        commands = [library.function(functions.INSERT, *call, *itertools.chain.from_iterable(items))]
+        commands = [library.function(library.INSERT, *call, *itertools.chain.from_iterable(items))]
         if num_bytes >= _LARGE_BYTES * len(items):
             commands = [('MULTI',)]
             for tables, item in items:
-                commands.append(library.function(functions.MAKE_PLACE, *call, tables))
-                commands.append(('XADD', functions.PLACE, 'NOMKSTREAM', '*', tables, item))
-            commands += [library.function(functions.PLACED, *call), ('EXEC',)]
+                commands.append(library.function(library.MAKE_PLACE, *call, tables))
+                commands.append(('XADD', library.PLACE, 'NOMKSTREAM', '*', tables, item))
+            commands += [library.function(library.PLACED, *call), ('EXEC',)]
         self._calls.append(_Call(items, len(commands)))
         connection.send(*commands)
 
@@ -198,8 +198,8 @@ class _Reader:
         self._delivered = library.Connection(address, _SECS)  # the other one waits for items
         self._table = table
         self._command = (
-            *('XREADGROUP', 'GROUP', functions.GROUP, 'reader', 'COUNT', count),
-            *('BLOCK', round(1000 * _SILENT_SECS), 'NOACK', 'STREAMS', functions.ITEMS, '>'),
+            *('XREADGROUP', 'GROUP', library.GROUP, 'reader', 'COUNT', count),
+            *('BLOCK', round(1000 * _SILENT_SECS), 'NOACK', 'STREAMS', library.ITEMS, '>'),
         )
         self._connection.send(*[self._command] * num_reads)
 
@@ -213,7 +213,7 @@ class _Reader:
         while self._delivered.has_answer(0.0):
             self._delivered.receive()
         # Writers wait for room. Sent without items too, since a connection that is silent for long may be closed.
-        self._delivered.send(library.function(functions.DELIVERED, *alone))
+        self._delivered.send(library.function(library.DELIVERED, *alone))
         return [entry.item for entry in entries]
 
     def close(self) -> None:

@@ -3,12 +3,28 @@
 An address is 'valkey://host:port', or 'valkeys://host:port' over TLS; a '/number' behind it is a database other than 0.
 User, password and client certificate are never part of it. They come from the environment; without it the password of a
 server that this user started on this machine is found by its port.
+
+The functions in Lua of functions.lua are what a server runs atomically; the replay server job loads them there.
+
+All items of a server are entries of one stream. An entry's id has two numbers, see `entry_id`: so many items were
+inserted into the table that is scanned, and so many into the queue, with this one. So the ids are the counts; nothing
+has to be counted besides, and nothing is counted wrongly if a client dies. The readers of the queue are one consumer
+group, whose last delivered id says what was drawn. An entry's only field is named after the tables that have it, and
+holds the item's bytes.
+
+A function copies what it is given, which is most of the work if that is large. So large items are added by commands of
+the server, XADD, in a transaction. Before each of them a function sets the stream's last id so that its next one is the
+item's, and gives the stream another name, the only one that these commands know, if there is room.
+
+A writer that finds the queue full leaves its name, and waits for a message to it: how many items it may send.
+A call that was taken whole leaves its number for a minute: the next one, if it was sent before the answer, needs it.
 """
 
 import contextlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import ssl
 import tempfile
@@ -26,7 +42,30 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay.backend import Lost
 from tflearn.replay.storage import TableSpec
-from tflearn.replay.valkey import functions
+
+ITEMS, STATE, BLOCKED, PLACE = KEYS = 'tflearn:items', 'tflearn:state', 'tflearn:blocked', 'tflearn:place'
+GROUP = 'tflearn'
+NO_TABLES = re.compile('NOTABLES|Function not found')  # in the errors of a server that has none of our tables
+INSERT, DELIVERED, STATUS = 'tflearn_insert', 'tflearn_delivered', 'tflearn_status'
+MAKE_PLACE, PLACED = 'tflearn_make_place', 'tflearn_placed'
+_FIRST = 1 << 50  # later than any clock's milliseconds: so XADD takes the number after the last one
+
+
+def entry_id(scanned: int, queued: int) -> str:
+    """Returns the id of an item with which so many were inserted into the two tables."""
+    return f'{_FIRST + scanned}-{queued + 1}'
+
+
+def counts(entry: bytes) -> tuple[int, int]:
+    """Returns the numbers of `entry_id`."""
+    scanned, queued = entry.split(b'-')
+    return int(scanned) - _FIRST, int(queued) - 1
+
+
+LIBRARY = f'#!lua name=tflearn\nlocal first = {_FIRST}\n' + (
+    pathlib.Path(__file__).with_name('functions.lua').read_text(encoding='utf-8')
+)
+
 
 USER_VARIABLE, PASSWORD_VARIABLE = 'TFLEARN_VALKEY_USER', 'TFLEARN_VALKEY_PASSWORD'
 CERTIFICATE_VARIABLE = 'TFLEARN_VALKEY_CERTIFICATE'
@@ -222,7 +261,7 @@ class Connection:
         except exceptions.OutOfMemoryError as error:
             raise Full(f'the replay server at {self._text}: {error}') from error
         except exceptions.ResponseError as error:
-            kind = NoTables if functions.NO_TABLES.search(str(error)) else Lost
+            kind = NoTables if NO_TABLES.search(str(error)) else Lost
             raise kind(f'the replay server at {self._text}: {error}') from error
         except exceptions.ValkeyError as error:
             reason = error.__context__
@@ -258,7 +297,7 @@ def connected(address: str, timeout_secs: float) -> Iterator[Connection]:
 
 def function(name: str, *arguments: Any) -> tuple[Any, ...]:
     """Returns the command that calls one of `functions`."""
-    return ('FCALL', name, len(functions.KEYS), *functions.KEYS, *arguments)
+    return ('FCALL', name, len(KEYS), *KEYS, *arguments)
 
 
 class Status(NamedTuple):
@@ -283,7 +322,7 @@ class Status(NamedTuple):
     @classmethod
     def read(cls, connection: Connection) -> 'Status':
         """Asks the server; raises Lost if it has no tables."""
-        text, *counts = connection.call(*function(functions.STATUS))
+        text, *counts = connection.call(*function(STATUS))
         return cls(parse_tables(text), *map(int, counts))
 
     @property
@@ -347,7 +386,7 @@ class Entry(NamedTuple):
     @property
     def numbers(self) -> tuple[int, int]:
         """How many items were inserted into the table that is scanned, and into the queue, with this one."""
-        return functions.counts(self.id)
+        return counts(self.id)
 
     def array(self, shape: Sequence[int]) -> np.ndarray:
         """Returns the item, uint8, without a copy."""
@@ -361,7 +400,7 @@ def entries_of(answer: Any) -> list[Entry]:
 
 def entries(connection: Connection, status: Status, at_once: int) -> Iterator[list[Entry]]:
     """Reads all entries that were there at `status`, oldest first, so many at once."""
-    start, last = '-', functions.entry_id(status.scanned, status.queued)
-    while found := entries_of(connection.call('XRANGE', functions.ITEMS, start, last, 'COUNT', at_once)):
+    start, last = '-', entry_id(status.scanned, status.queued)
+    while found := entries_of(connection.call('XRANGE', ITEMS, start, last, 'COUNT', at_once)):
         yield found
         start = f'({found[-1].id.decode()}'

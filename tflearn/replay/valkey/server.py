@@ -30,7 +30,7 @@ from tflearn.replay import backend
 from tflearn.replay.backend import VALKEY_FILE, Lost
 from tflearn.replay.checkpoints import damaged
 from tflearn.replay.storage import REPLAY, TableSpec
-from tflearn.replay.valkey import functions, library
+from tflearn.replay.valkey import library
 
 _START_SECS, _ANSWER_SECS = 20.0, 10.0
 _PROGRAMS = ('valkey-server', 'redis-server')
@@ -101,22 +101,22 @@ class ReplayServer(backend.Server):
     def _fill(self) -> bool:
         with library.connected(self.address, _ANSWER_SECS) as connection:
             _refuse_unfit(connection, self.address, self._process is None)
-            connection.call('FUNCTION', 'LOAD', 'REPLACE', functions.LIBRARY)
+            connection.call('FUNCTION', 'LOAD', 'REPLACE', library.LIBRARY)
             if self._has_items(connection):
                 logging.info('the replay server at %s has the items of this run', self.address)
                 return False
-            connection.call('DEL', *functions.KEYS)  # of a start that did not come to its end
-            start = functions.entry_id(0, 0)
-            connection.call('XGROUP', 'CREATE', functions.ITEMS, functions.GROUP, start, 'MKSTREAM')
+            connection.call('DEL', *library.KEYS)  # of a start that did not come to its end
+            start = library.entry_id(0, 0)
+            connection.call('XGROUP', 'CREATE', library.ITEMS, library.GROUP, start, 'MKSTREAM')
             if self.restored:
                 fill(connection, self.restored)
             fields = library.table_fields(self._tables)
-            connection.call('HSET', functions.STATE, 'owner', self._owner, *fields)  # last: now it has tables
+            connection.call('HSET', library.STATE, 'owner', self._owner, *fields)  # last: now it has tables
         return True
 
     def _has_items(self, connection: library.Connection) -> bool:
         """Returns whether a given server has the tables of this run; raises ValueError if it has others."""
-        tables, owner = connection.call('HMGET', functions.STATE, 'tables', 'owner')
+        tables, owner = connection.call('HMGET', library.STATE, 'tables', 'owner')
         if tables is None:
             return False
         if owner != self._owner.encode() or tables != library.dump_tables(self._tables).encode():
@@ -328,19 +328,17 @@ def fill(connection: library.Connection, checkpoint: pathlib.Path) -> None:
 
     for entry in stored_entries(checkpoint):
         base = min(base, entry.numbers[0] - 1)
-        calls.append(('XADD', functions.ITEMS, entry.id, entry.tables, entry.item))
+        calls.append(('XADD', library.ITEMS, entry.id, entry.tables, entry.item))
         num_bytes += len(entry.item)
         if len(calls) == _AT_ONCE or num_bytes >= _MAX_BYTES:
             send()
             num_bytes = 0
-    newest, drawn = (
-        functions.entry_id(*each) for each in ((status.scanned, status.queued), (status.past, status.drawn))
-    )
+    newest, drawn = (library.entry_id(*each) for each in ((status.scanned, status.queued), (status.past, status.drawn)))
     counts = {'scanned': status.scanned, 'queued': status.queued, 'base': max(status.base, base)}
     calls += [
-        ('XSETID', functions.ITEMS, newest),
-        ('XGROUP', 'SETID', functions.ITEMS, functions.GROUP, drawn),
-        ('HSET', functions.STATE, *(part for pair in counts.items() for part in pair)),
+        ('XSETID', library.ITEMS, newest),
+        ('XGROUP', 'SETID', library.ITEMS, library.GROUP, drawn),
+        ('HSET', library.STATE, *(part for pair in counts.items() for part in pair)),
     ]
     send()
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.conftest import SEED
-from tflearn.coordinator import weights_messages
+from tflearn.coordinator import weights_transport
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 
@@ -18,11 +18,11 @@ def dtype_of(name):
 
 def made(values, step=1, narrow=None):
     names = [f'v{i}' for i in range(len(values))]
-    return weights_messages.make({'train_step': step, 'finished': False}, names, values, narrow)
+    return weights_transport.make({'train_step': step, 'finished': False}, names, values, narrow)
 
 
 def sent(message, than=None):
-    return weights_messages.parse(memoryview(b''.join(message.parts(than))))
+    return weights_transport.parse(memoryview(b''.join(message.parts(than))))
 
 
 VALUES = [np.arange(6, dtype=np.float32).reshape(2, 3), np.float64(3.5), np.zeros((0, 4), np.int64), np.array([True])]
@@ -32,7 +32,7 @@ def test_all_comes_back():
     message = made([np.asarray(value) for value in VALUES])
     back = sent(message)
     assert back.tag == message.tag and back.counters == {'train_step': 1, 'finished': False}
-    for value, found in zip(VALUES, weights_messages.values(back), strict=True):
+    for value, found in zip(VALUES, weights_transport.values(back), strict=True):
         np.testing.assert_array_equal(found, value)
         assert found.dtype == np.asarray(value).dtype and found.shape == np.asarray(value).shape
 
@@ -40,7 +40,7 @@ def test_all_comes_back():
 def test_float32_is_sent_as_bfloat16_and_comes_back_as_float32():
     message = made([np.array([1.0, 1 / 3], np.float32), np.array([1 / 3])], narrow=BFLOAT16)
     assert [variable.num_bytes for variable in message.variables] == [4, 8]
-    narrow, wide = weights_messages.values(sent(message), dtype_of)
+    narrow, wide = weights_transport.values(sent(message), dtype_of)
     assert narrow.dtype == np.float32 and narrow[0] == 1.0 and abs(narrow[1] - 1 / 3) < 2**-8 / 3
     assert wide[0] == 1 / 3
 
@@ -58,8 +58,8 @@ def test_a_difference_has_only_the_variables_that_changed():
     assert sum(map(len, second.parts(first))) < 1_000 < sum(map(len, second.parts()))
     assert difference.data[0] is None and difference.tag == second.tag
     whole = difference.completed(sent(first))
-    np.testing.assert_array_equal(weights_messages.values(whole)[0], large)
-    np.testing.assert_array_equal(weights_messages.values(whole)[1], small + 1)
+    np.testing.assert_array_equal(weights_transport.values(whole)[0], large)
+    np.testing.assert_array_equal(weights_transport.values(whole)[1], small + 1)
     for base in (None, made([small])):
         with pytest.raises(ValueError, match='got a part of a publication'):
             difference.completed(base)
@@ -81,7 +81,7 @@ def test_damaged_bytes_are_refused_in_one_line(case):
     else:
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     try:
-        weights_messages.parse(memoryview(bytes(data)))
+        weights_transport.parse(memoryview(bytes(data)))
     except ValueError as error:
         assert str(error).startswith('got ') and '\n' not in str(error)
     else:
