@@ -1,4 +1,4 @@
-"""All jobs of a run as processes of this machine, from their configuration on. Loads no TensorFlow."""
+"""Starts all jobs of a run: as processes of this machine, or by a scheduler. Loads no TensorFlow."""
 
 import contextlib
 import dataclasses

@@ -52,7 +52,7 @@ def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
     if _URL_SCHEME.match(os.fspath(path)):
         raise UserValueError(
             f'got {name}={os.fspath(path)!r}, which is a URL; need a path of a local or mounted file system; only '
-            '--root_dir of the jobs, launch, run_metrics and doctor can be in an object store'
+            '--root_dir of the jobs, launch, watch, run_metrics and doctor can be in an object store'
         )
     if '\0' in os.fspath(path):
         raise UserValueError(f'got {name}={os.fspath(path)!r} with a null byte; need the path of a file or directory')

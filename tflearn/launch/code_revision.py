@@ -1,4 +1,4 @@
-"""The revision of the code that runs, which is recorded with its results; and how it differs from that."""
+"""The revision of the code that runs, which is recorded with its results; and its uncommitted changes."""
 
 import pathlib
 import subprocess
