@@ -16,7 +16,8 @@ from tflearn.actors.episode_metrics import EXECUTED_ACTION
 from tflearn.core.action_mask import mask_of
 from tflearn.core.errors import UserValueError
 from tflearn.core.layout import ColumnLayout
-from tflearn.core.types import ActingPolicy, BatchedEnvironment, Resumable, check_batch
+from tflearn.core.resumable import Resumable
+from tflearn.core.types import ActingPolicy, BatchedEnvironment, check_batch
 
 POLICY_STATE = 'policy_state'
 _MANY_CALLS = 10_000  # about a second

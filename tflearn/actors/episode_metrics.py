@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tflearn.core.types import Resumable
+from tflearn.core.resumable import Resumable
 
 EXECUTED_ACTION, IDLE = 'executed_action', 'idle'  # see `types.BatchedEnvironment.info`; they are no metrics
 

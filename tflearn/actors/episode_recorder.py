@@ -10,7 +10,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.core.errors import UserTypeError
-from tflearn.core.types import Resumable
+from tflearn.core.resumable import Resumable
 
 _FIRST = int(ts.StepType.FIRST)
 

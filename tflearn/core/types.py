@@ -5,7 +5,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -308,17 +308,3 @@ def leaf_paths(nest: Any, prefix: str = '') -> list[str]:
 def zeros(spec: types.NestedTensorSpec, outer_dims: tuple[int, ...]) -> Any:
     """Returns a nest of zero tensors of `spec` with `outer_dims` in front, to trace a program with."""
     return tensor_spec.zero_spec_nest(tensor_spec.remove_outer_dims_nest(spec, 0), outer_dims=outer_dims)
-
-
-class Resumable:
-    """An object whose content can be pickled, and taken over by an object that was made with the same arguments."""
-
-    _KEPT: ClassVar[tuple[str, ...]] = ()  # the names of the attributes that are its content
-
-    def content(self) -> dict[str, Any]:
-        """Returns what it holds now; to be pickled before it changes."""
-        return {name: getattr(self, name) for name in self._KEPT}
-
-    def set_content(self, content: Mapping[str, Any]) -> None:
-        """Takes over what `content` of another object returned."""
-        vars(self).update({name: content[name] for name in self._KEPT})

@@ -9,8 +9,9 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from tflearn.core.errors import UserError, UserTypeError, UserValueError
+from tflearn.core.resumable import Resumable
 from tflearn.core.settings import PositiveInt, checked
-from tflearn.core.types import IDLE, BatchedEnvironment, Resumable
+from tflearn.core.types import IDLE, BatchedEnvironment
 from tflearn.environments import gathering, partners, registry, sync_vector_env, vector_env
 from tflearn.environments.partners import Opponent, Partners
 from tflearn.environments.vector_env import OnNonfinite

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from tflearn.core.errors import UserError, UserValueError
-from tflearn.core.types import Resumable
+from tflearn.core.resumable import Resumable
 from tflearn.environments import gathering
 
 MAX_IN_A_ROW = 5

@@ -10,7 +10,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserError, UserTypeError, UserValueError
-from tflearn.core.types import EnvironmentSpecs, Resumable, check_batch
+from tflearn.core.resumable import Resumable
+from tflearn.core.types import EnvironmentSpecs, check_batch
 from tflearn.environments import gathering, spaces, sync_vector_env, worker_processes
 
 

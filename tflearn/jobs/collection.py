@@ -13,7 +13,8 @@ from tflearn.actors.actor import Actor
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.actors.episode_recorder import EpisodeRecorder
 from tflearn.coordinator.control import AcquiredLease, Credits
-from tflearn.core.types import ActingPolicy, BatchedEnvironment, Resumable
+from tflearn.core.resumable import Resumable
+from tflearn.core.types import ActingPolicy, BatchedEnvironment
 from tflearn.jobs.collect_settings import CollectOptions
 
 _NEW_EPISODES = 'a resumed run begins new episodes, and is another one than without the stop'

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core.types import Resumable
+from tflearn.core.resumable import Resumable
 from tflearn.files.manifests import Manifests
 from tflearn.jobs.collection import Collection
 from tflearn.sampling.source import Source

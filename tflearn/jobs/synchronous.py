@@ -13,8 +13,9 @@ from absl import logging
 from tflearn.core import strategies, waiting
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue
+from tflearn.core.resumable import Resumable
 from tflearn.core.settings import PositiveInt, checked
-from tflearn.core.types import Agent, AgentFactory, BatchedEnvironment, EnvironmentFactory, Resumable
+from tflearn.core.types import Agent, AgentFactory, BatchedEnvironment, EnvironmentFactory
 from tflearn.data.reader import EpisodeReader
 from tflearn.jobs import collection, initial_agent
 from tflearn.jobs.collect_settings import CollectOptions

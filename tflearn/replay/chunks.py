@@ -15,7 +15,7 @@ import numpy as np
 
 from tflearn.core.experience import Experience
 from tflearn.core.layout import ColumnLayout
-from tflearn.core.types import Resumable
+from tflearn.core.resumable import Resumable
 from tflearn.replay.sequence_rule import FIRST, LAST, SequenceRule, UnusedSteps, ends_episode, terminates
 
 ID_BYTES = 8

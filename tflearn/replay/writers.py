@@ -11,7 +11,7 @@ from absl import logging
 
 from tflearn.core import background
 from tflearn.core.experience import Prioritized, Queue
-from tflearn.core.types import Resumable
+from tflearn.core.resumable import Resumable
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
 from tflearn.replay import backend
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows, pack

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.core.layout import ColumnLayout
-from tflearn.core.types import Resumable
+from tflearn.core.resumable import Resumable
 from tflearn.replay.chunks import NEW, chunk_id, chunk_rows, with_version
 from tflearn.replay.storage import MIRROR_SPARE_CHUNKS, Storage
 from tflearn.sampling.source import Batch

@@ -16,7 +16,8 @@ from absl import logging
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Prioritized, Uniform
-from tflearn.core.types import WEIGHTS, Resumable
+from tflearn.core.resumable import Resumable
+from tflearn.core.types import WEIGHTS
 from tflearn.replay.chunks import ChunkBuilder, pack
 from tflearn.replay.priorities import importance_weights, priorities
 from tflearn.replay.storage import Storage

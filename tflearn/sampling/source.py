@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_agents.typing import types
 
 from tflearn.core.experience import Prioritization
-from tflearn.core.types import Resumable
+from tflearn.core.resumable import Resumable
 
 Batch = tuple[Any, dict[str, tf.Tensor]]
 
