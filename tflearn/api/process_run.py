@@ -13,7 +13,7 @@ from tflearn.config import files
 from tflearn.core import extras
 from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.files.run_dir import RunDir
-from tflearn.launch import kubernetes, local, ray_cluster, reports, slurm
+from tflearn.launch import kubernetes, local, queued_resources, ray_cluster, reports, slurm
 from tflearn.launch.places import read_options
 from tflearn.launch.topology import (
     COORDINATOR_ADDRESS,
@@ -34,6 +34,7 @@ _SCHEDULERS: dict[str, tuple[type, Any]] = {
     'slurm': (slurm.SlurmOptions, slurm),
     'kubernetes': (kubernetes.KubernetesOptions, kubernetes),
     'ray': (ray_cluster.RayOptions, ray_cluster),
+    'queued_resources': (queued_resources.QueuedResourcesOptions, queued_resources),
 }
 
 _WITHOUT_RELAYS, _PER_RELAY = 200, 100  # collectors
@@ -65,7 +66,7 @@ class Backend:
             if self.options:
                 raise UserValueError(
                     f'got --backend_option={self.options[0]} and --backend=local; need none; choose --backend=slurm, '
-                    'kubernetes or ray'
+                    'kubernetes, ray or queued_resources'
                 )
             if self.render:
                 _show(reports.render(on_one_machine(topology), place(topology, this_machine())))
