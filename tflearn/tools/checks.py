@@ -206,7 +206,7 @@ CHECKS: Mapping[str, tuple[str, Check]] = {  # what is needed, and the check
     'nonfinite-steps': _last_above('train/nonfinite_steps', 0.0, 'what is right'),
     'data-wait': _last_above('train/data_wait_share', 0.5, 'that of a busy learner'),
     'off-policy': _last_above('train/extra/mean_abs_log_rho', 0.5, 'that of nearly on-policy data'),
-    'replay-ratio': _last_above('train/samples_per_insert', 2048, 'what is usual'),
+    'replay-ratio': _last_above('train/samples_per_insert', 5120, 'that of a packaged run'),
     'unused-data': ('train/extra/ignored_share, or collect/unused_steps', unused_data),
     'lost-data': ('collect/episodes', lost_data),
 }
