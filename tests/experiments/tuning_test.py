@@ -37,7 +37,8 @@ def quick_runs(monkeypatch):
     monkeypatch.setattr(runs, '_POLL_SECS', 0.02)
 
 
-def test_the_best_trial_is_found_and_others_are_pruned(quick_runs, tmp_path, capsys):
+@pytest.mark.usefixtures('quick_runs')
+def test_the_best_trial_is_found_and_others_are_pruned(tmp_path, capsys):
     assert tuning(tmp_path, num_trials=12, parallel=2).run(sys.stdout)
     found = trials(tmp_path)
     states = [trial.state.name for trial in found]
@@ -56,7 +57,8 @@ def test_the_best_trial_is_found_and_others_are_pruned(quick_runs, tmp_path, cap
     assert image.imread(tmp_path / 'search' / 'tuning.png').shape[:2] == (450, 1200)
 
 
-def test_of_trials_that_reach_the_target_the_fastest_is_the_best(quick_runs, tmp_path, capsys):
+@pytest.mark.usefixtures('quick_runs')
+def test_of_trials_that_reach_the_target_the_fastest_is_the_best(tmp_path, capsys):
     space = tmp_path / 'space.py'
     space.write_text(f"""
 def suggest(trial):
@@ -76,7 +78,8 @@ def suggest(trial):
     assert not trials(tmp_path)[2].user_attrs['reached_target']
 
 
-def test_of_the_finalists_the_best_with_fresh_seeds_is_chosen(quick_runs, tmp_path, capsys):
+@pytest.mark.usefixtures('quick_runs')
+def test_of_the_finalists_the_best_with_fresh_seeds_is_chosen(tmp_path, capsys):
     space = tmp_path / 'space.py'
     space.write_text(f"suggest = lambda trial: ['{RATE} = ' + str([1e-4, 1e-3, 2e-3, 1e-5][trial.number])]")
     search = tuning(tmp_path, space=str(space), num_trials=4, parallel=4, methods=('random', 'none'))
@@ -133,20 +136,23 @@ def test_a_signal_leaves_trials_for_the_next_call(tmp_path):
     assert [trial.state.name for trial in trials(tmp_path)] == ['RUNNING'] * 2
 
 
-def test_other_settings_are_refused(quick_runs, tmp_path):
+@pytest.mark.usefixtures('quick_runs')
+def test_other_settings_are_refused(tmp_path):
     assert tuning(tmp_path, num_trials=1).run(sys.stdout)
     with pytest.raises(ValueError, match='got another lower_is_better than the search in .* was begun with'):
         tuning(tmp_path, num_trials=2, lower_is_better=True).run(sys.stdout)
 
 
-def test_a_search_whose_trials_all_fail_ends(quick_runs, tmp_path):
+@pytest.mark.usefixtures('quick_runs')
+def test_a_search_whose_trials_all_fail_ends(tmp_path):
     space = tmp_path / 'space.py'
     space.write_text(f"suggest = lambda trial: ['{RATE} = 0.5']")
     with pytest.raises(ValueError, match='got only trials that failed, trial_2 like this: .*diverged'):
         tuning(tmp_path, space=str(space), num_trials=9).run(sys.stdout)
 
 
-def test_a_search_without_a_score_has_no_best_one(quick_runs, monkeypatch, tmp_path):
+@pytest.mark.usefixtures('quick_runs')
+def test_a_search_without_a_score_has_no_best_one(monkeypatch, tmp_path):
     monkeypatch.setattr(runs, '_RUN', RUN.replace('write_json(', "sys.exit('diverged at the end')\nwrite_json("))
     with pytest.raises(ValueError, match='got no trial that has a score in'):
         tuning(tmp_path, methods=('random', 'none')).run(sys.stdout)

@@ -90,7 +90,7 @@ def test_a_notebook_draws_in_one_place(monkeypatch, capsys):
 
     shown = []
     handle = types.SimpleNamespace(update=lambda data, raw: shown.append(data))
-    monkeypatch.setattr(display, 'display', lambda data, raw, display_id: (shown.append(data), handle)[1])
+    monkeypatch.setattr(display, 'display', lambda data, **_: (shown.append(data), handle)[1])
     view = live_view.NotebookView('runs/cartpole', sys.stdout)
     view.event('begins')
     for _ in range(2):

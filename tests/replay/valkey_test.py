@@ -296,7 +296,8 @@ def either_size(request, monkeypatch):
     monkeypatch.setattr(client, '_LARGE_BYTES', request.param)
 
 
-def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve, ask, either_size):
+@pytest.mark.usefixtures('either_size')
+def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve, ask):
     served = serve(MIRRORED)
     writer = backend.connect(served.address).writer()
     chunks = [*chunks_of(served.storage, 0, 20)]
@@ -323,7 +324,8 @@ def test_one_entry_serves_both_tables_and_a_part_is_gone_once_it_was_read(serve,
     wait_until(lambda: ask(served, 'XLEN', library.ITEMS) == 5, 'the parts to go', 5)
 
 
-def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask, monkeypatch, either_size):
+@pytest.mark.usefixtures('either_size')
+def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask, monkeypatch):
     monkeypatch.setattr(client, '_MAX_ITEMS', 3)  # so that each has two calls at the same time
     served = serve(QUEUE)
     numbers = [np.full(served.storage.item_shape, i, np.uint8) for i in range(40)]
@@ -389,7 +391,8 @@ def test_a_call_does_not_overtake_items_that_did_not_fit(serve, ask, is_large):
     assert insert(1, 8) == 1
 
 
-def test_a_writer_looks_again_if_its_message_was_lost(serve, ask, monkeypatch, either_size):
+@pytest.mark.usefixtures('either_size')
+def test_a_writer_looks_again_if_its_message_was_lost(serve, ask, monkeypatch):
     monkeypatch.setattr(client, '_SECS', 0.5)
     served = serve(QUEUE)
     writer = backend.connect(served.address).writer()
@@ -467,7 +470,8 @@ def test_a_reader_that_dies_loses_what_it_drew_and_nothing_else(serve, ask):
     assert [int(item[0, 0]) for item in found] == [2, 3]
 
 
-def test_a_restarted_server_has_new_items_after_the_old_ones(serve, either_size):
+@pytest.mark.usefixtures('either_size')
+def test_a_restarted_server_has_new_items_after_the_old_ones(serve):
     served = serve(MIRRORED)
     writer = backend.connect(served.address).writer()
     writer.insert([*chunks_of(served.storage, 0, 12)], [(REPLAY, STREAM)] * 12, 1.0)
