@@ -1,15 +1,18 @@
-"""Do several agents learn? Two cooperative tasks and a competitive one, five seeds each, beside a scripted reference.
+"""Do several agents learn? Two cooperative and two competitive tasks, five seeds each, beside a scripted reference.
 
-    python -m benchmarks.several_agents --root_dir=runs/several --tasks spread talk connect_four
+    python -m benchmarks.several_agents --root_dir=runs/several --tasks spread talk tic_tac_toe
 
 `spread` (needs mpe2: `pip install --no-deps mpe2`): two agents of `simple_spread_v3` share one policy (PPO); the number
 is the return of an agent, of the last version, beside agents that go to the landmarks which together are nearest.
 `talk` (mpe2 too): a speaker and a listener of `simple_speaker_listener_v4`, which have other spaces, are two policies
-(PPO); the number is the return of an episode that their last exports play in plain TensorFlow, beside a speaker that
-names the landmark and a listener that goes there.
-`connect_four` (PettingZoo): PPO against a league of its own earlier versions and random moves; the number is the score
-(1 a win, 0.5 a draw) of the last version against the scripted opponent, which wins and blocks where it can, and which
-the run never meets; and against random moves.
+(PPO), which learn from the changes of the reward (`Approach`); the number is the return of an episode of the unchanged
+game, beside a speaker that names the landmark and a listener that goes there.
+`tic_tac_toe` and `connect_four` (PettingZoo): PPO against a league of its own earlier versions and random moves; the
+number is the score (1 a win, 0.5 a draw) of the last version against the scripted opponent, which wins and blocks where
+it can, and which the run never meets; and against random moves. The scripted one's score against itself is 0.5: the
+target is to beat it by more than the error of 400 games.
+
+The last exports act in plain TensorFlow.
 """
 
 import argparse
@@ -29,22 +32,55 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import tflearn  # noqa: E402
-from tflearn.agents import ppo  # noqa: E402  # noqa: E402
+from tflearn.agents import ppo  # noqa: E402
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing  # noqa: E402
 from tflearn.environments import pettingzoo_env, turn_game  # noqa: E402
+from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.jobs.policy_exports import ExportOptions  # noqa: E402
 from tflearn.networks.networks import NetworkOptions  # noqa: E402
 from tflearn.optimization.optimizers import OptimizerOptions  # noqa: E402
 from tflearn.policies import league  # noqa: E402
 
+
+class Approach:
+    """simple_speaker_listener_v4 with the change of the reward as the reward: how much nearer the listener has come.
+
+    The policy with the greatest discounted sum is the same one: that of the changes is the constant -r_0 plus
+    (1 - gamma) times that of the rewards. A message's effect stands out of them, since where the listener begins does
+    not count.
+    """
+
+    def __init__(self, **kwargs: Any):
+        """Takes the game's arguments."""
+        from mpe2 import simple_speaker_listener_v4
+
+        self._game, self._rewards = simple_speaker_listener_v4.parallel_env(**kwargs), {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('_'):
+            raise AttributeError(name)
+        return getattr(self._game, name)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        """Begins a game."""
+        self._rewards = {}
+        return self._game.reset(seed=seed, options=options)
+
+    def step(self, actions: Mapping[str, int]) -> tuple[Any, ...]:
+        """Steps; the first reward is 0, since nobody has moved before it."""
+        observations, rewards, *rest = self._game.step(actions)
+        before, self._rewards = self._rewards or rewards, rewards
+        return observations, {agent: reward - before[agent] for agent, reward in rewards.items()}, *rest
+
+
 SPREAD = functools.partial(pettingzoo_env.make, 'mpe2.simple_spread_v3', kwargs={'N': 2, 'max_cycles': 25})
 TALK = functools.partial(
     pettingzoo_env.make,
-    'mpe2.simple_speaker_listener_v4',
+    'benchmarks.several_agents:Approach',
     kwargs={'max_cycles': 25},
     policies={'speaker': ('speaker_0',), 'listener': ('listener_0',)},
 )
-TARGETS = {'spread': -10.0, 'talk': -15.0, 'connect_four': 0.8}
+TARGETS = {'spread': -10.0, 'talk': -15.0, 'tic_tac_toe': 0.55, 'connect_four': 0.55}
 _EPISODES = 400
 _SEED = 10_000_000  # of evaluations at the end
 
@@ -54,7 +90,20 @@ def train(
 ) -> tuple[Callable[[Any], Any], int]:
     """Trains PPO with iterations of so many steps. Returns the last version's policy, and the environment steps."""
     trained = tflearn.train(**settings(unroll_steps, num_steps, gamma, agent), **run)
-    return tflearn.load_policy(trained.run_dir.greedy_policy / 'latest'), trained.env_steps
+    return exported(trained.run_dir), trained.env_steps
+
+
+def exported(run_dir: RunDir) -> Callable[[Any], np.ndarray]:
+    """Returns a run's last export in plain TensorFlow, as a function of a batch of observations."""
+    act = tf.saved_model.load(str(run_dir.greedy_policy / 'latest')).signatures['serving_default']
+    inputs = act.structured_input_signature[1]
+
+    def policy(observation: Any) -> np.ndarray:
+        parts = observation if isinstance(observation, Mapping) else {'': observation}
+        named = {f'observation_{name}'.rstrip('_'): part for name, part in parts.items()}
+        return act(**{name: tf.cast(part, inputs[name].dtype) for name, part in named.items()})['action'].numpy()
+
+    return policy
 
 
 def settings(unroll_steps: int, num_steps: int, gamma: float, agent: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,13 +111,15 @@ def settings(unroll_steps: int, num_steps: int, gamma: float, agent: Mapping[str
     return {
         'make_agent': functools.partial(
             ppo.make_agent,
-            loss=ppo.PPOLoss(gamma=gamma, entropy_coefficient=0.01),
-            optimizer=OptimizerOptions(learning_rate=1e-3),
-            **agent,
+            **{
+                'loss': ppo.PPOLoss(gamma=gamma, entropy_coefficient=0.01),
+                'optimizer': OptimizerOptions(learning_rate=1e-3),
+                **agent,
+            },
         ),
         'experience': Experience(
             slicing=Slicing(sequence_length=unroll_steps + 1, stride=unroll_steps, cross_episodes=True),
-            replay=Queue(max_size=64, max_policy_lag=2, training=Iteration(8, 400)),
+            replay=Queue(max_size=num_steps // unroll_steps, max_policy_lag=2, training=Iteration(8, 400)),
             batch=BatchItems(num_steps // unroll_steps),
         ),
         'learner_options': tflearn.LearnerOptions(summaries=tflearn.SummaryOptions(None)),
@@ -95,27 +146,28 @@ def go(way: np.ndarray, observation: np.ndarray) -> int:
 
 
 def win_or_block(observation: Mapping[str, np.ndarray], random: np.random.Generator) -> int:
-    """Returns a move of Connect Four: one that wins, else one that blocks, else a random legal one."""
-    own, other = observation['observation'][..., 0], observation['observation'][..., 1]
-    legal = np.flatnonzero(observation['action_mask'])
-    for stones in (own, other):
-        for column in legal:
-            row = 5 - int((own + other)[:, column].sum())
-            if _wins(stones, row, column):
-                return int(column)
+    """Returns a move of Connect Four or tic-tac-toe: one that wins, else one that blocks, else a random legal one."""
+    stones, legal = observation['observation'], np.flatnonzero(observation['action_mask'])
+    rows, columns = stones.shape[:2]
+    falls = len(observation['action_mask']) == columns
+    for player in (0, 1):
+        for move in legal:
+            cell = (rows - 1 - int(stones[:, move].sum()), move) if falls else divmod(move, columns)
+            if _wins(stones[..., player], *cell, 4 if falls else 3):
+                return int(move)
     return int(random.choice(legal))
 
 
-def _wins(stones: np.ndarray, row: int, column: int) -> bool:
+def _wins(stones: np.ndarray, row: int, column: int, needed: int) -> bool:
     for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
         length = 1
         for sign in (1, -1):
-            for distance in (1, 2, 3):
+            for distance in range(1, needed):
                 r, c = row + sign * distance * down, column + sign * distance * right
-                if not (0 <= r < 6 and 0 <= c < 7 and stones[r, c]):
+                if not (0 <= r < stones.shape[0] and 0 <= c < stones.shape[1] and stones[r, c]):
                     break
                 length += 1
-        if length >= 4:
+        if length >= needed:
             return True
     return False
 
@@ -165,20 +217,23 @@ def spread_references() -> dict[str, float]:
 
 def talk(**run: Any) -> dict[str, float]:
     """Trains a speaker and a listener, each in a run of its own; returns what their last exports reach together."""
+    agent = {
+        'loss': ppo.PPOLoss(gamma=0.8, lambda_=0.8, entropy_coefficient=0.02),
+        'optimizer': OptimizerOptions(learning_rate=2e-3),
+    }
     trained = tflearn.train_policies(
         {'speaker': {}, 'listener': {}},
-        **settings(25, 1600, 0.95, {}),
+        **settings(25, 3200, 0.8, agent),
         make_environment=TALK,
-        num_environments=16,
-        export_interval_steps=3200,
+        num_environments=32,
+        export_interval_steps=640,
         exports=ExportOptions(('greedy_policy', 'collect_policy'), update_interval_steps=1),
         **run,
     )
-    models = {name: tf.saved_model.load(str(each.run_dir.greedy_policy / 'latest')) for name, each in trained.items()}
+    policies = {name: exported(each.run_dir) for name, each in trained.items()}
 
     def act(name: str, observation: np.ndarray) -> int:
-        signature = models[name.partition('_')[0]].signatures['serving_default']
-        return int(signature(observation=tf.constant(observation[np.newaxis]))['action'][0])
+        return int(policies[name.partition('_')[0]](observation[np.newaxis])[0])
 
     return {'return': talked(act), 'env_steps': max(each.env_steps for each in trained.values())}
 
@@ -212,37 +267,47 @@ def talked(act: Callable[[str, np.ndarray], int]) -> float:
     return float(np.mean(returns))
 
 
-def connect_four(root_dir: pathlib.Path, **run: Any) -> dict[str, float]:
+def self_play(game: str, root_dir: pathlib.Path, **run: Any) -> dict[str, float]:
     """Trains by self-play; returns the last version's scores."""
-    opponents = {'league': functools.partial(league.League, str(root_dir)), 'random': turn_game.random_opponent}
+    versions = functools.partial(
+        league.League, str(root_dir), 'raw_policy', num_versions=8, power=1.0, random_moves=0.05
+    )
+    agent = {
+        'loss': ppo.PPOLoss(entropy_coefficient=0.02),
+        'action_mask': 'action_mask',
+        'network': NetworkOptions((256, 256), activation='relu', shared=True),
+        'normalize_observations': False,
+        'normalize_rewards': False,
+    }
     policy, env_steps = train(
-        64,
-        2048,
+        32,
+        4096,
         0.99,
-        {'action_mask': 'action_mask', 'network': NetworkOptions((128, 128))},
-        make_environment=against(opponents, {'league': 0.8, 'random': 0.2}),
+        agent,
+        make_environment=against(
+            game, {'league': versions, 'random': turn_game.random_opponent}, {'league': 0.9, 'random': 0.1}
+        ),
         root_dir=root_dir,
-        num_environments=32,
-        export_interval_steps=400,
+        num_environments=64,
+        export_interval_steps=440,
         exports=ExportOptions(('greedy_policy', 'raw_policy'), keep_last=100),
         **run,
     )
-    return {**scores(policy), 'env_steps': env_steps}
+    return {**scores(game, policy), 'env_steps': env_steps}
 
 
-def connect_four_references() -> dict[str, float]:
-    """Returns the scores of random moves."""
-    random = np.random.default_rng(0)
+def self_play_references(game: str) -> dict[str, float]:
+    """Returns the scores of the scripted moves, and of random ones."""
+    return {
+        f'{name}, {other}': score
+        for name, make_opponent in REFERENCES.items()
+        for other, score in scores(game, functools.partial(make_opponent().act, None)).items()
+    }
 
-    def policy(observation: Any) -> np.ndarray:
-        return np.array([random.choice(np.flatnonzero(mask)) for mask in observation['action_mask']])
 
-    return {f'random, {name}': score for name, score in scores(policy).items()}
-
-
-def scores(policy: Callable[[Any], Any]) -> dict[str, float]:
+def scores(game: str, policy: Callable[[Any], Any]) -> dict[str, float]:
     """Returns the scores of a policy against each reference."""
-    return {name: 0.5 + 0.5 * played(against({name: each}), policy) for name, each in REFERENCES.items()}
+    return {name: 0.5 + 0.5 * played(against(game, {name: each}), policy) for name, each in REFERENCES.items()}
 
 
 REFERENCES = {
@@ -251,15 +316,20 @@ REFERENCES = {
 }
 
 
-def against(opponents: Mapping[str, Any], shares: Mapping[str, float] | None = None) -> Any:
-    """Returns what makes games of Connect Four against these opponents."""
-    return functools.partial(turn_game.make, 'pettingzoo.classic.connect_four_v3', opponents=opponents, shares=shares)
+def against(game: str, opponents: Mapping[str, Any], shares: Mapping[str, float] | None = None) -> Any:
+    """Returns what makes games against these opponents."""
+    return functools.partial(turn_game.make, f'pettingzoo.classic.{game}_v3', opponents=opponents, shares=shares)
+
+
+def _self_play(game: str, max_env_steps: int) -> tuple[Any, ...]:
+    return functools.partial(self_play, game), functools.partial(self_play_references, game), max_env_steps, 'scripted'
 
 
 TASKS = {
     'spread': (spread, spread_references, 250_000, 'return'),
-    'talk': (talk, talk_references, 300_000, 'return'),
-    'connect_four': (connect_four, connect_four_references, 300_000, 'scripted'),
+    'talk': (talk, talk_references, 150_000, 'return'),
+    'tic_tac_toe': _self_play('tictactoe', 150_000),
+    'connect_four': _self_play('connect_four', 600_000),
 }
 
 
