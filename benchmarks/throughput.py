@@ -317,21 +317,18 @@ def table(task: str, sides: Sequence[str], found: Mapping[str, Mapping[str, Any]
         if its_task == task and side in sides:
             rounds.setdefault(side, {})[number] = figures
     lines = [
-        '| side | environment steps/s | of the fastest other | s to the return | of the fastest other | steps to it | '
-        'cores | CPU s of 100,000 steps | MB |',
-        '|---|---|---|---|---|---|---|---|---|',
+        '| side | environment steps/s | of the fastest other | s to the return | of the fastest other | '
+        'from the shell | of the fastest other | steps to it | cores | CPU s of 100,000 steps | MB |',
+        '|---|---|---|---|---|---|---|---|---|---|---|',
     ]
+    compared = (('steps_per_sec', ',.0f', max), ('secs_to_return', '.1f', min), ('command_secs_to_return', '.1f', min))
     for side, its in rounds.items():
-        rate, secs = (_median(its, name) for name in ('steps_per_sec', 'secs_to_return'))
-        ratios = [
-            _ratio(its, _fastest(rounds, side, name, best), name)
-            for name, best in (('steps_per_sec', max), ('secs_to_return', min))
-        ]
-        cores, steps = _median(its, 'cores'), _median(its, 'steps_to_return')
-        lines.append(
-            f'| {side} | {rate:,.0f} | {ratios[0]} | {_form(secs, ".1f")} | {ratios[1]} | {_form(steps, ",.0f")} | '
-            f'{cores:.2f} | {1e5 * cores / rate:.1f} | {_median(its, "memory_mb"):,.0f} |'
-        )
+        cells = [side]
+        for name, form, best in compared:
+            cells += [_form(_median(its, name), form), _ratio(its, _fastest(rounds, side, name, best), name)]
+        cores, rate = _median(its, 'cores'), _median(its, 'steps_per_sec')
+        cells += [_form(_median(its, 'steps_to_return'), ',.0f'), f'{cores:.2f}', f'{1e5 * cores / rate:.1f}']
+        lines.append(f'| {" | ".join(cells)} | {_median(its, "memory_mb"):,.0f} |')
     return '\n'.join(lines)
 
 
@@ -355,13 +352,12 @@ def _fastest(rounds: Mapping[str, Any], side: str, name: str, best: Any) -> Mapp
 
 
 def _ratio(its: Mapping[str, Any], other: Mapping[str, Any] | None, name: str) -> str:
-    both = its.keys() & (other or {}).keys()
-    pairs = [(its[number][name], other[number][name]) for number in both] if other else []
-    if not pairs:
+    """Returns the median of the ratios of the rounds that both have; '' if there are none, or neither gets there."""
+    pairs = [(its[number][name], other[number][name]) for number in its.keys() & other.keys()] if other else []
+    if not any(a or b for a, b in pairs):
         return ''
     infinite = float('inf')
-    ratios = [(a or infinite) / b if b else 0.0 if a else 1.0 for a, b in pairs]
-    return _form(statistics.median(ratios), '.2f')
+    return _form(statistics.median((a or infinite) / b if b else 0.0 if a else 1.0 for a, b in pairs), '.2f')
 
 
 if __name__ == '__main__':
