@@ -75,7 +75,7 @@ def test_processes_share_the_episodes_of_each_version_of_a_run(finished, tmp_pat
     assert second['mean_return'] == sum(second['returns']) / 7 < 20
     assert len(set(second['returns'])) > 1, 'and not of one seed'
     assert read_json(run_dir.done)['best_policy'] == 'policies/greedy_policy/3'
-    assert 'failed' not in ended.stderr
+    assert 'of the evaluation failed' not in ended.stderr
 
 
 def test_evaluates_copied_policies_of_another_run_at_once(finished, tmp_path):
