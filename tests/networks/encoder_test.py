@@ -315,7 +315,7 @@ def test_noise_has_the_papers_deviation_in_each_row():
     np.testing.assert_allclose(kernel_sigma, 0.5 / np.sqrt(4))
     assert np.abs(kernel).max() <= np.abs(bias).max() + 0.5 <= 1.0
     np.testing.assert_allclose(plain, np.repeat(one @ kernel + bias, 40_000, axis=0), rtol=1e-5)
-    with noise.drawn():
+    with noise.drawn(lambda features: tf.random.normal(tf.shape(features))):
         drawn = np.float64(layer(rows))
     second = np.sqrt(2 / np.pi)
     variance = (second * (np.square(one) @ np.square(kernel_sigma)) + np.square(bias_sigma)) * second
@@ -330,15 +330,20 @@ def test_sigma_has_a_bound():
         dqn.make_agent(example_data.DISCRETE, create_train_step(), Experience(), noisy_sigma=0.0)
 
 
-def test_an_exported_collect_policy_draws_noise_for_each_environment_at_each_step(tmp_path):
+def test_an_exported_collect_policy_keeps_the_noise_of_an_episode(tmp_path):
+    """Each environment has noise of its own, which its next episode draws anew."""
     agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), Experience(), **SMALL)
     agent.initialize()
     PolicyExporter(agent.collect_policy, tmp_path / 'policy').export(1, {})
     exported = loader.load(tmp_path / 'policy' / '1')
     steps = tf.nest.map_structure(lambda spec: tf.zeros((500, *spec.shape), spec.dtype), agent.time_step_spec)
-    first, second = (np.asarray(exported.action(steps)[0]) for _ in range(2))
-    assert np.unique(first).size == np.unique(second).size == 2
-    assert (first != second).any()
+    first, noise = exported.action(steps, exported.initial_state(500))
+    later, kept = exported.action(steps._replace(step_type=tf.ones(500, tf.int32)), noise)
+    again, _ = exported.action(steps, kept)
+    assert np.unique(first).size == 2
+    np.testing.assert_array_equal(later, first)
+    np.testing.assert_array_equal(kept, noise)
+    assert not np.array_equal(again, first)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +360,8 @@ def test_the_collect_policy_and_the_loss_draw_noise_and_the_greedy_policy_does_n
     greedy = [act[agent.policy](steps).action.numpy() for _ in range(2)]
     np.testing.assert_array_equal(*greedy)
     assert np.unique(greedy[0]).size == 1
-    draws = [act[agent.collect_policy](steps).action.numpy() for _ in range(2)]
+    state = agent.collect_policy.get_initial_state(500)
+    draws = [act[agent.collect_policy](steps, state).action.numpy() for _ in range(2)]
     assert np.unique(draws[0]).size == 2
     assert (draws[0] != draws[1]).any()
     losses = [float(agent.loss(data).loss) for _ in range(2)]

@@ -172,7 +172,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
         self._conservative_weight, self._margin, self._noise = conservative_weight, demonstration_margin, noise
         self._draws = Draws(self.train_step_counter)
         if noise:
-            self._collect_policy = noisy.NoisyPolicy(self.collect_policy, noise)
+            self._collect_policy = noisy.NoisyPolicy(self.collect_policy, noise, self._q_network)
         joined = ColumnLayout(self.time_step_spec.observation)
         if joined.joins:
             convert: Any = vars(self)['_as_transition']
@@ -186,7 +186,8 @@ class _DqnAgent(dqn_agent.DqnAgent):
             'reward_scale_factor': self._reward_scale_factor,
         }
         self._draws.restart()
-        with self._noise.drawn(self._draws) if self._noise else contextlib.nullcontext():
+        normal = lambda features: self._draws.normal(tf.shape(features))  # noqa: E731
+        with self._noise.drawn(normal) if self._noise else contextlib.nullcontext():
             loss_info = super()._loss(experience, weights=weights, **(own | settings))
         shown = agent_data.demonstrated() if self._margin else None
         if not self._conservative_weight and shown is None:

@@ -1,12 +1,15 @@
 """Noisy layers, whose weights have learned random deviations: exploration that a network learns by itself.
 
 Fortunato et al. 2018, "Noisy Networks for Exploration" (arXiv 1706.10295): y = (mu + sigma * noise) x, with factorised
-Gaussian noise (section 3, b). Differs from the paper: each row of a batch has noise of its own, not the batch one.
+Gaussian noise (section 3, b). Differs from the paper: each row of a batch has noise of its own, not the batch one; and
+a policy's noise holds for an episode, as in Plappert et al. 2018, "Parameter Space Noise for Exploration" (arXiv
+1706.01905). Noise that is drawn in each step averages out within a few: on CartPole the policy that collects then acts
+like the greedy one, and stays where that is.
 """
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +17,6 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.train_step import Draws
 
 
 class Noise(threading.local):
@@ -28,21 +30,27 @@ class Noise(threading.local):
         """
         if not sigma > 0:
             raise UserValueError(f'got noisy_sigma={sigma!r}; need a number above 0, such as 0.5, or None')
-        self.sigma, self.is_drawn = sigma, False
-        self._draws: Draws | None = None
+        self.sigma = sigma
+        self._normal: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the layers have noise."""
+        return self._normal is not None
 
     @contextlib.contextmanager
-    def drawn(self, draws: Draws | None = None) -> Iterator[None]:
-        """Draws noise in the block, by `draws` in a train step; a program that is traced in it draws at each call."""
-        before, self.is_drawn, self._draws = (self.is_drawn, self._draws), True, draws
+    def drawn(self, normal: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+        """The layers have noise in the block: of normal numbers that the function returns for each [B, features]."""
+        before, self._normal = self._normal, normal
         try:
             yield
         finally:
-            self.is_drawn, self._draws = before
+            self._normal = before
 
-    def draw(self, shape: tf.Tensor) -> tf.Tensor:
-        """Returns the factors of the noise, the paper's f of normal numbers: float32 of that shape."""
-        drawn = self._draws.normal(shape) if self._draws else tf.random.normal(shape)
+    def draw(self, features: tf.Tensor) -> tf.Tensor:
+        """Returns the factors of the noise of features, the paper's f of normal numbers: float32 of their shape."""
+        assert self._normal is not None
+        drawn = self._normal(features)
         return tf.sign(drawn) * tf.sqrt(tf.abs(drawn))
 
 
@@ -58,6 +66,7 @@ class NoisyDense(tf.keras.layers.Layer):
     def build(self, input_shape: tf.TensorShape) -> None:
         """Makes mu in U[-1/sqrt(F), 1/sqrt(F)] and sigma = sigma_0 / sqrt(F), for weights and biases."""
         inputs = int(input_shape[-1])
+        self.num_normal = inputs + self._units  # numbers of its noise
         bound = inputs**-0.5
         uniform = tf.keras.initializers.RandomUniform
         sigma = tf.keras.initializers.Constant(self._noise.sigma * bound)
@@ -70,7 +79,7 @@ class NoisyDense(tf.keras.layers.Layer):
         """See the class."""
         outputs = inputs @ self._kernel + self._bias
         if self._noise.is_drawn:
-            of_inputs, of_outputs = self._noise.draw(tf.shape(inputs)), self._noise.draw(tf.shape(outputs))
+            of_inputs, of_outputs = self._noise.draw(inputs), self._noise.draw(outputs)
             # Row by row, (sigma * of_outputs of_inputs^T) x, without a matrix for each row.
             outputs += ((inputs * of_inputs) @ self._kernel_sigma + self._bias_sigma) * of_outputs
         return self._activation(outputs)
@@ -94,14 +103,15 @@ class Layers(tf.keras.layers.Layer):
 
 
 class NoisyPolicy(tf_policy.TFPolicy):
-    """A policy of networks with noisy layers that draws noise at each step."""
+    """A policy of networks with noisy layers. Its state is the noise of an episode, which its first step draws."""
 
-    def __init__(self, policy: tf_policy.TFPolicy, noise: Noise):
-        """Takes the policy and its networks' noise."""
+    def __init__(self, policy: tf_policy.TFPolicy, noise: Noise, network: tf.Module):
+        """Takes the policy, its network's noise, and its network."""
+        layers = [layer for layer in network.submodules if isinstance(layer, NoisyDense)]
         super().__init__(
             policy.time_step_spec,
             policy.action_spec,
-            policy_state_spec=policy.policy_state_spec,
+            policy_state_spec=tf.TensorSpec([sum(layer.num_normal for layer in layers)], tf.float32, 'noise'),
             info_spec=policy.info_spec,
             observation_and_action_constraint_splitter=policy.observation_and_action_constraint_splitter,
             name='noisy_policy',
@@ -112,10 +122,28 @@ class NoisyPolicy(tf_policy.TFPolicy):
         variables: Sequence[tf.Variable] = self._policy.variables()
         return variables
 
+    def _held(self, time_step: Any, policy_state: tf.Tensor) -> tf.Tensor:
+        """Returns the noise of the steps' episodes, float32 [B, numbers]."""
+        first = time_step.is_first()[:, tf.newaxis]
+        return tf.where(first, tf.random.normal(tf.shape(policy_state)), policy_state)
+
+    def _drawn(self, held: tf.Tensor) -> contextlib.AbstractContextManager[None]:
+        taken = 0
+
+        def normal(features: tf.Tensor) -> tf.Tensor:
+            nonlocal taken
+            begin = taken % held.shape[1]  # a policy may call its network more than once
+            taken = begin + features.shape[-1]
+            return held[:, begin:taken]
+
+        return self._noise.drawn(normal)
+
     def _action(self, time_step: Any, policy_state: Any, seed: Any) -> policy_step.PolicyStep:
-        with self._noise.drawn():
-            return self._policy.action(time_step, policy_state, seed)
+        held = self._held(time_step, policy_state)
+        with self._drawn(held):
+            return self._policy.action(time_step, (), seed)._replace(state=held)
 
     def _distribution(self, time_step: Any, policy_state: Any) -> policy_step.PolicyStep:
-        with self._noise.drawn():
-            return self._policy.distribution(time_step, policy_state)
+        held = self._held(time_step, policy_state)
+        with self._drawn(held):
+            return self._policy.distribution(time_step, ())._replace(state=held)
