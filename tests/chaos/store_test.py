@@ -83,7 +83,7 @@ class StoreRun:
             marker = store_layout.marker(key)
             try:
                 content = self.objects.read(marker)
-                for name, (size, digest) in store_layout.decode(content, marker).items():
+                for name, (size, digest) in store_layout.decode(content, key).items():
                     file = self.objects.read(name)
                     if digest is not None and (len(file), hashlib.sha256(file).hexdigest()) != (size, digest):
                         assert self._changed(marker, content), f'{name} is not what {marker} lists'
