@@ -135,7 +135,7 @@ def test_plain_gin_reads_it_too(run):
 
 
 # The quick start's settings, chosen for the time that it takes; a paper's network and rates; small networks in XLA;
-# schedules of the learning rate, one with larger iterations; random actions beside noisy layers.
+# schedules of the learning rate, one with larger iterations; the returns of a distribution.
 MORE_OVERRIDES = {
     'awac_inlining': 12,
     'dqn_cartpole': 14,

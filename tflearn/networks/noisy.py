@@ -103,7 +103,7 @@ class Layers(tf.keras.layers.Layer):
 
 
 class NoisyPolicy(tf_policy.TFPolicy):
-    """A policy of networks with noisy layers. Its state is the noise of an episode, which its first step draws."""
+    """A policy of networks with noisy layers. Its state is the noise of an episode."""
 
     def __init__(self, policy: tf_policy.TFPolicy, noise: Noise, network: tf.Module):
         """Takes the policy, its network's noise, and its network."""
@@ -122,10 +122,9 @@ class NoisyPolicy(tf_policy.TFPolicy):
         variables: Sequence[tf.Variable] = self._policy.variables()
         return variables
 
-    def _held(self, time_step: Any, policy_state: tf.Tensor) -> tf.Tensor:
-        """Returns the noise of the steps' episodes, float32 [B, numbers]."""
-        first = time_step.is_first()[:, tf.newaxis]
-        return tf.where(first, tf.random.normal(tf.shape(policy_state)), policy_state)
+    def _get_initial_state(self, batch_size: Any) -> tf.Tensor:
+        # TF-Agents calls this at each first step of an episode too.
+        return tf.random.normal([*(() if batch_size is None else (batch_size,)), *self.policy_state_spec.shape])
 
     def _drawn(self, held: tf.Tensor) -> contextlib.AbstractContextManager[None]:
         taken = 0
@@ -139,11 +138,9 @@ class NoisyPolicy(tf_policy.TFPolicy):
         return self._noise.drawn(normal)
 
     def _action(self, time_step: Any, policy_state: Any, seed: Any) -> policy_step.PolicyStep:
-        held = self._held(time_step, policy_state)
-        with self._drawn(held):
-            return self._policy.action(time_step, (), seed)._replace(state=held)
+        with self._drawn(policy_state):
+            return self._policy.action(time_step, (), seed)._replace(state=policy_state)
 
     def _distribution(self, time_step: Any, policy_state: Any) -> policy_step.PolicyStep:
-        held = self._held(time_step, policy_state)
-        with self._drawn(held):
-            return self._policy.distribution(time_step, ())._replace(state=held)
+        with self._drawn(policy_state):
+            return self._policy.distribution(time_step, ())._replace(state=policy_state)
