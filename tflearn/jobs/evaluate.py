@@ -119,7 +119,8 @@ def evaluate(
             ending.enter_context(contextlib.closing(source))
             target = _Target(options.target_metric, target_return, options.lower_is_better)
             here = functools.partial(runner.run, record_video=record_video, videos=run.dir.videos)
-            play = lambda candidate: others.play(candidate.path, lambda _: here(candidate))  # noqa: E731
+            alive = functools.partial(report.set_state, 'running')
+            play = lambda candidate: others.play(candidate.path, lambda _: here(candidate), alive)  # noqa: E731
             _Evaluation(run, report, source, play, target, idle_timeout_secs).run()
         except Stopped:
             report.set_state('stopped')

@@ -1,5 +1,6 @@
 """EvaluationProcesses: processes that play shares of an evaluation's episodes beside the process of the job."""
 
+import contextlib
 import dataclasses
 import itertools
 import multiprocessing
@@ -59,20 +60,20 @@ class EvaluationProcesses:
             theirs.close()
             self._others.append((process, ours))
 
-    def play(self, asked: Any, own: Play) -> EpisodeStatistics:
+    def play(self, asked: Any, own: Play, alive: Callable[[], None] = lambda: None) -> EpisodeStatistics:
         """Plays the shares of all processes of the policy that is `asked` for, one of them by `own` in this one.
+
+        `alive` is called twice a second while the others play longer.
 
         Raises:
           ValueError: for what a user did wrong, in any process.
           RuntimeError: if another process died.
           Stopped: if `stop` was set.
         """
-        for process, pipe in self._others:
-            try:
+        for _, pipe in self._others:
+            with contextlib.suppress(OSError):  # it has ended; `_result_of` finds why
                 pipe.send(asked)
-            except OSError:
-                raise _ended(process) from None
-        parts = [own(asked), *(self._result_of(*other) for other in self._others)]
+        parts = [own(asked), *(self._result_of(*other, alive) for other in self._others)]
         reasons = dict.fromkeys(part.incomplete for part in parts if part.incomplete)
         return EpisodeStatistics(
             tuple(itertools.chain.from_iterable(part.episodes for part in parts)),
@@ -87,13 +88,16 @@ class EvaluationProcesses:
             process.join(_JOIN_SECS)
             pipe.close()
 
-    def _result_of(self, process: BaseProcess, pipe: Connection) -> EpisodeStatistics:
+    def _result_of(self, process: BaseProcess, pipe: Connection, alive: Callable[[], None]) -> EpisodeStatistics:
         while not pipe.poll(_POLL_SECS):
+            alive()
             if self._stop.is_set():
                 raise Stopped(f'stopped while {process.name} was playing')
         try:
             statistics, user_error = pipe.recv()
         except (EOFError, OSError):
+            if self._stop.wait(_POLL_SECS):  # an interrupt of the terminal ends all processes
+                raise Stopped(f'stopped while {process.name} was playing') from None
             raise _ended(process) from None
         if user_error:
             raise UserValueError(user_error)
@@ -119,8 +123,14 @@ def _play(make_player: Callable[[int], Play], index: int, pipe: Connection, inhe
     try:
         play = make_player(index)
         while True:
-            pipe.send((dataclasses.asdict(play(pipe.recv())), None))
-    except (EOFError, BrokenPipeError, Stopped):  # this evaluation is over
+            try:
+                asked = pipe.recv()
+            except EOFError:  # this evaluation is over
+                return
+            played = dataclasses.asdict(play(asked))
+            with contextlib.suppress(BrokenPipeError):  # the first process has ended; so says the next `recv`
+                pipe.send((played, None))
+    except Stopped:
         pass
     except UserError as error:
         pipe.send((None, str(error)))
