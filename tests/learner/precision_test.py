@@ -11,6 +11,7 @@ from tf_agents.trajectories import trajectory
 
 from tests.agents import example_data
 from tests.testing.algorithms import ALGORITHMS
+from tflearn.core import agent_data
 from tflearn.learner import precision
 from tflearn.networks import networks
 from tflearn.optimization.optimizers import Optimizer, OptimizerOptions
@@ -100,6 +101,9 @@ def test_float16_is_for_optimizers_that_scale_losses():
     agent, _ = _train('bfloat16')
     with pytest.raises(ValueError, match="got precision='float16' for a DdqnAgent; need an agent of tflearn.agents"):
         precision.check_agent(agent, 'float16')
+    wrapped = agent_data.WrappedAgent(agent, agent.policy, agent.collect_policy, 'transformed')
+    with pytest.raises(ValueError, match="got precision='float16' for a DdqnAgent"):
+        precision.check_agent(wrapped, 'float16')
 
 
 def test_restores_the_previous_precision():

@@ -214,9 +214,11 @@ class _DqnAgent(dqn_agent.DqnAgent):
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         variables = self._q_network.trainable_weights
 
-        def gradients_of(experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, list[tf.Tensor]]:
+        def gradients_of(
+            experience: Any, weights: tf.Tensor | None, training: bool = True
+        ) -> tuple[tf_agent.LossInfo, list[tf.Tensor]]:
             with tf.GradientTape() as tape:
-                loss_info = self._loss(experience, weights, training=True)
+                loss_info = self._loss(experience, weights, training=training)
             return loss_info, self._optimizer.gradients(tape, loss_info.loss, variables)
 
         loss_info, gradients = gradients_of(experience, weights)
@@ -224,8 +226,8 @@ class _DqnAgent(dqn_agent.DqnAgent):
         if summarizes_halves() and not self._margin:
             first = lambda leaf: leaf[: tf.shape(leaf)[0] // 2]  # noqa: E731
             given = tf.nest.map_structure(first, experience), None if weights is None else first(weights)
-            with tf.summary.record_if(False):  # each summary once
-                half = [None if each is None else each / 2 for each in gradients_of(*given)[1]]
+            with tf.summary.record_if(False):  # each summary once, and each change of a layer's statistics
+                half = [None if each is None else each / 2 for each in gradients_of(*given, training=False)[1]]
         self._optimizer.apply_gradients(zip(gradients, variables, strict=True), loss_info.loss, half=half)
         self.train_step_counter.assign_add(1)
         self._update_target()

@@ -53,10 +53,13 @@ def check_agent(agent: Any, precision: str) -> None:
                 f'got the variable {variable.name} in {variable.dtype.name}; need float32; make its layer with '
                 f"dtype='mixed_{variable.dtype.name}', not '{variable.dtype.name}'"
             )
-    if precision == 'float16' and not agent_data.is_packaged(agent):
+    trained = agent
+    while isinstance(trained, agent_data.WrappedAgent):
+        trained = trained._agent
+    if precision == 'float16' and not agent_data.is_packaged(trained):
         raise UserValueError(
-            f"got precision='float16' for a {type(agent).__name__}; need an agent of tflearn.agents, whose optimizers "
-            "scale its losses, or 'bfloat16'"
+            f"got precision='float16' for a {type(trained).__name__}; need an agent of tflearn.agents, whose "
+            "optimizers scale its losses, or 'bfloat16'"
         )
     layers = [each for each in agent.submodules if isinstance(each, tf.keras.layers.Layer) and _variables(each)]
     # A network is a layer too, but only its layers compute.

@@ -210,7 +210,8 @@ class LossScale(tf.Module):
     """The factor of the losses of all parts of an agent whose layers compute in float16, where small gradients are 0.
 
     Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740), section 3.2. Halved by each step whose
-    gradients are not finite, which is skipped; doubled after 2,000 others, as Keras' `LossScaleOptimizer` does.
+    gradients are not finite, which is skipped; doubled after 2,000 others of all parts, as Keras'
+    `LossScaleOptimizer` does.
     """
 
     def __init__(self) -> None:
@@ -218,13 +219,14 @@ class LossScale(tf.Module):
         super().__init__()
         given: dict[str, Any] = {'trainable': False, 'aggregation': tf.VariableAggregation.ONLY_FIRST_REPLICA}
         self.value = tf.Variable(2.0**15, name='loss_scale', **given)
-        self._num_finite = tf.Variable(0, name='num_finite', **given)
+        # int64: XLA on a GPU finds no int32 variable, which TensorFlow keeps on the CPU.
+        self._num_finite = tf.Variable(0, dtype=tf.int64, name='num_finite', **given)
 
     def update(self, finite: tf.Tensor) -> None:
         """Adds a step, which had finite gradients or not, on all replicas alike; in replica context."""
-        num_finite = tf.where(finite, self._num_finite + 1, 0)
+        num_finite = tf.where(finite, self._num_finite + 1, tf.constant(0, tf.int64))
         grows = num_finite >= 2_000
-        self._num_finite.assign(tf.where(grows, 0, num_finite))
+        self._num_finite.assign(tf.where(grows, tf.constant(0, tf.int64), num_finite))
         self.value.assign(tf.maximum(1.0, tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5) * self.value))
 
 
