@@ -331,7 +331,7 @@ def test_sigma_has_a_bound():
 
 
 def test_an_exported_collect_policy_keeps_the_noise_of_an_episode(tmp_path):
-    """Each environment has noise of its own, which its next episode draws anew."""
+    """Each environment has noise of its own, and another one in its next episode."""
     agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), Experience(), **SMALL)
     agent.initialize()
     PolicyExporter(agent.collect_policy, tmp_path / 'policy').export(1, {})
