@@ -16,6 +16,7 @@ import yaml
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, checked_dataclass
 from tflearn.files.run_dir import RunDir
+from tflearn.launch import places
 from tflearn.launch.topology import (
     COORDINATOR_ADDRESS,
     MAX_RESTARTS,
@@ -161,7 +162,7 @@ class _Run:
         self._topology, self._run_dir, self._options = topology, run_dir, options
         self._template = yaml.safe_load(_TEMPLATE.read_text(encoding='utf-8'))
         self._patch = _read_patch(options.pods.patch, self._template['requests'])
-        self.name = _label(f'tflearn-{run_dir.root.name}')
+        self.name = places.label(f'tflearn-{run_dir.root.name}')
         self._of_all = {
             'run': self.name,
             'claim': options.volume.claim or f'{self.name}-run',
@@ -294,7 +295,7 @@ class _Run:
         return [
             manifest
             for kind, most in kept.items()
-            for manifest in self._made('disruption', kind=_label(kind), most=most, labels=self.labels(kind))
+            for manifest in self._made('disruption', kind=places.label(kind), most=most, labels=self.labels(kind))
         ]
 
     def _pod(self, job: Job, restart: str = 'Always') -> Manifest:
@@ -350,7 +351,7 @@ class _Run:
             'environment': None,
             **values,
             'labels': self.labels(kind),
-            'name': _label(kind),
+            'name': places.label(kind),
             'program': words[0],
             'flags': list(words[1:]),
             'resources': self._amounts(kind, resources),
@@ -456,8 +457,3 @@ def _program(command: Sequence[str]) -> list[str]:
 def _key(path: str) -> str:
     """Returns the key of a file in a ConfigMap, which has no folders."""
     return re.sub(r'[^-._a-zA-Z0-9]', lambda found: f'_{ord(found[0]):x}_', path)
-
-
-def _label(text: str) -> str:
-    """Returns a DNS label: what names in Kubernetes consist of."""
-    return re.sub(r'[^a-z0-9-]+', '-', text.lower())[:40].strip('-')

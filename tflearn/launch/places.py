@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 import subprocess
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -57,6 +58,11 @@ def _made(kind: type[Options], values: dict[str, Any]) -> Options:
     }
     own = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     return kind(**parts, **{name: value for name, value in values.items() if name in own})
+
+
+def label(text: str) -> str:
+    """Returns a DNS label, of which the names of Kubernetes and Google Cloud consist."""
+    return re.sub(r'[^a-z0-9-]+', '-', text.lower())[:40].strip('-')
 
 
 _ANSWER_SECS = 60.0

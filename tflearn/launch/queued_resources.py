@@ -5,7 +5,6 @@ The VM's startup script runs on each of its hosts at each start. On the first ho
 """
 
 import dataclasses
-import re
 import shlex
 
 from tflearn.core.errors import UserValueError
@@ -125,4 +124,4 @@ def _where(options: QueuedResourcesOptions) -> list[str]:
 
 
 def _name(run_dir: RunDir) -> str:
-    return 'tflearn-' + re.sub(r'[^a-z0-9]+', '-', run_dir.root.name.lower()).strip('-')
+    return places.label(f'tflearn-{run_dir.root.name}')
