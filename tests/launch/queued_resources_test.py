@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -42,6 +43,15 @@ def test_the_vm_supervises_all_jobs_after_its_setup(run_dir, tmp_path):
     jobs = ('replay_server', 'train', 'evaluate', 'collect_0', 'collect_1')
     found = {path.stem: path.read_text() for path in run_dir.logs.iterdir()}
     assert found == {f'tpu_{job}': f'-m p.supervise --root_dir={run_dir.root} --job={job}\n' for job in jobs}
+
+
+def test_a_launch_renders_what_it_would_submit(tmp_path):
+    command = [sys.executable, '-m', 'scripts.launch', f'--root_dir={tmp_path / "run"}', '--gin_file=dqn_cartpole']
+    command += ['--backend=queued_resources', '--render', '--backend_option=zone=us-central2-b']
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert '--accelerator-type=v4-8' in done.stdout and '-m scripts.supervise' in done.stdout
+    assert not (tmp_path / 'run').exists()
 
 
 def test_submits_the_run_with_the_commands_of_the_vm(run_dir, tmp_path, monkeypatch):
