@@ -170,9 +170,10 @@ def _count(counted: Sequence[Judgement], apart: Sequence[Judgement]) -> str:
     verdicts = [each.improvement(side)[0] for each in counted for side in each.row.peers]
     alone = sum(not each.row.peers for each in counted)
     shares = ', '.join(f'{verdict} in {verdicts.count(verdict)}' for verdict in ('better', 'equal', 'worse'))
+    compared = f'In {len(verdicts)} comparisons tflearn is {shares}. ' if verdicts else ''
     return (
-        f'Counted: {len(counted)} of {len(counted) + len(apart)} rows, {alone} of them without a peer. In '
-        f'{len(verdicts)} comparisons tflearn is {shares}. The other {len(apart)} rows do not count.'
+        f'Counted: {len(counted)} of {len(counted) + len(apart)} rows, {alone} of them without a peer. {compared}'
+        f'The other {len(apart)} rows do not count.'
     )
 
 
