@@ -13,7 +13,8 @@ with so many rows; its environment steps/s are those that filled it.
 
 A point is measured for --secs. What binds is read from it: "learner" if the learner waits for data for less than a
 fifth of its time, else "cores" if the programs keep nine tenths of all cores busy, "collectors" if one of them keeps a
-core busy, and "waiting" (for messages) if none of these. What is in --json is not measured again.
+core busy, and "waiting" (for messages) if none of these; with replay_items it is always the
+learner. What is in --json is not measured again.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -35,6 +37,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import recorded_runs  # noqa: E402
+from benchmarks.control import cpu_secs  # noqa: E402
 from tflearn.core.types import BatchedEnvironment  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.environments import vector_env  # noqa: E402
@@ -48,7 +51,7 @@ POINTS: dict[str, list[int]] = {
     'row_bytes': [50, 500, 5_000, 50_000, 100_000],
     'replay_items': [10**k for k in range(4, 8)],
 }
-START_SECS, WARM_SECS, MOST_SECS = 120.0, 3.0, 30.0
+WARM_SECS = 3.0
 EPISODE_STEPS = 200
 _ROW_BYTES_BESIDES = 34  # of a row: its action, reward and so on
 _OFTEN = 10**9
@@ -149,8 +152,8 @@ def _jobs(dimension: str, value: int, secs: float) -> dict[str, Any]:
                 is_newer = train > (after.get('train', {}).get('train_step') or 0)
                 return status if is_new and is_newer else None
 
-            found: dict[str, Any] = wait_until(read, 'a train step', START_SECS, poll_secs=0.1)
-            return {**found, 'cpu': {name: _cpu_secs(pid) for name, pid in pids.items()}, 'at': time.monotonic()}
+            found: dict[str, Any] = wait_until(read, 'a train step', recorded_runs.START_SECS, poll_secs=0.1)
+            return {**found, 'cpu': {name: cpu_secs(pid) for name, pid in pids.items()}, 'at': time.monotonic()}
 
         _sleep_after(first := snapshot({}), WARM_SECS)
         before = snapshot(first)
@@ -198,13 +201,7 @@ def _started(folder: pathlib.Path, dimension: str, value: int, names: list[str])
 
 
 def _sleep_after(snapshot: Mapping[str, Any], secs: float) -> None:
-    end = snapshot['at'] + secs
-    wait_until(lambda: time.monotonic() >= end, 'the end of the time', secs + 1)
-
-
-def _cpu_secs(pid: int) -> float:
-    fields = pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
+    threading.Event().wait(max(0.0, snapshot['at'] + secs - time.monotonic()))
 
 
 def _replay(items: int, secs: float) -> dict[str, Any]:

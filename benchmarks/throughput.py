@@ -38,7 +38,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import recorded_environment, recorded_runs  # noqa: E402
 
-START_SECS = 120.0
 _OFTEN = 10**9
 
 
@@ -189,7 +188,7 @@ def measure(task: Task, side: Side, seed: int, options: argparse.Namespace) -> d
         recorded_runs.give(path)
         run = _ours if side.algorithm else _theirs
         stack.enter_context(run(task, side, path, seed, options))
-        recorded_runs.wait(lambda: recorded_environment.read(path)[0] is not None, START_SECS)
+        recorded_runs.wait(lambda: recorded_environment.read(path)[0] is not None, recorded_runs.START_SECS)
         start, _ = recorded_environment.read(path)
         if start is None:
             raise RuntimeError(f'got no environment step in {folder}; see its log files')
