@@ -26,7 +26,7 @@ pytestmark = pytest.mark.chaos
 
 SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
 DEADLINE_SECS = 900.0
-NUM_TRAIN_STEPS = 12_000  # about a minute
+NUM_TRAIN_STEPS = 40_000  # two minutes, so the kills are over before
 NUM_KILLS = int(os.environ.get('TFLEARN_NUM_KILLS', '6'))
 JOBS = ('train', 'replay_server', 'evaluate', 'collect_0', 'launch')
 TINY = (
