@@ -17,7 +17,7 @@ from tflearn.agents.parts import Problem
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.networks import critics as critics_lib
-from tflearn.networks import networks
+from tflearn.networks import networks, state_dependent
 from tflearn.networks.critics import Targets
 from tflearn.optimization.optimizers import Optimizer
 
@@ -90,7 +90,8 @@ class ActorCriticAgent(parts.PartsAgent):
             clip=self._clips,
             observation_and_action_constraint_splitter=self._mask,
         )
-        super().__init__(problem, collect_policy or policy, optimizers, targets, policy)
+        collect_policy = collect_policy or state_dependent.exploring(policy, self._actor)
+        super().__init__(problem, collect_policy, optimizers, targets, policy)
 
     def _trained(self, part: str) -> list[Any]:
         return [self._critics if part == 'critic' else self._actor]

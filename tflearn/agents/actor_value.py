@@ -15,7 +15,7 @@ from tflearn.agents import parts
 from tflearn.agents.normalizer import Normalizer, Normalizers
 from tflearn.core.action_mask import make_mask
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.networks import heads, spec_checks
+from tflearn.networks import heads, spec_checks, state_dependent
 from tflearn.networks.critics import Targets
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import Optimizer
@@ -38,6 +38,7 @@ class ActorValueNetwork(network.Network):
         options: NetworkOptions,
         action_mask: str | None = None,
         name: str = 'ActorValueNetwork',
+        noise: state_dependent.StateDependentNoise | None = None,
     ):
         """Makes the variables, in the strategy's scope.
 
@@ -46,6 +47,7 @@ class ActorValueNetwork(network.Network):
           options: the layers.
           action_mask: the path of the observation's part that marks legal actions; None has none.
           name: the network's name.
+          noise: state-dependent noise for exploration; None has none.
         """
         mask, observation_spec = make_mask(specs, action_mask)
         if options.shared:
@@ -64,7 +66,10 @@ class ActorValueNetwork(network.Network):
         own = options.make_network is not None
         self._has_heads = own and isinstance(actor.create_variables(observation_spec), list | tuple)
         masked = mask is not None
-        projections = heads.of_logits(specs.action) if self._has_heads else heads.projections(specs.action, masked)
+        if self._has_heads:
+            projections = heads.of_logits(specs.action)
+        else:
+            projections = heads.projections(specs.action, masked, noise)
         self._projections = projections
         # Not attributes, since Keras would wrap their nests.
         self._heads = lambda: tf.nest.flatten(projections)
@@ -204,6 +209,7 @@ class ActorValueAgent(parts.PartsAgent):
             ActorValuePolicy(problem.specs, network, self._observation_normalizer, records, name)
             for records, name in ((False, 'policy'), (records_distribution, 'collect_policy'))
         )
+        collect_policy = state_dependent.exploring(collect_policy, network)
         super().__init__(problem, collect_policy, optimizers, targets, policy)
 
     def _trained(self, part: str) -> list[Any]:

@@ -27,7 +27,8 @@ from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Re
 from tflearn.core.moments import variable
 from tflearn.core.settings import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, checked, checked_dataclass
 from tflearn.core.types import Agent
-from tflearn.networks import recurrent
+from tflearn.networks import recurrent, state_dependent
+from tflearn.networks.state_dependent import StateDependentNoise
 from tflearn.optimization import vtrace
 from tflearn.optimization.schedules import Schedule
 
@@ -184,6 +185,7 @@ def make_agent(
     normalize_rewards: bool = True,
     action_mask: str | None = None,
     max_kl: PositiveFloat | None = None,
+    state_dependent_noise: StateDependentNoise | None = None,
 ) -> Agent:
     """Makes a PPO agent, for discrete, several discrete, or continuous actions.
 
@@ -217,12 +219,16 @@ def make_agent(
                 'or max_kl=None'
             )
     normalized = (normalize_observations, normalize_rewards)
-    actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO')
+    actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO', state_dependent_noise)
     return PPOAgent(problem, actor_value, problem.optimizers({'ppo': 3e-4}, 0.5), loss, normalizers, max_kl=max_kl)
 
 
 def make_networks(
-    problem: Problem, action_mask: str | None, normalized: tuple[bool, bool], algorithm: str
+    problem: Problem,
+    action_mask: str | None,
+    normalized: tuple[bool, bool],
+    algorithm: str,
+    noise: StateDependentNoise | None = None,
 ) -> tuple[ActorValueNetwork, Normalizers]:
     """Checks the arguments of `make_agent`, and makes the network and the normalizers of observations and rewards.
 
@@ -236,7 +242,9 @@ def make_networks(
             'items; set Queue.training=Iteration(...) for several steps on them'
         )
     normalizers = make_normalizers(problem.specs, network, action_mask, *normalized)
-    actor_value = ActorValueNetwork(problem.specs, network, action_mask)
+    if noise:
+        state_dependent.check(problem.specs.action, algorithm)
+    actor_value = ActorValueNetwork(problem.specs, network, action_mask, noise=noise)
     if actor_value.state_spec:
         _check_sequences(problem.experience)
     return actor_value, normalizers

@@ -27,6 +27,7 @@ so they need the burn-in.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -45,8 +46,9 @@ from tflearn.core.settings import Fraction, NonNegativeInt, checked_dataclass
 from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
-from tflearn.networks import heads, networks, recurrent, spec_checks
+from tflearn.networks import heads, networks, recurrent, spec_checks, state_dependent
 from tflearn.networks.networks import NetworkOptions
+from tflearn.networks.state_dependent import StateDependentNoise
 from tflearn.optimization import conservative as conservative_lib
 from tflearn.optimization import ensemble
 from tflearn.optimization.conservative import Conservative
@@ -100,6 +102,7 @@ def make_agent(
     target_update_tau: float = 0.005,
     target_update_period: int = 1,
     actor_network: network_lib.Network | None = None,
+    state_dependent_noise: StateDependentNoise | None = None,
 ) -> Agent:
     """Makes a SAC agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
@@ -120,9 +123,9 @@ def make_agent(
     """
     network = checked(problem, 'SAC', ('shared',))
     if network.lstm_size:
-        _check_memory(actor_network, conservative)
+        _check_memory(conservative, actor_network=actor_network, state_dependent_noise=state_dependent_noise)
         parts.check_experience(problem.experience, 'SAC', True, loss.burn_in_steps)
-    networks = make_networks(problem.specs, network, critics_lib.CriticOptions(), actor_network)
+    networks = make_networks(problem.specs, network, critics_lib.CriticOptions(), actor_network, state_dependent_noise)
     rates = RATES if conservative.target_gap is None else {**RATES, 'conservative': 3e-4}
     optimizers = problem.optimizers(rates)
     targets = networks.make_targets(target_update_tau, target_update_period)
@@ -150,11 +153,10 @@ def checked(
     return network.completed(specs, algorithm, unused, fc_layer_params=(256, 256), **defaults)
 
 
-def _check_memory(actor_network: Any, conservative: Conservative) -> None:
-    if actor_network is not None:
-        raise UserValueError(
-            'got actor_network with lstm_size; need one of them; use make_network for a memory of your own'
-        )
+def _check_memory(conservative: Conservative, **others: Any) -> None:
+    for name, value in others.items():
+        if value is not None:
+            raise UserValueError(f'got {name} with lstm_size; need one of them; remove {name} or lstm_size')
     if conservative.weight:
         raise UserValueError('got Conservative.weight with lstm_size; need one of them; remove lstm_size')
 
@@ -164,6 +166,7 @@ def make_networks(
     network: NetworkOptions,
     options: critics_lib.CriticOptions,
     actor_network: network_lib.Network | None = None,
+    noise: StateDependentNoise | None = None,
 ) -> Networks:
     """Returns a tanh-squashed normal policy unless there is another one; and the critics, and those of the targets."""
     if network.lstm_size:
@@ -173,7 +176,10 @@ def make_networks(
         features = network.make_encoder(specs.observation, 'actor', with_memory=True)
         actor: Any = recurrent.RecurrentActor(specs.observation, specs.action, features, units[1:], activation)
     else:
-        actor = actor_network or networks.actor(specs.observation, specs.action, network, continuous=heads.tanh_normal)
+        head: heads.MakeProjection = heads.tanh_normal
+        if noise:
+            head = functools.partial(state_dependent.Head, options=noise, squashes=True)
+        actor = actor_network or networks.actor(specs.observation, specs.action, network, continuous=head)
     actor.create_variables()
     return Networks(actor, *critics_lib.make(specs.observation, specs.action, network, options))
 

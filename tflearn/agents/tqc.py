@@ -19,6 +19,7 @@ from tflearn.agents.sac import SACLoss
 from tflearn.core.types import Agent
 from tflearn.networks.critics import CriticOptions
 from tflearn.networks.networks import NetworkOptions
+from tflearn.networks.state_dependent import StateDependentNoise
 from tflearn.optimization.ensemble import Truncated
 
 EXPERIENCE = sac.EXPERIENCE
@@ -34,6 +35,7 @@ def make_agent(
     num_critics: int = 5,
     truncated: Truncated = Truncated(),
     target_update_tau: float = 0.005,
+    state_dependent_noise: StateDependentNoise | None = None,
 ) -> Agent:
     """Makes an agent for one vector of continuous actions. The defaults are the paper's (table 4).
 
@@ -48,7 +50,7 @@ def make_agent(
     """
     network = sac.checked(problem, 'TQC', critic_fc_layer_params=(512, 512, 512))
     options = CriticOptions(num_critics, truncated.num_quantiles, shared_encoder=True)
-    networks = sac.make_networks(problem.specs, network, options)
+    networks = sac.make_networks(problem.specs, network, options, noise=state_dependent_noise)
     targets = networks.make_targets(target_update_tau)
     optimizers = problem.optimizers(sac.RATES)
     return sac.SACAgent(problem, networks, optimizers, targets, loss, rule=truncated)

@@ -13,8 +13,10 @@ from tf_agents.specs import distribution_spec, tensor_spec
 from tf_agents.typing import types
 
 from tflearn.core.train_step import Draws
+from tflearn.networks import state_dependent
 
 _IMPOSSIBLE = -1e9  # a logit with a probability of 0, and finite products with it
+_NORMAL = (tfp.distributions.Normal, tfp.distributions.MultivariateNormalDiag, state_dependent.StateDependentNormal)
 
 MakeProjection = Callable[[types.BoundedTensorSpec], network.Network]
 
@@ -33,7 +35,7 @@ def _sample(distribution: tfp.distributions.Distribution, draws: Draws, sample_s
         # By the bijector, which remembers what it squashed for the log-probabilities.
         bijector = distribution._squashed_distribution.bijector
         return bijector.forward(_sample(distribution.input_distribution, draws, sample_shape))
-    if type(distribution) in (tfp.distributions.Normal, tfp.distributions.MultivariateNormalDiag):
+    if type(distribution) in _NORMAL:
         mean, deviation = distribution.mean(), distribution.stddev()
         shape = tf.concat([np.array(sample_shape, np.int32), tf.shape(mean)], axis=0)
         return mean + deviation * tf.cast(draws.normal(shape), mean.dtype)
@@ -151,16 +153,23 @@ def categorical(action_spec: types.BoundedTensorSpec, masked: bool = False) -> n
     return _Categorical(action_spec)
 
 
-def projections(action_spec: types.NestedTensorSpec, masked: bool = False) -> Any:
+def projections(
+    action_spec: types.NestedTensorSpec,
+    masked: bool = False,
+    noise: state_dependent.StateDependentNoise | None = None,
+) -> Any:
     """Makes a network for each tensor of the action: features -> distribution of the tensor, float32.
 
     Args:
       action_spec: the action's spec.
       masked: whether the network, for integers, takes a mask of legal actions.
+      noise: the noise of floats, for their distribution; None has a deviation that does not depend on features.
     """
 
     def projection(spec: types.BoundedTensorSpec) -> network.Network:
-        return categorical(spec, masked) if tensor_spec.is_discrete(spec) else normal(spec)
+        if tensor_spec.is_discrete(spec):
+            return categorical(spec, masked)
+        return normal(spec) if noise is None else state_dependent.Head(spec, noise)
 
     return tf.nest.map_structure(made_in_float32(projection), action_spec)
 

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
+from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
 
@@ -102,29 +103,44 @@ class Layers(tf.keras.layers.Layer):
         return self._last(outputs)
 
 
-class NoisyPolicy(tf_policy.TFPolicy):
-    """A policy of networks with noisy layers. Its state is the noise of an episode."""
+class NoisePolicy(tf_policy.TFPolicy):
+    """A policy that acts by another one, without memory, and by noise, which is its state: that of an episode."""
 
-    def __init__(self, policy: tf_policy.TFPolicy, noise: Noise, network: tf.Module):
-        """Takes the policy, its network's noise, and its network."""
-        layers = [layer for layer in network.submodules if isinstance(layer, NoisyDense)]
+    def __init__(self, policy: tf_policy.TFPolicy, noise_spec: types.NestedTensorSpec, name: str, clip: bool = False):
+        """Takes the other policy, the noise's spec, and whether actions are clipped to their bounds."""
         super().__init__(
             policy.time_step_spec,
             policy.action_spec,
-            policy_state_spec=tf.TensorSpec([sum(layer.num_normal for layer in layers)], tf.float32, 'noise'),
+            policy_state_spec=noise_spec,
             info_spec=policy.info_spec,
+            clip=clip,
             observation_and_action_constraint_splitter=policy.observation_and_action_constraint_splitter,
-            name='noisy_policy',
+            name=name,
         )
-        self._policy, self._noise = policy, noise
+        self._policy = policy
 
     def _variables(self) -> Sequence[tf.Variable]:
         variables: Sequence[tf.Variable] = self._policy.variables()
         return variables
 
-    def _get_initial_state(self, batch_size: Any) -> tf.Tensor:
-        # TF-Agents calls this at each first step of an episode too.
-        return tf.random.normal([*(() if batch_size is None else (batch_size,)), *self.policy_state_spec.shape])
+    def _get_initial_state(self, batch_size: Any) -> Any:
+        # TF-Agents calls this at each first step of an episode too. Floats are normal, integers 0.
+        def initial(spec: tf.TensorSpec) -> tf.Tensor:
+            shape = [*(() if batch_size is None else (batch_size,)), *spec.shape]
+            return tf.random.normal(shape, dtype=spec.dtype) if spec.dtype.is_floating else tf.zeros(shape, spec.dtype)
+
+        return tf.nest.map_structure(initial, self.policy_state_spec)
+
+
+class NoisyPolicy(NoisePolicy):
+    """A policy of networks with noisy layers."""
+
+    def __init__(self, policy: tf_policy.TFPolicy, noise: Noise, network: tf.Module):
+        """Takes the policy, its network's noise, and its network."""
+        layers = [layer for layer in network.submodules if isinstance(layer, NoisyDense)]
+        spec = tf.TensorSpec([sum(layer.num_normal for layer in layers)], tf.float32, 'noise')
+        super().__init__(policy, spec, 'noisy_policy')
+        self._noise = noise
 
     def _drawn(self, held: tf.Tensor) -> contextlib.AbstractContextManager[None]:
         taken = 0
