@@ -111,6 +111,35 @@ def test_noise_is_a_share_of_half_the_range_and_actions_are_within_their_bounds(
     assert (wild.min(axis=0), wild.max(axis=0)) == (pytest.approx([-2.0, 0.0]), pytest.approx([2.0, 0.5]))
 
 
+def test_damped_noise_is_an_ornstein_uhlenbeck_process_of_each_episode(tmp_path):
+    """Its first deviation, its stationary one, and its correlation; exported as well."""
+    damping, size = 0.25, 2_000
+    agent = _agent(SPECS, exploration_noise=0.1, exploration_damping=damping)
+    exporter.PolicyExporter(agent.collect_policy, tmp_path / 'policy').export(1, {})
+    policy, steps = loader.load(tmp_path / 'policy' / '1'), zeros(SPECS.time_step, (size,))
+    later = steps._replace(step_type=tf.ones(size, tf.int32))
+    middle, half = agent.policy.action(steps).action.numpy(), np.array([2.0, 0.25])
+    state, noise = policy.initial_state(size), []
+    np.testing.assert_array_equal(state, 0.0)
+    for _ in range(20):
+        action, state = policy.action(later, state)
+        noise.append((np.asarray(action) - middle) / half)
+        np.testing.assert_allclose(noise[-1], 0.1 * np.asarray(state), atol=1e-5)
+    np.testing.assert_allclose(noise[0].std(axis=0), 0.1, rtol=0.1)
+    np.testing.assert_allclose(noise[-1].std(axis=0), 0.1 / np.sqrt(1 - (1 - damping) ** 2), rtol=0.1)
+    correlation = (noise[-1] * noise[-2]).mean(axis=0) / np.square(noise[-1]).mean(axis=0)
+    np.testing.assert_allclose(correlation, 1 - damping, atol=0.05)
+    distribution = agent.collect_policy.distribution(later, tf.constant(state)).action
+    np.testing.assert_allclose(distribution.mean(), middle + half * 0.1 * (1 - damping) * np.asarray(state), atol=1e-5)
+    first, _ = policy.action(steps, state)
+    np.testing.assert_allclose(((np.asarray(first) - middle) / half).std(axis=0), 0.1, rtol=0.1)
+    wild = _agent(SPECS, exploration_noise=5.0, exploration_damping=damping).collect_policy
+    assert np.abs(wild.action(steps, wild.get_initial_state(size)).action / half - [0.0, 1.0]).max() <= 1.0
+    for damping in (0.0, 1.1):
+        with pytest.raises(ValueError, match=f'got exploration_damping={damping}; need a number above 0 and at most 1'):
+            _agent(SPECS, exploration_damping=damping)
+
+
 @pytest.mark.slow
 def test_the_exported_policies_act_equally(tmp_path):
     """The noise falls to 0 by a schedule, so that the collect policy repeats itself."""

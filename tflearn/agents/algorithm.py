@@ -48,6 +48,9 @@ class Factory(Protocol):
           epsilon: the share of random actions in the collect policy, or a schedule of the train step.
           exploration_noise: the deviation of the collect policy's normal noise, as a share of half the range of each
             action; a number or a schedule of the train step.
+          exploration_damping: the damping of that noise, which is 1 - damping times that of the step before, from 0 on
+            in each episode, plus normal noise: an Ornstein-Uhlenbeck process, with 0.15 in the paper of DDPG; 1 is
+            independent noise in each step.
           state_dependent_noise: how the collect policy explores by noise that depends on the observation and is held
             for some steps (gSDE, Raffin et al. 2021, arXiv 2005.05719), without memory; None draws each action anew.
           target_update_tau: the weight of the trained networks in an update of their targets; 1 copies them.

@@ -7,9 +7,9 @@ of `td3.py` with one critic, whose targets have no noise, and whose actor and ta
   critic loss = (y - Q(s, a))^2
   actor loss = - Q(s, mu(s))
 
-Differs from the paper (section 7): exploration noise is normal and independent in each step, which Fujimoto et al. 2018
-(arXiv 1802.09477) found as good as an Ornstein-Uhlenbeck process; the critic takes the action in its first layer; there
-is no batch normalization and no weight decay.
+Differs from the paper (section 7): exploration noise is independent in each step, which Fujimoto et al. 2018 (arXiv
+1802.09477) found as good as the Ornstein-Uhlenbeck process of `exploration_damping` 0.15; the critic takes the action
+in its first layer; there is no batch normalization and no weight decay.
 """
 
 from tflearn.agents import td3
@@ -37,6 +37,7 @@ def make_agent(
     reward_scale: float = 1.0,
     target_update_tau: float = 0.001,
     exploration_noise: float | schedules.Schedule = 0.2,
+    exploration_damping: td3.Damping = 1.0,
 ) -> Agent:
     """Makes a DDPG agent for continuous actions, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
@@ -51,4 +52,5 @@ def make_agent(
     network = td3.checked(problem, 'DDPG', (400, 300))
     optimizers = problem.optimizers({'critic': 1e-3, 'actor': 1e-4})
     networks = td3.make_networks(problem.specs, network, num_critics=1)
-    return td3.DeterministicAgent(problem, *networks, optimizers, loss, target_update_tau, exploration_noise)
+    noise = (exploration_noise, exploration_damping)
+    return td3.DeterministicAgent(problem, *networks, optimizers, loss, target_update_tau, noise)

@@ -23,11 +23,12 @@ takes means over a replica's own batch, and applies gradients in a branch, which
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.policies import actor_policy
+from tf_agents.trajectories import policy_step
 from tf_agents.typing import types
 
 from tflearn.agents import actor_critic, parts
@@ -35,10 +36,11 @@ from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked_dataclass
+from tflearn.core.settings import checked as checked_settings
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
-from tflearn.networks import spec_checks
+from tflearn.networks import noisy, spec_checks
 from tflearn.networks.critics import CriticOptions, Targets
 from tflearn.networks.networks import DeterministicActor, NetworkOptions
 from tflearn.optimization import schedules
@@ -110,6 +112,10 @@ EXPERIENCE = Experience(
 EXAMPLE = Example(('continuous',), variants={'td3_bc': {'settings': {'loss': TD3Loss(behavior_cloning_alpha=2.5)}}})
 
 
+Damping = Annotated[float, Range(above=0, most=1)]
+
+
+@checked_settings
 @factory
 def make_agent(
     problem: Problem,
@@ -117,6 +123,7 @@ def make_agent(
     loss: TD3Loss = TD3Loss(),
     target_update_tau: float = 0.005,
     exploration_noise: float | schedules.Schedule = 0.1,
+    exploration_damping: Damping = 1.0,
 ) -> Agent:
     """Makes a TD3 agent for continuous actions, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
@@ -130,7 +137,8 @@ def make_agent(
     network = checked(problem, 'TD3', (256, 256))
     optimizers = problem.optimizers({'critic': 3e-4, 'actor': 3e-4})
     networks, target_actor = make_networks(problem.specs, network, num_critics=2)
-    return DeterministicAgent(problem, networks, target_actor, optimizers, loss, target_update_tau, exploration_noise)
+    noise = (exploration_noise, exploration_damping)
+    return DeterministicAgent(problem, networks, target_actor, optimizers, loss, target_update_tau, noise)
 
 
 def checked(problem: Problem, algorithm: str, units: tuple[int, ...]) -> NetworkOptions:
@@ -189,6 +197,41 @@ class NoisyPolicy(actor_policy.ActorPolicy):
         return tf.nest.map_structure(distribution, actions, self.action_spec), state
 
 
+class CorrelatedPolicy(noisy.NoisePolicy):
+    """Noise of an Ornstein-Uhlenbeck process, from 0 on in each episode, in place of a `NoisyPolicy`'s.
+
+    Uhlenbeck and Ornstein 1930, as in Lillicrap et al. 2016 (arXiv 1509.02971, section 7), in time steps of 1. In units
+    of the policy's deviation, x' = (1 - damping) x + e, e ~ N(0, 1); the state is x.
+    """
+
+    def __init__(self, policy: NoisyPolicy, damping: float):
+        """Takes the policy, and the damping in (0, 1), theta in the papers."""
+        noise = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype, 'noise'), policy.action_spec)
+        super().__init__(policy, noise, 'correlated_policy', clip=True)
+        self._damping = damping
+
+    def _get_initial_state(self, batch_size: Any) -> Any:
+        return tf.nest.map_structure(tf.zeros_like, super()._get_initial_state(batch_size))
+
+    def _distribution(self, time_step: Any, policy_state: Any) -> policy_step.PolicyStep:
+        def shifted(each: tfp.distributions.Independent, noise: tf.Tensor) -> tfp.distributions.Independent:
+            mean, deviation = each.mean(), each.stddev()
+            shift = deviation * (1 - self._damping) * noise
+            return tfp.distributions.Independent(
+                tfp.distributions.Normal(mean + shift, deviation), each.reinterpreted_batch_ndims
+            )
+
+        step = self._policy.distribution(time_step)
+        return step._replace(action=tf.nest.map_structure(shifted, step.action, policy_state), state=policy_state)
+
+    def _action(self, time_step: Any, policy_state: Any, seed: Any) -> policy_step.PolicyStep:
+        step = self._distribution(time_step, policy_state)
+        drawn = tf.nest.map_structure(lambda noise: tf.random.normal(tf.shape(noise), dtype=noise.dtype), policy_state)
+        state = tf.nest.map_structure(lambda noise, new: (1 - self._damping) * noise + new, policy_state, drawn)
+        action = tf.nest.map_structure(lambda each, new: each.mean() + each.stddev() * new, step.action, drawn)
+        return step._replace(action=action, state=state)
+
+
 class DeterministicAgent(actor_critic.ActorCriticAgent):
     """See the module. With one critic and without delay and noise it is DDPG.
 
@@ -204,15 +247,18 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
         optimizers: Mapping[str, Optimizer],
         loss: TD3Loss,
         target_update_tau: float,
-        exploration_noise: float | schedules.Schedule,
+        exploration: tuple[float | schedules.Schedule, float],
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        """Makes the agent, within the strategy's scope; see `make_agent`. `exploration`: the noise, and its damping."""
+        exploration_noise, damping = exploration
         if not callable(exploration_noise) and not exploration_noise >= 0:
             raise UserValueError(f'got exploration_noise={exploration_noise!r}; need a number of at least 0')
         pairs = [(networks.actor, target_actor), (networks.critics, networks.targets)]
         targets = Targets(pairs, target_update_tau, loss.policy_delay)
-        noisy = NoisyPolicy(problem.specs, networks.actor, problem.scheduled(exploration_noise))
-        super().__init__(problem, networks, optimizers, targets, loss, noisy)
+        policy: Any = NoisyPolicy(problem.specs, networks.actor, problem.scheduled(exploration_noise))
+        if damping < 1:
+            policy = CorrelatedPolicy(policy, damping)
+        super().__init__(problem, networks, optimizers, targets, loss, policy)
         self._target_actor = target_actor
         self._policy_delay = loss.policy_delay
 
