@@ -145,6 +145,7 @@ MORE_OVERRIDES = {
     'dqn_pong': 15,
     'dqn_news': 14,
     'sac_pendulum': 16,
+    'mpo_pendulum': 15,
     'ppo_pendulum': 13,
     'rainbow_cartpole': 13,
     'a2c_cartpole': 13,

@@ -23,7 +23,7 @@ from tf_agents.utils import common
 from tests.agents import example_data
 from tests.testing import experiences
 from tests.testing.algorithms import ALGORITHMS, names
-from tflearn.agents import appo, bc, discrete_sac, ppo, reinforce, sac
+from tflearn.agents import appo, bc, discrete_sac, mpo, ppo, reinforce, sac
 from tflearn.core import strategies
 from tflearn.core.experience import BatchItems
 from tflearn.core.types import EnvironmentSpecs
@@ -101,7 +101,7 @@ NESTED = EnvironmentSpecs(
     },
     example_data.DISCRETE.action,
 )
-# AWAC and discrete SAC draw nothing for discrete actions.
+# AWAC, discrete SAC and MPO draw nothing for discrete actions.
 SPECS = {'nested ppo': NESTED, **dict.fromkeys(('iql', 'bc', 'ppo', 'v_mpo'), example_data.CONTINUOUS)}
 
 
@@ -117,6 +117,7 @@ SETTINGS = {
     **dict.fromkeys(('td3', 'td3_bc', 'ddpg'), BOTH),
     'cql': {'conservative': Conservative(0.5, 2.0)},
     'discrete_sac': {'loss': discrete_sac.DiscreteSACLoss(reward_scale=10.0, initial_log_alpha=3.0)},
+    'mpo': {'loss': mpo.MPOLoss(reward_scale=10.0, initial_eta=0.1)},
     'bc': {'loss': bc.BCLoss(weight='return_to_go', weight_temperature=0.5, entropy_coefficient=0.01)},
     'ppo': {'loss': ppo.PPOLoss(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)},
     'nested ppo': {'action_mask': 'mask'},

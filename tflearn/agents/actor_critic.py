@@ -105,11 +105,11 @@ class ActorCriticAgent(parts.PartsAgent):
         """Returns what the networks see of an observation, and its mask of legal actions, or None."""
         return (observation, None) if self._mask is None else self._mask(observation)
 
-    def _distribution(self, observation: Any, training: bool = False) -> Any:
-        """Returns what the actor makes of observations [R, ...]."""
+    def _distribution(self, observation: Any, training: bool = False, actor: Any = None) -> Any:
+        """Returns what the actor, or another one, makes of observations [R, ...]."""
         seen, mask = self._seen(observation)
         masked = {} if mask is None else {'mask': mask}
-        return self._actor(seen, step_type=(), network_state=(), training=training, **masked)[0]
+        return (actor or self._actor)(seen, step_type=(), network_state=(), training=training, **masked)[0]
 
     def disagreement(self, observation: Any, action: Any) -> tf.Tensor:
         """Returns the standard deviation of the critics' values of one action each, float32 [R].
