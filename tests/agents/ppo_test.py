@@ -290,11 +290,15 @@ EXPERIENCE = experiences.changed(
 )
 
 
-@pytest.fixture(scope='module', params=[False, True], ids=['separate', 'shared'])
+@pytest.fixture(
+    scope='module',
+    params=[{}, {'shared': True}, {'memory': 'gru'}, {'memory': 'gtrxl', 'lstm_size': (8,), 'shared': True}],
+    ids=['separate', 'shared', 'gru', 'gtrxl'],
+)
 def collected(request):
     """An agent, and the second sequence of rows of each environment that its policy collects."""
     environment = t_maze.make(SIZE, 0, length=2, max_episode_steps=5)
-    options = dataclasses.replace(RECURRENT, shared=request.param)
+    options = dataclasses.replace(RECURRENT, **request.param)
     agent = ppo.make_agent(
         environment.specs,
         create_train_step(),

@@ -60,7 +60,7 @@ def _included(path: pathlib.Path) -> Iterator[str]:
 
 @functools.cache
 def _has_memory(name: str) -> bool:
-    """Returns whether its networks can have an LSTM; what else that needs is in the messages."""
+    """Returns whether its networks can have a memory; what else that needs is in the messages."""
     algorithm = ALGORITHMS[name]
     if algorithm.example.network is None:
         return False
@@ -195,7 +195,7 @@ def overview() -> str:
         example = algorithm.example
         memory = any(_has_memory(each) for each in (name, *example.variants))
         cells = (', '.join(example.variants), ', '.join(example.actions), ', '.join(example.data))
-        row = [f'[{title}](algorithms/{name}.md)', *cells, 'LSTM' if memory else '']
+        row = [f'[{title}](algorithms/{name}.md)', *cells, 'LSTM, GRU, GTrXL' if memory else '']
         lines.append(f'| {" | ".join(row)} |')
     return '\n'.join(lines) + '\n'
 

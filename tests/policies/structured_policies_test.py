@@ -1,5 +1,6 @@
 """Policies of nested observations with a mask: in TensorFlow alone, in TFLite, and served."""
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,9 +174,10 @@ FIRST, MID = 0, 1
 PLAIN = {'normalize_observations': False}  # random variances could be negative
 
 
-def _ppo(specs):
+def _ppo(specs, memory='lstm'):
     experience = experiences.changed(ppo.EXPERIENCE, store_policy_state=True, sequence_length=33, stride=32)
-    return ppo.make_agent(specs, create_train_step(), experience, network=NetworkOptions(lstm_size=(8,)), **PLAIN)
+    network = NetworkOptions(lstm_size=(8,), memory=memory)
+    return ppo.make_agent(specs, create_train_step(), experience, network=network, **PLAIN)
 
 
 def _r2d2(specs):
@@ -184,7 +186,7 @@ def _r2d2(specs):
     )
 
 
-MAKE = {'ppo': _ppo, 'r2d2': _r2d2}
+MAKE = {'ppo': _ppo, 'r2d2': _r2d2} | {kind: functools.partial(_ppo, memory=kind) for kind in ('gru', 'gtrxl')}
 
 
 @pytest.fixture(scope='module', params=MAKE)

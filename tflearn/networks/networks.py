@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
+from tf_agents.keras_layers import dynamic_unroll_layer
 from tf_agents.networks import actor_distribution_network, encoding_network, lstm_encoding_network, network, q_network
 from tf_agents.typing import types
 
@@ -17,6 +18,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import encoder, heads, noisy, spec_checks
+from tflearn.networks.gtrxl import GTrXL, GTrXLOptions
 
 _ACTIVATIONS = {'relu': tf.keras.activations.relu, 'tanh': tf.keras.activations.tanh}
 
@@ -33,17 +35,20 @@ class NetworkOptions:
         continuous action; or of the value's own, in an algorithm without critics. None has those of
         `fc_layer_params`, or the algorithm's.
       activation: the activation function of these layers; None is the algorithm's.
-      lstm_size: units of the LSTM layers after them; None is a network without memory. With memory, set
+      lstm_size: units of the layers of `memory` after them; None is a network without memory. With memory, set
         `Slicing.store_policy_state`; otherwise each sequence starts with a state of zeros.
       shared: whether policy and value share these layers; otherwise the value has its own.
       conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
         has none for a single image, and those of `encoder.CONVOLUTIONS` for images in a nest.
       preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
       make_network: makes a network of one's own from observations to features, in place of all these layers, or, if it
-        has no state, of those before the LSTM layers; see `encoder.own_network`. It is called for each network, once
+        has no state, of those before the memory; see `encoder.own_network`. It is called for each network, once
         for policy and value if `shared`. If `shared`, it may also return a pair, for a Discrete or MultiDiscrete
         action: the logits of all choices [B, n], the first integer's first, and the value [B]; no layers follow it
         then. None makes the layers above.
+      memory: the kind of the layers of memory: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014, arXiv
+        1406.1078), or GTrXL, attention to the last steps (Parisotto et al. 2019, arXiv 1910.06764).
+      gtrxl: window and heads of a GTrXL.
     """
 
     fc_layer_params: Sequence[int] | None = None
@@ -54,6 +59,8 @@ class NetworkOptions:
     conv_layer_params: encoder.ConvLayerParams | None = None
     preprocessing_layers: encoder.Layers | None = None
     make_network: encoder.MakeNetwork | None = None
+    memory: Literal['lstm', 'gru', 'gtrxl'] = 'lstm'
+    gtrxl: GTrXLOptions = GTrXLOptions()
 
     def completed(
         self,
@@ -81,7 +88,14 @@ class NetworkOptions:
                     'choose another algorithm'
                 )
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **missing)
+        made = dataclasses.replace(self, **missing)
+        if made.memory != 'lstm' and not made.lstm_size:
+            raise UserValueError(f"got memory='{made.memory}' without lstm_size; need its units; set both")
+        if made.memory == 'gtrxl':
+            made.gtrxl.check(made.lstm_size or ())
+        elif made.gtrxl != GTrXLOptions():
+            raise UserValueError(f"got gtrxl={made.gtrxl} with memory='{made.memory}'; need 'gtrxl'; set memory to it")
+        return made
 
     @property
     def activation_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -117,26 +131,39 @@ class NetworkOptions:
         """
         units = tuple(self.fc_layer_params or ())
         if self.make_network is not None:
-            own = encoder.own_network(self.make_network, observation_spec, name, with_memory, num_choices)
-            return _WithMemory(own, self.lstm_size) if self.lstm_size and not own.state_spec else own
-        arguments = {**self.arguments(observation_spec), 'name': name, **more}
-        if not self.lstm_size:
+            made = encoder.own_network(self.make_network, observation_spec, name, with_memory, num_choices)
+        else:
+            arguments = {**self.arguments(observation_spec), 'name': name, **more}
+            if self.lstm_size and self.memory != 'gtrxl':
+                return _rnn(observation_spec, units, self, **arguments)
             policy = tf.keras.mixed_precision.global_policy()
-            return encoding_network.EncodingNetwork(observation_spec, fc_layer_params=units, dtype=policy, **arguments)
-        return _lstm(observation_spec, units, self.lstm_size, **arguments)
+            made = encoding_network.EncodingNetwork(observation_spec, fc_layer_params=units, dtype=policy, **arguments)
+        return _WithMemory(made, self) if self.lstm_size and not made.state_spec else made
 
 
-def _lstm(spec: Any, units: Sequence[int], lstm_size: Sequence[int], **arguments: Any) -> network.Network:
+def _rnn(spec: Any, units: Sequence[int], options: NetworkOptions, **arguments: Any) -> network.Network:
+    """Makes fully connected layers, and LSTM or GRU layers after them, in float32."""
+    layer = tf.keras.layers.LSTMCell if options.memory == 'lstm' else tf.keras.layers.GRUCell
+    cells = [layer(size, dtype='float32', implementation=2) for size in options.lstm_size or ()]
+    cell = cells[0] if len(cells) == 1 else tf.keras.layers.StackedRNNCells(cells)
     return lstm_encoding_network.LSTMEncodingNetwork(
-        spec, input_fc_layer_params=units, lstm_size=tuple(lstm_size), output_fc_layer_params=(), **arguments
+        spec,
+        input_fc_layer_params=units,
+        output_fc_layer_params=(),
+        rnn_construction_fn=functools.partial(dynamic_unroll_layer.DynamicUnroll, cell),
+        **arguments,
     )
 
 
 class _WithMemory(network.Network):
-    """LSTM layers after a network without memory."""
+    """Layers of memory after a network without memory."""
 
-    def __init__(self, features: network.Network, lstm_size: Sequence[int]):
-        memory = _lstm(features.create_variables(), (), lstm_size)
+    def __init__(self, features: network.Network, options: NetworkOptions):
+        spec = features.create_variables()
+        if options.memory == 'gtrxl':
+            memory: network.Network = GTrXL(spec, options.lstm_size or (), options.gtrxl)
+        else:
+            memory = _rnn(spec, (), options)
         super().__init__(features.input_tensor_spec, memory.state_spec, name=features.name)
         self._features, self._memory = features, memory
 

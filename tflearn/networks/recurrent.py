@@ -1,4 +1,4 @@
-"""Networks with memory: LSTM layers whose state is stored with the data, and is reset where an episode starts.
+"""Networks with memory, whose state is stored with the data, and is reset where an episode starts.
 
 Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (R2D2, ICLR), section 3:
 sequences that start in the middle of an episode start with the stored state; an older network made it, so the first
