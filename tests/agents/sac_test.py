@@ -245,8 +245,10 @@ def test_is_not_for_memory():
 # TQC and DroQ: losses of their agent, learning, refusals; tests/optimization/ensemble_test.py has the equations.
 
 QUANTILES = {'num_critics': 3, 'truncated': ensemble.Truncated(5, 2)}
-BOTH = pytest.mark.parametrize(
-    ('module', 'arguments'), [(tqc, QUANTILES), (droq, {'num_critics': 3, 'critic_dropout': 0.0})], ids=['tqc', 'droq']
+LEAST = {'num_critics': 3, 'critic_dropout': 0.0}
+SAC_N = {**LEAST, 'critic_layer_norm': False, 'least': ensemble.Least(3, for_actor=True)}
+ALL = pytest.mark.parametrize(
+    ('module', 'arguments'), [(tqc, QUANTILES), (droq, LEAST), (droq, SAC_N)], ids=['tqc', 'redq', 'sac_n']
 )
 
 
@@ -256,7 +258,7 @@ def make_agent(module=tqc, specs=SPECS, experience=None, **changes):
     return agent
 
 
-@BOTH
+@ALL
 def test_losses_are_the_papers(module, arguments):
     """With what the policy draws, which is the same again for the same train step."""
     loss = sac.SACLoss(0.9, reward_scale=3.0, target_entropy=-1.5, initial_log_alpha=-0.5)
@@ -276,13 +278,16 @@ def test_losses_are_the_papers(module, arguments):
     kept = agent._rule.bootstraps(
         agent._target_critics(following, next_action, draws=agent._draws), agent._draws
     ).numpy()
+    if arguments is SAC_N:
+        np.testing.assert_array_equal(kept, agent._target_critics(following, next_action).numpy().min(axis=1))
     action, log_probs = drawn(now.observation)
     discount = 0.9 * np.array([0.0] * 2 + [1.0] * 4)
     targets = 3.0 * now.reward.numpy()[:, None] + discount[:, None] * (kept - alpha * next_log_probs[:, None])
     critic_loss = agent._rule.losses(agent._critics(now.observation, now.action), tf.cast(targets, tf.float32))
     values = agent._critics(now.observation, now.action).numpy().mean(axis=2)
     errors = np.abs(targets.mean(axis=1, keepdims=True) - values).mean(axis=1)
-    value = agent._critics(now.observation, action).numpy().mean(axis=(1, 2))
+    value = agent._critics(now.observation, action).numpy()
+    value = value.min(axis=(1, 2)) if arguments is SAC_N else value.mean(axis=(1, 2))
     expected = {
         'critic_loss': critic_loss.numpy().mean(),
         'actor_loss': (alpha * log_probs - value).mean(),
