@@ -146,7 +146,7 @@ MORE_OVERRIDES = {
     'dqn_news': 14,
     'sac_pendulum': 16,
     'mpo_pendulum': 15,
-    'ppo_pendulum': 13,
+    'ppo_pendulum': 14,
     'rainbow_cartpole': 13,
     'a2c_cartpole': 13,
     'impala_cartpole': 13,
