@@ -12,12 +12,11 @@ import tensorflow as tf
 from tests import fakes
 from tests.data import data_sets
 from tests.testing import forged, structured, two_rewards
-from tflearn.data import columns, conversion, minari_format, writer
+from tflearn.data import columns, conversion, writer
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import spaces
 
 DEADLINE_SECS = 120.0
-SPACES = minari_format.Spaces(spaces.to_space, spaces.to_spec, spaces.reader)
 TASKS = [task for task in structured.TASKS if 'masked' not in task]
 IMAGES = ('picture and vector', 'nested dict')  # 8 x 8 x 1 bytes
 PACKAGES = {'minari': 'minari', 'rlds': 'tensorflow_datasets'}
@@ -33,7 +32,7 @@ def other(request):
 
 
 def convert(path, output, target, **settings):
-    return conversion.convert(Dataset([str(path)], **settings), output, target, SPACES)
+    return conversion.convert(Dataset([str(path)], **settings), output, target, spaces)
 
 
 def episodes_of(directory):

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from tflearn.core.errors import UserImportError
@@ -69,10 +70,14 @@ def _requirements(extra: str) -> list[str]:
     return [f'.[{extra}]']
 
 
-def import_error(error: ImportError, user: str) -> UserImportError:
-    """Returns the error to raise where `user`, such as 'serving', could not import a module."""
-    remedy = install_command(error.name or '') or f'install it ({error})'
-    return UserImportError(f'got no {error.name}, which {user} needs; need that installed; {remedy}')
+@contextlib.contextmanager
+def needed_by(user: str) -> Iterator[None]:
+    """Around imports of optional packages: raises UserImportError where `user`, such as 'serving', lacks one."""
+    try:
+        yield
+    except ImportError as error:
+        remedy = install_command(error.name or '') or f'install it ({error})'
+        raise UserImportError(f'got no {error.name}, which {user} needs; need that installed; {remedy}') from error
 
 
 def check_installed(module: str, user: str) -> None:

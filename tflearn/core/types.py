@@ -115,11 +115,8 @@ class EnvironmentFactory(Protocol):
         """
 
 
-class VideoFactory(Protocol):
-    """Makes an environment that records videos of its episodes; all other arguments are bound beforehand."""
-
-    def __call__(self, folder: str) -> BatchedEnvironment:
-        """Makes a batch of one environment that writes a video of each episode to `folder`."""
+# (folder=...) -> a batch of one environment that writes a video of each of its episodes to that folder.
+VideoFactory = Callable[..., BatchedEnvironment]
 
 
 class ActingPolicy(Protocol):
@@ -303,6 +300,11 @@ def leaf_paths(nest: Any, prefix: str = '') -> list[str]:
     else:
         return [prefix or 'observation']
     return [path for key, child in children for path in leaf_paths(child, f'{prefix}.{key}' if prefix else str(key))]
+
+
+def named_leaves(nest: Any, prefix: str = '') -> dict[str, Any]:
+    """Returns the leaves of a nest by their `leaf_paths`, in the order of `tf.nest.flatten`."""
+    return dict(zip(leaf_paths(nest, prefix), tf.nest.flatten(nest), strict=True))
 
 
 def zeros(spec: types.NestedTensorSpec, outer_dims: tuple[int, ...]) -> Any:

@@ -17,7 +17,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.core.errors import UserOSError, UserTypeError, UserValueError
-from tflearn.core.types import EnvironmentSpecs, leaf_paths
+from tflearn.core.types import EnvironmentSpecs, named_leaves
 from tflearn.files.run_dir import read_json, write_json
 
 FORMAT = 1
@@ -81,7 +81,7 @@ def columns_of(spec: types.NestedTensorSpec) -> tuple[Column, ...]:
       ValueError: for an unknown dimension.
     """
     columns = []
-    for name, leaf in zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True):
+    for name, leaf in named_leaves(spec).items():
         if leaf.dtype in (tf.string, tf.variant, tf.resource):
             raise UserTypeError(f'got column {name} of {leaf.dtype.name}; need numbers or booleans')
         if not leaf.shape.is_fully_defined():
@@ -102,6 +102,16 @@ def data_spec(specs: EnvironmentSpecs, policy_info: types.NestedTensorSpec = ())
         reward=time_step.reward,
         discount=time_step.discount,
     )
+
+
+def boundaries(num_rows: int, terminated: bool) -> dict[str, np.ndarray]:
+    """Returns the columns [num_rows] of an episode with its boundary row that follow from how long it is, by name."""
+    step_type, discount = np.full(num_rows, ts.StepType.MID, np.int32), np.ones(num_rows, np.float32)
+    step_type[0], step_type[-1] = ts.StepType.FIRST, ts.StepType.LAST
+    if terminated and num_rows > 1:
+        discount[-2] = 0.0
+    next_step_type = np.append(step_type[1:], np.int32(ts.StepType.FIRST))
+    return {'step_type': step_type, 'next_step_type': next_step_type, 'discount': discount}
 
 
 def describe(

@@ -12,7 +12,6 @@ import numpy as np
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, minari_format, rlds_format
-from tflearn.data.minari_format import Spaces
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeWriter
 
@@ -20,14 +19,14 @@ TFLEARN, MINARI, RLDS = 'tflearn', 'minari', 'rlds'
 FORMATS = (TFLEARN, MINARI, RLDS)
 
 
-def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Spaces, compress: bool = False) -> int:
+def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Any, compress: bool = False) -> int:
     """Writes the episodes to a new directory, which appears whole.
 
     Args:
       dataset: data sets of our format, or one of Minari or RLDS, which its filters do not concern.
       output: the new directory.
       target: one of `FORMATS`.
-      spaces: see `Spaces`.
+      spaces: the module `environments.spaces`, which alone knows gymnasium's spaces.
       compress: compress files of our format with gzip.
 
     Returns:
@@ -64,7 +63,7 @@ def new_directory(output: pathlib.Path) -> Iterator[pathlib.Path]:
 _Source = tuple[EnvironmentSpecs, tuple[columns.Column, ...], dict[str, Any], Iterator[list[np.ndarray]]]
 
 
-def _open(dataset: Dataset, spaces: Spaces) -> _Source:
+def _open(dataset: Dataset, spaces: Any) -> _Source:
     path = pathlib.Path(dataset.paths[0]).expanduser()
     others = [each for each in (minari_format, rlds_format) if each.directory_of(path)]
     if not others or (path / columns.DESCRIPTION).exists():
@@ -78,7 +77,7 @@ def _open(dataset: Dataset, spaces: Spaces) -> _Source:
     return minari_format.read(path, spaces) if others[0] is minari_format else rlds_format.read(path)
 
 
-def _write(path: pathlib.Path, target: str, source: _Source, spaces: Spaces, compress: bool) -> int:
+def _write(path: pathlib.Path, target: str, source: _Source, spaces: Any, compress: bool) -> int:
     (specs, stored, metadata, episodes), num_episodes = source, 0
 
     def counted() -> Iterator[list[np.ndarray]]:

@@ -4,8 +4,6 @@ A step of Minari has observation, action, reward, termination and truncation. A 
 such as the log-probability of an action, is in the infos under its own name, with all rows of the episode.
 """
 
-import dataclasses
-import importlib
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,20 +15,11 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.core import extras
 from tflearn.core.errors import UserValueError
-from tflearn.core.types import EnvironmentSpecs, leaf_paths
+from tflearn.core.types import EnvironmentSpecs, named_leaves
 from tflearn.data import columns
 from tflearn.data.columns import Column
 
 _OWN = 'tflearn'  # what is stored in the metadata besides Minari's own
-
-
-@dataclasses.dataclass(frozen=True)
-class Spaces:
-    """Conversions between specs and gymnasium's spaces, which only `environments/` knows."""
-
-    to_space: Callable[[Any], Any]
-    to_spec: Callable[[Any, str], Any]
-    reader: Callable[[Any], Callable[[Any], Any]]
 
 
 def directory_of(path: pathlib.Path) -> pathlib.Path | None:
@@ -55,7 +44,7 @@ def write(
     specs: EnvironmentSpecs,
     stored: Sequence[Column],
     episodes: Iterable[Mapping[str, np.ndarray]],
-    spaces: Spaces,
+    spaces: Any,
     metadata: Mapping[str, Any],
 ) -> None:
     """Writes episodes to the directory `path`, which is new and has the dataset's name.
@@ -64,7 +53,7 @@ def write(
       specs: the environment's specs.
       stored: the columns of a step.
       episodes: arrays [T, ...] by column, of one step or more, with the boundary row.
-      spaces: see `Spaces`.
+      spaces: the module `environments.spaces`, which alone knows gymnasium's spaces.
       metadata: what is known of the data. JSON.
 
     Raises:
@@ -72,29 +61,33 @@ def write(
       ValueError: if Minari cannot hold a column, or an episode has no boundary row.
     """
     check(stored)
-    minari, storages = _import('minari'), _import('minari.dataset.minari_storage')
-    buffers = _import('minari.data_collector')
+    with extras.needed_by('the format minari'):
+        import minari
+        from minari.data_collector import EpisodeBuffer
+        from minari.dataset.minari_storage import MinariStorage
     observation, action = spaces.to_space(specs.observation), spaces.to_space(specs.action)
     path.mkdir(parents=True)
-    storage = storages.MinariStorage.new(path / 'data', observation_space=observation, action_space=action)
+    storage = MinariStorage.new(path / 'data', observation_space=observation, action_space=action)
     own = {'metadata': dict(metadata), **columns.to_json(specs, stored)}
     storage.update_metadata({'dataset_id': path.name.lstrip('.'), 'minari_version': minari.__version__, _OWN: own})
-    storage.update_episodes(buffers.EpisodeBuffer(**_parts(episode, specs)) for episode in episodes)
+    storage.update_episodes(EpisodeBuffer(**_parts(episode, specs)) for episode in episodes)
 
 
 def read(
-    path: pathlib.Path, spaces: Spaces
+    path: pathlib.Path, spaces: Any
 ) -> tuple[EnvironmentSpecs, tuple[Column, ...], dict[str, Any], Iterator[list[np.ndarray]]]:
     """Returns the environment's specs, the columns, the metadata, and an iterator over the leaves of the episodes.
 
     Args:
       path: see `directory_of`.
+      spaces: as for `write`.
 
     Raises:
       ImportError: if `minari` is not installed.
       ValueError: if it is damaged, or has a space that is not supported.
     """
-    minari = _import('minari')
+    with extras.needed_by('the format minari'):
+        import minari
     try:
         found = minari.MinariDataset(directory_of(path))
         metadata = dict(found.storage.metadata)
@@ -147,23 +140,11 @@ def _parts(episode: Mapping[str, np.ndarray], specs: EnvironmentSpecs) -> dict[s
 def _columns_of_parts(observation: Any, action: Any, reward: np.ndarray, terminated: bool) -> dict[str, np.ndarray]:
     """Returns the columns that follow from Minari's steps; zeros for the action of the boundary row."""
     num_rows = len(reward) + 1
-    step_type = np.full(num_rows, ts.StepType.MID, np.int32)
-    step_type[0], step_type[-1] = ts.StepType.FIRST, ts.StepType.LAST
-    discount = np.ones(num_rows, np.float32)
-    discount[-2] = 0.0 if terminated else 1.0
     actions = tf.nest.map_structure(
         lambda leaf: np.concatenate([leaf[: num_rows - 1], np.zeros_like(leaf[:1])]), action
     )
-    step = trajectory.Trajectory(
-        step_type=step_type,
-        observation=observation,
-        action=actions,
-        policy_info=(),
-        next_step_type=np.append(step_type[1:], np.int32(ts.StepType.FIRST)),
-        reward=np.append(reward, np.zeros(1, reward.dtype)),
-        discount=discount,
-    )
-    return dict(zip(leaf_paths(step), tf.nest.flatten(step), strict=True))
+    parts = {'observation': observation, 'action': actions, 'reward': np.append(reward, np.zeros(1, reward.dtype))}
+    return named_leaves(trajectory.Trajectory(policy_info=(), **parts, **columns.boundaries(num_rows, terminated)))
 
 
 def _episodes(
@@ -208,10 +189,3 @@ def _sum(rewards: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the sum of several rewards of each step; the single ones are in the infos."""
     total: np.ndarray = np.sum([reward.reshape(len(reward), -1).sum(1) for reward in rewards], axis=0)
     return total.astype(np.float32)
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise extras.import_error(error, 'the format minari') from error

@@ -18,7 +18,7 @@ from tf_agents.typing import types
 from tflearn.core import record_files
 from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError
 from tflearn.core.settings import NonNegativeInt, PositiveInt, Range, checked_dataclass
-from tflearn.core.types import differ_in_start, integer_bounds, leaf_paths
+from tflearn.core.types import differ_in_start, integer_bounds, named_leaves
 from tflearn.data import columns, writer
 from tflearn.data.columns import Column
 from tflearn.data.records import RETURN, Decoder, Features
@@ -350,12 +350,11 @@ def _with_format(path: pathlib.Path) -> str:
 
 def _check_starts(directory: pathlib.Path, data_spec: types.NestedTensorSpec) -> None:
     """Checks that choices are counted from the same numbers."""
-    needed = dict(zip(leaf_paths(data_spec), tf.nest.flatten(data_spec), strict=True))
-    needed = {path: leaf for path, leaf in needed.items() if integer_bounds(leaf) is not None}
+    needed = {path: leaf for path, leaf in named_leaves(data_spec).items() if integer_bounds(leaf) is not None}
     if not needed:
         return
     given = columns.data_spec(columns.read_specs(directory))
-    for path, leaf in zip(leaf_paths(given), tf.nest.flatten(given), strict=True):
+    for path, leaf in named_leaves(given).items():
         if path in needed and differ_in_start(leaf, needed[path]):
             starts = [np.asarray(each.minimum).tolist() for each in (leaf, needed[path])]
             raise UserValueError(

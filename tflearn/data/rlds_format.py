@@ -6,7 +6,6 @@ has no place, such as policy_info, are further fields of a step.
 """
 
 import collections
-import importlib
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core import extras, record_files
 from tflearn.core.errors import UserValueError
-from tflearn.core.types import EnvironmentSpecs, leaf_paths
+from tflearn.core.types import EnvironmentSpecs, named_leaves
 from tflearn.data import columns
 from tflearn.data.columns import Column
 
@@ -59,7 +58,8 @@ def write(
             raise UserValueError(
                 f'got the column {column}, which TFDS stores as float32; need float32, or another format'
             )
-    tfds = _tfds()
+    with extras.needed_by('the format rlds'):
+        import tensorflow_datasets as tfds
     flags = dict.fromkeys(('is_first', 'is_last', 'is_terminal'), tf.bool)
     tensors = {c.name: tfds.features.Tensor(shape=c.shape, dtype=tf.as_dtype(c.dtype)) for c in stored}
     features = tfds.features.FeaturesDict({'steps': tfds.features.Dataset({**flags, **_nested(tensors)})})
@@ -96,7 +96,8 @@ def read(path: pathlib.Path) -> tuple[EnvironmentSpecs, tuple[Column, ...], dict
       ImportError: if `tensorflow_datasets` is not installed.
       ValueError: if it is damaged, or is no RLDS, or has text.
     """
-    tfds = _tfds()
+    with extras.needed_by('the format rlds'):
+        import tensorflow_datasets as tfds
     try:
         builder = tfds.builder_from_directory(str(directory_of(path)))
     except Exception as error:  # whatever its parsers raise
@@ -127,7 +128,7 @@ def _raw_episodes(tfds: Any, builder: Any) -> Iterator[dict[str, np.ndarray]]:
                 if '.tfrecord' in path.name:
                     collections.deque(record_files.lengths(path), maxlen=0)
             for episode in builder.as_dataset(split=split, shuffle_files=False, read_config=config):
-                parts = [_flat(batch) for batch in episode['steps'].batch(_BATCH).as_numpy_iterator()]
+                parts = [named_leaves(batch) for batch in episode['steps'].batch(_BATCH).as_numpy_iterator()]
                 if parts:
                     yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         except tf.errors.DataLossError as error:
@@ -142,19 +143,10 @@ def _row_leaves(episode: Mapping[str, np.ndarray], stored: Sequence[Column]) -> 
     num_rows, is_last = len(episode['is_first']), episode['is_last']
     if not is_last[-1]:
         raise UserValueError('got an episode whose last step is not is_last, so it has no end; need complete episodes')
-    step_type = np.full(num_rows, ts.StepType.MID, np.int32)
-    step_type[0], step_type[-1] = ts.StepType.FIRST, ts.StepType.LAST
-    discount = np.ones(num_rows, np.float32)
-    if num_rows > 1 and episode.get('is_terminal', np.zeros(1, bool))[-1]:
-        discount[-2] = 0.0
     # Of the last step only the observation counts.
     reward = np.append(np.asarray(episode.get('reward', np.zeros(num_rows)), np.float32)[:-1], np.float32(0))
-    made = {
-        'step_type': step_type,
-        'next_step_type': np.append(step_type[1:], np.int32(ts.StepType.FIRST)),
-        'discount': discount,
-        'reward': reward,
-    }
+    terminated = bool(episode.get('is_terminal', np.zeros(1, bool))[-1])
+    made = {'reward': reward, **columns.boundaries(num_rows, terminated)}
     return [np.asarray(made.get(c.name, episode.get(c.name)), c.dtype) for c in stored]
 
 
@@ -163,22 +155,21 @@ def _specs(tfds: Any, builder: Any, features: Mapping[str, Any]) -> EnvironmentS
     nests: dict[str, Any] = {}
     for name in ('observation', 'action'):
         spec = features[name].get_tensor_spec()
-        leaves = dict(zip(leaf_paths(spec, name), tf.nest.flatten(spec), strict=True))
-        for path, leaf in leaves.items():
+        for path, leaf in named_leaves(spec, name).items():
             if leaf.dtype == tf.string or not leaf.shape.is_fully_defined():
                 raise UserValueError(f'got {path} of {leaf.dtype.name}{leaf.shape}; need numbers of fixed dimensions')
         nests[name] = spec
-    paths = leaf_paths(nests['action'], 'action')
+    actions = named_leaves(nests['action'], 'action')
     bounds: dict[str, tuple[Any, Any]] = {}
     for episode in _raw_episodes(tfds, builder):
-        for path in paths:
+        for path in actions:
             taken = episode[path][:-1] if len(episode[path]) > 1 else episode[path]
             least, greatest = bounds.get(path, (taken.min(), taken.max()))
             bounds[path] = min(least, taken.min()), max(greatest, taken.max())
     if not bounds:
         raise UserValueError('got no episodes; need at least one')
     bounded = []
-    for path, leaf in zip(paths, tf.nest.flatten(nests['action']), strict=True):
+    for path, leaf in actions.items():
         least, greatest = bounds[path]
         least = min(0, int(least)) if leaf.dtype.is_integer else least
         bounded.append(tensor_spec.BoundedTensorSpec(leaf.shape, leaf.dtype, least, greatest, path))
@@ -199,25 +190,7 @@ def _nested(by_name: Mapping[str, Any]) -> dict[str, Any]:
     return nest
 
 
-def _flat(nest: Mapping[str, Any], prefix: str = '') -> dict[str, np.ndarray]:
-    """The inverse of `_nested`."""
-    found: dict[str, np.ndarray] = {}
-    for key, value in nest.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f'{prefix}{key}.')
-        else:
-            found[f'{prefix}{key}'] = value
-    return found
-
-
 def _name(path: pathlib.Path) -> str:
     """Returns a dataset's name as TFDS allows it: letters, digits and _."""
     name = ''.join(c if c.isalnum() else '_' for c in path.name.lstrip('.'))
     return name if name[:1].isalpha() else f'data_{name}'
-
-
-def _tfds() -> Any:
-    try:
-        return importlib.import_module('tensorflow_datasets')
-    except ImportError as error:
-        raise extras.import_error(error, 'the format rlds') from error

@@ -18,14 +18,12 @@ import numpy as np
 from tflearn.core import extras
 from tflearn.core.errors import UserOSError, UserValueError
 
-try:
+with extras.needed_by('tflearn-data import'):
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.csv
     import pyarrow.json
     import pyarrow.parquet
-except ImportError as error:
-    raise extras.import_error(error, 'tflearn-data import') from error
 
 FORMATS = {'.csv': 'csv', '.parquet': 'parquet', '.jsonl': 'json', '.json': 'json', '.ndjson': 'json'}
 _BLOCK_BYTES, _BLOCK_ROWS = 4 << 20, 1 << 15

@@ -56,11 +56,9 @@ def make(
     Raises:
       ValueError: for an unknown game, if ALE is not installed, or for invalid arguments.
     """
-    try:
+    with registry.needed(game):
         from ale_py import roms
         from ale_py.vector_env import AtariVectorEnv
-    except ImportError as error:
-        raise registry.missing(game, error) from error
     if game not in (known := roms.get_all_rom_ids()):
         raise registry.unknown('game', game, known, "one of ALE's")
     make_games = functools.partial(

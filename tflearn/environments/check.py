@@ -85,10 +85,8 @@ def imported(name: str) -> str | MakeOne:
     module_name, colon, attribute = name.partition(':')
     if not colon or not attribute.isidentifier():
         return name
-    try:
+    with registry.needed(name):
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise registry.missing(name, error) from error
     found = getattr(module, attribute, None)
     return found if callable(found) else name
 

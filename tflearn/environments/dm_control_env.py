@@ -44,12 +44,10 @@ def make(
     Raises:
       ValueError: for an unknown task, or if dm_control is not installed.
     """
-    try:
+    with registry.needed(f'{domain}-{task}'):
         from dm_control import suite
 
         from tflearn.environments.dm_env_adapter import load
-    except ImportError as error:
-        raise registry.missing(f'{domain}-{task}', error) from error
     if (domain, task) not in suite.ALL_TASKS:
         tasks = ', '.join(f'{known}-{its_task}' for known, its_task in suite.ALL_TASKS if domain in (known, its_task))
         names = tasks or ', '.join(sorted(suite.TASKS_BY_DOMAIN))
@@ -72,10 +70,8 @@ def from_dm_env(
     on_nonfinite: OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
     """Makes a batch of a dm_env environment; `make_one` makes one from a seed (None draws it). See `make`."""
-    try:
+    with registry.needed(str(make_one)):
         from tflearn.environments.dm_env_adapter import adapt
-    except ImportError as error:
-        raise registry.missing(str(make_one), error) from error
     make_env = functools.partial(adapt, make_one, flatten_observations)
     if vectorization == 'in_process':
         return vector_env.in_process(make_env, num_environments, seed, on_nonfinite)

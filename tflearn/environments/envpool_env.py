@@ -42,10 +42,8 @@ def make(
     Raises:
       ValueError: for an unknown name, if EnvPool is not installed, or for invalid arguments.
     """
-    try:
+    with registry.needed(name):
         import envpool
-    except ImportError as error:
-        raise registry.missing(name, error) from error
     if name not in (known := envpool.list_all_envs()):
         raise registry.unknown('name', name, known, 'an environment of EnvPool')
     arguments = {'num_envs': num_environments, 'num_threads': num_threads, **(kwargs or {})}

@@ -97,7 +97,8 @@ def make(
         raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
     wrap = _wraps.get(None)
     need = 'an environment that can be rendered' if wrap else 'what an environment of fixed-size spaces takes'
-    with _explained(name, kwargs, need, TypeError, *([gymnasium.error.Error] if wrap else [])):
+    wrong = (TypeError, gymnasium.error.Error) if wrap else (TypeError,)
+    with registry.needed(name), _explained(name, kwargs, need, *wrong):
         # gymnasium's checker costs more than a step itself; our conformance test replaces it.
         more = {**(kwargs or {}), **({'render_mode': 'rgb_array'} if wrap else {})}
         make_one: Any = functools.partial(
@@ -190,7 +191,7 @@ def goal_reward(
       ValueError: as for `make`, and if the environment has no goals.
     """
     spec = registry.find(name, register)
-    with _explained(name, kwargs):
+    with registry.needed(name):
         environment: Any = gymnasium.make(spec, disable_env_checker=True, **(kwargs or {})).unwrapped
     if not hasattr(environment, 'compute_reward'):
         raise UserValueError(f'got name={name!r}, which has no compute_reward; need a goal environment')
@@ -206,14 +207,12 @@ def goal_reward(
 
 
 @contextlib.contextmanager
-def _explained(name: str, kwargs: Any, need: str = '', *wrong: type[Exception]) -> Iterator[None]:
-    """Names the environment and what is missing, or what it needs, in what making it raises."""
+def _explained(name: str, kwargs: Any, need: str, *wrong: type[Exception]) -> Iterator[None]:
+    """Names the environment and what it needs in an error of the kinds `wrong`."""
     try:
         yield
     except UserError:
         raise
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise registry.missing(name, error) from error
     except wrong as error:
         raise UserValueError(f'got name={name!r}, kwargs={kwargs}; need {need} ({error})') from error
 

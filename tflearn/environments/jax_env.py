@@ -51,10 +51,8 @@ def make(
     if library not in _LIBRARIES:
         raise registry.unknown('name', name, [f'{each}/' for each in _LIBRARIES], "'brax/NAME' or 'gymnax/NAME'")
     make_one = functools.partial(_LIBRARIES[library], name, environment, dict(kwargs or {}))
-    try:
+    with registry.needed(name):
         limit = max_episode_steps or make_one().limit
-    except ImportError as error:
-        raise registry.missing(name, error) from error
     return from_functions(make_one, num_environments, seed, limit, on_nonfinite)
 
 
@@ -83,10 +81,8 @@ def from_functions(
       ValueError: if JAX is not installed, or for an unsupported space.
       TypeError: if `make_one` makes something else.
     """
-    try:
+    with registry.needed('jax_env.from_functions'):
         import jax  # noqa: F401
-    except ImportError as error:
-        raise registry.missing('jax_env.from_functions', error) from error
     return vector_env.native(lambda: _JaxVectorEnv(make_one, num_environments, max_episode_steps), seed, on_nonfinite)
 
 

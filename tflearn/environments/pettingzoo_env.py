@@ -71,15 +71,13 @@ def maker(game: str | Callable[..., Any], function: str, kwargs: Mapping[str, An
     make_game: Any = game
     if isinstance(game, str):
         module, _, name = game.partition(':')
-        try:
-            make_game = getattr(importlib.import_module(module), name or function)
-        except ImportError as error:
-            raise registry.missing(game, error) from error
-        except AttributeError as error:
+        with registry.needed(game):
+            make_game = getattr(importlib.import_module(module), name or function, None)
+        if make_game is None:
             raise UserValueError(
                 f'got game={game!r}, which has no {name or function}; need a module that has it; name another one as '
                 "'module:function'"
-            ) from error
+            )
     return functools.partial(make_game, **(kwargs or {}))
 
 

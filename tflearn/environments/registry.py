@@ -1,15 +1,16 @@
 """gymnasium's registry: finds environments by name, and makes errors for unknown ones. Imports no TensorFlow."""
 
+import contextlib
 import difflib
 import importlib
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
 
 from tflearn.core import extras
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserError, UserValueError
 from tflearn.environments import partners
 
 # Namespace of environment names -> the module that registers them when it is imported.
@@ -72,6 +73,17 @@ def check(name: str) -> None:
         needed = next((module for package, module in _NEEDED.items() if str(entry_point).startswith(package)), None)
     if needed and extras.is_missing(needed):
         raise missing(name, ModuleNotFoundError(name=needed))
+
+
+@contextlib.contextmanager
+def needed(name: str) -> Iterator[None]:
+    """Around imports for the environment `name`, and around making it: a missing package becomes a ValueError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise missing(name, error) from error
 
 
 def missing(name: str, error: BaseException) -> UserValueError:

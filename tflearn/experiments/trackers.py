@@ -32,15 +32,13 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tflearn.actors import evaluation_record
 from tflearn.config import reader
+from tflearn.core import extras
 from tflearn.core.errors import UserImportError, UserValueError
-from tflearn.core.extras import import_error
 from tflearn.experiments import overview
 from tflearn.files.run_dir import RunDir, read_json, write_json
 
-try:
+with extras.needed_by('tflearn-track'):
     from tflearn.tools import series
-except ImportError as missing:
-    raise import_error(missing, 'tflearn-track') from missing
 
 Event = dict[str, Any]
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, TextIO
 import numpy as np
 
 from tflearn.config import files, reader
+from tflearn.core import extras
 from tflearn.core.errors import UserValueError
-from tflearn.core.extras import import_error
 from tflearn.experiments import comparison, runs, trial_report
 from tflearn.experiments.comparison import Comparison
 from tflearn.files.run_dir import RunDir, local_path, read_json
@@ -109,12 +109,10 @@ def _check(path: pathlib.Path, name: str, values: Any) -> None:
     )
 
 
-try:
+with extras.needed_by('tflearn-tune'):
     import optuna
     from optuna.storages import JournalStorage, journal
     from optuna.trial import TrialState
-except ImportError as missing:
-    raise import_error(missing, 'tflearn-tune') from missing
 
 Sampler = Literal['tpe', 'random']
 Pruner = Literal['median', 'hyperband', 'none']

@@ -25,10 +25,8 @@ from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.files import store_layout
 from tflearn.files.run_dir import is_inside
 
-try:
+with extras.needed_by('a run directory in an object store'):
     import fsspec
-except ImportError as error:
-    raise extras.import_error(error, 'a run directory in an object store') from error
 
 _Result = TypeVar('_Result')
 

@@ -25,7 +25,6 @@ from tflearn.core.types import AgentFactory, EnvironmentFactory, EnvironmentSpec
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.data import columns, conversion, metadata, statistics
 from tflearn.data import split as splitting
-from tflearn.data.minari_format import Spaces
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
 from tflearn.environments import spaces, window
@@ -336,8 +335,7 @@ def import_logs(
 
 def convert(paths: Sequence[str], output: pathlib.Path, target: str, compress: bool = False, **filters: Any) -> str:
     """Writes a data set in another format, see `conversion.convert`; returns a line that says what was written."""
-    space_conversions = Spaces(spaces.to_space, spaces.to_spec, spaces.reader)
-    num_episodes = conversion.convert(Dataset(paths, **filters), output, target, space_conversions, compress)
+    num_episodes = conversion.convert(Dataset(paths, **filters), output, target, spaces, compress)
     return f'{num_episodes} episodes in {output}, format {target}'
 
 

@@ -19,12 +19,10 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.net.server_options import ConnectionLimit, ServerOptions
 from tflearn.net.tls import Renewed, TlsFiles
 
-try:
+with extras.needed_by('a gRPC server'):
     import grpc
     from google.protobuf.message import DecodeError
     from grpc_health.v1 import health, health_pb2
-except ImportError as error:
-    raise extras.import_error(error, 'a gRPC server') from error
 
 # Bytes of a request -> the response, a protobuf message.
 Method = Callable[[bytes], Awaitable[Any]]

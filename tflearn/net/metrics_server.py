@@ -5,10 +5,8 @@ from tflearn.net.http_request import Response
 from tflearn.net.http_server import HttpServer
 from tflearn.net.server_options import ServerOptions
 
-try:
+with extras.needed_by('serving'):
     import prometheus_client as prometheus_client
-except ImportError as error:
-    raise extras.import_error(error, 'serving') from error
 
 _MAX_CONNECTIONS = 32
 

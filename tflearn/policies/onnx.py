@@ -13,12 +13,10 @@ import tensorflow as tf
 from tflearn.core import extras
 from tflearn.core.errors import UserValueError
 
-try:
+with extras.needed_by('an ONNX model'):
     import onnx
     import onnxruntime
     import tf2onnx
-except ImportError as error:
-    raise extras.import_error(error, 'an ONNX model') from error
 
 NEXT = 'next_'
 _OPSET = 18  # of December 2022

@@ -12,15 +12,13 @@ import tensorflow as tf
 from tflearn.core import extras
 from tflearn.serving.served_version import InvalidRequest
 
-try:
+with extras.needed_by('serving'):
     import prometheus_client as prometheus_client
     from tensorflow_serving.apis import get_model_metadata_pb2 as get_model_metadata_pb2
     from tensorflow_serving.apis import get_model_status_pb2 as get_model_status_pb2
     from tensorflow_serving.apis import model_service_pb2_grpc as model_service_pb2_grpc
     from tensorflow_serving.apis import predict_pb2 as predict_pb2
     from tensorflow_serving.apis import prediction_service_pb2_grpc as prediction_service_pb2_grpc
-except ImportError as error:
-    raise extras.import_error(error, 'serving') from error
 
 
 OUTCOMES = '/tflearn.serving.OutcomeService/Record'  # takes and answers a google.protobuf.Struct

@@ -11,7 +11,7 @@ from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Range, checked
-from tflearn.core.types import EnvironmentSpecs, leaf_paths
+from tflearn.core.types import EnvironmentSpecs, named_leaves
 from tflearn.transforms.transform import ObservationTransform
 
 
@@ -46,8 +46,7 @@ class FrameStack(ObservationTransform):
           ValueError: if nothing is to be stacked.
         """
         if self.paths is None and tf.nest.is_nested(specs.observation):
-            named = zip(leaf_paths(specs.observation), tf.nest.flatten(specs.observation), strict=True)
-            self.paths = tuple(path for path, leaf in named if leaf.shape.rank == 3)
+            self.paths = tuple(path for path, leaf in named_leaves(specs.observation).items() if leaf.shape.rank == 3)
             if not self.paths:
                 raise UserValueError(
                     f'got the observation {specs.observation} for FrameStack; need an image in it, or FrameStack.paths'

@@ -42,10 +42,8 @@ def make(
     Raises:
       ValueError: for an unknown game, if MinAtar is not installed, or for invalid arguments.
     """
-    try:
+    with registry.needed(game):
         import minatar
-    except ImportError as error:
-        raise registry.missing(game, error) from error
     if game not in GAMES:
         raise registry.unknown('game', game, GAMES, "one of MinAtar's")
     make_game = functools.partial(
