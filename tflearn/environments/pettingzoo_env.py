@@ -109,11 +109,9 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
     ):
         """Makes the games; errors of `make_game` propagate. See `make`."""
         partners.check(policies, make_partners)
-        self._make_game, self._agent_id = make_game, agent_id
-        self._environments = []
-        try:
-            for _ in range(num_games):
-                self._environments.append(make_game())
+        self._agent_id = agent_id
+        with self._closed_after_errors():
+            self._make(make_game, num_games)
             name = name_of(self._environments[0])
             check_game(self._environments[0], name)
             if hasattr(self._environments[0], 'agent_iter'):
@@ -129,9 +127,6 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
             self._agents = agents.pop(own)
             observation_space, action_space = its_spaces[own]
             self._partners = Partners(agents, its_spaces, make_partners or {}, agent_id)
-        except BaseException:
-            self.close()
-            raise
         size = num_games * len(self._agents)
         super().__init__(size, name, (observation_space, action_space, ()))
         self._game_origins = [sync_vector_env.origin_of(i, name) for i in range(num_games)]
@@ -206,14 +201,9 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         return gathering.reset_result(result, self._game_origins[i])[0]
 
     def _rebuild(self, i: int, cause: str) -> list[Any]:
-        def make() -> Any:
-            self._environments[i] = self._make_game()
-            return self._environments[i]
-
         rows = self._rows_of(i)
         failed = [rows[self._agents.index(agent)] for agent in self._present[i]]  # an idle row cannot fail
-        given = cause, self._game_origins[i], lambda: self._environments[i].close(), make
-        return self._begin(i, self._remade(failed or list(rows), *given))
+        return self._begin(i, self._remade(i, cause, self._game_origins[i], failed or rows))
 
     def _begin(self, i: int, observations: Any) -> list[Any]:
         """Begins a game with the observations of its agents. Returns (reward, terminated, truncated, info) of rows."""

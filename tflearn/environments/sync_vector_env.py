@@ -6,7 +6,7 @@ The workers import this file, so it must stay importable without TensorFlow.
 
 import contextlib
 import traceback
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -264,6 +264,7 @@ class Step(NamedTuple):
 class RebuildingVectorEnv:
     """N environments with next-step autoreset that are rebuilt when they fail."""
 
+    _make_one: Callable[[], Any]
     _environments: list[Any]  # those of this process
 
     def __init__(self, num_environments: int, name: str, of_one: tuple[Any, Any, tuple[int, ...]]):
@@ -311,6 +312,19 @@ class RebuildingVectorEnv:
             if hasattr(environment, 'close'):  # a game need not have it
                 environment.close()
 
+    def _make(self, make_one: Callable[[], Any], count: int) -> None:
+        self._make_one, self._environments = make_one, []
+        for _ in range(count):
+            self._environments.append(make_one())
+
+    @contextlib.contextmanager
+    def _closed_after_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def _rows(self, environments: Iterable[int]) -> np.ndarray:
         return np.isin(np.arange(self.num_envs), list(environments))
 
@@ -321,24 +335,22 @@ class RebuildingVectorEnv:
         columns = self._columns.gather(infos, action)
         return Step(batch, np.array(rewards, np.float32), *ends, columns, self._rows(failed) if failed else None)
 
-    def _remade(
-        self,
-        environments: Sequence[int],
-        cause: str,
-        origin: str,
-        close: Callable[[], object],
-        make: Callable[[], Any],
-    ) -> Any:
-        """Closes environments and makes them again until they can be reset. Returns their first observation."""
+    def _remade(self, i: int, cause: str, origin: str, rows: Sequence[int] | None = None) -> Any:
+        """Closes environment `i` and makes it again until it can be reset. Returns its first observation.
+
+        Args:
+          rows: its rows of the batch that have failed; None is row `i`.
+        """
+        rows = [i] if rows is None else rows
         while True:
-            self.failures.add(environments, cause)
+            self.failures.add(rows, cause)
             with contextlib.suppress(Exception):  # it is broken
-                close()
+                self._environments[i].close()
             try:
-                made = make()
+                self._environments[i] = made = self._make_one()
                 if self._progress and (setter := progress_setter(made)):
                     setter(*self._progress)
-                result = made.reset(seed=seed_of(self._seed, environments[0], self.failures.num_rebuilt))
+                result = made.reset(seed=seed_of(self._seed, rows[0], self.failures.num_rebuilt))
                 return gathering.reset_result(result, origin)[0]
             except UserError:
                 raise
@@ -353,14 +365,8 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int):
         """Makes the environments; errors of `make_one` propagate."""
-        self._make_one = make_one
-        self._environments = []
-        try:
-            for _ in range(num_environments):
-                self._environments.append(make_one())
-        except BaseException:
-            self.close()
-            raise
+        with self._closed_after_errors():
+            self._make(make_one, num_environments)
         super().__init__(num_environments, name_of(self._environments[0]), spaces_of(self._environments[0]))
         self._origins = [origin_of(i, self.name) for i in range(num_environments)]
         self._no_reward: Any = np.zeros(self.reward_shape, np.float32) if self.reward_shape else 0.0
@@ -382,7 +388,7 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
             except UserError:
                 raise
             except Exception as error:
-                observations.append(self._rebuild(i, cause_of(error)))
+                observations.append(self._remade(i, cause_of(error), self._origins[i]))
         self._gather(observations)
         return self._batch
 
@@ -401,7 +407,8 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
             except UserError:
                 raise
             except Exception as error:
-                observation, result = self._rebuild(i, cause_of(error)), (self._no_reward, False, False, {})
+                observation = self._remade(i, cause_of(error), self._origins[i])
+                result = (self._no_reward, False, False, {})
                 failed.append(i)
             observations.append(observation)
             results.append(result)
@@ -412,18 +419,10 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
     def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, np.ndarray]:
         """See `RebuildingVectorEnv`."""
         for i, cause in causes.items():
-            assign(self.single_observation_space, self._batch, i, self._rebuild(i, cause), self._origins[i])
+            observation = self._remade(i, cause, self._origins[i])
+            assign(self.single_observation_space, self._batch, i, observation, self._origins[i])
             self._ended[i] = False
         return self._batch, self._rows(causes)
-
-    def _rebuild(self, i: int, cause: str) -> Any:
-        """Makes a new environment `i` until one can be reset. Returns its first observation."""
-
-        def make() -> gymnasium.Env:
-            self._environments[i] = self._make_one()
-            return self._environments[i]
-
-        return self._remade([i], cause, self._origins[i], lambda: self._environments[i].close(), make)
 
 
 def assign(space: spaces.Space, batch: Any, i: int, observation: Any, origin: str) -> None:

@@ -125,19 +125,13 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
 
     def __init__(self, make_game: Callable[[], Any], num_games: int, opponents: Mapping[str, tuple[Opponent, float]]):
         """Makes the games; errors of `make_game` propagate. The opponents come with their shares."""
-        self._make_game = lambda: _Game(_in_turn(make_game()))
-        self._environments: list[_Game] = []
-        try:
-            for _ in range(num_games):
-                self._environments.append(self._make_game())
-            name = pettingzoo_env.name_of(self._environments[0].game)
+        with self._closed_after_errors():
+            self._make(lambda: _Game(_in_turn(make_game())), num_games)
             game = self._environments[0].game
+            name = pettingzoo_env.name_of(game)
             pettingzoo_env.check_game(game, name)
             self._space, action_space = pettingzoo_env.spaces_of_all(game, name, game.possible_agents)
             gathering.check_space(self._space, 'observation')
-        except BaseException:
-            self.close()
-            raise
         super().__init__(num_games, name, (self._space, action_space, ()))
         self._action_space = batch_space(action_space, num_games)
         self._opponents, self._names = {key: opponent for key, (opponent, _) in opponents.items()}, list(opponents)
@@ -212,11 +206,7 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
             return True
 
     def _rebuild(self, i: int, cause: str) -> None:
-        def make() -> _Game:
-            self._environments[i] = self._make_game()
-            return self._environments[i]
-
-        self._remade([i], cause, self._origins[i], lambda: self._environments[i].close(), make)
+        self._remade(i, cause, self._origins[i])
         self._seat(i)
 
     def _batch_of(self, games: Sequence[int]) -> Any:

@@ -32,8 +32,7 @@ class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
         Raises:
           UserValueError: if it does not reset its environments itself.
         """
-        self._make_all = make_all
-        self._vector_env = make_all()
+        self._make(make_all, 1)
         mode = self._vector_env.metadata.get('autoreset_mode')
         mode = getattr(mode, 'value', mode)
         if mode not in (AutoresetMode.NEXT_STEP.value, AutoresetMode.SAME_STEP.value):
@@ -83,19 +82,17 @@ class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
         values = (np.where(begins, 0, reward), terminated & ~begins, truncated & ~begins)
         return sync_vector_env.Step(observation, *values, self._columns.take(info, action))
 
-    def close(self) -> None:
-        """See `sync_vector_env.RebuildingVectorEnv`."""
-        self._vector_env.close()
-
     def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, np.ndarray]:
         """See `sync_vector_env.RebuildingVectorEnv`."""
         return self._rebuild('; '.join(causes.values())), np.ones(self.num_envs, bool)
 
-    def set_progress(self, train_step: int, env_steps: int) -> None:
-        """See `sync_vector_env.RebuildingVectorEnv`."""
-        self._progress = train_step, env_steps
-        if setter := sync_vector_env.progress_setter(self._vector_env):
-            setter(train_step, env_steps)
+    @property
+    def _vector_env(self) -> VectorEnv:
+        return self._environments[0]
+
+    @_vector_env.setter
+    def _vector_env(self, made: VectorEnv) -> None:
+        self._environments = [made]
 
     def _batch(self, observation: Any) -> Any:
         return gathering.batch_of(self.single_observation_space, observation, self.num_envs, self._origin)
@@ -123,13 +120,8 @@ class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
         ) if isinstance(last, Mapping) else info
 
     def _rebuild(self, cause: str) -> Any:
-        def make() -> VectorEnv:
-            self._ended = np.zeros(self.num_envs, bool)
-            self._vector_env = self._make_all()
-            return self._vector_env
-
-        everywhere = range(self.num_envs)
-        return self._batch(self._remade(everywhere, cause, self._origin, lambda: self._vector_env.close(), make))
+        self._ended = np.zeros(self.num_envs, bool)
+        return self._batch(self._remade(0, cause, self._origin, range(self.num_envs)))
 
 
 def _merged(info: Mapping[str, Any], last: Mapping[str, Any], ended: np.ndarray) -> dict[str, Any]:

@@ -78,30 +78,19 @@ def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, 
 
 
 def _memory(space: Any, num_environments: int, context: Any) -> Any:
-    """Returns shared memory for observations [B, ...]: for each part as many bytes as it needs, and B."""
-
-    def share(batch: Any) -> Any:
-        if isinstance(batch, dict):
-            return {key: share(part) for key, part in batch.items()}
-        if isinstance(batch, np.ndarray):
-            return context.RawArray('b', max(1, batch.nbytes))
-        return tuple(map(share, batch))
-
-    return num_environments, share(create_empty_array(space, num_environments))
+    """Returns shared memory for observations [B, ...]: B, and for each part as many bytes as it needs, in order."""
+    shared: list[Any] = []
+    share = lambda batch: shared.append(context.RawArray('b', max(1, batch.nbytes)))  # noqa: E731
+    sync_vector_env.mapped(share, create_empty_array(space, num_environments))
+    return num_environments, shared
 
 
 def _arrays(space: Any, memory: Any) -> Any:
     """Returns the observations [B, ...] in shared memory."""
     num_environments, shared = memory
-
-    def view(batch: Any, part: Any) -> Any:
-        if isinstance(batch, dict):
-            return {key: view(batch[key], part[key]) for key in batch}
-        if isinstance(batch, np.ndarray):
-            return np.frombuffer(part, batch.dtype, batch.size).reshape(batch.shape)
-        return tuple(map(view, batch, part))
-
-    return view(create_empty_array(space, num_environments), shared)
+    parts = iter(shared)
+    view = lambda batch: np.frombuffer(next(parts), batch.dtype, batch.size).reshape(batch.shape)  # noqa: E731
+    return sync_vector_env.mapped(view, create_empty_array(space, num_environments))
 
 
 def _commands(pipe: connection.Connection) -> Iterator[tuple[str, Any]]:
@@ -231,14 +220,6 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
     def close(self) -> None:
         """Ends the workers; kills those that do not end within a few seconds."""
         self._end()
-
-    @contextlib.contextmanager
-    def _closed_after_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     def _start(self, index: int) -> _Worker:
         own_pipe, its_pipe = self._context.Pipe()
