@@ -19,8 +19,8 @@ from tflearn.launch.local import free_address
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling import feed_server, feed_worker
-from tflearn.sampling.feed_server import FeedClient, FeedServer
-from tflearn.sampling.feed_source import Blocks, FeedReader, FeedSource, from_columns, to_columns, wait_for_feed
+from tflearn.sampling.feed_server import FeedServer
+from tflearn.sampling.feed_source import Blocks, FeedReader, FeedSource, wait_for_feed
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
 
@@ -49,9 +49,9 @@ def working(server, storage, source, next_element):
     """A worker of tf.data service in this process; gives the feed's address."""
     address, layout = f'localhost:{server.port}', Blocks(storage)
     dataset = feed_worker.FeedDataset(layout, next_element)
-    tf_data_worker = feed_worker.start_server(FeedClient(address).state()['dispatcher'], 'localhost', 0)
-    dataset.register(FeedClient(address).state()['dispatcher'])
-    FeedClient(address).announce('one', dataset.contract)
+    tf_data_worker = feed_worker.start_server(feed_server.state_of(address)['dispatcher'], 'localhost', 0)
+    dataset.register(feed_server.state_of(address)['dispatcher'])
+    feed_server.announce(address, 'one', dataset.contract)
     try:
         yield address
     finally:
@@ -65,7 +65,7 @@ def fed(served, dispatch):
     found = served(replay.experience('learner', max_size=1000))
     fill(found)
     mirror = ReplayMirror(found.address, found.storage, BATCH, 60.0, begins_filled=True)
-    elements = feed_worker.BatchElements(mirror, Blocks(found.storage))
+    elements = feed_worker.of_batches(mirror, Blocks(found.storage))
     with (
         mock.patch.object(feed_server, '_ANNOUNCED_SECS', 600.0),
         working(dispatch(), found.storage, mirror, elements) as address,
@@ -75,7 +75,7 @@ def fed(served, dispatch):
 
 def test_batches_are_those_of_the_replay(fed):
     found, address = fed
-    assert wait_for_feed(address, found.storage, 30.0).startswith('replay_')
+    assert wait_for_feed(address, found.storage, 30.0)['dataset_id'].startswith('replay_')
     with contextlib.closing(FeedSource(address, found.storage, 1, 60.0)) as source:
         trajectory, info = draw(source, 130)  # of two elements
     assert trajectory.observation.shape == (130, BATCH, 2, 2)
@@ -106,14 +106,14 @@ def test_several_replicas_get_their_batches_one_after_the_other(fed):
 )
 def test_it_refuses_other_messages(fed, method, path, body, status):
     _, address = fed
-    assert FeedClient(address)._ask(method, path, body)[0] == status
+    assert feed_server._ask(address, method, path, body)[0] == status
 
 
 def test_a_worker_of_other_data_is_refused(fed):
     found, address = fed
     other = Blocks(found.storage).contract('another function')
     with pytest.raises(ValueError, match='got the contract .* of two; need that of the other workers'):
-        FeedClient(address).announce('two', other)
+        feed_server.announce(address, 'two', other)
     wrong = replay.Storage(experience(batch_size=5), replay.DATA_SPEC)
     with pytest.raises(ValueError, match=r'got a feed at localhost:\d+ for other data: its element is'):
         wait_for_feed(address, wrong, 5.0)
@@ -143,7 +143,7 @@ def test_items_of_a_queue_arrive_once(served, dispatch):
     found = served(experience(Queue, max_size=1000, batch_size=5))
     spec = tf.TensorSpec(found.storage.item_shape, tf.uint8)
     reader = TableReader(found.address, found.storage, REPLAY, [spec], 8, 60.0)
-    elements = feed_worker.ItemElements([reader], Blocks(found.storage))
+    elements = feed_worker.of_items([reader], Blocks(found.storage))
     with working(dispatch(), found.storage, elements, elements) as address:
         fill(found, 24, (5,)).join(30)  # 4 episodes: 20 items
         source = QueueSource((address,), found.storage, 5, 60.0, seed=0, make_reader=FeedReader)
@@ -172,9 +172,9 @@ def test_batches_are_joined_and_come_back_as_they_were():
     assert outer == (128, 3, 2) and layout.num_bytes < 1 << 20
     data = tf.nest.map_structure(lambda spec: tf.ones((2, 3, 2, *spec.shape), spec.dtype), DATA_SPEC)
     info = {'policy_version': tf.fill((2, 3, 2), tf.constant(7, tf.int64))}
-    columns = to_columns(layout, data, info)
+    columns = layout.join(data, info)
     assert len(columns) == len(layout.specs)
-    same, its_info = from_columns(layout, columns)
+    same, its_info = layout.divide(columns)
     tf.nest.assert_same_structure(same, data)
     for one, other in zip(tf.nest.flatten(same), tf.nest.flatten(data), strict=True):
         tf.debugging.assert_equal(one, other)

@@ -1,6 +1,7 @@
 """The feed job: the dispatcher of tf.data service, or one of its workers, for learners that cannot use Reverb."""
 
 import contextlib
+import functools
 import os
 import socket
 from typing import Any
@@ -21,7 +22,6 @@ from tflearn.replay.backend import Shards, check_shards
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling import feed_server, feed_source, feed_worker, sources
-from tflearn.sampling.feed_server import FeedClient
 
 _REPORT_SECS = 1.0
 # TensorFlow's destructor of a server waits for calls of Python that wait for Python's lock, which it holds itself: a
@@ -81,8 +81,8 @@ def feed(
     layout = feed_source.Blocks(storage)
     with contextlib.closing(_elements(shards, storage, layout, timeout_secs, index)) as elements:
         dataset = feed_worker.FeedDataset(layout, elements)
-        client = FeedClient(feed_address)
-        state = wait_until(client.state, f'the feed at {feed_address}', run.connect_timeout_secs, run.stop)
+        ask = functools.partial(feed_server.state_of, feed_address)
+        state = wait_until(ask, f'the feed at {feed_address}', run.connect_timeout_secs, run.stop)
         _SERVERS.append(feed_worker.start_server(state['dispatcher'], own, port))
         server_options.log_shield((port or 'of the worker',), shield, _WHY_SHIELD, 'feed.shield')
         dataset.register(state['dispatcher'])
@@ -91,7 +91,7 @@ def feed(
         while not run.stop.is_set():
             if elements.error is not None:
                 raise UserRuntimeError(f'{name} has no more data: {elements.error}') from elements.error
-            client.announce(owner, dataset.contract)
+            feed_server.announce(feed_address, owner, dataset.contract)
             status.update('running', elements=elements.count, **elements.metrics())
             run.stop.wait(_REPORT_SECS)
         status.update('stopped')
@@ -129,8 +129,8 @@ def _elements(
     if isinstance(storage.experience.replay, Queue):
         spec = [tf.TensorSpec(storage.item_shape, tf.uint8)]
         readers = [TableReader(each, storage, REPLAY, spec, 1, timeout_secs) for each in shards.addresses]
-        return feed_worker.ItemElements(readers, layout)
+        return feed_worker.of_items(readers, layout)
     # Each worker has new chunks of its own, and all of those that were there before.
     batch_size = storage.experience.per_replica_batch_size
     source = sources.of_replay(shards, storage, batch_size, timeout_secs, index, begins_filled=True)
-    return feed_worker.BatchElements(source, layout)
+    return feed_worker.of_batches(source, layout)

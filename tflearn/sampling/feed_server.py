@@ -138,36 +138,31 @@ def dispatching(work_dir: pathlib.Path, port: int) -> Iterator[int]:
         del server  # which stops it
 
 
-class FeedClient:
-    """Asks a feed, for many threads: each request has a connection, and a deadline, of its own."""
+def state_of(address: str) -> dict[str, Any] | None:
+    """Returns dispatcher, contract and number of workers of the feed at 'host:port'; None if it does not answer."""
+    status, answer = _ask(address, 'GET', FEED)
+    return answer if status == HTTPStatus.OK else None
 
-    def __init__(self, address: str):
-        """Asks nothing yet; `address` is the feed's, 'host:port'."""
-        self.address = address
 
-    def state(self) -> dict[str, Any] | None:
-        """Returns dispatcher, contract and number of workers; None if the feed does not answer."""
-        status, answer = self._ask('GET', FEED)
-        return answer if status == HTTPStatus.OK else None
+def announce(address: str, worker: str, contract: Mapping[str, Any]) -> None:
+    """Announces a worker at the feed at 'host:port'; silently nothing if that does not answer.
 
-    def announce(self, worker: str, contract: Mapping[str, Any]) -> None:
-        """Announces a worker; silently nothing if the feed does not answer.
+    Raises:
+      ValueError: if other workers feed other elements.
+    """
+    status, answer = _ask(address, 'PUT', FEED, json.dumps({'worker': worker, **contract}))
+    if status == HTTPStatus.CONFLICT:
+        raise UserValueError(f'{answer.get("error")}; start all jobs with the same gin file')
 
-        Raises:
-          ValueError: if other workers feed other elements.
-        """
-        status, answer = self._ask('PUT', FEED, json.dumps({'worker': worker, **contract}))
-        if status == HTTPStatus.CONFLICT:
-            raise UserValueError(f'{answer.get("error")}; start all jobs with the same gin file')
 
-    def _ask(self, method: str, path: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
-        """Returns the status and the JSON object of an answer; (0, {}) if there is none."""
-        client = HttpClient(self.address)
-        try:
-            response = client.ask(method, path, _TIMEOUT_SECS, body=None if body is None else [body.encode()])
-            answer = json.loads(response.read(_MAX_BYTES))
-            return response.status, answer if isinstance(answer, dict) else {}
-        except (OSError, http.client.HTTPException, ValueError):
-            return 0, {}
-        finally:
-            client.drop()
+def _ask(address: str, method: str, path: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
+    """Returns the status and the JSON object of an answer; (0, {}) if there is none."""
+    client = HttpClient(address)  # a connection of its own, since many threads ask
+    try:
+        response = client.ask(method, path, _TIMEOUT_SECS, body=None if body is None else [body.encode()])
+        answer = json.loads(response.read(_MAX_BYTES))
+        return response.status, answer if isinstance(answer, dict) else {}
+    except (OSError, http.client.HTTPException, ValueError):
+        return 0, {}
+    finally:
+        client.drop()

@@ -21,7 +21,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.replay.chunks import with_version
 from tflearn.replay.reader import Prepare, TableReader
 from tflearn.replay.storage import Storage
-from tflearn.sampling.feed_server import FeedClient
+from tflearn.sampling.feed_server import state_of
 from tflearn.sampling.source import Batch, Planned
 
 PROTOCOL = 1
@@ -49,20 +49,28 @@ class Blocks:
         self.signature = storage.layout.text
         length = experience.slicing.num_rows
         row = {'policy_version': tf.TensorSpec((), tf.int64), 'trajectory': storage.data_spec}
-        self.columns = ColumnLayout(row)
+        self._columns = ColumnLayout(row)
         batch_size = 1 if self.is_queue else experience.per_replica_batch_size
         self.num_steps = max(1, min(_MAX_STEPS, _MAX_BYTES // (batch_size * length * storage.layout.num_bytes)))
         if self.is_queue:
             self.specs = [tf.TensorSpec((None, length, storage.layout.num_bytes), tf.uint8)]
         else:
             outer = (self.num_steps, batch_size, length)
-            self.specs = [tf.TensorSpec((*outer, *spec.shape), spec.dtype) for spec in self.columns.specs]
+            self.specs = [tf.TensorSpec((*outer, *spec.shape), spec.dtype) for spec in self._columns.specs]
 
     @property
     def num_bytes(self) -> int:
         """The size of an element [bytes]; of items, of the largest one."""
         known = ([self.num_steps if size is None else size for size in spec.shape] for spec in self.specs)
         return sum(math.prod(shape) * spec.dtype.size for shape, spec in zip(known, self.specs, strict=True))
+
+    def join(self, data: Any, info: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the tensors of an element: of batches [num_steps, B, T, ...] as a `Source` returns them."""
+        return self._columns.join({'policy_version': info['policy_version'], 'trajectory': data})
+
+    def divide(self, columns: Sequence[tf.Tensor]) -> Batch:
+        """Returns data and info of the batches that `join` joined, whatever their outer dimensions are."""
+        return with_version(self._columns.divide(list(columns)))
 
     def contract(self, token: str) -> dict[str, Any]:
         """Returns what a worker announces.
@@ -110,16 +118,6 @@ def check(replay: Any) -> None:
         )
 
 
-def to_columns(blocks: Blocks, data: Any, info: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the tensors of an element: of batches [num_steps, B, T, ...] as a `Source` returns them."""
-    return blocks.columns.join({'policy_version': info['policy_version'], 'trajectory': data})
-
-
-def from_columns(blocks: Blocks, columns: Sequence[tf.Tensor]) -> Batch:
-    """Returns data and info of batches, whatever their outer dimensions are."""
-    return with_version(blocks.columns.divide(list(columns)))
-
-
 def _spec_text(spec: tf.TensorSpec) -> str:
     return f'{spec.dtype.name}{list(spec.shape)}'
 
@@ -129,29 +127,30 @@ _IN_FLIGHT = 4  # elements, over all workers
 _AHEAD = 2  # elements that wait in this process
 
 
-def wait_for_feed(address: str, storage: Storage, timeout_secs: float, stop: threading.Event | None = None) -> str:
-    """Waits until a feed has a worker. Returns the id of its dataset.
+def wait_for_feed(
+    address: str, storage: Storage, timeout_secs: float, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """Waits until a feed has a worker. Returns its state: the dispatcher, the id of the dataset, ...
 
     Raises:
       TimeoutError: if there is none in time.
       ValueError: if it feeds other elements.
     """
-    client, blocks = FeedClient(address), Blocks(storage)
+    blocks = Blocks(storage)
 
     def state() -> dict[str, Any] | None:
-        found = client.state()
+        found = state_of(address)
         return found if found and found.get('workers') else None
 
-    found = wait_until(state, lambda: _text(client), timeout_secs, stop)
+    found = wait_until(state, lambda: _text(address), timeout_secs, stop)
     blocks.check(found, f'a feed at {address}')
-    return str(found['dataset_id'])
+    return found
 
 
-def _text(client: FeedClient) -> str:
-    state = client.state()
-    if state is None:
-        return f'the feed at {client.address}, which does not answer'
-    return f'the feed at {client.address}, which has {state.get("workers", 0)} workers'
+def _text(address: str) -> str:
+    state = state_of(address)
+    has = 'does not answer' if state is None else f'has {state.get("workers", 0)} workers'
+    return f'the feed at {address}, which {has}'
 
 
 class FeedReader(TableReader):
@@ -166,18 +165,17 @@ class FeedReader(TableReader):
         super().start(lambda elements: elements, _IN_FLIGHT)
 
     def _samples(self, in_flight: int) -> tf.data.Dataset:
-        dataset_id = wait_for_feed(self._address, self._storage, self._timeout_secs, self._closed)
-        dispatcher = (FeedClient(self._address).state() or {}).get('dispatcher')
+        feed = wait_for_feed(self._address, self._storage, self._timeout_secs, self._closed)
         return tf.data.experimental.service.from_dataset_id(
             'parallel_epochs',
-            f'grpc://{dispatcher}',
-            dataset_id,
+            f'grpc://{feed["dispatcher"]}',
+            feed['dataset_id'],
             element_spec=tuple(Blocks(self._storage).specs),
             max_outstanding_requests=in_flight,
         )
 
     def _server_state(self) -> str:
-        return _text(FeedClient(self._address))
+        return _text(self._address)
 
 
 class FeedSource(Planned):
@@ -244,4 +242,4 @@ class FeedSource(Planned):
         """Returns batch `i` of a draw: the trajectory [B, T, ...], and its `policy_version` [B, T]."""
         with tf.device('CPU:0'):
             indices = tf.gather(drawn, i)
-            return from_columns(self._blocks, [tf.gather(column, indices) for column in self._columns])
+            return self._blocks.divide([tf.gather(column, indices) for column in self._columns])

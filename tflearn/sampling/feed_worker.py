@@ -5,8 +5,8 @@ in the worker's process. So each worker makes the same function first; the name 
 a learner finds it, and a worker whose name differs is refused when it announces itself.
 """
 
-import abc
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.replay.reader import Readers, TableReader, one_by_one
-from tflearn.sampling.feed_source import Blocks, to_columns
+from tflearn.sampling.feed_source import Blocks
 from tflearn.sampling.source import Source
 
 _POLL_SECS = 0.002
@@ -26,16 +26,16 @@ _BUFFERED = 2  # elements that wait for the learner
 NextElement = Callable[[], list[np.ndarray]]
 
 
-class Elements(abc.ABC):
+class Elements:
     """Elements that a worker feeds. A function without arguments, for many threads.
 
     Attributes:
       count: how many there were.
     """
 
-    def __init__(self, given: Source | Readers):
-        """Takes what the elements are of, which is closed with it."""
-        self._given, self._lock, self.count = given, threading.Lock(), 0
+    def __init__(self, given: Source | Readers, next_element: Callable[[], list[np.ndarray] | None]):
+        """Takes what the elements are of, which is closed with it; and what returns the next one, None at the end."""
+        self._given, self._next, self._lock, self.count = given, next_element, threading.Lock(), 0
 
     def __call__(self) -> list[np.ndarray]:
         """Returns the next element; waits for it. Raises RuntimeError if there is none, since it was closed."""
@@ -45,9 +45,6 @@ class Elements(abc.ABC):
                 raise RuntimeError(str(self.error or 'the feed worker is stopped'))
             self.count += 1
             return element
-
-    @abc.abstractmethod
-    def _next(self) -> list[np.ndarray] | None: ...
 
     @property
     def error(self) -> Exception | None:
@@ -63,61 +60,55 @@ class Elements(abc.ABC):
         self._given.close()
 
 
-class BatchElements(Elements):
-    """Elements of a source's batches: the columns of `num_steps` of them."""
+def of_batches(source: Source, blocks: Blocks) -> Elements:
+    """Returns elements of a source's batches, which are those of one replica: the columns of `num_steps` of them."""
 
-    def __init__(self, source: Source, blocks: Blocks):
-        """Draws nothing yet; the source's batches are those of one replica."""
-        super().__init__(source)
-        self._source, self._num_steps, self._seed = source, blocks.num_steps, 0
+    def draw(count: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+        drawn, indices = source.draw(count, seed), tf.range(count)
+        if source.takes_indices:
+            return blocks.join(*source.batch(drawn, indices))
+        spec = tf.nest.map_structure(tf.type_spec_from_value, source.batch(drawn, tf.constant(0, tf.int64)))
+        one = functools.partial(source.batch, drawn)
+        return blocks.join(*tf.map_fn(one, indices, fn_output_signature=spec))
 
-        def draw(count: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-            drawn, indices = source.draw(count, seed), tf.range(count)
-            if source.takes_indices:
-                return to_columns(blocks, *source.batch(drawn, indices))
-            spec = tf.nest.map_structure(tf.type_spec_from_value, source.batch(drawn, tf.constant(0, tf.int64)))
-            one = functools.partial(source.batch, drawn)
-            return to_columns(blocks, *tf.map_fn(one, indices, fn_output_signature=spec))
+    scalar, seeds = tf.TensorSpec((), tf.int64), itertools.count(1)
+    compiled = tf.function(draw, autograph=False).get_concrete_function(scalar, scalar)
 
-        scalar = tf.TensorSpec((), tf.int64)
-        self._draw = tf.function(draw, autograph=False).get_concrete_function(scalar, scalar)
-
-    def _next(self) -> list[np.ndarray] | None:
+    def element() -> list[np.ndarray] | None:
         parts: list[list[tf.Tensor]] = []
-        missing = self._num_steps
+        missing = blocks.num_steps
         while missing:
-            granted = self._source.grant(min(missing, self._source.max_draw_steps))
+            granted = source.grant(min(missing, source.max_draw_steps))
             if not granted:
                 return None
-            self._seed += 1
-            parts.append(self._draw(tf.constant(granted, tf.int64), tf.constant(self._seed, tf.int64)))
+            parts.append(compiled(tf.constant(granted, tf.int64), tf.constant(next(seeds), tf.int64)))
             missing -= granted
         columns = zip(*parts, strict=True)
         return [part[0].numpy() if len(part) == 1 else np.concatenate(part) for part in columns]
 
+    return Elements(source, element)
 
-class ItemElements(Elements):
-    """Elements of the items of queues, as many as there are: rows uint8 [n, T, bytes]."""
 
-    def __init__(self, readers: Sequence[TableReader], blocks: Blocks):
-        """Begins to read; the readers' queues hold at least one item each."""
-        self._readers, self._most = Readers(readers), blocks.num_steps
-        super().__init__(self._readers)
-        for reader in readers:
-            reader.start(one_by_one, in_flight=1)
+def of_items(readers: Sequence[TableReader], blocks: Blocks) -> Elements:
+    """Returns elements of the items of queues, as many as there are: rows uint8 [n, T, bytes]. Begins to read."""
+    together = Readers(readers)
+    for reader in readers:
+        reader.start(one_by_one, in_flight=1)
 
-    def _next(self) -> list[np.ndarray] | None:
-        while not self._readers.closed:
+    def element() -> list[np.ndarray] | None:
+        while not together.closed:
             items: list[np.ndarray] = []
-            for reader in self._readers.each:
-                count = min(reader.size(), self._most - sum(len(item) for item in items))
+            for reader in readers:
+                count = min(reader.size(), blocks.num_steps - sum(len(item) for item in items))
                 if count:
                     items.append(np.asarray(reader.take(count)[0]))
                     reader.resume()
             if items:
                 return [np.concatenate(items)]
-            self._readers.each[0].sleep(_POLL_SECS)
+            readers[0].sleep(_POLL_SECS)
         return None
+
+    return Elements(together, element)
 
 
 class FeedDataset:
