@@ -33,7 +33,7 @@ from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import loader, versions
 from tflearn.policies.policy_function import load_policy
 from tflearn.transforms import rewards, transformed
-from tflearn.transforms.rewards import RewardWeights
+from tflearn.transforms.rewards import weights_reader
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_weights_change_while_a_run_goes_on(tmp_path):
 def test_a_file_that_cannot_be_used_changes_nothing(tmp_path, content, caplog):
     run_dir = RunDir(tmp_path)
     agent = make_agent(two_rewards.make(1, 0).specs, create_train_step(), Experience())
-    read = RewardWeights(agent, run_dir)
+    read = weights_reader(agent, run_dir)
     read(1)
     write_json(run_dir.reward_weights, content)
     with caplog.at_level(logging.ERROR, 'absl'):

@@ -22,7 +22,7 @@ from tflearn.coordinator.client import Coordinator, differences
 from tflearn.coordinator.weights_transport import Lost, Message, Refused
 from tflearn.core import background
 from tflearn.core.errors import UserValueError
-from tflearn.core.finite import FiniteCheck
+from tflearn.core.finite import finite_check
 from tflearn.core.waiting import wait_until
 
 PRETRAINING = -1  # as the policy version: the learner trains on data that are there already; nobody should act yet
@@ -124,7 +124,7 @@ class Publisher:
         dtype = coordinator.access.weights_dtype
         self._narrow = None if dtype == 'float32' else tf.as_dtype(dtype).as_numpy_dtype
         self._names = [str(spec.name) for spec in specs(self._variables)]
-        self._check_finite = FiniteCheck(self._named(self._values()))
+        self._check_finite = finite_check(self._named(self._values()))
         self.least_version = 0
         # Only the newest publication matters: it replaces one that waits.
         self._newest: tuple[dict[str, Any], list[np.ndarray]] | None = None

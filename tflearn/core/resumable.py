@@ -18,4 +18,5 @@ class Resumable:
 
     def set_content(self, content: Mapping[str, Any]) -> None:
         """Takes over what `content` of another object returned."""
-        vars(self).update({name: content[name] for name in self._KEPT})
+        for name in self._KEPT:
+            setattr(self, name, content[name])

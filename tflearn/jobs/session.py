@@ -30,7 +30,7 @@ from tflearn.learner.summaries import Summaries, SummarySources
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.sampling.source import Source
 from tflearn.tools.series import Watch
-from tflearn.transforms.rewards import RewardWeights
+from tflearn.transforms.rewards import weights_reader
 
 _REPORT_SECS = 1.0
 _USED_UP_SECS = 5.0  # data may be on their way so long after the last environment step
@@ -175,7 +175,7 @@ class Session:
             IntervalTrigger(intervals.export_interval_steps, self._export),
         ]
         if strategies.layout(strategy).workers == 1:  # only the chief could read the file
-            read = RewardWeights(agent, self._run_dir)
+            read = weights_reader(agent, self._run_dir)
             triggers.insert(0, IntervalTrigger(intervals.publish_interval_steps, read))
         if settings.summary_steps:
             triggers.append(IntervalTrigger(settings.summary_steps, lambda step: self._summarize_collectors()))

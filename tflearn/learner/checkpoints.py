@@ -22,7 +22,7 @@ from absl import logging
 from tflearn.core import strategies
 from tflearn.core.background import Background
 from tflearn.core.errors import UserOSError, UserValueError, first_few
-from tflearn.core.finite import FiniteCheck
+from tflearn.core.finite import finite_check
 from tflearn.files.manifests import Manifests
 from tflearn.files.numbered import CheckpointFiles, KeepEvery
 from tflearn.files.run_dir import RunDir
@@ -62,7 +62,7 @@ class Checkpoints:
           manifests: which checkpoints belong together with those of other jobs; None: there are no others.
         """
         self._objects, self._optional, self._asynchronous = dict(objects), frozenset(optional), asynchronous
-        self._finite, self._check_finite = frozenset(finite), FiniteCheck({})
+        self._finite, self._check_finite = frozenset(finite), finite_check({})
         self._checkpoint = tf.train.Checkpoint(**objects)
         self._checkpoint.save_counter.assign(0)  # reading creates it; TensorFlow's own restore needs it
         self._manifests = manifests
@@ -175,7 +175,7 @@ class Checkpoints:
         if self._layout is None or self._layout.stale():
             first, self._layout = self._layout is None, CheckpointLayout(self._checkpoint)
             if first and self._finite:
-                self._check_finite = FiniteCheck(self._layout.snapshot().of(self._finite))
+                self._check_finite = finite_check(self._layout.snapshot().of(self._finite))
             if self._asynchronous and self._layout.unmapped:
                 logging.warning('training waits for its checkpoints: no snapshot of %s', self._layout.unmapped)
         return self._layout

@@ -20,6 +20,7 @@ from tflearn.core import histograms
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
+from tflearn.core.workers import named_variables
 from tflearn.learner.batches import flatten_with_names
 
 _LEAST_FREE_BYTES = 4 << 20
@@ -351,14 +352,7 @@ def _layer(addition: tf.Operation, captured: dict[str, str]) -> str | None:
 
 def _handles(agent: Any) -> Iterator[tuple[str, tf.Tensor]]:
     """Yields the biases of the agent's layers in this replica: the shortest path of the attributes, and the handle."""
-    seen, waiting = {id(agent)}, [('', agent)]
-    while waiting:
-        path, part = waiting.pop(0)
-        if isinstance(part, tf.Variable):
-            if _BIAS.search(path):
-                yield path, tf.distribute.get_strategy().experimental_local_results(part)[0].handle
-            continue
-        for name, child in tf.train.TrackableView.children(part).items():
-            if id(child) not in seen:
-                seen.add(id(child))
-                waiting.append((f'{path}/{name.lstrip("_")}'.lstrip('/'), child))
+    for path, variable in named_variables(agent).items():
+        if _BIAS.search(path):
+            name = '/'.join(part.lstrip('_') for part in path.split('/'))
+            yield name, tf.distribute.get_strategy().experimental_local_results(variable)[0].handle

@@ -27,7 +27,7 @@ import tflearn
 from tflearn.core.action_mask import mask_of
 from tflearn.core.background import Background
 from tflearn.core.errors import UserValueError
-from tflearn.core.finite import FiniteCheck
+from tflearn.core.finite import finite_check
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.files import numbered
 from tflearn.files.run_dir import write_json
@@ -82,7 +82,7 @@ class PolicyExporter:
         self._read_all = tf.function(
             lambda: [_on_host(variable) for variable in self._live.model_variables], autograph=False
         )
-        self._check_finite = FiniteCheck(self._named(self._read_all()))
+        self._check_finite = finite_check(self._named(self._read_all()))
         self._background = Background('policy_exporter')
         self._writing = threading.Lock()
 

@@ -152,43 +152,37 @@ class Weighted(RewardTransform):
         return tf.reduce_sum(reward * self.weights, axis=-1)
 
 
-class RewardWeights:
-    """Assigns an agent's reward weights what a file says, {"weights": [...]}, whenever it has changed.
+def weights_reader(agent: Agent, run_dir: RunDir) -> Callable[[int], None]:
+    """Returns a trigger's action: assigns an agent's reward weights what a file says, {"weights": [...]}, if it is new.
 
     A file that cannot be used is logged, and changes nothing. What was assigned stays in checkpoints.
+
+    Args:
+      agent: the agent; for one without reward weights no file is read.
+      run_dir: the run's directory, which has the file.
     """
+    variable: tf.Variable | None = getattr(agent, 'reward_weights', None)
+    path, newest = run_dir.reward_weights, (0, 0)
 
-    def __init__(self, agent: Agent, run_dir: RunDir):
-        """
-        Args:
-          agent: the agent; one without reward weights reads no file.
-          run_dir: the run's directory, which has the file.
-        """
-        self._variable: tf.Variable | None = getattr(agent, 'reward_weights', None)
-        self._path = run_dir.reward_weights
-        self._read: tuple[int, int] | None = None
-
-    def __call__(self, step: int) -> None:
-        """Reads the file if it is new; to be called between two train steps.
-
-        Args:
-          step: the train step, for the log.
-        """
-        if self._variable is None:
+    def read(step: int) -> None:
+        nonlocal newest
+        if variable is None:
             return
         try:
-            status = os.stat(self._path)
-            if (read := (status.st_mtime_ns, status.st_size)) == self._read:
+            status = os.stat(path)
+            if (found := (status.st_mtime_ns, status.st_size)) == newest:
                 return
-            self._read = read
-            weights = _weights(read_json(self._path) or {}, self._variable.shape[0], str(self._path))
+            newest = found
+            weights = _weights(read_json(path) or {}, variable.shape[0], str(path))
         except OSError:  # there is none, or a link that leads nowhere
             return
         except UserValueError as error:
             logging.error('the reward weights stay as they are: %s', error)
             return
-        self._variable.assign(weights)
+        variable.assign(weights)
         logging.info('train step %d: reward weights %s', step, weights)
+
+    return read
 
 
 def _weights(content: object, size: int, path: str) -> list[float]:

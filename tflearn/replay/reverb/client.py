@@ -5,6 +5,7 @@ spelling of the address.) Reverb waits for a lost server without a deadline: her
 """
 
 import atexit
+import contextlib
 import math
 import threading
 import time
@@ -72,7 +73,10 @@ class Client(backend.Client):
         return library.samples(self.address, table, item_shape, in_flight, timeout_ms)
 
     def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:
-        return _read_chunks(self.address, storage, table, timeout_secs, stop)
+        if not _num_items(self.address, table, timeout_secs, stop):
+            return []
+        with contextlib.closing(_Scan(self.address, storage, table, timeout_secs)) as scan:
+            return scan.run(stop)
 
     def update(self, table: str, priorities: Mapping[int, float]) -> None:
         """See `backend.Client`. Waits for a lost server without a deadline."""
@@ -111,27 +115,6 @@ class _Writer(backend.Writer):
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _read_chunks(
-    address: str, storage: Storage, table: str, timeout_secs: float, stop: threading.Event
-) -> list[np.ndarray]:
-    """Returns the table's chunks in arbitrary order; each owns its memory.
-
-    Args:
-      timeout_secs: how long to wait for the server's first or next answer.
-
-    Raises:
-      TimeoutError: if the server did not answer in time.
-      Stopped: if `stop` is set.
-    """
-    if not _num_items(address, table, timeout_secs, stop):
-        return []
-    scan = _Scan(address, storage, table, timeout_secs)
-    try:
-        return scan.run(stop)
-    finally:
-        scan.close()
 
 
 def _num_items(address: str, table: str, timeout_secs: float, stop: threading.Event) -> int:
