@@ -5,7 +5,7 @@ import pytest
 
 from tests.data import small_mdp
 from tflearn.data import linear_models
-from tflearn.data.linear_models import Features, by_choice
+from tflearn.data.linear_models import by_choice, features_of
 
 
 def fit_all(horizon, gamma):
@@ -51,7 +51,7 @@ def test_features_fit_a_smooth_function():
     random = np.random.default_rng(0)
     inputs = np.concatenate([random.normal(size=(800, 2)), np.full((800, 1), 3.0)], axis=1)
     wanted = np.sin(2 * inputs[:, 0]) * inputs[:, 1]
-    features = Features(inputs, 200, seed=1)(inputs)
+    features = features_of(inputs, 200, seed=1)(inputs)
     assert features.shape == (800, 200)
     theta = np.linalg.lstsq(features[:600], wanted[:600], rcond=1e-8)[0]
     assert np.std(features[600:] @ theta - wanted[600:]) < 0.15 * np.std(wanted)
@@ -59,6 +59,6 @@ def test_features_fit_a_smooth_function():
 
 def test_rejects_too_few_features_and_images():
     with pytest.raises(ValueError, match='got num_features=3 for 3 numbers; need at least 4'):
-        Features(np.zeros((5, 3)), 3, 0)
+        features_of(np.zeros((5, 3)), 3, 0)
     with pytest.raises(ValueError, match='images are not supported'):
-        Features(np.zeros((2, 7056)), 8000, 0)
+        features_of(np.zeros((2, 7056)), 8000, 0)

@@ -11,7 +11,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, PositiveInt, Range, checked_dataclass
 from tflearn.data import estimators, linear_models
 from tflearn.data.estimators import Episodes, Estimate
-from tflearn.data.linear_models import MAX_INPUTS, Features, by_choice
+from tflearn.data.linear_models import MAX_INPUTS, by_choice, features_of
 
 # Features of the states, of the actions taken in them, and of those that the evaluated policy takes.
 _ValueFeatures = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -200,13 +200,13 @@ def _features(steps: RecordedSteps, options: OpeOptions, warnings: list[str]) ->
     if steps.choices is not None:
         num_choices = steps.choices.shape[1]
         size = max(num_inputs + 1, options.num_features // num_choices)
-        states = Features(steps.observations, size, options.seed)(steps.observations)
+        states = features_of(steps.observations, size, options.seed)(steps.observations)
         taken = by_choice(states, np.eye(num_choices)[steps.actions[:, 0].astype(int)])
         return states, taken, by_choice(states, steps.choices)
     both = np.concatenate([steps.observations, steps.actions], axis=1)
-    make = Features(both, max(both.shape[1] + 1, options.num_features), options.seed)
+    make = features_of(both, max(both.shape[1] + 1, options.num_features), options.seed)
     sampled = [make(np.concatenate([steps.observations, actions], axis=1)) for actions in steps.samples]
-    of_state = Features(steps.observations, max(num_inputs + 1, options.num_features), options.seed)
+    of_state = features_of(steps.observations, max(num_inputs + 1, options.num_features), options.seed)
     return of_state(steps.observations), make(both), np.mean(sampled, axis=0)
 
 

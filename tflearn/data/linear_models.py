@@ -11,6 +11,7 @@ N is the number of rows, S the number of states, D the number of features.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -89,52 +90,50 @@ def _inverse(features: np.ndarray, weights: np.ndarray, ridge: float) -> np.ndar
     return np.asarray(np.linalg.inv(normal))
 
 
-class Features:
-    """A map from rows of numbers to features: 1, the numbers, and random Fourier features of them.
+def features_of(inputs: np.ndarray, num_features: int, seed: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a map from rows of numbers to features: 1, the numbers, and random Fourier features of them.
 
     Rahimi and Recht 2007, "Random Features for Large-Scale Kernel Machines": cos(w x + b) with normal w approximate a
     Gaussian kernel. Its width is the median distance of the data (the median heuristic), times 0.5, 1 or 2.
+
+    Args:
+      inputs: [N, I], one row for each state, or for each state and action; scales are chosen by them.
+      num_features: the number of features, D; at least I + 1.
+      seed: the seed of the random frequencies.
+
+    Returns:
+      A function of inputs [N, I] that returns their features [N, D], float64.
+
+    Raises:
+      ValueError: if there are fewer features than numbers, or more than `MAX_INPUTS` numbers.
     """
+    num_inputs = inputs.shape[1]
+    if num_inputs > MAX_INPUTS:
+        raise UserValueError(
+            f'got observations of {num_inputs} numbers; need at most {MAX_INPUTS} to fit values; images are not '
+            'supported'
+        )
+    if num_features < num_inputs + 1:
+        raise UserValueError(
+            f'got num_features={num_features} for {num_inputs} numbers; need at least {num_inputs + 1}'
+        )
+    random = np.random.default_rng(seed)
+    mean, deviation = inputs.mean(axis=0), inputs.std(axis=0)
+    scale = np.where(deviation > 0, 1 / np.where(deviation > 0, deviation, 1.0), 0.0)
+    scaled = (inputs - mean) * scale
+    pairs = random.integers(0, len(inputs), (2, _NUM_PAIRS))
+    distances = np.linalg.norm(scaled[pairs[0]] - scaled[pairs[1]], axis=1)
+    distances = distances[distances > 0]
+    width = np.median(distances) if distances.size else 1.0
+    num_random = num_features - num_inputs - 1
+    frequencies = random.normal(size=(num_inputs, num_random)) / (width * np.resize(_WIDTHS, num_random))
+    phases = random.uniform(0, 2 * np.pi, num_random)
 
-    def __init__(self, inputs: np.ndarray, num_features: int, seed: int):
-        """Chooses scales by the data.
+    def features(inputs: np.ndarray) -> np.ndarray:
+        scaled = (inputs - mean) * scale
+        return np.concatenate([np.ones((len(inputs), 1)), scaled, np.cos(scaled @ frequencies + phases)], axis=1)
 
-        Args:
-          inputs: [N, I], one row for each state, or for each state and action.
-          num_features: the number of features, D; at least I + 1.
-          seed: the seed of the random frequencies.
-
-        Raises:
-          ValueError: if there are fewer features than numbers, or more than `MAX_INPUTS` numbers.
-        """
-        num_inputs = inputs.shape[1]
-        if num_inputs > MAX_INPUTS:
-            raise UserValueError(
-                f'got observations of {num_inputs} numbers; need at most {MAX_INPUTS} to fit values; images are not '
-                'supported'
-            )
-        if num_features < num_inputs + 1:
-            raise UserValueError(
-                f'got num_features={num_features} for {num_inputs} numbers; need at least {num_inputs + 1}'
-            )
-        random = np.random.default_rng(seed)
-        self._mean, deviation = inputs.mean(axis=0), inputs.std(axis=0)
-        self._scale = np.where(deviation > 0, 1 / np.where(deviation > 0, deviation, 1.0), 0.0)
-        scaled = (inputs - self._mean) * self._scale
-        pairs = random.integers(0, len(inputs), (2, _NUM_PAIRS))
-        distances = np.linalg.norm(scaled[pairs[0]] - scaled[pairs[1]], axis=1)
-        distances = distances[distances > 0]
-        width = np.median(distances) if distances.size else 1.0
-        num_random = num_features - num_inputs - 1
-        widths = width * np.resize(_WIDTHS, num_random)
-        self._frequencies = random.normal(size=(num_inputs, num_random)) / widths
-        self._phases = random.uniform(0, 2 * np.pi, num_random)
-
-    def __call__(self, inputs: np.ndarray) -> np.ndarray:
-        """Returns the features [N, D] of inputs [N, I], float64."""
-        scaled = (inputs - self._mean) * self._scale
-        waves = np.cos(scaled @ self._frequencies + self._phases)
-        return np.concatenate([np.ones((len(inputs), 1)), scaled, waves], axis=1)
+    return features
 
 
 def by_choice(features: np.ndarray, probabilities: np.ndarray) -> np.ndarray:

@@ -69,10 +69,10 @@ def check_environment(
         found += _seed_findings(make_one, seed)
         if secs:
             found += _speed_findings(environment, seed, secs)
-    except UserError as error:
-        found.append(Finding('error', 'what it returns', ' '.join(str(error).split())))
     except _RaisedError as error:
         found.append(Finding('error', 'exceptions', str(error)))
+    except UserError as error:
+        found.append(Finding('error', 'what it returns', ' '.join(str(error).split())))
     return found
 
 
@@ -91,56 +91,48 @@ def imported(name: str) -> str | MakeOne:
     return found if callable(found) else name
 
 
-class _RaisedError(Exception):
-    """The environment raised an exception."""
+class _RaisedError(UserError):
+    """The environment raised an exception, after which a run would rebuild it and go on."""
 
 
-class _Recorder(gymnasium.Wrapper):
-    """Keeps the environment's own exceptions apart: a run would rebuild it and go on."""
+class _Stopping(gymnasium.Wrapper):
+    """Turns the environment's own exceptions into errors for which it is not rebuilt."""
 
     def __init__(self, make_one: MakeOne):
         env = make_one()
         if not isinstance(env, gymnasium.Env):
             raise UserTypeError(f'got an environment of type {type(env).__name__}; need a gymnasium.Env')
         super().__init__(env)
-        self.raised: str | None = None
 
     def reset(self, **kwargs: Any) -> Any:
-        with self._recording('reset'):
+        with self._stopping('reset'):
             return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> Any:
-        with self._recording('step'):
+        with self._stopping('step'):
             return self.env.step(action)
 
     @contextlib.contextmanager
-    def _recording(self, method: str) -> Iterator[None]:
+    def _stopping(self, method: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self.raised = f'got {type(error).__name__}: {error} from {method}() with random actions; need none'
-            raise
+            text = f'got {type(error).__name__}: {error} from {method}() with random actions; need none'
+            raise _RaisedError(text) from error
 
 
 class _Rollout:
     """Time steps of random actions in two copies: step types, rewards [steps, 2], and the observations' leaves."""
 
     def __init__(self, make_one: MakeOne, num_steps: int, seed: int):
-        recorders: list[_Recorder] = []
-
-        def make_recorder() -> _Recorder:
-            recorders.append(_Recorder(make_one))
-            return recorders[-1]
-
+        make_stopping = functools.partial(_Stopping, make_one)
         with contextlib.closing(
-            vector_env.in_process(make_recorder, _NUM_ENVIRONMENTS, seed, on_nonfinite='stop')
+            vector_env.in_process(make_stopping, _NUM_ENVIRONMENTS, seed, on_nonfinite='stop')
         ) as environment:
             self.specs, rng = environment.specs, np.random.default_rng(seed)
             steps = [environment.reset()]
             for _ in range(num_steps):
                 steps.append(environment.step(_random_action(environment, steps[-1], rng)))
-                if raised := next((each.raised for each in recorders if each.raised), None):
-                    raise _RaisedError(raised)
             self.info = {name: value for name, value in environment.info.items() if value.dtype.kind in 'biuf'}
         self.step_types = np.stack([step.step_type for step in steps])
         self.rewards = np.stack([step.reward for step in steps])
