@@ -170,6 +170,7 @@ def peer_failures(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 _STATISTICS = ('mean', 'std', 'L1', 'L2')
+_TOLERANCE = 1e-6
 
 
 class ReplicaConsistency:
@@ -180,12 +181,11 @@ class ReplicaConsistency:
         where that is above 1; for the summaries, as `replica_difference`. None before the first check.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, root: Any, tolerance: float = 1e-6, strict: bool = True):
+    def __init__(self, strategy: tf.distribute.Strategy, root: Any):
         """Finds the variables; those that are summed over replicas when they are read may differ and are left out.
 
         Args:
           root: the trackable object whose variables are compared: the agent. They must exist already.
-          strict: raise an error on a difference; otherwise only log it.
 
         Raises:
           ValueError: if `root` has no variables.
@@ -198,7 +198,7 @@ class ReplicaConsistency:
         }
         if not self._variables:
             raise UserValueError(f'got {type(root).__name__} without variables; need an agent whose networks are built')
-        self._strategy, self._tolerance, self._strict = strategy, tolerance, strict
+        self._strategy = strategy
         self._statistics = tf.function(self._gathered, autograph=False)
         self.difference: float | None = None
 
@@ -212,22 +212,19 @@ class ReplicaConsistency:
             statistics = self._statistics().numpy()  # [replicas, variables, statistics]
         differences = _differences(statistics)
         self.difference = float(differences.max())
-        if self.difference > self._tolerance:
-            self._report(step, statistics, differences)
+        if self.difference > _TOLERANCE:
+            raise RuntimeError(self._text(step, statistics, differences))
         return self.difference
 
-    def _report(self, step: int, statistics: np.ndarray, differences: np.ndarray) -> None:
+    def _text(self, step: int, statistics: np.ndarray, differences: np.ndarray) -> str:
         worst, statistic = np.unravel_index(differences.argmax(), differences.shape)
-        count = int((differences.max(axis=1) > self._tolerance).sum())
-        message = (
+        count = int((differences.max(axis=1) > _TOLERANCE).sum())
+        return (
             f'got replicas that differ at train step {step} in {count} of {len(self._variables)} variable(s), most in '
             f'{list(self._variables)[worst]}: {_STATISTICS[statistic]} {statistics[:, worst, statistic].tolist()} by '
-            f'replica; need a difference of at most {self._tolerance:g}; restart all workers from a '
+            f'replica; need a difference of at most {_TOLERANCE:g}; restart all workers from a '
             'checkpoint, and change variables only in the same way on every replica'
         )
-        if self._strict:
-            raise RuntimeError(message)
-        logging.error(message)
 
     def _gathered(self) -> tf.Tensor:
         per_replica = self._strategy.run(lambda: _all_statistics(self._variables.values())[tf.newaxis])

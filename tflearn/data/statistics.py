@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
 from tflearn.data import columns, metadata
+from tflearn.data.conversion import new_directory
 from tflearn.data.metadata import COPIED, RECORDINGS
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeWriter
@@ -126,15 +126,15 @@ def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tupl
       ValueError: if the directory exists, or the data sets have different columns.
     """
     reader = EpisodeReader(dataset)
-    if os.path.lexists(output):  # pathlib raises an error for a name that is too long
-        raise UserValueError(f'got the output {output}, which exists; need a new directory')
     reader.check_equal()
     facts = {COPIED: metadata.lineage(reader.directories), 'filter': dataclasses.asdict(dataset)}
     specs = columns.read_specs(reader.directories[0])
-    with contextlib.closing(EpisodeWriter(output, specs, reader.columns, metadata=facts, compress=compress)) as writer:
-        for record, episode in reader.records():
-            writer.write_record(record, int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST)))
-    metadata.keep_vocabularies(reader.directories, output)
+    with new_directory(output) as begun:
+        writer = EpisodeWriter(begun, specs, reader.columns, metadata=facts, compress=compress)
+        with contextlib.closing(writer):
+            for record, episode in reader.records():
+                writer.write_record(record, int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST)))
+        metadata.keep_vocabularies(reader.directories, begun)
     return writer.num_episodes, writer.num_steps
 
 

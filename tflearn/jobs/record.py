@@ -248,21 +248,21 @@ def extract(
             'got a replay server, from which the learner draws; need uniform replay that the learner '
             'mirrors; read a checkpoint instead'
         )
-    found = stored_episodes.join(chunks, storage)
-    left_out = f'{found.incomplete_rows} steps of episodes without a beginning or an end'
-    if not found.episodes:
+    episodes, incomplete_rows = stored_episodes.join(chunks, storage)
+    left_out = f'{incomplete_rows} steps of episodes without a beginning or an end'
+    if not episodes:
         raise UserValueError(f'got no complete episode in the replay, but {left_out}; need at least one')
     facts = {
         'replay': run.coordinator.address if running else str(run.dir.replay_checkpoints),
         'run': str(run.dir.root),
-        'incomplete_rows': found.incomplete_rows,
+        'incomplete_rows': incomplete_rows,
         **metadata.environment(make_environment, run.hooks.describe()),
         **metadata.versions(),
     }
     stored = columns.columns_of(storage.data_spec)
     writer = EpisodeWriter(directory, specs, stored, metadata=facts, compress=compress)
     with contextlib.closing(writer):
-        for episode in found.episodes:
+        for episode in episodes:
             writer.write(episode)
     logging.info(
         '%s has %d episodes, %d environment steps; left out: %s',

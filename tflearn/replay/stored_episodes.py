@@ -6,7 +6,6 @@ of exactly one other begin. What several could continue is not joined.
 """
 
 import collections
-import dataclasses
 import pathlib
 import re
 from collections.abc import Iterable, Iterator
@@ -25,23 +24,7 @@ from tflearn.replay.storage import CHUNK_FORMAT, REPLAY, Storage, signature_text
 _COLUMN = re.compile(r'(\S+):(\w+)\[([\d,]*)\]')
 
 
-@dataclasses.dataclass
-class StoredEpisodes:
-    """The episodes of a replay table.
-
-    Attributes:
-      episodes: the complete ones, by the version of the policy that began them: the leaves of a Trajectory [T, ...],
-        with the boundary row if it was stored.
-      incomplete_rows: rows of episodes whose beginning or end is not in the table.
-      num_incomplete: the number of runs of such rows, of one episode each; an episode may have left two.
-    """
-
-    episodes: list[list[np.ndarray]]
-    incomplete_rows: int = 0
-    num_incomplete: int = 0
-
-
-def join(chunks: Iterable[np.ndarray], storage: Storage) -> StoredEpisodes:
+def join(chunks: Iterable[np.ndarray], storage: Storage) -> tuple[list[list[np.ndarray]], int]:
     """Joins chunks to episodes.
 
     Where two environments can have equal rows at once, the end of an episode may be another one's that went on from an
@@ -50,10 +33,14 @@ def join(chunks: Iterable[np.ndarray], storage: Storage) -> StoredEpisodes:
     Args:
       chunks: the items of the table, uint8 of `Storage.item_shape`, in any order.
       storage: the layout of the table.
+
+    Returns:
+      The complete episodes, by the version of the policy that began them: the leaves of a Trajectory [T, ...], with the
+      boundary row if it was stored; and how many rows are of episodes whose beginning or end is not in the table.
     """
     parts = _rows_of(chunks, storage)
     slices = storage.layout.slices
-    found, episodes = StoredEpisodes([]), []
+    episodes, incomplete_rows = [], 0
     for rows in _streams(parts, storage.experience.slicing.num_rows - 1):
         step_type, next_step_type = (
             _column(rows, getattr(slices['trajectory'], name), tf.int32)[:, 0]
@@ -63,15 +50,14 @@ def join(chunks: Iterable[np.ndarray], storage: Storage) -> StoredEpisodes:
             if is_complete:
                 episodes.append(rows[begin:end])
             else:
-                found.incomplete_rows += end - begin
-                found.num_incomplete += 1
+                incomplete_rows += end - begin
     versions = [int(_column(rows[:1], slices['policy_version'], tf.int64)[0, 0]) for rows in episodes]
-    for i in np.argsort(versions, kind='stable'):
-        leaves = zip(tf.nest.flatten(slices['trajectory']), tf.nest.flatten(storage.data_spec), strict=True)
-        found.episodes.append(
-            [_column(episodes[i], where, spec.dtype).reshape(-1, *spec.shape) for where, spec in leaves]
-        )
-    return found
+    leaves = list(zip(tf.nest.flatten(slices['trajectory']), tf.nest.flatten(storage.data_spec), strict=True))
+    sorted_episodes = (episodes[i] for i in np.argsort(versions, kind='stable'))
+    return [
+        [_column(rows, where, spec.dtype).reshape(-1, *spec.shape) for where, spec in leaves]
+        for rows in sorted_episodes
+    ], incomplete_rows
 
 
 def _rows_of(chunks: Iterable[np.ndarray], storage: Storage) -> list[np.ndarray]:
