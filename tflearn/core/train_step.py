@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.moments import variable
 from tflearn.core.settings import PositiveInt, checked
 
 _LARGEST_SEED = 2**31 - 1
@@ -20,13 +21,7 @@ _LARGEST_SEED = 2**31 - 1
 def create_train_step() -> tf.Variable:
     """Returns a new train step: an int64 scalar at 0, counting gradient steps."""
     # One replica's value counts: each replica adds the same one per step.
-    return tf.Variable(
-        0,
-        dtype=tf.int64,
-        trainable=False,
-        name='train_step',
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
+    return variable(0, 'train_step', tf.int64)
 
 
 class Draws:
@@ -82,13 +77,7 @@ class EnvSteps:
 
     def __init__(self) -> None:
         """Begins at 0."""
-        self.variable = tf.Variable(
-            0,
-            dtype=tf.int64,
-            trainable=False,
-            name='env_steps',
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+        self.variable = variable(0, 'env_steps', tf.int64)
         _env_steps.add(self)
 
 

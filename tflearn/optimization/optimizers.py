@@ -11,7 +11,7 @@ from typing import Any, Literal
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import histograms
+from tflearn.core import histograms, moments
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, checked_dataclass
 from tflearn.core.types import check_keras
@@ -217,10 +217,9 @@ class LossScale(tf.Module):
     def __init__(self) -> None:
         """Makes the variables, within the strategy's scope."""
         super().__init__()
-        given: dict[str, Any] = {'trainable': False, 'aggregation': tf.VariableAggregation.ONLY_FIRST_REPLICA}
-        self.value = tf.Variable(2.0**15, name='loss_scale', **given)
+        self.value = moments.variable(2.0**15, 'loss_scale')
         # int64: XLA on a GPU finds no int32 variable, which TensorFlow keeps on the CPU.
-        self._num_finite = tf.Variable(0, dtype=tf.int64, name='num_finite', **given)
+        self._num_finite = moments.variable(0, 'num_finite', tf.int64)
 
     def update(self, finite: tf.Tensor) -> None:
         """Adds a step, which had finite gradients or not, on all replicas alike; in replica context."""
@@ -373,9 +372,7 @@ class GradientNoise(tf.Module):
         """
         super().__init__()
         self._batch_size = per_replica_batch_size
-        self.averages = tf.Variable(
-            tf.zeros(2), trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name='gradient_noise'
-        )
+        self.averages = moments.variable(tf.zeros(2), 'gradient_noise')
 
     def update(self, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor, parts: int) -> tf.Tensor:
         """Adds one step to the averages, in replica context; a step that is not finite does not change them.
