@@ -288,9 +288,10 @@ def check_divides(spec: Any, num_parts: int) -> None:
     for name, leaf in nest_utils.flatten_with_joined_paths(spec):
         size = leaf.shape[0] if leaf.shape.rank else None
         if size is None or size % num_parts:
+            larger = -(-(size or 1) // num_parts) * num_parts
             raise UserValueError(
                 f'got {name} of the shape {leaf.shape} in the batch for {num_parts} replicas; need a number of items '
-                f'that {num_parts} divides; make the batch {_multiple(size, num_parts)} items, or use other replicas'
+                f'that {num_parts} divides; make the batch {larger} items, or use other replicas'
             )
 
 
@@ -353,7 +354,3 @@ def on(device: str | None, part: tf.Tensor) -> tf.Tensor:
         return part
     with tf.device(device):
         return tf.identity(part)
-
-
-def _multiple(size: int | None, num_parts: int) -> int:
-    return num_parts if size is None else -(-size // num_parts) * num_parts

@@ -54,11 +54,11 @@ def versions() -> dict[str, str]:
 def add_recording(directory: pathlib.Path, facts: Mapping[str, Any], writer: EpisodeWriter) -> None:
     """Adds what a call has written to the description: `facts`, its episodes, steps and returns; nothing if none."""
     returns = writer.returns
-    if not returns.count:
+    if not (num_episodes := returns.count + returns.missing + returns.infinite):
         return
     found = columns.read_metadata(directory)
-    summary = {'mean': returns.total / returns.count, 'least': returns.least, 'greatest': returns.greatest}
-    recording = {**facts, 'episodes': returns.count, 'returns': summary}
+    summary = {'mean': returns.mean, 'least': returns.least, 'greatest': returns.greatest}
+    recording = {**facts, 'episodes': num_episodes, 'returns': summary}
     columns.write_metadata(directory, {**found, RECORDINGS: [*found.get(RECORDINGS, []), recording]})
 
 

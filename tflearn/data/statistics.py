@@ -15,37 +15,7 @@ from tflearn.data import columns, metadata
 from tflearn.data.conversion import new_directory
 from tflearn.data.metadata import COPIED, RECORDINGS
 from tflearn.data.reader import Dataset, EpisodeReader
-from tflearn.data.writer import EpisodeWriter
-
-
-@dataclasses.dataclass
-class _Range:
-    """The numbers of one column, so far; those that are missing (NaN) or infinite are only counted."""
-
-    least: float = np.inf
-    greatest: float = -np.inf
-    total: float = 0.0
-    count: int = 0
-    missing: int = 0
-    infinite: int = 0
-
-    def add(self, values: np.ndarray) -> None:
-        if values.dtype.kind == 'f' and not (finite := np.isfinite(values)).all():
-            missing, finite_less = int(np.count_nonzero(np.isnan(values))), int(np.count_nonzero(~finite))
-            self.missing, self.infinite = self.missing + missing, self.infinite + finite_less - missing
-            values = values[finite]
-        if values.size:
-            self.least, self.greatest = min(self.least, float(values.min())), max(self.greatest, float(values.max()))
-            self.total, self.count = self.total + float(values.sum(dtype=np.float64)), self.count + values.size
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count if self.count else float('nan')
-
-    def __str__(self) -> str:
-        numbers = f'from {self.least:g} to {self.greatest:g}, mean {self.mean:.4g}' if self.count else 'no numbers'
-        others = ((self.missing, 'missing (NaN)'), (self.infinite, 'infinite'))
-        return ', '.join([numbers, *(f'{count} {name}' for count, name in others if count)])
+from tflearn.data.writer import EpisodeWriter, Numbers
 
 
 class Statistics:
@@ -60,7 +30,7 @@ class Statistics:
     def __init__(self, dataset: Dataset):
         """Reads all episodes, those with missing numbers too; raises as `EpisodeReader` does."""
         self._reader = EpisodeReader(dataset, need_finite=False)
-        self._ranges = {column.name: _Range() for column in self._reader.columns}
+        self._ranges = {column.name: Numbers() for column in self._reader.columns}
         returns, lengths, terminated = [], [], 0
         for episode in self._reader.episodes():
             taken = episode['step_type'] != ts.StepType.LAST

@@ -45,18 +45,35 @@ def shards(directory: pathlib.Path) -> list[Shard]:
 
 
 @dataclasses.dataclass
-class Returns:
-    """What is known of the returns of all episodes of a session, however many there are."""
+class Numbers:
+    """What is known of numbers, however many there were; those that are missing (NaN) or infinite are only counted."""
 
-    count: int = 0
-    total: float = 0.0
     least: float = math.inf
     greatest: float = -math.inf
+    total: float = 0.0
+    count: int = 0
+    missing: int = 0
+    infinite: int = 0
 
-    def add(self, values: Sequence[float]) -> None:
-        """Adds the returns of some episodes."""
-        self.count, self.total = self.count + len(values), self.total + math.fsum(values)
-        self.least, self.greatest = min(self.least, *values), max(self.greatest, *values)
+    def add(self, values: np.ndarray) -> None:
+        """Adds an array of numbers or booleans."""
+        if values.dtype.kind == 'f' and not (finite := np.isfinite(values)).all():
+            missing, finite_less = int(np.count_nonzero(np.isnan(values))), int(np.count_nonzero(~finite))
+            self.missing, self.infinite = self.missing + missing, self.infinite + finite_less - missing
+            values = values[finite]
+        if values.size:
+            self.least, self.greatest = min(self.least, float(values.min())), max(self.greatest, float(values.max()))
+            self.total, self.count = self.total + float(values.sum(dtype=np.float64)), self.count + values.size
+
+    @property
+    def mean(self) -> float:
+        """The mean of the finite ones; NaN if there is none."""
+        return self.total / self.count if self.count else math.nan
+
+    def __str__(self) -> str:
+        numbers = f'from {self.least:g} to {self.greatest:g}, mean {self.mean:.4g}' if self.count else 'no numbers'
+        others = ((self.missing, 'missing (NaN)'), (self.infinite, 'infinite'))
+        return ', '.join([numbers, *(f'{count} {name}' for count, name in others if count)])
 
 
 class EpisodeWriter:
@@ -110,7 +127,7 @@ class EpisodeWriter:
         self._number = max((shard.number for shard in mine), default=-1) + 1
         self.num_episodes = sum(shard.episodes for shard in mine)
         self.num_steps = sum(shard.steps for shard in mine)
-        self.returns = Returns()
+        self.returns = Numbers()
         self.before_close: list[Callable[[], None]] = []
         self._writer: tf.io.TFRecordWriter | None = None
         self._episodes = self._steps = self._bytes = 0  # in the file that is being written
@@ -133,8 +150,7 @@ class EpisodeWriter:
     def write_records(self, records: Records) -> None:
         """Adds episodes that `encoder` has made."""
         self._append(records.data, records.num_steps)
-        if records.data:
-            self.returns.add(records.totals)
+        self.returns.add(np.array(records.totals))
 
     def write_record(self, record: bytes, num_steps: int) -> None:
         """Adds one episode as it is in a file of a data set with the same columns.

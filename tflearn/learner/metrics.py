@@ -101,7 +101,8 @@ class StepMetrics:
                 if not is_number(tensor.dtype):
                     continue
                 tensor = tf.cast(tensor, tf.float32)
-                is_share = kind == 'extra' and hasattr(extra, '_fields') and _is_loss(name, tensor)
+                is_loss = tensor.shape.rank == 0 and name.endswith('loss')
+                is_share = is_loss and kind == 'extra' and hasattr(extra, '_fields')
                 rule = self._rules.get(name, 'sum' if is_share else 'mean')
                 if rule in ('max', 'min'):
                     extremes.append(_REDUCTIONS[rule](tensor)[None])
@@ -151,10 +152,6 @@ class StepMetrics:
         sums |= {f'info/{name}': count * float(mean) for name, mean in last}
         num_steps = count if num_steps is None else num_steps
         return Metrics(num_steps, num_steps - count, waited_secs, sums)
-
-
-def _is_loss(name: str, tensor: tf.Tensor) -> bool:
-    return tensor.shape.rank == 0 and name.endswith('loss')
 
 
 class IntervalMetrics:

@@ -178,7 +178,7 @@ class TableReader:
             return
         samples = self._samples(in_flight)
         # A batch that is half full at a timeout waits for its other half.
-        is_open = tf.data.Dataset.counter().take_while(unconverted(self._is_open))
+        is_open = tf.data.Dataset.counter().take_while(unconverted(lambda _: tf.logical_not(self._queue.is_closed())))
         elements = prepare(is_open.flat_map(unconverted(lambda _: samples)))
 
         @unconverted
@@ -227,9 +227,6 @@ class TableReader:
                     reason = getattr(error, 'message', error)
                     logging.warning('the stream from %s broke; it is opened again: %s', self._address, reason)
             self._closed.wait(_POLL_SECS)
-
-    def _is_open(self, _: tf.Tensor) -> tf.Tensor:
-        return tf.logical_not(self._queue.is_closed())
 
     def _watch(self) -> None:
         """Watches the deadline until closed; an earlier failure becomes `error`."""

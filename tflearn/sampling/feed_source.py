@@ -78,7 +78,8 @@ class Blocks:
         Args:
           token: what else the workers' programs must have in common.
         """
-        element = {'protocol': PROTOCOL, 'element': [_spec_text(spec) for spec in self.specs], 'row': self.signature}
+        texts = [f'{spec.dtype.name}{list(spec.shape)}' for spec in self.specs]
+        element = {'protocol': PROTOCOL, 'element': texts, 'row': self.signature}
         digest = hashlib.blake2b(json.dumps([element, token]).encode(), digest_size=8).hexdigest()
         return {**element, 'dataset_id': f'replay_{digest}'}
 
@@ -116,10 +117,6 @@ def check(replay: Any) -> None:
             f'got a feed with Queue.versions_ahead={replay.versions_ahead}, whose credits count every item; a feed '
             'delivers items at most once, and loses some with a worker; need Queue.versions_ahead=None'
         )
-
-
-def _spec_text(spec: tf.TensorSpec) -> str:
-    return f'{spec.dtype.name}{list(spec.shape)}'
 
 
 _POLL_SECS = 0.0005
