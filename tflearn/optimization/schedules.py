@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import PositiveFloat, PositiveInt, checked
 from tflearn.core.train_step import EnvSteps
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]
@@ -16,7 +17,8 @@ def constant(value: float) -> Schedule:
     return lambda step: tf.constant(value, tf.float32)
 
 
-def linear(start: float, end: float, steps: int) -> Schedule:
+@checked
+def linear(start: float, end: float, steps: PositiveInt) -> Schedule:
     """Returns a schedule that is linear from `start` at train step 0 to `end` at train step `steps`, then constant.
 
     Args:
@@ -30,8 +32,6 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     Raises:
       ValueError: if `steps` is below 1.
     """
-    if steps < 1:
-        raise UserValueError(f'got steps={steps}; need at least 1 train step')
 
     def value(step: tf.Tensor) -> tf.Tensor:
         share = tf.minimum(tf.cast(step, tf.float32) / steps, 1.0)
@@ -40,7 +40,8 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     return value
 
 
-def exponential(start: float, end: float, steps: int) -> Schedule:
+@checked
+def exponential(start: PositiveFloat, end: PositiveFloat, steps: PositiveInt) -> Schedule:
     """Returns a schedule that is exponential from `start` at train step 0 to `end` at `steps`, then constant.
 
     Args:
@@ -54,10 +55,6 @@ def exponential(start: float, end: float, steps: int) -> Schedule:
     Raises:
       ValueError: if a value is not positive or `steps` is below 1.
     """
-    if start <= 0 or end <= 0 or steps < 1:
-        raise UserValueError(
-            f'got start={start}, end={end}, steps={steps}; need values above 0 and at least 1 train step'
-        )
 
     def value(step: tf.Tensor) -> tf.Tensor:
         share = tf.minimum(tf.cast(step, tf.float32) / steps, 1.0)
