@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
+from tf_agents.utils import nest_utils
 
 from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.core.experience import Experience
@@ -291,15 +292,8 @@ def leaf_paths(nest: Any, prefix: str = '') -> list[str]:
 
     The path of a single leaf is 'observation'.
     """
-    if hasattr(nest, '_fields'):
-        children: Iterable[tuple[Any, Any]] = zip(nest._fields, nest, strict=True)
-    elif isinstance(nest, Mapping):
-        children = ((key, nest[key]) for key in sorted(nest))
-    elif isinstance(nest, list | tuple):
-        children = enumerate(nest)
-    else:
-        return [prefix or 'observation']
-    return [path for key, child in children for path in leaf_paths(child, f'{prefix}.{key}' if prefix else str(key))]
+    paths = (path for path, _ in nest_utils.flatten_with_tuple_paths(nest))
+    return ['.'.join(map(str, (prefix, *path) if prefix else path)) or 'observation' for path in paths]
 
 
 def named_leaves(nest: Any, prefix: str = '') -> dict[str, Any]:

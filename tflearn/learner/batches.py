@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
+from tf_agents.utils import nest_utils
 
 from tflearn.core import strategies
 from tflearn.core.errors import UserTypeError, UserValueError
@@ -59,19 +60,9 @@ def item_errors(extra: Any, name: str | None) -> tuple[tf.Tensor, ...]:
     return (tf.cast(metrics[name], tf.float32),)
 
 
-def flatten_with_names(values: Any, prefix: str = '') -> list[tuple[str, Any]]:
-    """Returns the leaves of a nest with their paths."""
-    if hasattr(values, '_asdict'):
-        values = values._asdict()
-    if isinstance(values, list | tuple):
-        values = dict(enumerate(values))
-    if not isinstance(values, Mapping):
-        return [] if values is None else [(prefix, values)]
-    return [
-        leaf
-        for key, value in values.items()
-        for leaf in flatten_with_names(value, f'{prefix}/{key}' if prefix else str(key))
-    ]
+def flatten_with_names(values: Any) -> list[tuple[str, Any]]:
+    """Returns the leaves of a nest that are not None, with their paths, such as 'a/0'; in TF's order."""
+    return [leaf for leaf in nest_utils.flatten_with_joined_paths(values) if leaf[1] is not None]
 
 
 def is_number(dtype: tf.DType) -> bool:
