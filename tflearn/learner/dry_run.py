@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserValueError, first_few
 
 _NOT_COMPILED = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
 
@@ -115,8 +115,7 @@ class DryRunReport:
     def check(self) -> None:
         """Raises a ValueError if there are refusals: the first one, and how many more there are."""
         if self.refusals:
-            more = f' (and {len(self.refusals) - 1} more, see above)' if len(self.refusals) > 1 else ''
-            raise UserValueError(self.refusals[0] + more)
+            raise UserValueError(first_few(self.refusals, 1))
 
 
 def of_step(

@@ -10,6 +10,8 @@ from absl import logging
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
+from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Slicing
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.data.reader import EpisodeReader
 from tflearn.replay.chunks import pack
@@ -67,6 +69,12 @@ class EpisodeRows:
         takes_end = ends_episode(joined.step_type[ends], joined.next_step_type[ends])
         sources, offsets = self._rule.offsets(ages, takes_end)
         return rows, (np.cumsum(ages) - ages)[sources] + offsets
+
+
+def none_long_enough(slicing: Slicing) -> UserValueError:
+    """Returns the error to raise for episodes without any sequence."""
+    length = slicing.sequence_length
+    return UserValueError(f'got no episode of {length} steps or more; need at least one Slicing.sequence_length')
 
 
 def blocks(rows: EpisodeRows, episodes: Iterator[Any], num_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

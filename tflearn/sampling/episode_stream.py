@@ -19,7 +19,6 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core import background
-from tflearn.core.errors import UserValueError
 from tflearn.replay.chunks import with_version
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
@@ -94,8 +93,8 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
         """
         self._rows, self._read, self._batch_size = EpisodeRows(storage), read, batch_size
         self._window_rows, self._seed, self._max_epochs = window_rows, seed, max_epochs
-        self._length, self._block_rows = storage.experience.slicing.num_rows, block_rows(storage)
-        self._num_sequence_steps = storage.experience.slicing.sequence_length
+        self._slicing, self._block_rows = storage.experience.slicing, block_rows(storage)
+        self._length = self._slicing.num_rows
         self._batch_rows = batch_size * self._length
         batch_bytes = self._batch_rows * storage.layout.num_bytes
         part = min(_MAX_BATCHES // _PARTS, _MAX_RING_BYTES // batch_bytes // _PARTS, window_rows // self._batch_rows)
@@ -276,10 +275,7 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
                 yield window
                 position = dataclasses.replace(window[0], sequences=window[0].sequences + len(window[2]))
             if position.sequences == begins and not (position.files or position.records or self._closed):
-                raise UserValueError(
-                    f'got no episode of {self._num_sequence_steps} steps or more; need at least one '
-                    'Slicing.sequence_length'
-                )
+                raise episode_rows.none_long_enough(self._slicing)
             position = Position(epoch + 1, sequences=position.sequences)
 
     def _windows_of_epoch(self, position: Position) -> Iterator[Window]:

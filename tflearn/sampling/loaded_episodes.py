@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.replay.chunks import with_version
 from tflearn.replay.storage import Storage
@@ -73,8 +72,7 @@ class LoadedEpisodes(Source, tf.train.experimental.PythonState):
         starts = self._write(blocks)
         self.size = sum(map(len, starts))
         if not self.size:
-            length = storage.experience.slicing.sequence_length
-            raise UserValueError(f'got no episode of {length} steps or more; need at least one Slicing.sequence_length')
+            raise episode_rows.none_long_enough(storage.experience.slicing)
         self._limit = None if max_epochs is None else -(-max_epochs * self.size // batch_size)
         with tf.device('CPU:0'):
             self._starts = tf.constant(np.concatenate(starts))
