@@ -116,14 +116,6 @@ def test_restores_the_previous_precision():
     assert _dtype().name == 'float32'
 
 
-def test_rejects_unknown_precision():
-    with (
-        pytest.raises(ValueError, match="got precision='float64'; need 'float32', 'bfloat16' or 'float16'"),
-        precision.use('float64'),
-    ):
-        pass
-
-
 def test_tf_agents_networks_do_not_compute_in_bfloat16_by_default():
     with precision.use('bfloat16'):
         net = q_network.QNetwork(OBSERVATION, DISCRETE)

@@ -90,16 +90,12 @@ def use_threads(inter_op: int | None, intra_op: int | None = None) -> None:
     """Sets the numbers of TensorFlow's threads; None keeps TensorFlow's default.
 
     Args:
-      inter_op: threads that run operations concurrently.
-      intra_op: threads that share one operation.
+      inter_op: threads that run operations concurrently, at least 1.
+      intra_op: threads that share one operation, at least 1.
 
     Raises:
-      ValueError: if one is below 1.
       RuntimeError: if TensorFlow has started with another number.
     """
-    for name, threads in (('inter_op_threads', inter_op), ('intra_op_threads', intra_op)):
-        if threads is not None and threads < 1:
-            raise UserValueError(f'got {name}={threads}; need at least 1, or None')
     if inter_op is not None:
         tf.config.threading.set_inter_op_parallelism_threads(inter_op)
     if intra_op is not None:

@@ -82,7 +82,7 @@ class Intervals:
         return None if total is None or num_train_steps is None else -(-num_train_steps // total)
 
 
-@dataclasses.dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Device:
     """Where train steps run, and in which precision.
 
@@ -99,9 +99,9 @@ class Device:
     """
 
     strategy: str = 'default'
-    precision: str = 'float32'
-    inter_op_threads: int | None = None
-    intra_op_threads: int | None = None
+    precision: Literal['float32', 'bfloat16', 'float16'] = 'float32'
+    inter_op_threads: PositiveInt | None = None
+    intra_op_threads: PositiveInt | None = None
     dry_run: str | None = None
     watch_maintenance: bool | None = None
 

@@ -63,19 +63,17 @@ class StepMetrics:
     left for `read`, after the sum over the steps; then a step needs one concatenation and one addition for all of them.
     """
 
-    def __init__(
-        self, rules: Mapping[str, Reduction], num_replicas: int, with_info: bool = True, last_info: Sequence[str] = ()
-    ):
+    def __init__(self, rules: Mapping[str, Reduction], num_replicas: int, last_info: Sequence[str] = ()):
         """The layout is known when a step has been traced.
 
         Args:
           rules: by the name of an extra metric, how it is reduced. The default is 'mean'; but 'sum' for the losses in
             a named tuple, as TF-Agents' agents return them: each scalar whose name ends with 'loss' is a replica's
             share of the global batch's, like the loss itself.
-          with_info: whether the vector holds the data's own metrics.
-          last_info: names of those that are not summed over the steps: their means over one batch follow the vector.
+          last_info: names of the data's own metrics, if these are not summed over the steps in the vector: their means
+            over one batch follow it.
         """
-        self._rules, self._num_replicas, self._with_info, self._last_info = rules, num_replicas, with_info, last_info
+        self._rules, self._num_replicas, self._last_info = rules, num_replicas, last_info
         self._sizes: dict[str, int] = {}
         self._summed: set[str] = set()
         self._extremes: dict[str, Reduction] = {}
@@ -95,7 +93,7 @@ class StepMetrics:
         """
         parts, extremes = [tf.constant([1.0 / self._num_replicas]), loss[None]], []
         self._extremes = {}
-        for kind, values in (('extra', extra), ('info', info if self._with_info else ())):
+        for kind, values in (('extra', extra), ('info', () if self._last_info else info)):
             for name, value in flatten_with_names(values):
                 tensor = tf.convert_to_tensor(value)
                 if not is_number(tensor.dtype):

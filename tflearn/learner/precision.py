@@ -26,12 +26,7 @@ def use(precision: str) -> Iterator[None]:
 
     Args:
       precision: 'float32', 'bfloat16' or 'float16'.
-
-    Raises:
-      ValueError: if it is none of them.
     """
-    if precision not in _KERAS_NAMES:
-        raise UserValueError(f"got precision={precision!r}; need 'float32', 'bfloat16' or 'float16'")
     before = tf.keras.mixed_precision.global_policy()
     tf.keras.mixed_precision.set_global_policy(_KERAS_NAMES[precision])
     try:

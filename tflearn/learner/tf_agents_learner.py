@@ -68,7 +68,7 @@ class _LossInfos:
 
     def __init__(self, strategy: tf.distribute.Strategy, rules: Mapping[str, Reduction]):
         self._strategy = strategy
-        self._layout = StepMetrics(rules, strategy.num_replicas_in_sync, with_info=False)
+        self._layout = StepMetrics(rules, strategy.num_replicas_in_sync)
         self._like: Any = None
 
     @property

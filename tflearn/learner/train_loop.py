@@ -298,7 +298,7 @@ class TrainLoop:
         """
         batches = self._batches
         # The data's metrics are in the vector, or follow it.
-        layout = StepMetrics(*self._reductions, with_info=not batches.last_info, last_info=batches.last_info)
+        layout = StepMetrics(*self._reductions, batches.last_info)
         wants_xla = not summarize and self._options.jit_compile and self._strategy.num_replicas_in_sync == 1
         source = batches if wants_xla and isinstance(batches, SourceBatches) else None
         # XLA would leave out the summaries.
@@ -355,8 +355,7 @@ class TrainLoop:
 
     def replica_step(self) -> Callable[[Any], Any]:
         """For a dry run: returns the train step of the plain program, from an element to metrics; not compiled."""
-        last_info = self._batches.last_info
-        layout = StepMetrics(*self._reductions, with_info=not last_info, last_info=last_info)
+        layout = StepMetrics(*self._reductions, self._batches.last_info)
         return lambda element: self._distributed_step(element, layout, self._agent.train)
 
     def _make_loss(self) -> Callable[[Any], Metrics]:
