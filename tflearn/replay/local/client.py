@@ -54,7 +54,7 @@ class Client(backend.Client):
     def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:
         what = f'the replay server at {self.address}'
         tables = wait_until(lambda: SERVERS.get(self.address), what, timeout_secs, stop)
-        return [item.columns['chunk'] for item in tables[table].items()]
+        return [item.chunk for item in tables[table].items()]
 
     def update(self, table: str, priorities: Mapping[int, float]) -> None:
         tables = SERVERS.get(self.address)
@@ -89,8 +89,8 @@ class _Writer(backend.Writer):
 
     def insert(self, items: Sequence[np.ndarray], tables: Sequence[Sequence[str]], priority: float) -> None:
         for item, names in zip(items, tables, strict=True):
-            columns = {'chunk': np.array(item)}  # a copy, which all tables share
-            self._waiting += [(self._tables[name], Item(columns, priority)) for name in names]
+            chunk = np.array(item)  # a copy, which all tables share
+            self._waiting += [(self._tables[name], Item(chunk, priority)) for name in names]
         with contextlib.suppress(Lost):  # the next flush reports it
             self.flush(0, 0.0)
 

@@ -24,9 +24,9 @@ _numbers = itertools.count(1)
 
 @dataclasses.dataclass
 class Item:
-    """An item of a table: its columns, and what decides when it is drawn and removed."""
+    """An item of a table: its chunk, and what decides when it is drawn and removed."""
 
-    columns: Mapping[str, np.ndarray]
+    chunk: np.ndarray
     priority: float = 1.0
     times_sampled: int = 0
 
@@ -79,7 +79,7 @@ class Table:
             if item.times_sampled == self._max_times_sampled:
                 del self._items[key]
             self._changed.notify_all()
-            return Sample(ItemInfo(key, probability, size, item.priority), item.columns)
+            return Sample(ItemInfo(key, probability, size, item.priority), {'chunk': item.chunk})
 
     def update(self, priorities: Mapping[int, float]) -> None:
         """Sets priorities by key; ignores items that are gone."""
@@ -116,24 +116,16 @@ class Table:
                 'times_sampled': np.array([item.times_sampled for item in items], np.int64),
                 'counts': np.array([self._inserts, self._samples, self._next_key]),
             }
-        for name in self.spec.signature if items else ():
-            columns = [item.columns[name] for item in items]
-            is_text = np.asarray(columns[0]).dtype == object
-            content[f'column_{name}'] = np.array([each.item() for each in columns]) if is_text else np.stack(columns)
+        if items:
+            content['column_chunk'] = np.stack([item.chunk for item in items])
         return content
 
     def restore(self, content: Mapping[str, Any]) -> None:
         """Takes over what `state` returned; raises KeyError or ValueError if something is missing."""
         self._inserts, self._samples, self._next_key = (int(count) for count in content['counts'])
-        keys = content['keys'].tolist()
-        columns = {name: content[f'column_{name}'] for name in (self.spec.signature if keys else ())}
-        texts = {name for name, column in columns.items() if column.dtype.kind == 'S'}
-        for i, key in enumerate(keys):
-            values = {
-                name: np.array(column[i], object) if name in texts else column[i].copy()
-                for name, column in columns.items()
-            }
-            self._items[key] = Item(values, float(content['priorities'][i]), int(content['times_sampled'][i]))
+        for i, key in enumerate(content['keys'].tolist()):
+            counts = float(content['priorities'][i]), int(content['times_sampled'][i])
+            self._items[key] = Item(content['column_chunk'][i].copy(), *counts)
 
     def _wait_for(self, condition: Any, timeout_secs: float) -> bool:
         allowed = self._changed.wait_for(lambda: self._is_closed or condition(), timeout_secs)
