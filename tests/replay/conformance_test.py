@@ -33,8 +33,8 @@ from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 
 QUEUE = experience(Queue, max_size=20, batch_size=5)
 MIRRORED = experience(sampling='learner', min_size=1, batch_size=4, chunk_steps=4)
-ADDRESS = {backend.REVERB: 'localhost:{}', backend.LOCAL: 'inproc://{}', backend.VALKEY: 'valkey://localhost:{}'}
-DRAWING = pytest.mark.parametrize('kind', [backend.REVERB, backend.LOCAL], indirect=True)  # by order and priority
+ADDRESS = {backend.REVERB: 'localhost:{}', backend.VALKEY: 'valkey://localhost:{}'}
+DRAWING = pytest.mark.parametrize('kind', [backend.REVERB], indirect=True)  # by order and priority
 
 
 @pytest.fixture(params=ADDRESS)
@@ -67,7 +67,7 @@ def serve_tables(tmp_path, kind):
 
 @dataclasses.dataclass
 class Apart:
-    """A server of `MIRRORED` that can be lost and started again; in a process of its own, if its backend has any."""
+    """A server of `MIRRORED` that can be lost and started again, in a process of its own."""
 
     kind: str
     port: int
@@ -81,26 +81,16 @@ class Apart:
         return ADDRESS[self.kind].format(self.port)
 
     def start(self):
-        if self.kind == backend.LOCAL:
-            tables = self.storage.make_tables()
-            self.running = backend.serve(tables, self.port, self.folder / 'checkpoints', kind=self.kind)
-            return
         log, arguments = self.folder / 'log', (self.kind, self.port, self.folder)
         self.running = forks.start('tests.replay.conformance_program', *arguments, log=log)
         backend.wait_for_table(self.address, REPLAY, self.storage.signature, 60.0)
 
     def save(self):
-        if self.kind == backend.LOCAL:
-            self.running.checkpoint()
-            return
         request = self.folder / 'save'
         request.touch()
         wait_until(lambda: not request.exists(), 'the checkpoint', 30)
 
     def lose(self):
-        if self.kind == backend.LOCAL:
-            self.running.close()
-            return
         self.running.kill()
         self.running.wait(30)
 
@@ -184,25 +174,23 @@ def test_a_queue_gives_each_item_once_in_order_and_blocks_its_writers(serve_tabl
 
 
 @DRAWING
-@pytest.mark.parametrize('order', ['fifo', 'uniform', 'priority'])
+@pytest.mark.parametrize('order', ['uniform', 'priority'])
 def test_the_oldest_item_makes_room(serve_tables, order):
     client = serve_tables(table(order, 5))
     assert insert(client, items(0, 12))
     assert dataclasses.astuple(client.counts(5)['table'])[:3] == (5, 5, 12)
-    found = drawn(client, 60)
-    assert set(found) == ({7} if order == 'fifo' else {7, 8, 9, 10, 11})
+    assert set(drawn(client, 60)) == {7, 8, 9, 10, 11}
 
 
-def test_a_table_that_is_scanned_holds_the_newest_items(serve, kind):
+def test_a_table_that_is_scanned_holds_the_newest_items(serve):
     served = serve(experience(sampling='learner', min_size=1, batch_size=4, chunk_steps=4, max_size=20))
     insert_chunks(served, 0, 12)
     assert dataclasses.astuple(served.table())[:3] == (5, 5, 12)
     assert inserted_ids(served) == dict.fromkeys(range(7, 12), 1)
-    if kind != backend.LOCAL:  # which no other job reads
-        saved = pathlib.Path(served.server.checkpoint())
-        for at_most, found in ((None, 5), (3, 3)):
-            stored = backend.stored_items(saved, [*served.server.counts()], at_most)
-            assert len({chunk_id(chunk) for chunk in stored} & {*range(7, 12)}) == found
+    saved = pathlib.Path(served.server.checkpoint())
+    for at_most, found in ((None, 5), (3, 3)):
+        stored = backend.stored_items(saved, [*served.server.counts()], at_most)
+        assert len({chunk_id(chunk) for chunk in stored} & {*range(7, 12)}) == found
 
 
 @DRAWING

@@ -25,7 +25,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core import extras, waiting
-from tflearn.core.errors import UserImportError, UserValueError
+from tflearn.core.errors import UserImportError, UserRuntimeError, UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay.checkpoints import COMPLETE, CheckpointDirectory
 from tflearn.replay.storage import REPLAY, Storage, TableSpec, signature_text
@@ -105,7 +105,6 @@ class Client(abc.ABC):
     def writer(self) -> Writer:
         """Opens a connection for items."""
 
-    @abc.abstractmethod
     def samples(self, table: str, item_shape: Sequence[int], in_flight: int, timeout_ms: int) -> tf.data.Dataset:
         """Returns the drawn items of a table, as `Sample`s, until none comes for `timeout_ms`; -1 waits without an end.
 
@@ -113,6 +112,7 @@ class Client(abc.ABC):
           item_shape: the shape of an item's column 'chunk', of bytes.
           in_flight: the number of items that the server may send ahead. If it is 1, a timeout loses none.
         """
+        raise UserRuntimeError(f'got draws from the table {table!r} at {self.address}; need a server that draws')
 
     def stream(self, table: str, item_shape: Sequence[int], at_most: int) -> Generator[np.ndarray, None, None]:
         """Gives the items of a queue, each once and in order, `at_most` so many at a time.
@@ -125,7 +125,6 @@ class Client(abc.ABC):
         """
         raise NotImplementedError
 
-    @abc.abstractmethod
     def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:
         """Returns the items of a table in arbitrary order, each owning its memory, and leaves them there.
 
@@ -138,22 +137,11 @@ class Client(abc.ABC):
           TimeoutError: if the server did not answer in time.
           Stopped: if `stop` is set.
         """
+        raise NotImplementedError
 
-    def take(self, table: str, count: int) -> list[np.ndarray]:
-        """Returns the next items of a queue that has as many; only of a server of this process."""
-        raise NotImplementedError(f'got {self.address}; need a server of this process')
-
-    def content(self) -> dict[str, Any]:
-        """Returns the content of the tables by name; only of a server of this process."""
-        raise NotImplementedError(f'got {self.address}; need a server of this process')
-
-    def set_content(self, content: Mapping[str, Any]) -> None:
-        """Fills the tables with what `content` returned; only of a server of this process."""
-        raise NotImplementedError(f'got {self.address}; need a server of this process')
-
-    @abc.abstractmethod
     def update(self, table: str, priorities: Mapping[int, float]) -> None:
         """Sets priorities of items by key, and ignores items that are gone; raises RuntimeError if that fails."""
+        raise UserRuntimeError(f'got priorities for the table {table!r} at {self.address}; need a server that draws')
 
 
 class Server(abc.ABC):
@@ -298,8 +286,13 @@ def serve(
 
 
 def in_process(tables: Sequence[TableSpec]) -> contextlib.AbstractContextManager[str]:
-    """Serves tables to this process for the time of a block, without files; the block gets their address."""
-    return _module(LOCAL, 'server').serving(tables)
+    """Serves queues to this process for the time of a block, without files; the block gets their address."""
+    return _module(LOCAL, 'client').serving(tables)
+
+
+def connect_own(address: str) -> Any:
+    """Returns the client of queues of this process, which has `take`, `content` and `set_content` too."""
+    return _module(LOCAL, 'client').Client(address)
 
 
 def stored_items(checkpoint: pathlib.Path, names: Sequence[str], at_most: int | None = None) -> list[np.ndarray]:

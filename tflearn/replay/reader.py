@@ -273,7 +273,7 @@ class DirectReader(TableReader):
 
     def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
         """See `TableReader.take`; not for a graph."""
-        return [tf.constant(np.stack(backend.connect(self._address).take(self._table, int(count))))]
+        return [tf.constant(np.stack(backend.connect_own(self._address).take(self._table, int(count))))]
 
 
 class Readers:

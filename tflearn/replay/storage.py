@@ -55,7 +55,7 @@ class TableSpec:
     name: str
     max_size: int
     signature: Mapping[str, tf.TensorSpec]
-    order: Literal['queue', 'fifo', 'uniform', 'priority', 'scan'] = 'queue'
+    order: Literal['queue', 'uniform', 'priority', 'scan'] = 'queue'
     max_times_sampled: int = 0
     min_size: int = 1
     samples_per_insert: float | None = None

@@ -122,14 +122,14 @@ class ReplayWriter(Resumable):
 
     def content(self) -> dict[str, Any]:
         """See `Resumable`; for a server of this process, which has all chunks that were sent."""
-        items = backend.connect(self._address).content()
+        items = backend.connect_own(self._address).content()
         return {**super().content(), 'chunks': self._chunks.content(), 'items': items}
 
     def set_content(self, content: Mapping[str, Any]) -> None:
         """See `Resumable`."""
         super().set_content(content)
         self._chunks.set_content(content['chunks'])
-        backend.connect(self._address).set_content(content['items'])
+        backend.connect_own(self._address).set_content(content['items'])
 
     def begin_with_next(self) -> None:
         """Makes sequences begin with the next rows, see `ChunkBuilder.begin_with_next`."""

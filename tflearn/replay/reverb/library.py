@@ -35,8 +35,8 @@ def make_table(spec: TableSpec) -> Any:
     if spec.order == 'queue':
         return reverb.Table.queue(spec.name, spec.max_size, signature=signature)
     selectors = reverb.selectors
-    samplers = {'fifo': selectors.Fifo, 'uniform': selectors.Uniform, 'priority': lambda: selectors.Prioritized(1.0)}
-    samplers['scan'] = samplers['priority']  # a priority of 0 means that the item was read, see client.py
+    # Of a table that is scanned, a priority of 0 means that the item was read, see client.py.
+    sampler = selectors.Uniform() if spec.order == 'uniform' else selectors.Prioritized(1.0)
     limiter = reverb.rate_limiters.MinSize(spec.min_size)
     if spec.samples_per_insert is not None:
         limiter = reverb.rate_limiters.SampleToInsertRatio(
@@ -46,7 +46,7 @@ def make_table(spec: TableSpec) -> Any:
         )
     return reverb.Table(
         spec.name,
-        sampler=samplers[spec.order](),
+        sampler=sampler,
         remover=selectors.Fifo(),
         max_size=spec.max_size,
         max_times_sampled=spec.max_times_sampled,

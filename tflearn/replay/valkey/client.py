@@ -7,15 +7,13 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from tflearn.core import waiting
-from tflearn.core.errors import UserRuntimeError
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
 from tflearn.replay import backend
@@ -50,9 +48,6 @@ class Client(backend.Client):
     def writer(self) -> backend.Writer:
         return _Writer(self.address)
 
-    def samples(self, table: str, item_shape: Sequence[int], in_flight: int, timeout_ms: int) -> tf.data.Dataset:
-        raise UserRuntimeError(f'got draws from the table {table!r} at {self.address}; need a server that draws')
-
     def stream(self, table: str, item_shape: Sequence[int], at_most: int) -> Generator[np.ndarray, None, None]:
         count = max(1, min(at_most // 2, _MAX_BYTES // math.prod(item_shape)))
         num_reads = max(1, min(_MAX_READS, at_most // count))
@@ -77,9 +72,6 @@ class Client(backend.Client):
                     if entry.is_in(table) and entry.numbers[0] >= oldest
                 ]
         return found
-
-    def update(self, table: str, priorities: Mapping[int, float]) -> None:
-        raise UserRuntimeError(f'got priorities for the table {table!r} at {self.address}; need a server that draws')
 
 
 class _Call(NamedTuple):
