@@ -27,7 +27,7 @@ from absl import logging
 from tflearn.core import extras, waiting
 from tflearn.core.errors import UserImportError, UserRuntimeError, UserValueError
 from tflearn.core.table_counts import TableCounts
-from tflearn.replay.checkpoints import COMPLETE, CheckpointDirectory
+from tflearn.replay.checkpoints import CheckpointDirectory
 from tflearn.replay.storage import REPLAY, Storage, TableSpec, signature_text
 
 REVERB, LOCAL, VALKEY = 'reverb', 'local', 'valkey'
@@ -219,16 +219,9 @@ class Server(abc.ABC):
             self._checkpoints.clean()  # The rest of a failed checkpoint would take disk space.
         return str(self._checkpoints.newest())
 
+    @abc.abstractmethod
     def _save(self, folder: pathlib.Path) -> None:
         """Writes all tables into a directory of `folder`, which is empty, and last the file `COMPLETE` there."""
-        saved = folder / 'saved'
-        saved.mkdir(parents=True)
-        self._write(saved)
-        (saved / COMPLETE).touch()
-
-    def _write(self, folder: pathlib.Path) -> None:
-        """Writes all tables into a new directory; of a server whose `_save` does not do so itself."""
-        raise NotImplementedError
 
     def prune(self) -> None:
         """Removes the checkpoints that are no longer needed."""

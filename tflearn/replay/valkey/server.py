@@ -28,7 +28,7 @@ from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, is_listening, wait_until
 from tflearn.replay import backend
 from tflearn.replay.backend import VALKEY_FILE, Lost
-from tflearn.replay.checkpoints import damaged
+from tflearn.replay.checkpoints import COMPLETE, damaged
 from tflearn.replay.storage import REPLAY, TableSpec
 from tflearn.replay.valkey import library
 
@@ -141,9 +141,12 @@ class ReplayServer(backend.Server):
             text = f'timed out after {_ANSWER_SECS:.0f} s waiting for the replay server to report its tables ({error})'
             raise UserTimeoutError(text) from error
 
-    def _write(self, folder: pathlib.Path) -> None:
+    def _save(self, folder: pathlib.Path) -> None:
+        saved = folder / 'saved'
+        saved.mkdir(parents=True)
         with library.connected(self.address, _ANSWER_SECS) as connection:
-            write_checkpoint(connection, folder)
+            write_checkpoint(connection, saved)
+        (saved / COMPLETE).touch()
 
     def close(self) -> None:
         if self._process:
