@@ -159,6 +159,8 @@ def test_ignores_errors_that_are_not_finite(serve, make_updater):
     assert updater.flush(30)
     assert server.priorities() == pytest.approx(dict(zip(keys.tolist(), [1.0, 1.0, 1.0, 0.5], strict=True)))
     assert updater.metrics()['priorities_not_finite'] == 3
+    updater.update(1, keys, errors(0.9, 1.0, -2.0, 3.0))
+    assert updater.metrics()['priorities_clipped'] == 3, 'of max_error 1'
 
 
 def test_hanging_server_does_not_block_updates(serve, make_updater):

@@ -53,6 +53,7 @@ def test_draws_follow_priorities_and_weights_are_the_papers(tmp_path, serve, ope
     errors = np.random.default_rng(0).normal(size=size)
     mirror._by_priority._drawn = np.arange(oldest, newest)[None]
     mirror.update(1, errors[None].astype(np.float32))
+    assert mirror.metrics()['priorities_clipped'] == np.sum(np.abs(errors) >= 2.0) > 0
     priority = (np.minimum(np.abs(errors) + 0.01, 2.0) / 2.0) ** 0.7
     probability = priority / priority.sum()
     counts = np.zeros(size)

@@ -170,7 +170,8 @@ def test_errors_reach_the_server_that_has_the_item(tmp_path, serve, open_sampler
     for served in servers:
         for priority, _, step in read_items(served).values():
             assert priority == pytest.approx((0.1 + 0.1 * step) ** 0.5, rel=1e-5)
-    assert sampler.metrics() == {'priorities_sent': 60 * BATCH, 'priorities_dropped': 0, 'priorities_not_finite': 0}
+    counts = {'priorities_sent': 60 * BATCH, 'priorities_dropped': 0, 'priorities_not_finite': 0}
+    assert sampler.metrics().items() >= counts.items()
 
 
 def test_a_server_without_items_is_left_out_until_it_has_some(tmp_path, serve, open_sampler):
@@ -221,11 +222,8 @@ def test_errors_become_the_priorities_of_their_own_items(
     assert sampler.flush(30)
     for priority, _, step in read_items(served).values():
         assert priority == pytest.approx((0.1 + 0.1 * step) ** 0.5, rel=1e-5)
-    assert sampler.metrics() == {
-        'priorities_sent': num_steps * batch_size,
-        'priorities_dropped': 0,
-        'priorities_not_finite': 0,
-    }
+    counts = {'priorities_sent': num_steps * batch_size, 'priorities_dropped': 0, 'priorities_not_finite': 0}
+    assert sampler.metrics().items() >= counts.items()
 
 
 @pytest.mark.parametrize('on_nonfinite', ['skip', 'stop'])

@@ -43,7 +43,8 @@ class Prioritization:
         is next drawn.
       beta: 1 corrects fully for the non-uniform sampling, 0 not at all; or a schedule, evaluated for each draw.
       epsilon: added to the absolute error, so that items with zero error are drawn too; or a schedule.
-      max_error: the absolute value at which errors are clipped.
+      max_error: the absolute value at which errors are clipped, so that larger ones are drawn alike. The metric
+        `priorities_clipped` counts them: where most are, order by priority has no effect, and it needs to be larger.
       initial_priority: the priority of new items, in (0, 1].
       normalize_by_max: divide weights by the maximum of the global batch, so that they only reduce steps.
       error: the name of the agent's extra metric [B] that is used as the items' errors.

@@ -52,6 +52,11 @@ def priorities(prioritization: Prioritization, errors: np.ndarray, step: int) ->
     return (sizes / prioritization.max_error) ** alpha
 
 
+def num_clipped(prioritization: Prioritization, errors: np.ndarray) -> int:
+    """Returns how many finite errors are of `max_error` or more, so that all their priorities are 1."""
+    return int((np.abs(errors) >= prioritization.max_error).sum())
+
+
 _Errors = tuple[int, np.ndarray, np.ndarray]  # a train step, the keys of items [n], and their errors at that step
 
 
@@ -75,7 +80,7 @@ class PriorityUpdater:
         self._sending_since: float | None = None
         self._error: Exception | None = None
         self._warned_at = 0.0
-        self._counts = {'priorities_sent': 0, 'priorities_dropped': 0, 'priorities_not_finite': 0}
+        self._counts = dict.fromkeys((f'priorities_{name}' for name in ('sent', 'dropped', 'clipped', 'not_finite')), 0)
 
     def update(self, step: int, keys: np.ndarray, errors: np.ndarray) -> None:
         """Schedules an update of items' priorities, and returns immediately.
@@ -93,6 +98,7 @@ class PriorityUpdater:
         finite = np.isfinite(errors)
         with self._changed:
             self._counts['priorities_not_finite'] += len(errors) - int(finite.sum())
+            self._counts['priorities_clipped'] += num_clipped(self._prioritization, errors[finite])
             if self._closed or not finite.any():
                 return
             if len(self._waiting) >= self._max_waiting:
@@ -105,7 +111,7 @@ class PriorityUpdater:
         self._warn_if_late()
 
     def metrics(self) -> dict[str, int]:
-        """Returns how many priorities were sent, dropped because the server was slow, and ignored as not finite."""
+        """Returns how many were sent, dropped because the server was slow, clipped, and ignored as not finite."""
         with self._changed:
             return dict(self._counts)
 

@@ -19,7 +19,7 @@ from tflearn.core.experience import Experience, Prioritized, Uniform
 from tflearn.core.resumable import Resumable
 from tflearn.core.types import WEIGHTS
 from tflearn.replay.chunks import ChunkBuilder, pack
-from tflearn.replay.priorities import importance_weights, priorities
+from tflearn.replay.priorities import importance_weights, num_clipped, priorities
 from tflearn.replay.storage import Storage
 from tflearn.sampling.ring_buffer import RingBuffer
 from tflearn.sampling.source import Batch, Source
@@ -91,7 +91,7 @@ class ByPriority(Resumable):
     steps before it.
 
     Attributes:
-      counts: the priorities that were updated, and those that were not finite.
+      counts: the priorities that were updated, those of them that were clipped, and those that were not finite.
     """
 
     _KEPT = ('_tree', '_known', '_drawn', 'counts')
@@ -103,7 +103,7 @@ class ByPriority(Resumable):
         self._tree, self._max_size = SumTree(replay.max_size), replay.max_size
         self._known = ring.window_ever  # the sequences that the tree has
         self._drawn = np.empty((0, 0), np.int64)  # of the newest draw, counted over all ever written
-        self.counts = {'priorities_updated': 0, 'priorities_not_finite': 0}
+        self.counts = {'priorities_updated': 0, 'priorities_clipped': 0, 'priorities_not_finite': 0}
 
     def draw(self, num_steps: tf.Tensor, step: tf.Tensor, batch_size: int | tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns what `RingBuffer.read` does, and importance weights float32 [num_steps, B], not normalized."""
@@ -122,6 +122,8 @@ class ByPriority(Resumable):
         values = priorities(self.prioritization, errors[stored], step)
         self._tree.set(sequences[stored] % self._max_size, values)
         self.counts['priorities_updated'] += int(stored.sum())
+        clipped = num_clipped(self.prioritization, errors[stored])
+        self.counts['priorities_clipped'] = self.counts.get('priorities_clipped', 0) + clipped  # of an old checkpoint
         self.counts['priorities_not_finite'] += int((~finite).sum())
 
     def _follow_window(self) -> None:
