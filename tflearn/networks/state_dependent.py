@@ -3,8 +3,8 @@
 Raffin et al. 2021, "Smooth Exploration for Robotic Reinforcement Learning" (CoRL, arXiv 2005.05719), section 3. With
 the features z of the policy's last layer, and learned deviations sigma of noise weights W:
 
-  action = mean + z W             W_fa = sigma_fa e_fa, e ~ N(0, 1), drawn anew after some steps (equation 5)
-  action ~ N(mean, z^2 sigma^2)   the distribution in the losses, as if each step had noise of its own (equation 6)
+  action = mean + z W             W_fa = sigma_fa e_fa, e ~ N(0, 1), drawn anew after some steps
+  action ~ N(mean, z^2 sigma^2)   the distribution in the losses, as if each step had noise of its own
 
 As in Stable-Baselines3, the gradient of a distribution that is not squashed does not pass from its variance to z.
 """
