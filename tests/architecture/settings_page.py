@@ -50,8 +50,8 @@ UNITS = {'secs': 's', 'seconds': 's', 'gb': 'GB', 'bytes': 'bytes', 'items': 'it
 HEADER = """# Settings
 
 All settings that a gin file or `--gin_bindings` can bind, as `name = value`; import the module as shown. Bind what has
-no default. Other values than the declared ones are refused, with the line that binds them, before a job begins. The
-groups of the train job have its name too: `train.Intervals` is `train_settings.Intervals`.
+no default. Other values than the declared ones are refused, with the line that binds them, before a job begins.
+Several names of one setting, such as `train.Dataset` and `reader.Dataset`, are equal: bind any of them.
 `python -m tests.architecture.settings_page` writes this page, and a test checks that it is current. `--help` shows the
 flags of a program.
 """
@@ -94,7 +94,7 @@ class Definition:
         constructor = _constructor(self.node)
         if isinstance(self.node, ast.ClassDef) and constructor is None:
             for field in self.node.body:
-                if isinstance(field, ast.AnnAssign) and not field.target.id.startswith('_'):
+                if isinstance(field, ast.AnnAssign) and not field.target.id.startswith('_') and not _is_constant(field):
                     yield field.target.id, field.annotation, field.value
             return
         arguments = (constructor or self.node).args
@@ -104,6 +104,10 @@ class Definition:
             yield argument.arg, argument.annotation, default
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             yield argument.arg, argument.annotation, default
+
+
+def _is_constant(field: ast.AnnAssign) -> bool:
+    return ast.unparse(field.annotation).startswith('ClassVar')
 
 
 def _constructor(node: Owner) -> ast.FunctionDef | None:
@@ -225,12 +229,29 @@ def _rules(definition: Definition) -> dict[str, Rule]:
     return rules({name: parameter.annotation for name, parameter in parameters.items()})
 
 
-def section(definition: Definition, given: set[str], constants: dict[str, str]) -> Iterator[str]:
-    """Yields the section of a function or dataclass, without the settings that come from elsewhere."""
+def names_in_jobs(files: Sequence[SourceFile]) -> dict[str, list[str]]:
+    """Returns the names by which gin files bind what train jobs import, such as `train.Dataset`, by full names."""
+    found: dict[str, list[str]] = {}
+    for file in files:
+        if '.'.join(file.parts) in (f'{JOBS}train', f'{JOBS}train_offline'):
+            for name in dict.fromkeys(name for name, _ in file.imports):
+                found.setdefault(name, []).append(f'{file.parts[-1]}.{name.rpartition(".")[2]}')
+    return found
+
+
+def section(
+    definition: Definition, given: set[str], constants: dict[str, str], others: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yields the section of a function or dataclass, without the settings that come from elsewhere.
+
+    Args:
+      others: further names of it.
+    """
     package, _, module = definition.module.rpartition('.')
     about = sentence((ast.get_docstring(definition.node) or '').split('\n\n')[0].replace('\n', ' '))
     end = '' if about.endswith(')') else '.'
-    yield from ('', f'### {definition.short}', '', f'`from {package} import {module}`. {about}{end}', '')
+    named = f', or {", ".join(f"`{each}`" for each in others)}' if others else ''
+    yield from ('', f'### {definition.short}', '', f'`from {package} import {module}`{named}. {about}{end}', '')
     yield from ('| setting | default | values | unit | what it is |', '|---|---|---|---|---|')
     texts = definition.texts()
     found = _rules(definition)
@@ -262,12 +283,12 @@ def anchors(files: Sequence[SourceFile]) -> dict[str, str]:
 
 def page(files: Sequence[SourceFile]) -> str:
     """Returns what docs/settings.md has to hold."""
-    constants = constant_values(files)
+    constants, others = constant_values(files), names_in_jobs(files)
     lines = [HEADER.rstrip()]
     for title, owners, given in settings(files):
         lines += ['', f'## {title}']
         for owner in owners:
-            lines += section(owner, given, constants)
+            lines += section(owner, given, constants, others.get(owner.name, ()))
     return '\n'.join([*lines, ''])
 
 

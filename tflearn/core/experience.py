@@ -220,8 +220,8 @@ class Queue:
     Attributes:
       max_size: the number of waiting items at which writers are blocked; the learner holds about as many more, so 1
         gives the newest data.
-      max_policy_lag: items with a row whose policy is more versions (publications) older than this are dropped and
-        counted, never trained on; None keeps all.
+      max_policy_lag: items with a row of a larger policy lag, the newest version of the weights minus the version that
+        acted, are dropped and counted, never trained on; None keeps all.
       versions_ahead: how many publications of the weights collectors may be ahead. All collectors together make only
         the items that the learner takes between two publications: the learner divides these among the collectors that
         report, as credits (`control.Credits`); if a collector stops reporting, the others get its credits. With 1,

@@ -35,7 +35,7 @@ class EvaluateOptions:
       follow: 'newest' evaluates the newest exported version, 'each' every version once and in order (except those that
         the train job removes before: see `ExportOptions.keep_last`). 'in_loop' does so too, while training waits for
         it, for which both are in one process: `tflearn.train(mode='synchronous')`. 'weights' evaluates the weights that
-        the train job publishes to the replay server, so it needs no file of that job; an evaluated version is exported
+        the train job publishes to the coordinator, so it needs no file of that job; an evaluated version is exported
         to the policy 'evaluated_policy' of this job's run directory. 'served' acts with a served policy, see
         `served_at`.
       policy: the name of the exported or served policy.

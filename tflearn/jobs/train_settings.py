@@ -25,7 +25,8 @@ class Intervals:
     """How often a job publishes, exports and compares. (The intervals of checkpoints are in `LearnerOptions`.)
 
     Attributes:
-      publish_interval_steps: train steps between two publications of the weights; unused in the synchronous job.
+      publish_interval_steps: train steps between two publications of the weights; in the synchronous job
+        between two readings of `reward_weights.json` alone, since the newest weights act there.
       export_interval_steps: train steps between two exports of the policies.
       replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None: no comparison.
       steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. If
