@@ -24,7 +24,7 @@ def _run(switches: flags.FlagValues, *given: str) -> int:
 
     gin_files = policies.read(given)
     root = pathlib.Path(switches.root_dir)
-    codes = policies.Policies(root, gin_files, switches.gin_bindings, switches.mode, switches.partner).run(sys.stdout)
+    codes = policies.run(root, gin_files, sys.stdout, switches.gin_bindings, switches.mode, switches.partner)
     if failed := [code for code in codes.values() if code]:
         return failed[0] & 0xFF
     print(f'\n{overview.table(str(root))}')

@@ -17,8 +17,7 @@ from tflearn.agents import dqn
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.environments import pettingzoo_env
 from tflearn.environments.turn_game import Scripted
-from tflearn.experiments import runs
-from tflearn.experiments.policies import Policies
+from tflearn.experiments import policies, runs
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.policy_exports import ExportOptions
 
@@ -187,8 +186,8 @@ sys.exit(130 if len(received) == 1 else 7)
     monkeypatch.setattr(runs, '_RUN', program)
     each = {agent: (agent,) for agent in ('day', 'night', 'late')}
     (tmp_path / 'shifts.gin').write_text(GIN.replace(':Talk', ':Shifts').replace(str(TALK), str(each)))
-    policies = Policies(tmp_path / 'runs', dict.fromkeys(each, str(tmp_path / 'shifts.gin')))
-    assert policies.run(sys.stdout) == {'day': 1, 'night': 130, 'late': 130}
+    codes = policies.run(tmp_path / 'runs', dict.fromkeys(each, str(tmp_path / 'shifts.gin')), sys.stdout)
+    assert codes == {'day': 1, 'night': 130, 'late': 130}
 
 
 @pytest.mark.slow

@@ -55,13 +55,14 @@ def test_the_end_of_a_file_that_is_being_written_is_left_out(tmp_path):
 def test_a_forged_length_ends_a_file_as_a_torn_record_does(tmp_path, length):
     """TensorFlow would make room for it: a segmentation fault."""
     run_dir = RunDir(tmp_path)
-    new = series.NewScalars(run_dir)
+    offsets = {}
     write(run_dir, 'train', {100: 1.0, 200: 2.0}, '.one')
     (file,) = run_dir.summaries('train').iterdir()
     file.write_bytes(file.read_bytes() + forged.header(length) + b'content')
     assert series.read(run_dir)['train/loss'].values.tolist() == [1.0, 2.0]
     for expected in ([1.0, 2.0], []):
-        assert [value for tag, _, value in new() if tag == 'train/loss'] == expected
+        new = series.new_scalars(run_dir, [file], offsets)
+        assert [value for tag, _, value, _ in new if tag == 'train/loss'] == expected
 
 
 @pytest.mark.parametrize('kind', ['folder', 'loop', 'other records'])

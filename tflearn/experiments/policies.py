@@ -1,6 +1,5 @@
 """Several policies of one game, each of which is a run in a folder, that train beside each other."""
 
-import dataclasses
 import os
 import pathlib
 import sys
@@ -16,67 +15,63 @@ Partner = Literal['Newest', 'League']
 _MAKE = 'pettingzoo_env.make'
 
 
-@dataclasses.dataclass(frozen=True)
-class Policies:
-    """Runs of one policy each, in whose environments the others play as they are exported.
+def run(
+    root_dir: pathlib.Path,
+    gin_files: Mapping[str, str],
+    out: TextIO,
+    gin_bindings: Sequence[str] = (),
+    mode: runs.Mode = 'processes',
+    partner: Partner = 'Newest',
+) -> dict[str, int]:
+    """Trains policies to their ends, each in a run in whose environments the others play as they are exported.
 
-    Attributes:
+    The same call continues what was stopped. If one fails, the others are stopped. Call it from the main thread: it
+    handles signals, see `runs.Runs`.
+
+    Args:
       root_dir: a folder; the run of a policy is in a sub-folder of its name, and what it prints in `<name>.log`.
       gin_files: a gin file for each policy by its name: paths, or names of packaged ones; they may be the same. Each
         binds `pettingzoo_env.make.policies`.
+      out: gets the lines of `runs.Runs`.
       gin_bindings: gin statements that come after each of them.
       mode: 'processes' or 'synchronous'; see `tflearn.train`.
       partner: the class of `policies.league` by which the others play.
+
+    Returns:
+      Policy -> the exit code of its run: 0 if it has reached its end, 130 if it was stopped.
+
+    Raises:
+      ValueError: if a gin file or a binding is wrong, the policies are not those of the game, or another process works
+        in the folder.
     """
+    root = local_path(root_dir, '--root_dir')
+    bindings = {name: [*_partners(name, [*gin_files], root, partner), *gin_bindings] for name in gin_files}
+    for name, gin_file in gin_files.items():
+        runs.check(gin_file, bindings[name])
+    codes: dict[str, int] = {}
+    with runs.Runs(root, mode, out) as its:
+        for name, gin_file in gin_files.items():
+            its.start(name, gin_file, bindings[name])
+        while its.running:
+            for name, code in its.ended():
+                codes[name] = code
+                its.say(name, its.ending(name, code))
+                if code and not its.stopping:
+                    for other in its.running:
+                        its.stop(other)
+    return codes
 
-    root_dir: pathlib.Path
-    gin_files: Mapping[str, str]
-    gin_bindings: Sequence[str] = ()
-    mode: runs.Mode = 'processes'
-    partner: Partner = 'Newest'
 
-    def run(self, out: TextIO) -> dict[str, int]:
-        """Trains all policies to their ends. Call it from the main thread: it handles signals, see `runs.Runs`.
-
-        The same call continues what was stopped. If one fails, the others are stopped.
-
-        Args:
-          out: gets the lines of `runs.Runs`.
-
-        Returns:
-          Policy -> the exit code of its run: 0 if it has reached its end, 130 if it was stopped.
-
-        Raises:
-          ValueError: if a gin file or a binding is wrong, the policies are not those of the game, or another process
-            works in the folder.
-        """
-        for name, gin_file in self.gin_files.items():
-            runs.check(gin_file, self._bindings(name))
-        codes: dict[str, int] = {}
-        with runs.Runs(self.root_dir, self.mode, out) as its:
-            for name, gin_file in self.gin_files.items():
-                its.start(name, gin_file, self._bindings(name))
-            while its.running:
-                for name, code in its.ended():
-                    codes[name] = code
-                    its.say(name, its.ending(name, code))
-                    if code and not its.stopping:
-                        for other in its.running:
-                            its.stop(other)
-        return codes
-
-    def _bindings(self, name: str) -> list[str]:
-        """Returns the statements for the run of a policy, whose partners are the runs of the others."""
-        others = [other for other in self.gin_files if other != name]
-        played = ', '.join(f'{other!r}: @{other}/league.{self.partner}' for other in others)
-        root = local_path(self.root_dir, '--root_dir')
-        return [
-            'from tflearn.environments import pettingzoo_env',
-            'from tflearn.policies import league',
-            f'{_MAKE}.partners = {{{played}}}',
-            *(f'{other}/league.{self.partner}.run_dir = {str(root / other)!r}' for other in others),
-            *self.gin_bindings,
-        ]
+def _partners(name: str, policies: Sequence[str], root: pathlib.Path, partner: Partner) -> list[str]:
+    """Returns the statements for the run of a policy, whose partners are the runs of the others."""
+    others = [other for other in policies if other != name]
+    played = ', '.join(f'{other!r}: @{other}/league.{partner}' for other in others)
+    return [
+        'from tflearn.environments import pettingzoo_env',
+        'from tflearn.policies import league',
+        f'{_MAKE}.partners = {{{played}}}',
+        *(f'{other}/league.{partner}.run_dir = {str(root / other)!r}' for other in others),
+    ]
 
 
 def read(arguments: Sequence[str]) -> dict[str, str]:
@@ -128,7 +123,7 @@ def train_policies(
     for name, text in texts.items():
         write_atomically(root / f'{name}.gin', text.encode())
     gin_files = {name: str(root / f'{name}.gin') for name in texts}
-    codes = Policies(root, gin_files, mode='synchronous', partner=partner).run(out)
+    codes = run(root, gin_files, out, mode='synchronous', partner=partner)
     if failed := [name for name, code in codes.items() if code not in (0, runs.INTERRUPTED)]:
         raise UserRuntimeError(f'got a policy that failed: {failed[0]}; its output is in {root / failed[0]}.log')
     if any(codes.values()):

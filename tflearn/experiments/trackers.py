@@ -137,12 +137,9 @@ class Feed:
 
     def _summaries(self) -> Iterator[Event]:
         """Yields the scalars of event files."""
-        for path in sorted(self._run_dir.summaries('train').parent.glob('*/events.out.tfevents.*')):
-            key = str(path.relative_to(self._run_dir.root))
-            for event, end in series.events(path, self.position['offsets'].get(key, 0)):
-                self.position['offsets'][key] = end
-                for tag, number in series.scalars(event):
-                    yield from _metric(tag, event.step, number, event.wall_time)
+        files = sorted(self._run_dir.summaries('train').parent.glob('*/events.out.tfevents.*'))
+        for scalar in series.new_scalars(self._run_dir, files, self.position['offsets']):
+            yield from _metric(*scalar)
 
     def _evaluations(self) -> Iterator[Event]:
         evaluations = evaluation_record.read(self._run_dir.evaluations)

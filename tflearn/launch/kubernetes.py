@@ -77,28 +77,13 @@ class VolumeOptions:
     storage_gb: int = 50
 
 
-@dataclasses.dataclass(frozen=True)
-class QueueOptions:
-    """Kueue's queue for the learner.
-
-    Attributes:
-      queue: the LocalQueue that the learner waits in; '': none.
-      cluster_queue: the ClusterQueue that `queue` is made for; '': it is there already.
-    """
-
-    queue: str = ''
-    cluster_queue: str = ''
-
-    def __post_init__(self) -> None:
-        if self.cluster_queue and not self.queue:
-            raise UserValueError('got cluster_queue without queue; need the name of the queue to make; set queue=NAME')
-
-
 @checked_dataclass(frozen=True)
 class KubernetesOptions:
     """What the manifests say besides the jobs' resources.
 
     Attributes:
+      queue: Kueue's LocalQueue that the learner waits in; '': none.
+      cluster_queue: the ClusterQueue that `queue` is made for; '': it is there already.
       part: 'run': what `kubectl delete` may delete at the run's end; 'claims': the claim of its directory.
       namespace: where everything is.
       max_collectors: up to how many collectors the autoscaler starts; 0: their number stays, and they end with the run.
@@ -108,7 +93,8 @@ class KubernetesOptions:
 
     pods: PodOptions = PodOptions()
     volume: VolumeOptions = VolumeOptions()
-    queueing: QueueOptions = QueueOptions()
+    queue: str = ''
+    cluster_queue: str = ''
     part: Literal['run', 'claims'] = 'run'
     namespace: str = 'default'
     max_collectors: NonNegativeInt = 0
@@ -116,6 +102,8 @@ class KubernetesOptions:
     serve_replicas: NonNegativeInt = 1
 
     def __post_init__(self) -> None:
+        if self.cluster_queue and not self.queue:
+            raise UserValueError('got cluster_queue without queue; need the name of the queue to make; set queue=NAME')
         if self.part == 'claims' and self.volume.claim:
             raise UserValueError(f'got part=claims and claim={self.volume.claim}, which is there; need one of them')
         if self.part == 'run' and not self.pods.image:
@@ -245,18 +233,20 @@ class _Run:
 
     def _learner(self) -> list[Manifest]:
         """Returns the learner, and the queue that it waits in."""
-        (job,), queueing = self._topology.group('train'), self._options.queueing
+        (job,), options = self._topology.group('train'), self._options
         on_tpu = {'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'}
-        queued = {**self.labels('run'), 'kueue.x-k8s.io/queue-name': queueing.queue}
+        queued = {**self.labels('run'), 'kueue.x-k8s.io/queue-name': options.queue}
         jobset = self._made(
             'learner',
             workers=job.workers,
-            exclusive=on_tpu if self._options.pods.tpu_topology else None,
-            suspended=bool(queueing.queue) or None,
-            queue_labels=queued if queueing.queue else None,
+            exclusive=on_tpu if options.pods.tpu_topology else None,
+            suspended=bool(options.queue) or None,
+            queue_labels=queued if options.queue else None,
             pod=self._pod(job, 'Never'),
         )
-        return self._made('queue', **dataclasses.asdict(queueing)) + jobset if queueing.cluster_queue else jobset
+        if not options.cluster_queue:
+            return jobset
+        return self._made('queue', queue=options.queue, cluster_queue=options.cluster_queue) + jobset
 
     def _collectors(self) -> list[Manifest]:
         """Returns the collectors, and what starts more of them while the learner waits for data."""

@@ -25,10 +25,11 @@ _COLOURS = {
 }
 
 
-class LiveView:
+class LiveView(PlainView):
     """Draws the run in place, below the events. `close` removes the drawing."""
 
     def __init__(self, title: str, out: TextIO):
+        super().__init__(out)
         self._title = title
         self._console = Console(file=out, highlight=False)
         # Only `show` draws, so no thread is needed.

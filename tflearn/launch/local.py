@@ -20,7 +20,7 @@ from tflearn.files.run_dir import RunDir, Status, read_json
 from tflearn.launch import reports
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import PlainView
-from tflearn.launch.supervisor import Failure, Supervisor, View
+from tflearn.launch.supervisor import Failure, Supervisor
 from tflearn.launch.topology import Topology, on_one_machine, place, this_machine
 from tflearn.launch.warm_parent import WarmParent
 
@@ -152,7 +152,7 @@ def _warm_parent(topology: Topology, log: TextIO, stop: Callable[[], bool]) -> I
         yield warm_parent
 
 
-def _work(supervisor: Supervisor, view: View, signals: 'StopSignals', stop_timeout_secs: float) -> Failure | None:
+def _work(supervisor: Supervisor, view: PlainView, signals: 'StopSignals', stop_timeout_secs: float) -> Failure | None:
     """Starts the jobs, watches them and stops them. Returns why the run failed, if it did."""
     failure = None
     before = signal.signal(signal.SIGUSR2, lambda number, frame: supervisor.request_save())
@@ -193,7 +193,7 @@ def _print(where: TextIO, text: str) -> None:
         print(text, file=where, flush=True)
 
 
-def make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float = LINE_INTERVAL_SECS) -> View:
+def make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float = LINE_INTERVAL_SECS) -> PlainView:
     """Returns a live view in a terminal or a notebook, else one of lines."""
     if in_notebook():
         from tflearn.launch.live_view import NotebookView

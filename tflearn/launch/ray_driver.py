@@ -148,7 +148,6 @@ class _Run:
         self._actors: dict[str, Any] = {}
         self._pending: dict[Any, Mapping[str, Any]] = {}
         self._nodes: dict[str, str] = {}
-        self._pause = threading.Event()  # Never set.
 
     def run(self) -> int:
         """Returns the exit code of the launcher."""

@@ -92,15 +92,8 @@ class _SupervisedJob:
         command = tuple(map(self._filled_in, self._job.command))
         rule = dataclasses.replace(self._job.restart, spent='fail')
         job = dataclasses.replace(self._job, command=command, serves=None, restart=rule)
-        supervisor = Supervisor(
-            Topology((job,)),
-            self._run_dir,
-            self._reaper,
-            None,
-            self._view,
-            self._log,
-            self._topology.silent_timeout_secs,
-        )
+        given = self._run_dir, self._reaper, None, self._view, self._log, self._topology.silent_timeout_secs
+        supervisor = Supervisor(Topology((job,)), *given)
         due = 0.0
 
         def stop() -> bool:
@@ -111,10 +104,7 @@ class _SupervisedJob:
             due = time.monotonic() + _POLL_SECS  # The file system may be another machine's.
             return ended() or self._moved()
 
-        supervisor.start()
-        failure = supervisor.watch(stop)
-        supervisor.stop(self._topology.stop_timeout_secs + 10.0, kill=lambda: False)
-        return failure
+        return supervisor.run(stop, self._topology.stop_timeout_secs + 10.0, kill=lambda: False)
 
     def _is_tried_later(self, failure: Failure) -> bool:
         later = self._job.restart.spent == 'later' and not failure.is_user_error

@@ -13,12 +13,12 @@ import threading
 import time
 import types
 from collections.abc import Callable, Mapping
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir, Status, job_kind
 from tflearn.launch.processes import JobProcess, OrphanReaper
-from tflearn.launch.reports import JobReport, RunReport, quoted
+from tflearn.launch.reports import JobReport, PlainView, RunReport, quoted
 from tflearn.launch.topology import KINDS, Placement, Topology
 from tflearn.launch.warm_parent import WarmParent
 
@@ -27,22 +27,6 @@ _LATER = math.inf  # when a job is started that waits for the end of the others
 _FULL_BYTES = 1 << 20  # a disk with less than this is full
 _DUMP_SECS = 1.0  # to write its stacks before it is killed
 SHOW_INTERVAL_SECS = 0.5
-
-
-class View(Protocol):
-    """Shows a run to the user."""
-
-    def open(self) -> None:
-        """Prepares the output."""
-
-    def close(self) -> None:
-        """Restores the output as it was."""
-
-    def event(self, text: str) -> None:
-        """Shows an event: a line, then lines of details."""
-
-    def show(self, report: RunReport) -> None:
-        """Shows the state of the run. Called twice a second."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +51,7 @@ class Supervisor:
         run_dir: RunDir,
         reaper: OrphanReaper,
         warm_parent: WarmParent | None,
-        view: View,
+        view: PlainView,
         log: TextIO,
         silent_timeout_secs: float = 0.0,
         placements: Mapping[str, Placement] = types.MappingProxyType({}),
@@ -116,6 +100,13 @@ class Supervisor:
         """
         for process in self._processes:
             process.start()
+
+    def run(self, stop: Callable[[], bool], stop_timeout_secs: float, kill: Callable[[], bool]) -> Failure | None:
+        """Starts the jobs, watches them, and stops those that are left; see these methods."""
+        self.start()
+        failure = self.watch(stop)
+        self.stop(stop_timeout_secs, kill)
+        return failure
 
     def watch(self, stop: Callable[[], bool]) -> Failure | None:
         """Watches the jobs until the run is finished or failed, or `stop` returns True.
@@ -286,7 +277,7 @@ def _is_full(directory: pathlib.Path) -> bool:
 _ENDINGS = 'finished', 'stopped', 'failed', 'died'
 
 
-def watch(run_dir: RunDir, view: View, stop: Callable[[], bool] = lambda: False) -> None:
+def watch(run_dir: RunDir, view: PlainView, stop: Callable[[], bool] = lambda: False) -> None:
     """Shows a run until it is done, or has failed under a launch, or `stop` returns True."""
     pause, start = threading.Event(), _began_at(run_dir)
     view.open()

@@ -77,8 +77,8 @@ def loop(
     serving: str,
     gate: Gate | None = Gate(),
     schedule: Schedule = Schedule(),
-) -> 'Loop':
-    """Returns the loop, which is run outside of gin.
+) -> int:
+    """Runs rounds. Call it from the main thread: it handles signals.
 
     Args:
       run: how the program was called.
@@ -88,8 +88,13 @@ def loop(
       gate: what a policy has to prove; None lets each new one serve.
       schedule: when a round begins.
 
+    Returns:
+      An exit code: 0; 128 + the signal's number when one ended it.
+
     Raises:
-      ValueError: if nothing says when, a file is missing, or the logs are in an object store.
+      ValueError: if nothing says when, a file is missing, the logs are in an object store, or another loop works in the
+        directory.
+      RuntimeError: if a step failed.
     """
     if not (run.once or schedule.decisions or schedule.hours):
         raise UserValueError('got no Schedule.decisions and no Schedule.hours; need one of them, or --once')
@@ -99,87 +104,53 @@ def loop(
             local_path(path, f'Logs.{name}')
     if not local_path(logs.columns, 'Logs.columns').is_file():
         raise UserValueError(f'got Logs.columns={logs.columns!r}; need a file, the column map')
-    steps = Steps(run.package, logs, training, RunDir(local_path(serving, 'serving')), gate)
-    return Loop(run, steps, schedule, Rounds(run.root))
+    planned = Steps(run.package, logs, training, RunDir(local_path(serving, 'serving')), gate)
+    with StopSignals() as signals, _locked(run.root, signals) as log, contextlib.ExitStack() as stack:
+        reaper = stack.enter_context(contextlib.closing(OrphanReaper(_STOP_SECS, log.fileno())))
+
+        @functools.cache
+        def parent() -> WarmParent:  # is not needed where no round is due
+            program = (sys.executable, '-m', f'{run.package}.warm_parent')
+            started = stack.enter_context(contextlib.closing(WarmParent(program, log)))
+            started.wait_until_ready(lambda: bool(signals.received))
+            return started
+
+        def run_step(begun: Round, step: Step) -> None:
+            view = PlainView(run.out, _LINE_SECS)
+            view.event(f'round {begun.number}: {step.name}')
+            job = Job(step.name, step.command, step.name)
+            supervisor = Supervisor(Topology((job,)), RunDir(begun.directory), reaper, parent(), view, log)
+            stop = lambda: bool(signals.received)  # noqa: E731
+            failure = supervisor.run(stop, _STOP_SECS, kill=lambda: len(signals.received) > 1)
+            if failure and not step.is_done():
+                raise (UserRuntimeError if failure.is_user_error else RuntimeError)(failure.message)
+
+        _run_rounds(run, planned, schedule, signals, run_step)
+    return 128 + signals.received[0] if signals.received else 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Loop:
-    """A loop in its directory."""
-
-    how: Run
-    steps: Steps
-    schedule: Schedule
-    rounds: Rounds
-
-    def run(self) -> int:
-        """Runs rounds. Call it from the main thread: it handles signals.
-
-        Returns:
-          An exit code: 0; 128 + the signal's number when one ended it.
-
-        Raises:
-          ValueError: if another loop works in the directory.
-          RuntimeError: if a step failed.
-        """
-        with StopSignals() as signals, _locked(self.how.root, signals) as log, contextlib.ExitStack() as stack:
-            reaper = stack.enter_context(contextlib.closing(OrphanReaper(_STOP_SECS, log.fileno())))
-
-            @functools.cache
-            def parent() -> WarmParent:  # is not needed where no round is due
-                program = (sys.executable, '-m', f'{self.how.package}.warm_parent')
-                started = stack.enter_context(contextlib.closing(WarmParent(program, log)))
-                started.wait_until_ready(lambda: bool(signals.received))
-                return started
-
-            self._run_rounds(signals, functools.partial(self._run_step, reaper, parent, log, signals))
-        return 128 + signals.received[0] if signals.received else 0
-
-    def _run_rounds(self, signals: StopSignals, run_step: Callable[[Round, Step], None]) -> None:
-        logs, schedule, pause = self.steps.logs, self.schedule, threading.Event()
-        while not signals.received and len(self.rounds.finished()) < (schedule.max_rounds or math.inf):
-            begun = self.rounds.unfinished() or self.rounds.begin(
-                logs.decisions, logs.outcomes, schedule.decisions, schedule.hours
-            )
-            if begun:
-                self._work(begun, signals, run_step)
-            elif self.how.once:
-                print('nothing to do: no round is due', file=self.how.out)
-            else:
-                pause.wait(schedule.poll_secs)
-            if self.how.once:
-                return
-
-    def _work(self, begun: Round, signals: StopSignals, run_step: Callable[[Round, Step], None]) -> None:
-        """Runs what is missing of a round, and finishes it unless it was stopped."""
-        for step in self.steps.of(begun):
-            if not step.is_done():
-                run_step(begun, step)
-            if signals.received:
-                return
-        begun.finish(**self.steps.result(begun))
-        steps.write_page(self.how.root, self.rounds.finished())
-        print(steps.table(self.rounds.finished()), file=self.how.out, flush=True)
-
-    def _run_step(
-        self,
-        reaper: OrphanReaper,
-        parent: Callable[[], WarmParent],
-        log: TextIO,
-        signals: StopSignals,
-        begun: Round,
-        step: Step,
-    ) -> None:
-        """Runs a step until it is done or stopped; raises RuntimeError if it failed."""
-        view = PlainView(self.how.out, _LINE_SECS)
-        view.event(f'round {begun.number}: {step.name}')
-        job = Job(step.name, step.command, step.name)
-        supervisor = Supervisor(Topology((job,)), RunDir(begun.directory), reaper, parent(), view, log)
-        supervisor.start()
-        failure = supervisor.watch(lambda: bool(signals.received))
-        supervisor.stop(_STOP_SECS, lambda: len(signals.received) > 1)
-        if failure and not step.is_done():
-            raise (UserRuntimeError if failure.is_user_error else RuntimeError)(failure.message)
+def _run_rounds(
+    run: Run, planned: Steps, schedule: Schedule, signals: StopSignals, run_step: Callable[[Round, Step], None]
+) -> None:
+    """Runs rounds as they become due, until they are enough or a signal comes."""
+    rounds, logs, pause = Rounds(run.root), planned.logs, threading.Event()
+    while not signals.received and len(rounds.finished()) < (schedule.max_rounds or math.inf):
+        begun = rounds.unfinished() or rounds.begin(logs.decisions, logs.outcomes, schedule.decisions, schedule.hours)
+        if begun:
+            for step in planned.of(begun):
+                if not step.is_done():
+                    run_step(begun, step)
+                if signals.received:
+                    return
+            begun.finish(**planned.result(begun))
+            steps.write_page(run.root, rounds.finished())
+            print(steps.table(rounds.finished()), file=run.out, flush=True)
+        elif run.once:
+            print('nothing to do: no round is due', file=run.out)
+        else:
+            pause.wait(schedule.poll_secs)
+        if run.once:
+            return
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ Loads no TensorFlow.
 import os
 import pathlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from absl import logging
@@ -37,27 +37,37 @@ def read(run_dir: RunDir) -> Series:
             f'got {run_dir.root} without event files in {run_dir.summaries(JOBS[0]).parent}; need the --root_dir of a '
             'run with summaries; set train.SummaryOptions.interval_steps'
         )
-    found: dict[str, dict[int, tuple[float, float]]] = {}
-    for file in files:
-        _read_file(file, found)
+    found: dict[str, dict[int, tuple[float, float]]] = {}  # tag -> step -> (time, value)
+    for tag, step, number, at in new_scalars(run_dir, files, {}):
+        points = found.setdefault(tag, {})
+        if step not in points or points[step][0] <= at:  # of several files the newest counts
+            points[step] = at, number
     return {tag: points for tag, values in found.items() if len((points := _points(values)).steps)}
 
 
-def _read_file(file: pathlib.Path, found: dict[str, dict[int, tuple[float, float]]]) -> None:
-    """Adds a file's scalars, tag -> step -> (time, value); of several at one step the newest counts."""
-    for event, _ in events(file):
-        for tag, number in scalars(event):
-            at = found.setdefault(tag, {})
-            if event.step not in at or at[event.step][0] <= event.wall_time:
-                at[event.step] = event.wall_time, number
+def new_scalars(
+    run_dir: RunDir, files: Iterable[pathlib.Path], offsets: dict[str, int]
+) -> Iterator[tuple[str, int, float, float]]:
+    """Yields (tag, step, value, time [s]) of what was added to event files; what is in a writer's memory comes later.
 
-
-def events(path: pathlib.Path, offset: int = 0) -> Iterator[tuple[event_pb2.Event, int]]:
-    """Yields the complete records of an event file from an offset on, each with the offset of its end.
+    Args:
+      run_dir: the run.
+      files: its event files.
+      offsets: how much of each file was read, by its path in the run [bytes]; it is updated.
 
     Raises:
-      ValueError: if it is none.
+      ValueError: if a file cannot be read.
     """
+    for file in files:
+        key = str(file.relative_to(run_dir.root))
+        for event, end in _events(file, offsets.get(key, 0)):
+            offsets[key] = end
+            for tag, number in _scalars(event):
+                yield tag, event.step, number, event.wall_time
+
+
+def _events(path: pathlib.Path, offset: int) -> Iterator[tuple[event_pb2.Event, int]]:
+    """Yields the complete records of an event file from an offset on, each with the offset of its end."""
     try:
         size = path.stat().st_size
         with path.open('rb') as file:
@@ -73,7 +83,7 @@ def events(path: pathlib.Path, offset: int = 0) -> Iterator[tuple[event_pb2.Even
         raise UserValueError(f'got {path}, which cannot be read ({error}); need an event file; remove it') from error
 
 
-def scalars(event: event_pb2.Event) -> Iterator[tuple[str, float]]:
+def _scalars(event: event_pb2.Event) -> Iterator[tuple[str, float]]:
     """Yields the scalars of an event, each with its tag."""
     for value in event.summary.value:
         if value.HasField('simple_value'):
@@ -98,23 +108,6 @@ def _files(run_dir: RunDir) -> list[pathlib.Path]:
     return [file for job in JOBS for file in sorted(run_dir.summaries(job).glob('events.out.tfevents.*'))]
 
 
-class NewScalars:
-    """Reads what was added to a run's event files since the last call, or since it was made."""
-
-    def __init__(self, run_dir: RunDir):
-        """Reads nothing yet; what is in the files now is left out."""
-        self._run_dir = run_dir
-        self._offsets = {file: file.stat().st_size for file in _files(run_dir)}
-
-    def __call__(self) -> Iterator[tuple[str, int, float]]:
-        """Yields (tag, step, value), in each file's order; what is still in its writer's memory comes later."""
-        for file in _files(self._run_dir):
-            for event, end in events(file, self._offsets.get(file, 0)):
-                self._offsets[file] = end
-                for tag, number in scalars(event):
-                    yield tag, event.step, number
-
-
 _MOST_POINTS = 512  # of a metric; of a longer run every second one is kept
 _ONLY_AT_THE_END = {'returns-flat', 'data-wait'}  # a young run has not learned yet, or waits for its first data
 
@@ -128,7 +121,8 @@ class Watch:
 
     def __init__(self, run_dir: RunDir) -> None:
         """Reads nothing yet; what an earlier session has recorded is left out."""
-        self._recorded: NewScalars | None = NewScalars(run_dir)
+        self._run_dir, self._can_read = run_dir, True
+        self._offsets = {str(file.relative_to(run_dir.root)): file.stat().st_size for file in _files(run_dir)}
         self._steps: dict[str, list[int]] = {}
         self._values: dict[str, list[float]] = {}
         self._wrong: set[str] = set()
@@ -148,15 +142,15 @@ class Watch:
         self._wrong = set(wrong)
 
     def _add_recorded(self) -> None:
-        if self._recorded is None:
+        if not self._can_read:
             return
         try:
-            for tag, step, value in self._recorded():
+            for tag, step, value, _ in new_scalars(self._run_dir, _files(self._run_dir), self._offsets):
                 if not tag.startswith('train/') and not tag.endswith('/variable_norm'):  # those are given; unchecked
                     self._add(tag, step, value)
         except UserValueError as error:  # no reason to end the training
             logging.warning('no more warnings by metrics of gradients and collectors: %s', error)
-            self._recorded = None
+            self._can_read = False
 
     def _add(self, tag: str, step: int, value: float) -> None:
         if not np.isfinite(value):
