@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import learner, learner_cases, tables  # noqa: E402
+from tflearn.core.background import Background  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
@@ -79,13 +80,13 @@ def _train(
     source = learner.source(case, experience, port)
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
     memory: list[float] = []
-    exporter = PolicyExporter(agent.policy, run_dir.greedy_policy)
+    exporter, exports = PolicyExporter(agent.policy, run_dir.greedy_policy), Background('exports')
     trainer = Learner(
         agent,
         source,
         run_dir,
         triggers=[
-            IntervalTrigger(1_000, lambda step: exporter.export_soon(step, {})),
+            IntervalTrigger(1_000, lambda step: exports.submit(exporter.snapshot(step, {}))),
             IntervalTrigger(max(num_steps // 100, STEPS_PER_CALL), lambda _: memory.append(rss_mb())),
         ],
         options=LearnerOptions(checkpoint_interval_steps=1_000, summaries=SummaryOptions(interval_steps=1_000)),
@@ -100,7 +101,8 @@ def _train(
         if trainer.run(STEPS_PER_CALL).data_ended:
             raise RuntimeError(f'no data came: {source.error}')
     trainer.close()
-    exporter.wait()
+    exports.join(600.0)
+    exports.raise_failure()
     tenth = max(len(memory) // 10, 1)
     start, end = sum(memory[:tenth]) / tenth, sum(memory[-tenth:]) / tenth
     return {

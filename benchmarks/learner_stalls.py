@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import learner_cases, tables  # noqa: E402
+from tflearn.core.background import Background  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
@@ -40,7 +41,7 @@ class Saver:
         triggers = []
         if interval:
             save = self._timed('checkpoint', lambda _: self.learner.save())
-            export = self._timed('export', lambda step: self._exporter.export_soon(step, {}))
+            export = self._timed('export', lambda step: self._exports.submit(self._exporter.snapshot(step, {})))
             triggers = [IntervalTrigger(interval, save), IntervalTrigger(interval, export)]
         batch = learner_cases.batch(case)
         self.learner = Learner(
@@ -50,7 +51,7 @@ class Saver:
             triggers=triggers,
             options=LearnerOptions(checkpoint_interval_steps=None, summaries=None),
         )
-        self._exporter = PolicyExporter(agent.policy, run_dir.greedy_policy)
+        self._exporter, self._exports = PolicyExporter(agent.policy, run_dir.greedy_policy), Background('exports')
         self._exporter.export(0, {})
 
     def _timed(self, name: str, action: Callable[[int], object]) -> Callable[[int], None]:
@@ -76,7 +77,8 @@ class Saver:
 
     def _wait(self) -> None:
         self.learner.checkpoints.wait()
-        self._exporter.wait()
+        self._exports.join(600.0)
+        self._exports.raise_failure()
 
 
 def main() -> int:

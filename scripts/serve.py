@@ -28,6 +28,8 @@ def serve_policies(stop: threading.Event) -> None:
             options=serve_flags.serve_options(),
             decision_log=serve_flags.decision_log(),
             trials=serve_flags.trials(),
+            rest_port=flags.FLAGS.rest_port,
+            metrics_port=flags.FLAGS.metrics_port,
         )
 
 

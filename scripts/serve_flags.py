@@ -49,7 +49,6 @@ def serve_options() -> serve.ServeOptions:
         batching=serve.BatchOptions(**job_flags.values_of(*names)) if values.batching else None,
         max_rows=values.max_rows,
         poll_secs=values.poll_secs,
-        http=serve.HttpPorts(values.rest_port, values.metrics_port),
         clients=pathlib.Path(values.clients) if values.clients else None,
         num_threads=_num_threads(),
         max_concurrent_requests=values.max_concurrent_requests,

@@ -125,8 +125,16 @@ def test_a_token_is_asked_for(tmp_path, coordinating, reader_of):
         ({'method': 'PUT', 'body': b'noise', 'Tflearn_Claim': 'me'}, 400, "got the claim 'me'; need EPOCH/OWNER"),
         ({'method': 'PUT', 'body': b'', 'Tflearn_Incarnation': 'old'}, 412, 'register again'),
         ({'method': 'POST', 'path': '/v1/report', 'body': b'{}'}, 400, 'got a control message of protocol None'),
-        ({'method': 'POST', 'path': '/v1/reports', 'body': b'{"after": [], "acknowledged": {}}'}, 400, 'after=[]'),
-        ({'method': 'POST', 'path': '/v1/credits', 'body': b'{"number": "1", "wait": 0}'}, 400, 'got no numbers'),
+        (
+            {'method': 'POST', 'path': '/v1/reports', 'body': b'{"after": [], "acknowledged": {}}'},
+            400,
+            'after of the type list',
+        ),
+        (
+            {'method': 'POST', 'path': '/v1/credits', 'body': b'{"number": "1", "wait": 0}'},
+            400,
+            'of the type str; need int',
+        ),
         ({'method': 'POST', 'path': '/v1/register', 'body': b'{"role": 1}'}, 400, 'got a message without address'),
         ({'method': 'PUT', 'path': '/v1/counts/x', 'body': b'{}'}, 400, "got the index 'x'"),
         ({'method': 'DELETE'}, 405, 'got DELETE /v1/weights; need GET'),

@@ -17,7 +17,7 @@ from tflearn.environments import gymnasium_env
 from tflearn.environments.tasks import nim
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader
-from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError, _log_cdf, _log_probability
+from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError, _log_probability
 from tflearn.policies.exporter import ACTION_MASK, PolicyExporter
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
@@ -120,9 +120,10 @@ def test_random_actions_are_uniform():
 
 
 def test_the_tail_of_the_normal_distribution():
-    np.testing.assert_allclose(_log_cdf(np.array([0.0])), np.log(0.5))
-    z = np.array([-9.999999, -10.000001, -40.0, 3.0])
-    np.testing.assert_allclose(_log_cdf(z), [-53.231275, -53.231295, -804.608442, -0.00135081], rtol=1e-6)
+    spec = tensor_spec.BoundedTensorSpec((), tf.float32, -1.0, 100.0, 'action')
+    z = np.array([0.0, -9.999999, -10.000001, -40.0, 3.0])
+    found = _log_probability({'loc': -1.0 - z, 'scale_diag': np.ones(5)}, spec, np.full(5, -1.0, np.float32))
+    np.testing.assert_allclose(found, [np.log(0.5), -53.231275, -53.231295, -804.608442, -0.00135081], rtol=1e-6)
 
 
 def test_policies_without_probabilities_are_refused(exported):

@@ -1,5 +1,6 @@
 """An exporter publishes complete versions, each once, and keeps the last."""
 
+import concurrent.futures
 import json
 import resource
 import threading
@@ -62,9 +63,8 @@ def test_later_version_that_differs_from_its_snapshot_is_not_published(tmp_path,
     other = [tf.zeros_like(weight) for weight in exporter._read_all()]
     write = exporter._files.write_weights
     monkeypatch.setattr(type(exporter._files), 'write_weights', lambda self, path, weights: write(path, other))
-    exporter.export_soon(2, {})
     with pytest.raises(RuntimeError, match='got .* from the file of the weights, model_variables/.*; need'):
-        exporter.wait()
+        exporter.export(2, {})
     monkeypatch.undo()
     snapshot = exporter._read_all()
     example_policies.reweigh(policy)
@@ -77,32 +77,20 @@ def test_later_version_that_differs_from_its_snapshot_is_not_published(tmp_path,
     assert (tmp_path / 'latest').resolve().name == '4'
 
 
-def test_background_export_writes_the_snapshot_of_its_request(tmp_path):
+def test_export_writes_the_snapshot_of_its_request(tmp_path):
     policy = example_policies.greedy()
     exporter = PolicyExporter(policy, tmp_path)
     expected = {}
     for train_step in (1, 2, 3):
         expected[train_step] = [variable.numpy() for variable in policy.variables()]
-        exporter.export_soon(train_step, {'env_steps': train_step})
+        write = exporter.snapshot(train_step, {'env_steps': train_step})
         example_policies.reweigh(policy)
-        if train_step < 3:
-            exporter.wait()
-    exporter.wait()
+        write()
     for train_step, values in expected.items():
         model = tf.saved_model.load(str(tmp_path / str(train_step)))
         saved = {tuple(variable.shape): variable.numpy() for variable in model.model_variables}
         for value in values:
             np.testing.assert_array_equal(saved[value.shape], value)
-
-
-def test_newer_export_replaces_one_that_has_not_started(tmp_path):
-    exporter = PolicyExporter(example_policies.greedy(), tmp_path, keep_last=100)
-    for train_step in range(50):
-        exporter.export_soon(train_step, {})
-    exporter.wait()
-    exported = versions.versions(tmp_path)
-    assert (exported[0], exported[-1]) == (0, 49)
-    assert len(exported) < 50
 
 
 def test_a_step_that_is_being_exported_is_exported_once(tmp_path, monkeypatch):
@@ -116,30 +104,29 @@ def test_a_step_that_is_being_exported_is_exported_once(tmp_path, monkeypatch):
         publish(*args)
 
     monkeypatch.setattr(versions, 'publish', slow_publish)
-    exporter.export_soon(2, {'first': True})
-    assert started.wait(30)
-    exporter.export_soon(2, {})
-    resume.set()
-    assert exporter.export(2, {}) == tmp_path / '2'
-    exporter.wait()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(exporter.snapshot(2, {'first': True}))
+        assert started.wait(30)
+        second = pool.submit(exporter.export, 2, {})
+        resume.set()
+        first.result(30)
+        assert second.result(30) == exporter.export(2, {}) == tmp_path / '2'
     assert names(tmp_path) == ['1', '2', 'latest']
     assert json.loads((tmp_path / '2' / versions.METADATA).read_text())['first']
 
 
-def test_failed_export_leaves_the_others_and_is_raised_at_the_end(tmp_path):
+def test_failed_export_leaves_the_others(tmp_path):
     exporter = PolicyExporter(example_policies.greedy(), tmp_path)
-    exporter.export_soon(1, {})
+    exporter.export(1, {})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
-        exporter.export_soon(2, {})
         with pytest.raises(OSError, match='File too large'):
-            exporter.wait()
+            exporter.export(2, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names(tmp_path) == ['1', 'latest']
-    exporter.export_soon(3, {})
-    exporter.wait()
+    exporter.export(3, {})
     assert names(tmp_path) == ['1', '3', 'latest']
 
 

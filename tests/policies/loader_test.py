@@ -159,7 +159,7 @@ def two_models(tmp_path_factory):
     policy = example_policies.greedy()
     exporter = PolicyExporter(policy, policies, keep_updates=2)
     exporter.export(4, {})
-    exporter.export_update(5, {})
+    exporter.snapshot(5, {}, update=True)()
     time_step = example_policies.time_step(policy, 50)
     expected = policy.action(tf.nest.map_structure(tf.constant, time_step)).action.numpy()
     example_policies.reweigh(policy, seed=3)
@@ -213,7 +213,7 @@ def test_an_update_becomes_the_full_model_of_its_step(tmp_path):
     live = {}
     for train_step in (10, 20, 30):
         example_policies.reweigh(policy, seed=train_step)
-        exporter.export_update(train_step, {'env_steps': 2 * train_step})
+        exporter.snapshot(train_step, {'env_steps': 2 * train_step}, update=True)()
         live[train_step] = policy.action(tf.nest.map_structure(tf.constant, time_step)).action.numpy()
     assert updates.steps(directory) == [20, 30]
     assert versions.versions(directory) == [0]
@@ -232,10 +232,10 @@ def test_an_update_becomes_the_full_model_of_its_step(tmp_path):
         assert opened.action(tf.nest.map_structure(lambda leaf: leaf[7], time_step)).action == live[train_step][7]
     # Another graph, of another process, has its own model; the materialised version stays.
     other = PolicyExporter(example_policies.epsilon_greedy(), directory, keep_last=1, keep_updates=3)
-    other.export_update(40, {})
+    other.snapshot(40, {}, update=True)()
     assert updates.steps(directory) == [20, 30], 'an update before a full export was compared'
     other.export(40, {})
-    other.export_update(40, {})
+    other.snapshot(40, {}, update=True)()
     exporter.export(50, {})
     assert versions.versions(directory) == [20, 50]
     assert len(list((directory / 'updates').glob('model-*'))) == 2
@@ -243,11 +243,11 @@ def test_an_update_becomes_the_full_model_of_its_step(tmp_path):
     assert updates.steps(directory) == [20, 30]
     # A graph is removed with the last update that belongs to it, including updates that were moved aside.
     for train_step in (60, 70):
-        exporter.export_update(train_step, {})
+        exporter.snapshot(train_step, {}, update=True)()
     assert len(list((directory / 'updates').glob('model-*'))) == 2
     for path in (directory / 'updates').glob('.moved_aside-*'):
         shutil.rmtree(path)
-    exporter.export_update(80, {})
+    exporter.snapshot(80, {}, update=True)()
     assert len(list((directory / 'updates').glob('model-*'))) == 1
     assert updates.materialise(directory, 80) == directory / '80'
 
@@ -258,7 +258,7 @@ def test_rejects_updates_that_cannot_be_materialised(tmp_path):
         updates.materialise(directory, 5)
     exporter = PolicyExporter(example_policies.greedy(), directory)
     exporter.export(0, {})
-    exporter.export_update(5, {})
+    exporter.snapshot(5, {}, update=True)()
     with pytest.raises(ValueError, match='need one of: 5'):
         updates.materialise(directory, 6)
     with pytest.raises(ValueError, match='which exists'):

@@ -1,5 +1,6 @@
 """Models for products: their names, their outputs, and TFLite models that act as the exported versions."""
 
+import functools
 import json
 import re
 import subprocess
@@ -14,6 +15,10 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies, lanes
+from tflearn.agents import sac
+from tflearn.core.train_step import create_train_step
+from tflearn.core.types import specs_of
+from tflearn.environments import gymnasium_env
 from tflearn.policies import converted, products
 from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import PolicyExporter
@@ -152,9 +157,28 @@ def test_normal_distribution(tmp_path):
     for function in load(tmp_path / 'drawn'):
         drawn = {name: np.asarray(value) for name, value in function(observation=observation).items()}
         np.testing.assert_allclose(drawn['loc'], mode['loc'], atol=1e-5)
-        normal = (drawn['action'] - drawn['loc']) / drawn['scale_diag']
-        np.testing.assert_allclose(normal.mean(axis=0), 0.0, atol=0.2)
-        np.testing.assert_allclose(normal.std(axis=0), 1.0, atol=0.15)
+        normal = np.random.default_rng(0).normal(size=(500, 2))
+        expected = np.clip(drawn['loc'] + drawn['scale_diag'] * normal, -1.0, 1.0)  # the policy clips too
+        np.testing.assert_allclose(drawn['action'].mean(axis=0), expected.mean(axis=0), atol=0.15)
+        np.testing.assert_allclose(drawn['action'].std(axis=0), expected.std(axis=0), atol=0.1)
+        assert np.all(np.abs(drawn['action']) <= 1.0)
+
+
+def test_squashed_normal_distribution(tmp_path):
+    specs = specs_of(functools.partial(gymnasium_env.make, 'Pendulum-v1'))
+    raw = sac.make_agent(specs, create_train_step(), sac.EXPERIENCE).collect_policy
+    version = PolicyExporter(raw, tmp_path / 'raw').export(1, {})
+    products.save(version, tmp_path / 'drawn', ProductOptions(2000))
+    observation = np.zeros((2000, 3), np.float32)
+    own = tf.saved_model.load(str(version)).signatures['serving_default'](observation=tf.constant(observation))[
+        'action'
+    ]
+    for function in load(tmp_path / 'drawn'):
+        drawn = np.asarray(function(observation=observation)['action'])
+        assert np.all(np.abs(drawn) <= 2.0)
+        np.testing.assert_allclose(np.quantile(drawn, (0.1, 0.5, 0.9)), np.quantile(own, (0.1, 0.5, 0.9)), atol=0.25)
+    with pytest.raises(ValueError, match='whose distribution has distribution; need logits, or loc and scale_diag'):
+        products.save(version, tmp_path / 'other', ProductOptions(parameters=True))
 
 
 def test_policies_without_parameters_and_with_a_state(tmp_path):

@@ -208,8 +208,7 @@ def test_prepares_once_per_iteration_and_saves_normalizers(tmp_path):
     assert again._reward_normalizer.count.numpy() == 48
 
     exporter = PolicyExporter(agent.policy, tmp_path / 'policies')
-    exporter.export_soon(12, {})
-    exporter.wait()
+    exporter.export(12, {})
     (directory,) = [path for path in (tmp_path / 'policies').iterdir() if path.name == '12']
     assert json.loads((directory / 'metadata.json').read_text())['train_step'] == 12
     raw = 100.0 * tf.ones((1, 3)) + tf.constant(mean)

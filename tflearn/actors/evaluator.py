@@ -91,6 +91,19 @@ class EpisodeStatistics:
         radius = _t_975(self.num_episodes - 1) * self.std_return / math.sqrt(self.num_episodes)
         return self.mean_return - radius, self.mean_return + radius
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns what a run records of them, as JSON values."""
+        low, high = self.mean_return_interval
+        return {
+            'mean_return': self.mean_return,
+            'mean_return_interval': [low, high] if math.isfinite(low) else None,
+            'num_episodes': self.num_episodes,
+            'mean_length': self.mean_length,
+            'metrics': {name: mean for name, mean in self.means.items() if name not in ('return', 'length')},
+            'dropped_episodes': self.dropped_episodes,
+            'returns': list(self.returns),
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Progress:

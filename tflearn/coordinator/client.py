@@ -240,8 +240,7 @@ class Coordinator:
         """Returns new reports; see `State.reports`. Raises Restarted if they are counted from 0 again."""
         message = {'after': after, 'acknowledged': acknowledged}
         found = self._ask('POST', '/v1/reports', message, again=False)
-        decoded = map(control.decode, found['reports'])
-        return found['number'], [report for report in decoded if isinstance(report, control.Report)]
+        return found['number'], [control.decode(text, control.Report) for text in found['reports']]
 
     def put_credits(self, credits: control.Credits) -> None:
         """Replaces the newest credits."""
@@ -251,8 +250,7 @@ class Coordinator:
         """Returns the newest credits and their number; waits while it is `number`, and then returns None."""
         message = {'number': number, 'wait': wait_secs}
         found = self._ask('POST', '/v1/credits', message, secs=wait_secs + _MESSAGE_SECS)
-        credits = control.decode(found['credits']) if found['credits'] else None
-        return found['number'], credits if isinstance(credits, control.Credits) else None
+        return found['number'], control.decode(found['credits'], control.Credits) if found['credits'] else None
 
     def put_counts(self, index: int, tables: Mapping[str, TableCounts]) -> dict[str, Any]:
         """Sends the counts of a replay server's tables. Returns how the learner is; see `State.put_counts`."""

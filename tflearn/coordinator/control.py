@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tflearn.core.errors import UserValueError
 
@@ -218,38 +218,41 @@ class Leases:
         return expired
 
 
+Message = TypeVar('Message', Report, Credits)
+
+
 def encode(message: Report | Credits) -> str:
     """Returns a message as a JSON object."""
     return json.dumps({'protocol': PROTOCOL, 'kind': type(message).__name__, **dataclasses.asdict(message)})
 
 
-def decode(text: str | bytes) -> Report | Credits:
+def decode(text: str | bytes, kind: type[Message]) -> Message:
     """Returns the message that `encode` encoded.
 
     Raises:
-      ValueError: if the text is not a message of this version of the protocol.
+      ValueError: if the text is not a message of this kind and version of the protocol.
     """
     if len(text) > _MAX_BYTES:
         raise UserValueError(f'got a control message of {len(text)} bytes; need at most {_MAX_BYTES}')
     try:
-        return _decode(json.loads(text))
+        return _decode(json.loads(text), kind)
     except UserValueError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserValueError(f'got {text[:80]!r} ({error}); need a control message') from error
 
 
-def _decode(fields: dict[str, Any]) -> Report | Credits:
-    protocol, kind = fields.pop('protocol', None), fields.pop('kind', None)
+def _decode(fields: dict[str, Any], kind: Any) -> Any:
+    protocol, name = fields.pop('protocol', None), fields.pop('kind', None)
     if protocol != PROTOCOL:
         raise UserValueError(
             f'got a control message of protocol {protocol!r}; need {PROTOCOL}; start all jobs with the same version of '
             'tflearn'
         )
-    if kind == 'Credits':
+    if name != kind.__name__:
+        raise UserValueError(f'got a control message of the kind {name!r}; need {kind.__name__}')
+    if kind is Credits:
         return Credits(**fields | {'shares': tuple(Share(**share) for share in fields['shares'])})
-    if kind != 'Report':
-        raise UserValueError(f'got a control message of the kind {kind!r}; need Report or Credits')
     report = Report(Lease(**fields.pop('lease')), **fields)
     lease = report.lease
     _check(lease.name, lease.owner, kind=str)

@@ -102,11 +102,11 @@ class CoordinatorServer:
             'POST /v1/register': self._register,
             'GET /v1/addresses/ID': lambda request, role: state.addresses(role),
             f'PUT {PATH}': self._put,
-            'POST /v1/report': lambda request: state.put_report(_report(request)),
+            'POST /v1/report': lambda request: state.put_report(control.decode(bytes(request.body()), control.Report)),
             'POST /v1/reports': self._reports,
             'PUT /v1/credits': lambda request: state.put_credits(_claim(request), request.text()),
             'POST /v1/credits': self._credits,
-            'POST /v1/beat': lambda request: state.beat(_claim(request), str(request.json(('state',))['state'])),
+            'POST /v1/beat': lambda request: state.beat(_claim(request), request.json({'state': str})['state']),
             'PUT /v1/counts/ID': lambda request, index: state.put_counts(_index(index), request.json()),
             'GET /v1/counts': lambda request: state.counts(),
         }
@@ -127,27 +127,18 @@ class CoordinatorServer:
         return checked
 
     def _register(self, request: Request) -> Mapping[str, Any]:
-        message = request.json(_REGISTERED, _REGISTERED)
-        for name, kind in _REGISTERED.items():
-            if type(message[name]) is not kind:
-                raise UserValueError(f'got {name} of {type(message[name]).__name__}; need {kind.__name__}')
-        return self.state.register(**message, claim=_claim(request))
+        return self.state.register(**request.json(_REGISTERED, _REGISTERED), claim=_claim(request))
 
     def _reports(self, request: Request) -> Mapping[str, Any]:
-        message = request.json(('after', 'acknowledged'))
-        after, acknowledged = message['after'], message['acknowledged']
-        if type(after) is not int or not isinstance(acknowledged, dict):
-            raise UserValueError(f'got after={after!r}; need a number, and numbers by sender')
-        if not all(type(number) is int for number in acknowledged.values()):
+        message = request.json({'after': int, 'acknowledged': dict})
+        if not all(type(number) is int for number in message['acknowledged'].values()):
             raise UserValueError('got acknowledged episodes that are no numbers; need numbers by sender')
-        number, reports = self.state.reports(_claim(request), after, acknowledged)
+        number, reports = self.state.reports(_claim(request), message['after'], message['acknowledged'])
         return {'number': number, 'reports': [control.encode(report) for report in reports]}
 
     def _credits(self, request: Request) -> Mapping[str, Any]:
-        message = request.json(('number', 'wait'))
-        if not all(type(message[name]) in (int, float) for name in ('number', 'wait')):
-            raise UserValueError('got no numbers; need the number of the credits, and the time to wait')
-        number, text = self.state.credits(int(message['number']), min(float(message['wait']), MAX_WAIT_SECS))
+        message = request.json({'number': int, 'wait': int | float})
+        number, text = self.state.credits(message['number'], min(message['wait'], MAX_WAIT_SECS))
         return {'number': number, 'credits': text}
 
     def _get(self, request: Request) -> Response:
@@ -200,13 +191,6 @@ class CoordinatorServer:
 
 def _claim(request: Request) -> Any:
     return claim_of(request.headers.get(CLAIM))
-
-
-def _report(request: Request) -> control.Report:
-    message = control.decode(bytes(request.body()))
-    if not isinstance(message, control.Report):
-        raise UserValueError(f'got {type(message).__name__}; need a report')
-    return message
 
 
 def _index(text: str) -> int:

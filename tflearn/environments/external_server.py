@@ -247,14 +247,14 @@ class Server:
         )
 
     def _begin(self, request: Request) -> Response:
-        message = request.json({'observation'}, {'observation'})
+        message = request.json({'observation': object}, {'observation'})
         episode, action = self._slots.begin(self._observation(message), self._options.slot_timeout_secs)
         begun = {'episode': episode, 'step': 0, 'action': self._action(action)}
         return json_response(begun, HTTPStatus.CREATED)
 
     def _step(self, request: Request, episode: str) -> Response:
         known = {'reward', 'observation', 'terminated', 'truncated', 'step'}
-        message = request.json({'reward', 'observation'}, known)
+        message = request.json({'reward': object, 'observation': object}, known)
         ends = [message.get(name, False) for name in ('terminated', 'truncated')]
         if not all(isinstance(end, bool) for end in ends):
             raise UserValueError(f'got terminated, truncated = {ends}; need true or false')

@@ -1,7 +1,6 @@
 """EvaluationReport: where the evaluate job writes its evaluations."""
 
 import contextlib
-import math
 import time
 from typing import Any
 
@@ -67,18 +66,10 @@ class EvaluationReport:
 
     def add(self, candidate: Candidate, statistics: EpisodeStatistics) -> Evaluation:
         """Adds an evaluation to the record, and returns it."""
-        low, high = statistics.mean_return_interval
-        others = {name: mean for name, mean in statistics.means.items() if name not in ('return', 'length')}
         evaluation = {
             'train_step': candidate.train_step,
             'env_steps': candidate.metadata.get('env_steps'),
-            'mean_return': statistics.mean_return,
-            'num_episodes': statistics.num_episodes,
-            'returns': list(statistics.returns),
-            'mean_return_interval': [low, high] if math.isfinite(low) else None,
-            'mean_length': statistics.mean_length,
-            'metrics': others,
-            'dropped_episodes': statistics.dropped_episodes,
+            **statistics.as_json(),
             'exported_at': candidate.metadata.get('exported_at'),
         }
         if statistics.incomplete:
@@ -89,7 +80,7 @@ class EvaluationReport:
         if value(evaluation, self._options.target_metric) is None:
             logging.warning(
                 'got no %s (EvaluateOptions.target_metric) in these episodes; they have return, length, %s',
-                self._options.target_metric, ', '.join(others),
+                self._options.target_metric, ', '.join(evaluation['metrics']),
             )  # fmt: skip
         if statistics.dropped_episodes:
             logging.warning(

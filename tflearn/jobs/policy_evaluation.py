@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import math
 import os
 import pathlib
 import time
@@ -104,24 +103,13 @@ def evaluate_policy(
         **metadata.versions(),
     }
     written = written or _next_file(run.dir.policy_evaluations, facts)
-    write_json(written, facts | _results(statistics))
-    return f'{_label(facts)}: {describe(statistics)}\nwritten to {written}'
-
-
-def _results(statistics: EpisodeStatistics) -> dict[str, Any]:
-    low, high = statistics.mean_return_interval
-    return {
-        'mean_return': statistics.mean_return,
-        'mean_return_interval': [low, high] if math.isfinite(low) else None,
+    more = {
         'std_return': statistics.std_return,
-        'num_episodes': statistics.num_episodes,
-        'mean_length': statistics.mean_length,
-        'metrics': {name: mean for name, mean in statistics.means.items() if name not in ('return', 'length')},
-        'dropped_episodes': statistics.dropped_episodes,
         'incomplete': statistics.incomplete or None,
-        'returns': list(statistics.returns),
-        'lengths': list(statistics.lengths),
+        'lengths': statistics.lengths,
     }
+    write_json(written, facts | statistics.as_json() | more)
+    return f'{_label(facts)}: {describe(statistics)}\nwritten to {written}'
 
 
 def _label(facts: dict[str, Any]) -> str:

@@ -34,7 +34,6 @@ __all__ = [
     'BatchOptions',
     'DecisionLogOptions',
     'Exploration',
-    'HttpPorts',
     'ServeOptions',
     'ServerOptions',
     'TlsFiles',
@@ -47,19 +46,6 @@ _STATES_SECS = 0.25  # between two looks at `policies.states`, whose changes ans
 
 
 @checked_dataclass(frozen=True)
-class HttpPorts:
-    """The ports of HTTP; None is no such server.
-
-    Attributes:
-      rest: that of REST.
-      metrics: that of the metrics for Prometheus.
-    """
-
-    rest: int | None = None
-    metrics: int | None = None
-
-
-@checked_dataclass(frozen=True)
 class ServeOptions:
     """Which policies are served, and how.
 
@@ -69,7 +55,6 @@ class ServeOptions:
       batching: how requests become batches; None computes each request by itself.
       max_rows: the maximum batch size of a request. Without `batching` 16 times as many rows may wait.
       poll_secs: seconds between two polls for new versions.
-      http: the ports of HTTP.
       clients: the JSON file of the clients that are admitted, see `serving.clients`; None admits everybody.
       num_threads: TensorFlow calls at the same time, each with one request or more.
       max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more.
@@ -81,7 +66,6 @@ class ServeOptions:
     batching: BatchOptions | None = None
     max_rows: PositiveInt = 1024
     poll_secs: PositiveFloat = 1.0
-    http: HttpPorts = HttpPorts()
     clients: pathlib.Path | None = None
     num_threads: PositiveInt = 1
     max_concurrent_requests: PositiveInt = 1024
@@ -95,6 +79,8 @@ def serve(
     options: ServeOptions,
     decision_log: DecisionLogOptions | None = None,
     trials: TrialOptions | None = None,
+    rest_port: int | None = None,
+    metrics_port: int | None = None,
 ) -> None:
     """Serves a run's exported policies until it is stopped, including versions that the train job exports meanwhile.
 
@@ -108,6 +94,8 @@ def serve(
       options: the served policies, and how they are served.
       decision_log: what is logged of the decisions, and where; None logs none.
       trials: when a version that was promoted is taken back; None has the defaults.
+      rest_port: the port of REST; None is no such server.
+      metrics_port: the port of the metrics for Prometheus; None is no such server.
 
     Raises:
       TimeoutError: if there is no such version in time.
@@ -135,11 +123,11 @@ def serve(
         if log:
             ending.callback(log.close)
         ending.callback(server.close)
-        if options.http.rest is not None:
-            at = dataclasses.replace(server_options, port=options.http.rest)
+        if rest_port is not None:
+            at = dataclasses.replace(server_options, port=rest_port)
             ending.enter_context(contextlib.closing(RestServer(server, at)))
-        if options.http.metrics is not None:
-            given = metrics.registry, server_options.host, options.http.metrics, '--metrics_port'
+        if metrics_port is not None:
+            given = metrics.registry, server_options.host, metrics_port, '--metrics_port'
             ending.enter_context(contextlib.closing(metrics_server.serve(*given)))
         if clients and clients.have_tokens and not server_options.tls and server_options.host not in LOCAL_HOSTS:
             logging.warning("the clients' tokens travel unencrypted; need --tls_certificate and --tls_key on a network")

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -48,12 +49,12 @@ def json_response(message: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK
 
 
 def json_object(
-    data: bytes | memoryview, needed: Collection[str] = (), known: Collection[str] | None = None
+    data: bytes | memoryview, needed: Mapping[str, Any] = MappingProxyType({}), known: Collection[str] | None = None
 ) -> dict[str, Any]:
     """Returns the JSON object in some bytes.
 
     Args:
-      needed: keys that it must have.
+      needed: keys that it must have, each with the type of its value.
       known: keys that it may have; None is any.
 
     Raises:
@@ -66,10 +67,15 @@ def json_object(
     names = ', '.join(sorted(needed)) or 'any keys'
     if not isinstance(message, dict):
         raise UserValueError(f'got a JSON {type(message).__name__}; need an object with {names}')
-    if missing := set(needed) - message.keys():
+    if missing := needed.keys() - message.keys():
         raise UserValueError(f'got a message without {", ".join(sorted(missing))}; need {names}')
     if known is not None and (unknown := message.keys() - known):
         raise UserValueError(f'got a message with {", ".join(sorted(unknown))}; need only {", ".join(sorted(known))}')
+    for name, kind in needed.items():
+        value = message[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
+            need = getattr(kind, '__name__', kind)
+            raise UserValueError(f'got {name} of the type {type(value).__name__}; need {need}')
     return message
 
 
@@ -211,7 +217,9 @@ class Request(http.server.BaseHTTPRequestHandler):
         except UnicodeDecodeError as error:
             raise UserValueError(f'got a body that is no text ({error}); need UTF-8') from error
 
-    def json(self, needed: Collection[str] = (), known: Collection[str] | None = None) -> dict[str, Any]:
+    def json(
+        self, needed: Mapping[str, Any] = MappingProxyType({}), known: Collection[str] | None = None
+    ) -> dict[str, Any]:
         """Returns the JSON object in the body; see `json_object`."""
         return json_object(self.body(), needed, known)
 

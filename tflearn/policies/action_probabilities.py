@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.action_mask import ActionMask
@@ -23,7 +24,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.policies.loader import LoadedPolicy
 
-_NORMAL, _SQUASHED = {'loc', 'scale_diag'}, {'distribution'}
+NORMAL, SQUASHED = {'loc', 'scale_diag'}, {'distribution'}
 _LARGEST_TANH = 1 - 1e-7  # float32 actions reach the bounds themselves, where the density has no limit
 
 
@@ -57,7 +58,6 @@ class ActionProbabilities:
         single = not tf.nest.is_nested(specs.action) and not specs.action.shape.rank
         integer = specs.action.dtype.is_integer if single else False
         self.num_choices = int(specs.action.maximum - specs.action.minimum) + 1 if integer else None
-        self._specs = specs
         if policy is not None:
             zeros = tf.nest.map_structure(lambda s: np.zeros((1, *s.shape), s.dtype.as_numpy_dtype), specs.time_step)
             self._check(policy, self._parameters(policy, zeros, policy.initial_state(1))[0])
@@ -106,7 +106,7 @@ class ActionProbabilities:
                 )
             action, state = policy.action(time_step, state)
             return [{'loc': leaf} for leaf in tf.nest.flatten(action)], state
-        return _by_leaf(computed[0]), computed[1]
+        return by_leaf(computed[0]), computed[1]
 
     def _check(self, policy: LoadedPolicy, parameters: Sequence[Mapping[str, Any]]) -> None:
         for found, spec in zip(parameters, self._leaves, strict=True):
@@ -118,9 +118,9 @@ class ActionProbabilities:
                     f'got the policy {policy.path}, which always takes the same floats: no action has a density; '
                     "need one that draws them, such as 'raw_policy' or 'collect_policy'"
                 )
-            if names == _SQUASHED and found['distribution'].keys() == _NORMAL and not integer:
+            if names == SQUASHED and found['distribution'].keys() == NORMAL and not integer:
                 continue
-            if names not in (({'logits'}, {'loc'}) if integer else (_NORMAL,)):
+            if names not in (({'logits'}, {'loc'}) if integer else (NORMAL,)):
                 raise UserValueError(
                     f'got the policy {policy.path}, whose distribution has {", ".join(names)}; need logits, loc, or '
                     'loc and scale_diag'
@@ -137,27 +137,23 @@ class ActionProbabilities:
         return np.full(len(actions[0]), total)
 
 
-def _by_leaf(parameters: Any) -> list[Any]:
-    """Returns the parameters of each tensor of the action, of a nest of dicts of them."""
+def by_leaf(parameters: Any) -> list[Any]:
+    """Returns the parameters of each tensor of the action, of a nest of dicts of them; see the module."""
     if isinstance(parameters, Mapping):
         names = parameters.keys()
-        if names == _SQUASHED or any(not isinstance(value, Mapping) for value in parameters.values()):
+        if names == SQUASHED or any(not isinstance(value, Mapping) for value in parameters.values()):
             return [parameters]
-        return [leaf for name in sorted(parameters) for leaf in _by_leaf(parameters[name])]
-    return [leaf for value in parameters for leaf in _by_leaf(value)]
+        return [leaf for name in sorted(parameters) for leaf in by_leaf(parameters[name])]
+    return [leaf for value in parameters for leaf in by_leaf(value)]
 
 
 def _log_probability(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:
     """Returns the log-probabilities of one tensor of the action, float64 [B]."""
     if 'logits' in parameters:
-        logits = np.asarray(parameters['logits'], np.float64)
-        logits -= logits.max(axis=-1, keepdims=True)
-        chosen = np.take_along_axis(logits, (action - spec.minimum)[..., np.newaxis].astype(int), axis=-1)
-        each = chosen[..., 0] - np.log(np.exp(logits).sum(axis=-1))
-    elif 'distribution' in parameters or 'scale_diag' in parameters:
-        density, parameters = (
-            (_squashed, parameters['distribution']) if 'distribution' in parameters else (_clipped_normal, parameters)
-        )
+        logits = tf.nn.log_softmax(np.asarray(parameters['logits'], np.float64)).numpy()
+        each = np.take_along_axis(logits, (action - spec.minimum)[..., np.newaxis].astype(int), axis=-1)[..., 0]
+    elif parameters.keys() in (SQUASHED, NORMAL):
+        density = _squashed if parameters.keys() == SQUASHED else _clipped_normal
         with np.errstate(divide='ignore', invalid='ignore'):
             each = density(parameters, spec, np.asarray(action, np.float64))
         each = np.where(np.equal(spec.minimum, spec.maximum), 0.0, each)
@@ -169,24 +165,15 @@ def _log_probability(parameters: Mapping[str, Any], spec: Any, action: np.ndarra
 def _squashed(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:
     mean, magnitude = (spec.maximum + spec.minimum) / 2, (spec.maximum - spec.minimum) / 2
     tanh = np.clip((action - mean) / magnitude, -_LARGEST_TANH, _LARGEST_TANH)
-    return _normal(parameters, np.arctanh(tanh)) - np.log1p(-(tanh**2)) - np.log(magnitude)
+    inner = _normal(parameters['distribution']).log_prob(np.arctanh(tanh)).numpy()
+    return inner - np.log1p(-(tanh**2)) - np.log(magnitude)
 
 
 def _clipped_normal(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:
-    loc, scale = (np.asarray(parameters[name], np.float64) for name in ('loc', 'scale_diag'))
-    inside = _normal(parameters, action)
-    below = np.where(action <= spec.minimum, _log_cdf((spec.minimum - loc) / scale), inside)
-    return np.where(action >= spec.maximum, _log_cdf((loc - spec.maximum) / scale), below)
+    normal, low, high = _normal(parameters), np.float64(spec.minimum), np.float64(spec.maximum)
+    below = np.where(action <= low, normal.log_cdf(low), normal.log_prob(action))
+    return np.where(action >= high, normal.log_survival_function(high), below)
 
 
-def _normal(parameters: Mapping[str, Any], value: np.ndarray) -> np.ndarray:
-    loc, scale = (np.asarray(parameters[name], np.float64) for name in ('loc', 'scale_diag'))
-    return -0.5 * ((value - loc) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
-
-
-def _log_cdf(z: np.ndarray) -> np.ndarray:
-    """Returns the logarithm of the standard normal distribution function, also where the function is 0 in float64."""
-    near = np.log(0.5 * tf.math.erfc(np.maximum(-z, -30.0).clip(max=10.0) / np.sqrt(2)).numpy())
-    far = np.maximum(-z, 10.0)
-    series = -0.5 * far**2 - np.log(far * np.sqrt(2 * np.pi)) + np.log1p(-1 / far**2 + 3 / far**4)
-    return np.where(z < -10, series, near)
+def _normal(parameters: Mapping[str, Any]) -> Any:
+    return tfp.distributions.Normal(*(np.asarray(parameters[name], np.float64) for name in ('loc', 'scale_diag')))

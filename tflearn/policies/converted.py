@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.files.run_dir import read_json
@@ -109,11 +108,7 @@ class Converted:
                 step = self._exported.signatures[signatures.DEFAULT](**seen, **state)
                 state = {name: step[name] for name in state}
             given |= {name: values.numpy() for name, values in state.items()}
-        filled = {'step_type': ts.StepType.MID, 'discount': 1}
-        for name, spec in self.inputs.items():
-            if name not in given:
-                given[name] = np.full([size, *spec.shape[1:]], filled.get(name, 0), spec.dtype.as_numpy_dtype)
-        return {name: given[name] for name in self.inputs}
+        return signatures.completed(given, self.inputs)
 
     def random_observations(self, size: int) -> dict[str, np.ndarray]:
         """Draws observations [size, ...] by name, within their bounds; every action is legal."""

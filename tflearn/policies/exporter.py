@@ -25,7 +25,6 @@ from tf_agents.specs import tensor_spec
 
 import tflearn
 from tflearn.core.action_mask import mask_of
-from tflearn.core.background import Background
 from tflearn.core.errors import UserValueError
 from tflearn.core.finite import finite_check
 from tflearn.core.settings import PositiveInt, checked
@@ -83,7 +82,6 @@ class PolicyExporter:
             lambda: [_on_host(variable) for variable in self._live.model_variables], autograph=False
         )
         self._check_finite = finite_check(self._named(self._read_all()))
-        self._background = Background('policy_exporter')
         self._writing = threading.Lock()
 
     @functools.cached_property
@@ -111,25 +109,6 @@ class PolicyExporter:
         self.snapshot(train_step, metadata)()
         return self._directory / str(int(train_step))
 
-    def export_update(self, train_step: int, metadata: Mapping[str, Any]) -> None:
-        """Exports only the weights, see `updates`. Arguments and errors are those of `export`.
-
-        It only logs a warning before a first complete version was compared with the live policy.
-        """
-        self.snapshot(train_step, metadata, update=True)()
-
-    def export_soon(self, train_step: int, metadata: Mapping[str, Any]) -> None:
-        """Takes the snapshot now and exports it on a background thread; arguments as for `export`.
-
-        It replaces one that has not started. A failure is logged, and `wait` raises it unless a later
-        export succeeds. The first version is exported before the return, so that its failure is raised.
-        """
-        work = self.snapshot(train_step, metadata)
-        if self.checked:
-            self._background.submit(work)
-        else:
-            work()
-
     @property
     def checked(self) -> bool:
         """Whether a first version was compared."""
@@ -137,6 +116,10 @@ class PolicyExporter:
 
     def snapshot(self, train_step: int, metadata: Mapping[str, Any], update: bool = False) -> Callable[[], None]:
         """Takes a snapshot of the policy; arguments as for `export`. Must not run during a train step.
+
+        Args:
+          update: whether only the weights are exported, see `updates`; nothing but a warning is logged before a first
+            complete version was compared with the live policy.
 
         Returns:
           A function that writes it, in any thread, also during train steps.
@@ -149,16 +132,6 @@ class PolicyExporter:
         facts = {**metadata, 'train_step': int(train_step), 'exported_at': time.time(), **self._constant_facts}
         write = self._write_update if update else self._write_version
         return lambda: write(int(train_step), weights, live, facts)
-
-    def wait(self, timeout_secs: float = 600.0) -> None:
-        """Waits for the exports on the background thread.
-
-        Raises:
-          TimeoutError: if they take longer.
-          OSError, RuntimeError, FloatingPointError, tf.errors.OpError: the failure of the newest export.
-        """
-        self._background.join(timeout_secs)
-        self._background.raise_failure()
 
     def drop_newer_than(self, train_step: int) -> list[int]:
         """Moves versions and updates newer than `train_step` aside, once an older checkpoint was restored.

@@ -30,6 +30,7 @@ from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.files import numbered
 from tflearn.files.run_dir import read_json
 from tflearn.policies import converted, export_check, loaded_model, signatures, versions
+from tflearn.policies.action_probabilities import NORMAL, SQUASHED, by_leaf
 from tflearn.policies.export_check import check_results, draw, is_stochastic
 from tflearn.policies.exporter import ACTION_MASK
 
@@ -190,8 +191,9 @@ class _Product:
         with loaded_model.naming_damage(path):
             model = self._policy if path == self._version else tf.saved_model.load(str(path))
         has = hasattr(model, 'distribution')
-        kinds = _leaves(model.distribution.get_concrete_function().structured_outputs['distribution']) if has else []
-        if kinds and all(set(kind) in ({'logits'}, {'loc', 'scale_diag'}) for kind in kinds):
+        kinds = by_leaf(model.distribution.get_concrete_function().structured_outputs['distribution']) if has else []
+        known = ({'logits'}, NORMAL) if needed else ({'logits'}, NORMAL, SQUASHED)
+        if kinds and all(set(kind) in known for kind in kinds):
             return model
         if needed:
             found = ', '.join(sorted({name for kind in kinds for name in kind})) or 'no parameters'
@@ -235,9 +237,6 @@ class _Product:
         fields = {**missing, **nests}
         return [fields[name] for name in (*ts.TimeStep._fields, 'policy_state')]
 
-    def _step(self, given: Mapping[str, Any]) -> Any:
-        return self._policy.action(*self._fields({name: tf.constant(value) for name, value in given.items()}))
-
     def _call(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         # With a seed that was set before, every process would draw the same numbers.
         tf.random.set_seed(None)
@@ -249,7 +248,7 @@ class _Product:
         else:
             step = self._parameters.distribution(*fields)
             choose = _mode if self.exact else _sample
-            kinds = zip(self._action_specs.items(), _leaves(step['distribution']), strict=True)
+            kinds = zip(self._action_specs.items(), by_leaf(step['distribution']), strict=True)
             outputs = signatures.flat_dict({'policy_state': step['policy_state']})
             for (name, spec), kind in kinds:
                 outputs[name] = choose(kind, spec)
@@ -273,17 +272,6 @@ def _flat_inputs(specs: Mapping[str, Any]) -> dict[str, Any]:
     return leaves
 
 
-def _leaves(distribution: Any) -> list[dict[str, Any]]:
-    """Returns the parameters of each distribution of a nest of dicts of parameters."""
-    if isinstance(distribution, Mapping):
-        if any(isinstance(value, tf.Tensor | tf.TensorSpec) for value in distribution.values()):
-            return [dict(distribution)]
-        return [leaf for key in sorted(distribution) for leaf in _leaves(distribution[key])]
-    if isinstance(distribution, list | tuple):
-        return [leaf for value in distribution for leaf in _leaves(value)]
-    return [{'?': distribution}]
-
-
 def _mode(parameters: Mapping[str, tf.Tensor], spec: Any) -> tf.Tensor:
     if 'loc' in parameters:
         return parameters['loc']
@@ -291,13 +279,20 @@ def _mode(parameters: Mapping[str, tf.Tensor], spec: Any) -> tf.Tensor:
 
 
 def _sample(parameters: Mapping[str, tf.Tensor], spec: Any) -> tf.Tensor:
+    if 'distribution' in parameters:
+        middle, half = (spec.maximum + spec.minimum) / 2, (spec.maximum - spec.minimum) / 2
+        return middle + half * tf.tanh(_sample_normal(parameters['distribution']))
     if 'loc' in parameters:
-        loc = parameters['loc']
-        return loc + parameters['scale_diag'] * tf.random.normal(tf.shape(loc), dtype=loc.dtype)
+        return tf.clip_by_value(_sample_normal(parameters), spec.minimum, spec.maximum)
     logits = parameters['logits']
     flat = tf.reshape(logits, [-1, logits.shape[-1]])
     drawn = tf.reshape(tf.random.categorical(flat, 1, spec.dtype), tf.shape(logits)[:-1])
     return drawn + tf.cast(spec.minimum, spec.dtype)
+
+
+def _sample_normal(parameters: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    loc = parameters['loc']
+    return loc + parameters['scale_diag'] * tf.random.normal(tf.shape(loc), dtype=loc.dtype)
 
 
 def _output_spec(path: pathlib.Path, signature: str, names: list[str]) -> list[dict[str, Any]]:

@@ -117,6 +117,17 @@ def _bound(bound: np.ndarray) -> Any:
     return numbers.tolist()
 
 
+def completed(given: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns all inputs of a signature, in its order: those given [B, ...], else those of a step in an episode."""
+    rows, fill = len(next(iter(given.values()))), {'step_type': ts.StepType.MID, 'discount': 1}
+    missing = {name: spec for name, spec in specs.items() if name not in given}
+    made = {
+        name: np.full((rows, *spec.shape[1:]), fill.get(name, 0), spec.dtype.as_numpy_dtype)
+        for name, spec in missing.items()
+    }
+    return {name: given[name] if name in given else made[name] for name in specs}
+
+
 DEFAULT = 'serving_default'
 INITIAL_STATE = 'get_initial_state'
 

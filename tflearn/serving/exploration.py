@@ -17,7 +17,6 @@ from tflearn.policies import signatures
 Arrays = Mapping[str, np.ndarray]
 _ACTION, _LOGITS, _LOC = 'action', 'distribution_logits', 'distribution_loc'
 PROBABILITY = 'probability'  # of the action, besides the policy's outputs
-_MID = 1  # a step that neither begins nor ends an episode
 
 
 @checked_dataclass(frozen=True)
@@ -68,21 +67,6 @@ class Chooser:
                 f'got {exploration} for a policy with {", ".join(found) or "no known probabilities"}; need logits for '
                 'a temperature, and these or a greedy policy of one Discrete action for an epsilon'
             )
-
-    def inputs(self, given: Arrays, specs: Mapping[str, Any]) -> Arrays:
-        """Returns the inputs of `signature`: those of `signatures.DEFAULT`, and a step in an episode."""
-        missing = {name: spec for name, spec in specs.items() if name not in given}
-        if not missing:
-            return given
-        rows = len(next(iter(given.values())))
-        fill = {'step_type': _MID, 'discount': 1}
-        return {
-            **given,
-            **{
-                name: np.full((rows, *spec.shape[1:]), fill.get(name, 0), spec.dtype.as_numpy_dtype)
-                for name, spec in missing.items()
-            },
-        }
 
     def __call__(self, inputs: Arrays, outputs: Arrays, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns the outputs of `signatures.DEFAULT`, and the actions' probabilities [B], if they are known."""

@@ -218,7 +218,7 @@ class Decisions:
 
     def run(self, inputs: Mapping[str, np.ndarray], in_batch: bool = True) -> dict[str, np.ndarray]:
         """Returns the outputs of a decision, see `Chooser`. Raises as `Signature.run`."""
-        full = self._chooser.inputs(inputs, self._computed.inputs)
+        full = signatures.completed(inputs, self._computed.inputs)
         return self._chooser(inputs, self._computed.run(full, in_batch), self._random)
 
 
