@@ -69,6 +69,8 @@ def launched(
     run_dir: RunDir, jobs: Topology, stdout: int = subprocess.PIPE, **options: Any
 ) -> Iterator[subprocess.Popen]:
     """A launch process over `jobs`; it is killed at the end if it still lives."""
+    times = {name: options.pop(name) for name in list(options) if name in ('stop_timeout_secs', 'silent_timeout_secs')}
+    jobs = dataclasses.replace(jobs, **times)
     run_dir.root.mkdir(parents=True, exist_ok=True)
     arguments = run_dir.root / 'launch.pickle'
     arguments.write_bytes(pickle.dumps((jobs, options)))

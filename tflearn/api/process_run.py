@@ -71,8 +71,7 @@ class Backend:
             if self.render:
                 _show(reports.render(on_one_machine(topology), place(topology, this_machine())))
                 return 0
-            times = topology.stop_timeout_secs, topology.silent_timeout_secs
-            return local.run(topology, run_dir, stop_timeout_secs=times[0], silent_timeout_secs=times[1])
+            return local.run(topology, run_dir)
         kind, scheduler = _SCHEDULERS[self.name]
         its_options: Any = read_options(kind, self.options)
         if self.render:

@@ -119,14 +119,9 @@ class CollectOptions:
         """
         if self.epsilon_ladder is None:
             return policy
-        epsilons = self.epsilon_ladder.epsilons(self._number(name), num_environments)
-        return exploration.with_epsilons(policy, epsilons)
-
-    def _number(self, name: str) -> int:
-        """Returns a collector's number on the ladder, with which its name ends."""
-        if self.epsilon_ladder is None or self.epsilon_ladder.num_collectors == 1:
-            return 0
-        return _number(name, 'an epsilon ladder for several')
+        alone = self.epsilon_ladder.num_collectors == 1
+        number = 0 if alone else _number(name, 'an epsilon ladder for several')
+        return exploration.with_epsilons(policy, self.epsilon_ladder.epsilons(number, num_environments))
 
 
 def own_address(addresses: Sequence[str], name: str) -> str | None:

@@ -103,12 +103,8 @@ def evaluate_policy(
         **metadata.versions(),
     }
     written = written or _next_file(run.dir.policy_evaluations, facts)
-    more = {
-        'std_return': statistics.std_return,
-        'incomplete': statistics.incomplete or None,
-        'lengths': statistics.lengths,
-    }
-    write_json(written, facts | statistics.as_json() | more)
+    facts |= {**statistics.as_json(), 'std_return': statistics.std_return, 'lengths': statistics.lengths}
+    write_json(written, {**facts, 'incomplete': statistics.incomplete or None})
     return f'{_label(facts)}: {describe(statistics)}\nwritten to {written}'
 
 

@@ -24,7 +24,6 @@ from tflearn.launch.supervisor import Failure, Supervisor
 from tflearn.launch.topology import Topology, on_one_machine, place, this_machine
 from tflearn.launch.warm_parent import WarmParent
 
-STOP_TIMEOUT_SECS = 60.0
 LINE_INTERVAL_SECS = 10.0
 _REAPER_SECS = 10.0  # longer than the jobs get to stop
 _LOCK_POLL_SECS = 0.1
@@ -85,9 +84,7 @@ def run(
     run_dir: RunDir,
     *,
     out: TextIO | None = None,
-    stop_timeout_secs: float = STOP_TIMEOUT_SECS,
     line_interval_secs: float = LINE_INTERVAL_SECS,
-    silent_timeout_secs: float = 0.0,
 ) -> int:
     """Starts the jobs, shows the run, stops the jobs. Call it from the main thread: it handles signals.
 
@@ -95,13 +92,10 @@ def run(
     it cleanly, a second one at once. If this process is killed, its jobs are stopped too.
 
     Args:
-      topology: the jobs.
+      topology: the jobs, and the times that they get.
       run_dir: the run directory: logs are written to it, metrics are read from it.
       out: the stream that shows the run; standard output by default. A terminal gets a live view, anything else lines.
-      stop_timeout_secs: the time that a job gets to end after SIGTERM before it is killed [s].
       line_interval_secs: seconds between two lines of metrics.
-      silent_timeout_secs: a running job that has not reported for so long writes the stacks of its threads and is
-        killed, as if it had died [s]; 0 is no limit.
 
     Returns:
       An exit code: 0 when the run is done (or was already); 2 if a job ended because of a user's error, 1 if one
@@ -118,7 +112,7 @@ def run(
     if done := read_json(run_dir.done):
         _print(out, reports.already_done_line(run_dir, done))
         return 0
-    with StopSignals() as signals, _locked_log(run_dir, stop_timeout_secs, signals) as log:
+    with StopSignals() as signals, _locked_log(run_dir, topology, signals) as log:
         status, state = Status(run_dir.status('launch'), kept=('restarts',)), 'failed'
         status.update('running')
         try:
@@ -127,13 +121,11 @@ def run(
             view = make_view(out, run_dir, line_interval_secs)
             with (
                 _warm_parent(topology, log, stop=lambda: len(signals.received) > 0) as warm_parent,
-                contextlib.closing(OrphanReaper(stop_timeout_secs, log.fileno())) as reaper,
+                contextlib.closing(OrphanReaper(topology.stop_timeout_secs, log.fileno())) as reaper,
             ):
-                supervisor = Supervisor(
-                    topology, run_dir, reaper, warm_parent, view, log, silent_timeout_secs, placements
-                )
+                supervisor = Supervisor(topology, run_dir, reaper, warm_parent, view, log, placements)
                 supervisor.keep_restarts(status)
-                failure = _work(supervisor, view, signals, stop_timeout_secs)
+                failure = _work(supervisor, view, signals)
             code = _conclude(run_dir, out, log, failure, signals.received)
             state = {0: 'finished', 1: 'failed', 2: 'failed'}.get(code, 'stopped')
         finally:
@@ -152,7 +144,7 @@ def _warm_parent(topology: Topology, log: TextIO, stop: Callable[[], bool]) -> I
         yield warm_parent
 
 
-def _work(supervisor: Supervisor, view: PlainView, signals: 'StopSignals', stop_timeout_secs: float) -> Failure | None:
+def _work(supervisor: Supervisor, view: PlainView, signals: 'StopSignals') -> Failure | None:
     """Starts the jobs, watches them and stops them. Returns why the run failed, if it did."""
     failure = None
     before = signal.signal(signal.SIGUSR2, lambda number, frame: supervisor.request_save())
@@ -162,7 +154,7 @@ def _work(supervisor: Supervisor, view: PlainView, signals: 'StopSignals', stop_
             supervisor.start()
         failure = supervisor.watch(stop=lambda: len(signals.received) > 0)
     finally:
-        user_error = supervisor.stop(stop_timeout_secs, kill=lambda: len(signals.received) > 1)
+        user_error = supervisor.stop(kill=lambda: len(signals.received) > 1)
         signal.signal(signal.SIGUSR2, before)
         with contextlib.suppress(OSError):
             view.close()
@@ -214,7 +206,7 @@ def in_notebook() -> bool:
 
 
 @contextlib.contextmanager
-def _locked_log(run_dir: RunDir, stop_timeout_secs: float, signals: 'StopSignals') -> Iterator[TextIO]:
+def _locked_log(run_dir: RunDir, topology: Topology, signals: 'StopSignals') -> Iterator[TextIO]:
     """Opens launch's own log and locks it, so that a run directory has one launch at a time.
 
     The kernel releases the lock when the processes that hold it have ended: a launch, and the reaper of its jobs. It
@@ -222,7 +214,7 @@ def _locked_log(run_dir: RunDir, stop_timeout_secs: float, signals: 'StopSignals
     """
     run_dir.logs.mkdir(exist_ok=True)
     with _Log(run_dir.log('launch').open('ab'), encoding='utf-8') as log:
-        deadline, told = time.monotonic() + stop_timeout_secs + _REAPER_SECS, False
+        deadline, told = time.monotonic() + topology.stop_timeout_secs + _REAPER_SECS, False
         try:
             while not try_lock(log):
                 pid = (read_json(run_dir.status('launch')) or {}).get('pid', 'unknown')

@@ -92,8 +92,9 @@ class _SupervisedJob:
         command = tuple(map(self._filled_in, self._job.command))
         rule = dataclasses.replace(self._job.restart, spent='fail')
         job = dataclasses.replace(self._job, command=command, serves=None, restart=rule)
-        given = self._run_dir, self._reaper, None, self._view, self._log, self._topology.silent_timeout_secs
-        supervisor = Supervisor(Topology((job,)), *given)
+        secs = self._topology.stop_timeout_secs + 10.0
+        topology = dataclasses.replace(self._topology, jobs=(job,), stop_timeout_secs=secs)
+        supervisor = Supervisor(topology, self._run_dir, self._reaper, None, self._view, self._log)
         due = 0.0
 
         def stop() -> bool:
@@ -104,7 +105,7 @@ class _SupervisedJob:
             due = time.monotonic() + _POLL_SECS  # The file system may be another machine's.
             return ended() or self._moved()
 
-        return supervisor.run(stop, self._topology.stop_timeout_secs + 10.0, kill=lambda: False)
+        return supervisor.run(stop, kill=lambda: False)
 
     def _is_tried_later(self, failure: Failure) -> bool:
         later = self._job.restart.spent == 'later' and not failure.is_user_error

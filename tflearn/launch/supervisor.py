@@ -53,22 +53,20 @@ class Supervisor:
         warm_parent: WarmParent | None,
         view: PlainView,
         log: TextIO,
-        silent_timeout_secs: float = 0.0,
         placements: Mapping[str, Placement] = types.MappingProxyType({}),
     ):
         """Takes the topology's jobs.
 
         Args:
-          topology: the jobs.
+          topology: the jobs, and the times that they get.
           run_dir: the run directory.
           reaper: ends the jobs if this process is killed.
           warm_parent: starts the jobs faster; None: each loads its own libraries.
           view: shows the run.
           log: launch's own log.
-          silent_timeout_secs: see `local.run`.
           placements: where jobs run, by name.
         """
-        self._run_dir, self._silent_timeout_secs = run_dir, silent_timeout_secs
+        self._topology, self._run_dir = topology, run_dir
         self._processes = [
             JobProcess(job, run_dir, reaper, warm_parent, placements.get(job.name, Placement()))
             for job in topology.jobs
@@ -101,11 +99,11 @@ class Supervisor:
         for process in self._processes:
             process.start()
 
-    def run(self, stop: Callable[[], bool], stop_timeout_secs: float, kill: Callable[[], bool]) -> Failure | None:
+    def run(self, stop: Callable[[], bool], kill: Callable[[], bool]) -> Failure | None:
         """Starts the jobs, watches them, and stops those that are left; see these methods."""
         self.start()
         failure = self.watch(stop)
-        self.stop(stop_timeout_secs, kill)
+        self.stop(kill)
         return failure
 
     def watch(self, stop: Callable[[], bool]) -> Failure | None:
@@ -187,7 +185,7 @@ class Supervisor:
             if process.job.kind in ('train', 'replay_server'):
                 process.request_save()
 
-    def stop(self, stop_timeout_secs: float, kill: Callable[[], bool]) -> Failure | None:
+    def stop(self, kill: Callable[[], bool]) -> Failure | None:
         """Stops the living jobs, stage by stage. Kills those that do not end in time, or all when `kill` returns True.
 
         Returns:
@@ -201,20 +199,20 @@ class Supervisor:
             self._log_event(f'stopping {", ".join(process.job.name for process in members)}')
             for process in members:
                 process.terminate()
-            self._await(members, stop_timeout_secs, kill)
+            self._await(members, kill)
             user_errors += [user_error for process in members if (user_error := process.user_error())]
         return Failure(user_errors[0], is_user_error=True) if user_errors else None
 
-    def _await(self, members: list[JobProcess], stop_timeout_secs: float, kill: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + stop_timeout_secs
-        killed = False
+    def _await(self, members: list[JobProcess], kill: Callable[[], bool]) -> None:
+        secs, killed = self._topology.stop_timeout_secs, False
+        deadline = time.monotonic() + secs
         while any(process.alive for process in members):
             for process in members:
                 if process.poll() and not killed and not process.stopped_cleanly:
                     self._log_exit(process)
             if not killed and (kill() or time.monotonic() > deadline):
                 killed = True
-                self._kill(members, '' if kill() else f'did not stop within {stop_timeout_secs:g} s')
+                self._kill(members, '' if kill() else f'did not stop within {secs:g} s')
             self._show()
             self._pause.wait(POLL_SECS)
 
@@ -250,10 +248,11 @@ class Supervisor:
 
     def _check_silence(self, process: JobProcess, silent_secs: float) -> None:
         """Kills a job that has not reported for too long, after it was asked where its threads are."""
-        if not 0 < self._silent_timeout_secs < silent_secs:
+        most = self._topology.silent_timeout_secs
+        if not 0 < most < silent_secs:
             return
         process.dump()
-        limit = f'(--silent_timeout_secs={self._silent_timeout_secs:g})'
+        limit = f'(--silent_timeout_secs={most:g})'
         self._log_event(
             f'{process.job.name} has not reported for {silent_secs:.0f} s: killed; where its threads were is at the '
             f'end of {quoted(process.log)} {limit}'

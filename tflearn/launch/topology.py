@@ -160,7 +160,8 @@ class Topology:
       jobs: in the order in which they are started.
       warm_parent: the program that loads their libraries and forks them, see `WarmParent`; None: each loads its own.
       stop_timeout_secs: how long a job may take to end after SIGTERM, before it is killed [s].
-      silent_timeout_secs: a running job that has not reported for so long is killed and started again [s]; 0: never.
+      silent_timeout_secs: a running job that has not reported for so long writes the stacks of its threads and is
+        killed, as if it had died [s]; 0: never.
       connect_timeout_secs: how long a job waits for another one [s].
       gin_files: the texts of the run's own gin files, by their path in a folder of theirs, where machines lack them.
     """

@@ -119,9 +119,10 @@ def loop(
             view = PlainView(run.out, _LINE_SECS)
             view.event(f'round {begun.number}: {step.name}')
             job = Job(step.name, step.command, step.name)
-            supervisor = Supervisor(Topology((job,)), RunDir(begun.directory), reaper, parent(), view, log)
+            topology = Topology((job,), stop_timeout_secs=_STOP_SECS)
+            supervisor = Supervisor(topology, RunDir(begun.directory), reaper, parent(), view, log)
             stop = lambda: bool(signals.received)  # noqa: E731
-            failure = supervisor.run(stop, _STOP_SECS, kill=lambda: len(signals.received) > 1)
+            failure = supervisor.run(stop, kill=lambda: len(signals.received) > 1)
             if failure and not step.is_done():
                 raise (UserRuntimeError if failure.is_user_error else RuntimeError)(failure.message)
 

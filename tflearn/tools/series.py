@@ -39,9 +39,9 @@ def read(run_dir: RunDir) -> Series:
         )
     found: dict[str, dict[int, tuple[float, float]]] = {}  # tag -> step -> (time, value)
     for tag, step, number, at in new_scalars(run_dir, files, {}):
-        points = found.setdefault(tag, {})
-        if step not in points or points[step][0] <= at:  # of several files the newest counts
-            points[step] = at, number
+        values = found.setdefault(tag, {})
+        if step not in values or values[step][0] <= at:  # of several files the newest counts
+            values[step] = at, number
     return {tag: points for tag, values in found.items() if len((points := _points(values)).steps)}
 
 
