@@ -22,15 +22,7 @@ def serve_policies(stop: threading.Event) -> None:
 
     with job_flags.opened_run_dir(flags.FLAGS.root_dir, 'serve') as run_dir:
         run = Run(run_dir, stop, connect_timeout_secs=flags.FLAGS.connect_timeout_secs)
-        serve.serve(
-            run=run,
-            server_options=serve_flags.server_options(),
-            options=serve_flags.serve_options(),
-            decision_log=serve_flags.decision_log(),
-            trials=serve_flags.trials(),
-            rest_port=flags.FLAGS.rest_port,
-            metrics_port=flags.FLAGS.metrics_port,
-        )
+        serve.serve(run=run, **serve_flags.arguments())
 
 
 def main() -> None:

@@ -1,11 +1,9 @@
 """The options that the flags of the serve program make."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from absl import flags
 
@@ -13,10 +11,6 @@ from tflearn.core import tokens
 from tflearn.core.errors import UserValueError
 
 from . import job_flags
-
-if TYPE_CHECKING:
-    from tflearn.jobs import serve
-
 
 # Concurrent calls while a batch waits for more requests.
 _JOINING_CALLS = 16
@@ -37,13 +31,13 @@ def check() -> None:
         raise UserValueError('got a part of --tls_certificate, --tls_key, --tls_client_ca; need the first two together')
 
 
-def serve_options() -> serve.ServeOptions:
-    """Returns the options of what is served."""
+def arguments() -> dict[str, Any]:
+    """Returns the arguments of the job, but for the run. It loads TensorFlow."""
     from tflearn.jobs import serve
 
     values = flags.FLAGS
     names = ('max_batch_size', 'batch_timeout_micros', 'num_batch_threads', 'max_enqueued_batches')
-    return serve.ServeOptions(
+    options = serve.ServeOptions(
         policies=tuple(values.policies),
         versions=tuple(map(int, values.versions)),
         batching=serve.BatchOptions(**job_flags.values_of(*names)) if values.batching else None,
@@ -54,34 +48,7 @@ def serve_options() -> serve.ServeOptions:
         max_concurrent_requests=values.max_concurrent_requests,
         exploration=serve.Exploration(values.epsilon, values.temperature),
     )
-
-
-def decision_log() -> serve.DecisionLogOptions | None:
-    """Returns the options of the log of decisions, if there is one."""
-    from tflearn.jobs import serve
-
-    values = flags.FLAGS
-    if not values.decision_log:
-        return None
-    if bool(values.decision_log_hash) != bool(values.decision_log_key):
-        raise UserValueError('got a part of --decision_log_hash and --decision_log_key; need both, or none')
-    return serve.DecisionLogOptions(
-        directory=values.decision_log,
-        share=values.decision_log_share,
-        omitted=tuple(values.decision_log_omit),
-        hashed=tuple(values.decision_log_hash),
-        key=tokens.read(values.decision_log_key, '--decision_log_key') if values.decision_log_key else '',
-        file_secs=values.decision_log_file_secs,
-        keep_days=values.decision_log_keep_days,
-    )
-
-
-def trials() -> serve.TrialOptions:
-    """Returns when a version that was promoted is taken back."""
-    from tflearn.jobs import serve
-
-    values = flags.FLAGS
-    return serve.TrialOptions(
+    trials = serve.TrialOptions(
         num_requests=values.trial_requests,
         max_error_share=values.trial_max_error_share,
         max_latency_secs=values.trial_max_latency_secs,
@@ -89,16 +56,30 @@ def trials() -> serve.TrialOptions:
         num_decisions=values.trial_decisions,
         outcome_secs=values.trial_outcome_secs,
     )
-
-
-def server_options() -> serve.ServerOptions:
-    """Returns the options of the server: its address and limits."""
-    from tflearn.jobs import serve
-
-    values = flags.FLAGS
     limits = job_flags.values_of('host', 'port', 'max_request_bytes', 'max_connections')
     files = [pathlib.Path(name) for name in (values.tls_certificate, values.tls_key, values.tls_client_ca) if name]
-    return serve.ServerOptions(**limits, tls=serve.TlsFiles(*files) if files else None)
+    return {
+        'server_options': serve.ServerOptions(**limits, tls=serve.TlsFiles(*files) if files else None),
+        'options': options,
+        'decision_log': serve.DecisionLogOptions(**_decision_log()) if values.decision_log else None,
+        'trials': trials,
+        **job_flags.values_of('rest_port', 'metrics_port'),
+    }
+
+
+def _decision_log() -> dict[str, Any]:
+    values = flags.FLAGS
+    if bool(values.decision_log_hash) != bool(values.decision_log_key):
+        raise UserValueError('got a part of --decision_log_hash and --decision_log_key; need both, or none')
+    return {
+        'directory': values.decision_log,
+        'share': values.decision_log_share,
+        'omitted': tuple(values.decision_log_omit),
+        'hashed': tuple(values.decision_log_hash),
+        'key': tokens.read(values.decision_log_key, '--decision_log_key') if values.decision_log_key else '',
+        'file_secs': values.decision_log_file_secs,
+        'keep_days': values.decision_log_keep_days,
+    }
 
 
 def _num_threads() -> int:

@@ -1,5 +1,6 @@
 """Off-policy evaluation of a run's exported policy on recorded episodes: no environment is needed."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,10 +11,8 @@ from absl import logging
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.core.action_mask import ActionMask
 from tflearn.core.errors import UserValueError
-from tflearn.core.types import EnvironmentSpecs, EvaluationPolicy
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, evaluation
 from tflearn.data.evaluation import Evaluation, OpeOptions, RecordedSteps
 from tflearn.data.linear_models import MAX_INPUTS
@@ -21,14 +20,13 @@ from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import chosen_policy
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError
-from tflearn.policies.exporter import ACTION_MASK
 from tflearn.policies.loader import LoadedPolicy
 
 _NUM_SAMPLES = 8  # actions of a stochastic policy in each state
 _NUM_ROWS, _NUM_EPISODES = 4096, 256  # of a call of the policy
 
-# Time steps and actions [B], and the policy's state before them -> arrays [B, ...], and the next state.
-_Call = Callable[[Any, Any], tuple[list[np.ndarray], Any]]
+# Time steps and actions [B], and the policy's state before them -> an array [B, ...], and the next state.
+_Call = Callable[[Any, Any, Any], tuple[np.ndarray, Any]]
 
 
 def evaluate_on_data(
@@ -118,13 +116,8 @@ def log_probabilities(
     Raises:
       ValueError: as `ActionProbabilities`.
     """
-    known = ActionProbabilities(policy, specs, epsilon, _mask(policy, specs))
-    return _over_rows(policy, _log_probability(known), (_time_steps(rows), rows.action), lengths)[0]
-
-
-def _mask(policy: LoadedPolicy, specs: EnvironmentSpecs) -> ActionMask | None:
-    path = policy.metadata.get(ACTION_MASK)
-    return None if path is None else ActionMask(specs, path)
+    _, mask = chosen_policy.acting(policy, specs, epsilon, None)
+    return _log_probability(ActionProbabilities(policy, specs, epsilon, mask), policy, rows, lengths)
 
 
 def _recorded(
@@ -136,23 +129,21 @@ def _recorded(
 ) -> RecordedSteps:
     """Returns the episodes' rows, and what the policy does in them."""
     rows, lengths = joined(episodes)
-    mask = _mask(policy, specs)
-    given = (_time_steps(rows), rows.action)
+    acting, mask = chosen_policy.acting(policy, specs, epsilon, 0)
     log_target, choices, samples = None, None, np.zeros((0, len(rows.reward), 0))
-    try:
+    with contextlib.suppress(NoDensityError):
         known = ActionProbabilities(policy, specs, epsilon, mask)
-    except NoDensityError:
-        known = None
-    if known is not None:
-        (log_target,) = _over_rows(policy, _log_probability(known), given, lengths)
-    if known is not None and known.num_choices:
-        (choices,) = _over_rows(policy, _probabilities(known), given, lengths)
-    else:
-        acting: EvaluationPolicy = policy
-        if epsilon:
-            acting = EpsilonPolicy(policy, epsilon, specs.action, 0, mask)
+        log_target = _log_probability(known, policy, rows, lengths)
+        if known.num_choices:
+            choices = _over_rows(policy, lambda step, _, state: known.probabilities(step, state), rows, lengths)
+    if choices is None:
         num_samples = _NUM_SAMPLES if policy.is_stochastic or epsilon else 1
-        samples = np.stack(_over_rows(policy, _samples(acting, num_samples), given, lengths))
+
+        def draw(time_step: ts.TimeStep, _: Any, state: Any) -> tuple[np.ndarray, Any]:
+            steps = [acting.action(time_step, state) for _ in range(num_samples)]
+            return np.stack([_numbers(action) for action, _ in steps], axis=1), steps[0][1]
+
+        samples = _over_rows(policy, draw, rows, lengths).swapaxes(0, 1)
     actions = _numbers(rows.action)
     if choices is not None:
         actions = actions - float(np.asarray(specs.action.minimum))
@@ -178,48 +169,28 @@ def _time_steps(rows: Any) -> ts.TimeStep:
     return ts.TimeStep(rows.step_type, reward, discount, rows.observation)
 
 
-def _log_probability(known: ActionProbabilities) -> _Call:
-    def call(given: Any, state: Any) -> tuple[list[np.ndarray], Any]:
-        found, state = known.log_probability(given[0], state, given[1])
-        return [found], state
-
-    return call
+def _log_probability(known: ActionProbabilities, policy: LoadedPolicy, rows: Any, lengths: np.ndarray) -> np.ndarray:
+    call = lambda time_step, action, state: known.log_probability(time_step, state, action)  # noqa: E731
+    return _over_rows(policy, call, rows, lengths)
 
 
-def _probabilities(known: ActionProbabilities) -> _Call:
-    def call(given: Any, state: Any) -> tuple[list[np.ndarray], Any]:
-        found, state = known.probabilities(given[0], state)
-        return [found], state
-
-    return call
-
-
-def _samples(policy: EvaluationPolicy, num_samples: int) -> _Call:
-    def call(given: Any, state: Any) -> tuple[list[np.ndarray], Any]:
-        drawn = [policy.action(given[0], state) for _ in range(num_samples)]
-        return [_numbers(action) for action, _ in drawn], drawn[0][1]
-
-    return call
-
-
-def _over_rows(policy: LoadedPolicy, call: _Call, given: Any, lengths: np.ndarray) -> list[np.ndarray]:
-    """Returns what `call` returns for all rows [S], in their order; a policy with memory takes the episodes in time."""
+def _over_rows(policy: LoadedPolicy, call: _Call, rows: Any, lengths: np.ndarray) -> np.ndarray:
+    """Returns what `call` returns for all rows [S, ...], in order; a policy with memory takes the episodes in time."""
+    given = (_time_steps(rows), rows.action)
     at = lambda index: tf.nest.map_structure(lambda leaf: leaf[index], given)  # noqa: E731
     num_rows, starts = int(lengths.sum()), np.cumsum(lengths) - lengths
     if not tf.nest.flatten(policy.initial_state(1)):
-        blocks = [call(at(slice(i, i + _NUM_ROWS)), ())[0] for i in range(0, num_rows, _NUM_ROWS)]
-        return [np.concatenate(leaves) for leaves in zip(*blocks, strict=True)]
-    results: list[np.ndarray] = []
+        return np.concatenate([call(*at(slice(i, i + _NUM_ROWS)), ())[0] for i in range(0, num_rows, _NUM_ROWS)])
+    result: np.ndarray | None = None
     for begin in range(0, len(lengths), _NUM_EPISODES):
         first, size = starts[begin : begin + _NUM_EPISODES], lengths[begin : begin + _NUM_EPISODES]
         state = policy.initial_state(len(first))
         for t in range(size.max()):
             index, inside = first + np.minimum(t, size - 1), t < size
-            found, state = call(at(index), state)
-            results = results or [np.zeros((num_rows, *leaf.shape[1:])) for leaf in found]
-            for result, leaf in zip(results, found, strict=True):
-                result[index[inside]] = leaf[inside]
-    return results
+            found, state = call(*at(index), state)
+            result = np.zeros((num_rows, *found.shape[1:])) if result is None else result
+            result[index[inside]] = found[inside]
+    return np.asarray(result)
 
 
 def _numbers(nest: Any) -> np.ndarray:

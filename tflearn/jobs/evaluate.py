@@ -180,10 +180,9 @@ class _Target:
         return self.goal is not None and complete and score >= (-self.goal if self.lower_is_better else self.goal)
 
     def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
-        found = value(evaluation, self.metric)
-        if found is None:  # no episode has this number
-            return 'incomplete' not in evaluation, -math.inf
-        return 'incomplete' not in evaluation, -found if self.lower_is_better else found
+        found, sign = value(evaluation, self.metric), -1.0 if self.lower_is_better else 1.0
+        score = -math.inf if found is None else sign * found  # None: no episode has this number
+        return 'incomplete' not in evaluation, score
 
     def __str__(self) -> str:
         name = 'target_return' if self.metric == 'return' else f'target {self.metric}'
@@ -227,14 +226,8 @@ class _EpisodeRunner:
 
     def _evaluator_of(self, environment: BatchedEnvironment, num_episodes: int) -> Evaluator:
         options = self._options
-        return Evaluator(
-            environment,
-            num_episodes,
-            options.max_steps_per_episode,
-            options.max_secs,
-            self._report,
-            options.on_episode,
-        )
+        limits = num_episodes, options.max_steps_per_episode, options.max_secs
+        return Evaluator(environment, *limits, self._report, options.on_episode)
 
     def _acting(self, policy: Any, mask: str | None = None) -> EvaluationPolicy:
         """Returns a policy that acts with `options.epsilon` and the part `mask` of the observation."""
@@ -287,16 +280,11 @@ class _Evaluation:
 
         if (found := poll()) is None:
             self._report.set_state('waiting for a policy')
-            newest, what = self._source.newest(), self._source.what
-            what, timeout_secs = (
-                (what, self._connect_timeout_secs)
-                if newest is None
-                else (
-                    f'{what} other than that of step {newest} (--policy evaluates one at once)',
-                    self._idle_timeout_secs,
-                )
-            )
-            found = wait_until(poll, what, timeout_secs, self._stop)
+            newest, what, secs = self._source.newest(), self._source.what, self._connect_timeout_secs
+            if newest is not None:
+                what += f' other than that of step {newest} (--policy evaluates one at once)'
+                secs = self._idle_timeout_secs
+            found = wait_until(poll, what, secs, self._stop)
         return found[0]
 
     def _evaluate(self, candidate: Candidate) -> Evaluation | None:

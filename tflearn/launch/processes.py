@@ -192,21 +192,22 @@ class JobProcess:
 
     def terminate(self) -> None:
         """Asks the job, but not its children, to end cleanly."""
-        if self._process is not None and self.alive:
-            self._stopping = True
-            self._process.terminate()
+        self._stopping |= self.alive
+        self._signal(signal.SIGTERM)
 
     def request_save(self) -> None:
         """Asks a job that works for a checkpoint now; one that begins would not know the signal yet."""
-        if self._process is not None and self.alive and self.has_run:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGUSR2)
+        if self.has_run:
+            self._signal(signal.SIGUSR2)
 
     def dump(self) -> None:
         """Asks the job to write the stacks of its threads to its log."""
+        self._signal(signal.SIGUSR1)
+
+    def _signal(self, number: int) -> None:
         if self._process is not None and self.alive:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGUSR1)
+                os.kill(self._process.pid, number)
 
     def kill(self, reason: str) -> None:
         """Kills the job and its children; `exit_text` then gives the reason."""

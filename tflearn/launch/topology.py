@@ -292,54 +292,39 @@ def run_topology(
       ValueError: if there is no collector, replay server or worker, or more than `MAX_JOBS`.
     """
 
-    def command(program: str, *more: str) -> tuple[str, ...]:
-        where = f'--coordinator_address={addresses.coordinator}'
-        return (sys.executable, '-m', f'{package}.{program}', *flags, where, *more)
+    where = f'--coordinator_address={addresses.coordinator}'
+    server: dict[str, Any] = {'serves': 'train', 'may_finish': False, 'stop_stage': 3}
 
-    def job(name: str, kind: str, *more: str, **role: Any) -> Job:
-        its_resources = resources.get(kind, Resources())
-        return Job(name, command(kind, *more), kind, restart=RULES[kind], resources=its_resources, **role)
+    def command(program: str, *more: str) -> tuple[str, ...]:
+        return (sys.executable, '-m', f'{package}.{program}', *more)
+
+    def job(name: str, kind: str, *more: str, program: str = '', **role: Any) -> Job:
+        its_command, its_resources = command(program or kind, *flags, where, *more), resources.get(kind, Resources())
+        return Job(name, its_command, kind, restart=RULES[kind], resources=its_resources, **role)
+
+    def coordinator(name: str, kind: str, *more: str) -> Job:
+        its_command = command('coordinator', where, f'--name={name}', *addresses.flags, *more)
+        return dataclasses.replace(job(name, kind, **server), command=its_command)
 
     strategy = ('--strategy=multi_worker',) if num_workers > 1 else ()
     feed = (f'--feed_address={feed_address}',) if num_feed_workers else ()
-    server: dict[str, Any] = {'serves': 'train', 'may_finish': False, 'stop_stage': 3}
     shards = [f'--num_shards={count}'] if (count := len(addresses.replay)) > 1 else []
     shards += ['--noserve_coordinator'] if addresses.alone else []
-    coordinator, relays = _coordinator_jobs(addresses, package, resources, server)
-    jobs = coordinator
+    jobs = [coordinator('coordinator', 'coordinator')] if addresses.alone else []
     for i, (name, address) in enumerate(zip(replay_servers(count), addresses.replay, strict=True)):
         own = (f'--replay_address={address}', *addresses.replay_flags, *shards, *([f'--shard={i}'] if i else []))
         jobs.append(job(name, 'replay_server', *own, **server))
-    jobs += [
-        *relays,
-        job('train', 'train', *strategy, *feed, workers=num_workers),
-        job('evaluate', 'evaluate', stop_stage=1),
-    ]
+    for i, address in enumerate(addresses.relays):
+        jobs.append(coordinator(f'relay_{i}', 'relay', f'--relay_address={address}', f'--index={i}'))
+    jobs.append(job('train', 'train', *strategy, *feed, workers=num_workers))
+    jobs.append(job('evaluate', 'evaluate', stop_stage=1))
     if feed:
         jobs.append(job('feed', 'feed', *feed, **server))
     for i in range(num_feed_workers):
-        worker = job(f'feed_worker_{i}', 'feed_worker', **server)
-        jobs.append(dataclasses.replace(worker, command=command('feed', *feed, f'--worker={i}')))
+        jobs.append(job(f'feed_worker_{i}', 'feed_worker', *feed, f'--worker={i}', program='feed', **server))
     for i in range(num_collectors):
         jobs.append(job(f'collect_{i}', 'collect', f'--collector_name=collect_{i}', serves='train', stop_stage=2))
-    warm_parent = (sys.executable, '-m', f'{package}.warm_parent') if warm_start else None
-    return Topology(tuple(jobs), warm_parent)
-
-
-def _coordinator_jobs(
-    addresses: Addresses, package: str, resources: Mapping[str, Resources], role: Mapping[str, Any]
-) -> tuple[list[Job], list[Job]]:
-    """Returns the coordinator, if it is alone, and the relays."""
-
-    def job(name: str, kind: str, *more: str) -> Job:
-        program = (sys.executable, '-m', f'{package}.coordinator')
-        command = (*program, f'--coordinator_address={addresses.coordinator}', f'--name={name}', *addresses.flags)
-        its_resources = resources.get(kind, Resources())
-        return Job(name, (*command, *more), kind, restart=RULES[kind], resources=its_resources, **role)
-
-    alone = [job('coordinator', 'coordinator')] if addresses.alone else []
-    relays = enumerate(addresses.relays)
-    return alone, [job(f'relay_{i}', 'relay', f'--relay_address={own}', f'--index={i}') for i, own in relays]
+    return Topology(tuple(jobs), command('warm_parent') if warm_start else None)
 
 
 _DEVICES = pathlib.Path('/dev')
@@ -400,12 +385,19 @@ def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
       ValueError: if the jobs ask for more than the machine has.
     """
     cores, gpus = iter(machine.cores), iter(machine.gpus)
-    for what, have, wanted in (
-        ('cores', len(machine.cores), lambda job: _all(job, job.resources.cores)),
-        ('memory_gb', round(machine.memory_gb, 1), lambda job: _all(job, job.resources.memory_gb)),
-        ('accelerators', len(machine.gpus), lambda job: _all(job, job.resources.accelerators)),
-    ):
-        _check_enough(topology.jobs, what, have, wanted)
+    there_is = {
+        'cores': len(machine.cores),
+        'memory_gb': round(machine.memory_gb, 1),
+        'accelerators': len(machine.gpus),
+    }
+    for what, have in there_is.items():
+        asked = {job.name: job.workers * value for job in topology.jobs if (value := getattr(job.resources, what))}
+        if sum(asked.values()) > have:
+            each = ', '.join(f'{name} {value:g}' for name, value in asked.items())
+            raise UserValueError(
+                f'got --resources with {what} of {sum(asked.values()):g} ({each}); need at most the {have:g} of this '
+                'machine; ask for less, or start fewer collectors'
+            )
     for job in topology.jobs:
         if job.resources.custom:
             raise UserValueError(
@@ -413,21 +405,6 @@ def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
                 '--backend=slurm or --backend=kubernetes for that'
             )
     return {job.name: _placement(job, cores, gpus) for job in topology.jobs}
-
-
-def _check_enough(jobs: Iterable[Job], what: str, have: float, wanted: Callable[[Job], float | None]) -> None:
-    asked = {job.name: value for job in jobs if (value := wanted(job))}
-    if sum(asked.values()) > have:
-        each = ', '.join(f'{name} {value:g}' for name, value in asked.items())
-        raise UserValueError(
-            f'got --resources with {what} of {sum(asked.values()):g} ({each}); need at most the {have:g} of this '
-            'machine; ask for less, or start fewer collectors'
-        )
-
-
-def _all(job: Job, value: float | None) -> float | None:
-    """Returns what all workers of a job get together."""
-    return None if value is None else value * job.workers
 
 
 def _placement(job: Job, cores: Iterable[int], gpus: Iterable[str]) -> Placement:

@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -137,10 +136,6 @@ class Fork:
         if self.returncode is None:
             self.returncode = self._parent.exit_code(self.pid)
         return self.returncode
-
-    def terminate(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
 
 
 def serve(connection: socket.socket) -> list[str]:

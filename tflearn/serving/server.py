@@ -3,6 +3,7 @@
 Messages are parsed here, since gRPC does not answer malformed ones with INVALID_ARGUMENT.
 """
 
+import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,12 +31,12 @@ from tflearn.serving.tensor_protos import get_model_metadata_pb2, get_model_stat
 from tflearn.serving.trials import TrialOptions, Trials
 
 _SIGNATURES, _PREDICTION = 'signature_def', 'tensorflow.serving.PredictionService'
-_LATENCY_SECS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_LATENCY = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)  # [s]
 EVENT_ID = 'event_id'  # of a decision, besides the policy's outputs
 _LOGGED = {
-    'tflearn_decisions': 'Decisions',
-    'tflearn_outcomes': 'Outcomes',
-    'tflearn_shadows': "Answers of shadows, which also may have 'failed',",
+    'decisions': 'Decisions',
+    'outcomes': 'Outcomes',
+    'shadows': "Answers of shadows, which also may have 'failed',",
 }
 _POINTER = 8  # bytes of a string besides its own
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -47,38 +48,19 @@ class ServingMetrics:
     def __init__(self, models: Models):
         self.registry = prometheus_client.CollectorRegistry()
         self._models = models
-        self._requests = prometheus_client.Counter(
-            'tflearn_requests', 'Answered requests by their gRPC status', ['method', 'code'], registry=self.registry
-        )
-        self._latency = prometheus_client.Histogram(
-            'tflearn_request_seconds',
-            'Time within the server',
-            ['method'],
-            registry=self.registry,
-            buckets=_LATENCY_SECS,
-        )
-        self._rows = prometheus_client.Histogram(
-            'tflearn_request_rows', 'Rows of a Predict request', ['model'], registry=self.registry, buckets=_ROWS
-        )
-        self._refused = prometheus_client.Counter(
-            'tflearn_refused_requests',
-            'Requests of unknown clients and beyond quotas',
-            ['client', 'reason'],
-            registry=self.registry,
-        )
+        counter = functools.partial(prometheus_client.Counter, registry=self.registry)
+        histogram = functools.partial(prometheus_client.Histogram, registry=self.registry)
+        self._requests = counter('tflearn_requests', 'Answered requests by their gRPC status', ['method', 'code'])
+        self._latency = histogram('tflearn_request_seconds', 'Time within the server', ['method'], buckets=_LATENCY)
+        self._rows = histogram('tflearn_request_rows', 'Rows of a Predict request', ['model'], buckets=_ROWS)
+        refused = 'Requests of unknown clients and beyond quotas'
+        self._refused = counter('tflearn_refused_requests', refused, ['client', 'reason'])
         what = 'by what became of them: logged, dropped (too many waited), not_chosen (by the share)'
-        self._logged = {
-            name.removeprefix('tflearn_'): prometheus_client.Counter(
-                name, f'{of} {what}', ['result'], registry=self.registry
-            )
-            for name, of in _LOGGED.items()
-        }
+        self._logged = {kind: counter(f'tflearn_{kind}', f'{of} {what}', ['result']) for kind, of in _LOGGED.items()}
         self._version = prometheus_client.Gauge(
             'tflearn_served_version', 'Train step of the version that answers', ['model'], registry=self.registry
         )
-        self._reloads = prometheus_client.Counter(
-            'tflearn_reloads', 'Times that a change of versions was taken over', registry=self.registry
-        )
+        self._reloads = counter('tflearn_reloads', 'Times that a change of versions was taken over')
 
     def record_refused(self, client: str, reason: str) -> None:
         """Counts a request that was refused before it was read: of an unknown client (''), or beyond a quota."""
