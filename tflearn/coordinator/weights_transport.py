@@ -17,7 +17,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -268,12 +268,14 @@ class WeightsReader:
         headers = {'Prefer': f'wait={int(wait_secs)}'}
         if known:
             headers |= {'If-None-Match': f'"{known.tag}"', 'A-IM': DELTA}
-        with self._response('GET', PATH, wait_secs, headers=headers) as response:
-            if response.status in (HTTPStatus.NOT_MODIFIED, HTTPStatus.NOT_FOUND):
-                response.read()
-                return None
-            self._check(response)
-            return parse(self._read_all(response)).completed(known)
+        with self._asking:
+            try:
+                response = self._servers[0].ask('GET', PATH, wait_secs + _ANSWER_SECS, headers)
+                message = self._received(response, known)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise self._lost(error) from error
+            self._failures = 0
+        return message
 
     def _find_relays(self) -> None:
         if time.monotonic() < self._find_at or self._closed.is_set():
@@ -300,17 +302,17 @@ class WeightsReader:
         with self._asking:
             self._servers[0].drop()
 
-    @contextlib.contextmanager
-    def _response(
-        self, method: str, path: str, wait_secs: float = 0.0, **given: Any
-    ) -> Iterator[http.client.HTTPResponse]:
-        """Asks, and gives the response; makes Lost of what goes wrong in the block."""
-        with self._asking:
-            try:
-                yield self._servers[0].ask(method, path, wait_secs + _ANSWER_SECS, **given)
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                raise self._lost(error) from error
-            self._failures = 0
+    def _received(self, response: http.client.HTTPResponse, known: Message | None) -> Message | None:
+        if response.status in (HTTPStatus.NOT_MODIFIED, HTTPStatus.NOT_FOUND):
+            response.read()
+            return None
+        if response.status == HTTPStatus.OK:
+            return parse(self._read_all(response)).completed(known)
+        text = response.read(4096).decode(errors='replace')
+        self._servers[0].drop()
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            text = json.loads(text)['error']
+        raise Refused(f'the coordinator at {self.address} answers {response.status}: {text}')
 
     def _read_all(self, response: http.client.HTTPResponse) -> memoryview:
         """Returns the body; raises OSError if it comes too slowly."""
@@ -334,14 +336,6 @@ class WeightsReader:
     def _keep(self, memory: np.ndarray) -> None:
         """Keeps the memory of a message that nobody needs any more."""
         self._free[:] = [memory, *self._free[: _KEPT - 1]]
-
-    def _check(self, response: http.client.HTTPResponse) -> None:
-        if response.status != HTTPStatus.OK:
-            text = response.read(4096).decode(errors='replace')
-            self._servers[0].drop()
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                text = json.loads(text)['error']
-            raise Refused(f'the coordinator at {self.address} answers {response.status}: {text}')
 
     def _lost(self, error: Exception) -> Lost:
         """Drops the connection, and asks the next server from now on."""

@@ -24,8 +24,8 @@ _END_BYTES = 1 << 16  # of a file that its digest is of: its begin and its end
 _OPERATIVE = 'gin/operative'  # the text of a program's hooks that has what configured functions have used
 
 
-def environment(make_environment: EnvironmentFactory, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the name of the function that made the environment, and its settings.
+def origin(make_environment: EnvironmentFactory, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the function that made the environment, with its settings, and the versions of the libraries.
 
     Args:
       make_environment: the function, which has been called.
@@ -43,7 +43,7 @@ def environment(make_environment: EnvironmentFactory, texts: Mapping[str, str]) 
     for line in texts.get(_OPERATIVE, '').splitlines():
         if line.strip().startswith(prefix):
             settings.append(line.strip().removeprefix(prefix))
-    return {'environment': f'{name}({", ".join(settings)})'}
+    return {'environment': f'{name}({", ".join(settings)})', **versions()}
 
 
 def versions() -> dict[str, str]:

@@ -99,8 +99,7 @@ def evaluate_policy(
         'num_processes': num_processes,
         'seconds': time.monotonic() - begun,
         'evaluated_at': time.time(),
-        **metadata.environment(make_environment, run.hooks.describe()),
-        **metadata.versions(),
+        **metadata.origin(make_environment, run.hooks.describe()),
     }
     written = written or _next_file(run.dir.policy_evaluations, facts)
     facts |= {**statistics.as_json(), 'std_return': statistics.std_return, 'lengths': statistics.lengths}

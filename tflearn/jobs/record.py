@@ -129,8 +129,7 @@ def record(
             'run': str(run.dir.root) if isinstance(found, loader.LoadedPolicy) else None,
             'epsilon': epsilon,
             'seed': seed,
-            **metadata.environment(make_environment, run.hooks.describe()),
-            **metadata.versions(),
+            **metadata.origin(make_environment, run.hooks.describe()),
         }
         stored = columns.columns_of(columns.data_spec(environment.specs, acting.info_spec))
         writer = EpisodeWriter(directory, environment.specs, stored, metadata=facts, compress=compress)
@@ -256,8 +255,7 @@ def extract(
         'replay': run.coordinator.address if running else str(run.dir.replay_checkpoints),
         'run': str(run.dir.root),
         'incomplete_rows': incomplete_rows,
-        **metadata.environment(make_environment, run.hooks.describe()),
-        **metadata.versions(),
+        **metadata.origin(make_environment, run.hooks.describe()),
     }
     stored = columns.columns_of(storage.data_spec)
     writer = EpisodeWriter(directory, specs, stored, metadata=facts, compress=compress)
