@@ -69,7 +69,7 @@ class CreditIssuer:
         self._reporter = reports.Reporter(coordinator)
         self._dropped_before = 0
         self._sent: control.Credits | None = None
-        self._sent_to = ''
+        self._sent_to, self._acted_at = '', 0.0
         self._closed, self._wake = threading.Event(), threading.Event()
         self._thread = background.Thread(target=self._run, name='credit_issuer')
 
@@ -103,31 +103,28 @@ class CreditIssuer:
 
     def _run(self) -> None:
         act = self._issue if self._worker == 0 else self._report
-        polled_at = 0.0
         while not self._closed.is_set():
             self._wake.clear()
             try:
-                polled_at = act(polled_at)
+                act()
             except Exception:  # without this thread collectors would wait forever
                 logging.exception('could not grant credits through %s', self._coordinator.what)
             self._wake.wait(_POLL_SECS)
 
-    def _issue(self, polled_at: float) -> float:
-        """Sends new credits and polls for reports. Returns the time of the last poll."""
-        now = time.monotonic()
-        if now - polled_at >= _POLL_SECS:
-            polled_at = now
+    def _issue(self) -> None:
+        """Sends new credits and polls for reports."""
+        if time.monotonic() - self._acted_at >= _POLL_SECS:
+            self._acted_at = time.monotonic()
             self._poll()
         with self._lock:
             newest, wanted = self._ledger.credits, self._ledger.wanted
-        if not wanted:  # there are no weights yet
-            return polled_at
         incarnation = self._coordinator.incarnation
+        if not wanted:  # there are no weights yet
+            return
         if self._sent is None or self._sent_to != incarnation or not _follows(self._sent, newest):
             with contextlib.suppress(Lost):
                 self._coordinator.put_credits(newest)
                 self._sent, self._sent_to = newest, incarnation
-        return polled_at
 
     def _poll(self) -> None:
         self._reports.read()
@@ -138,12 +135,11 @@ class CreditIssuer:
         with self._lock:
             self._ledger.reconcile(dropped, arrived)
 
-    def _report(self, polled_at: float) -> float:
-        """Reports the items that this worker has dropped; for workers other than the chief."""
-        if time.monotonic() - polled_at < _HEARTBEAT_SECS:
-            return polled_at
-        self._reporter.report({_DROPPED: self._source.used_and_dropped()[1]}, [])
-        return time.monotonic()
+    def _report(self) -> None:
+        """Reports the items that this worker, which is not the chief, has dropped."""
+        if time.monotonic() - self._acted_at >= _HEARTBEAT_SECS:
+            self._reporter.report({_DROPPED: self._source.used_and_dropped()[1]}, [])
+            self._acted_at = time.monotonic()
 
 
 def _follows(sent: control.Credits, newest: control.Credits) -> bool:

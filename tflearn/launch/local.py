@@ -218,7 +218,7 @@ def _locked_log(run_dir: RunDir, topology: Topology, signals: 'StopSignals') -> 
         try:
             while not try_lock(log):
                 pid = (read_json(run_dir.status('launch')) or {}).get('pid', 'unknown')
-                if _lives(pid) or signals.received or time.monotonic() > deadline:
+                if 'launch' in run_dir.living_jobs() or signals.received or time.monotonic() > deadline:
                     raise UserValueError(
                         f'got root_dir={str(run_dir.root)!r}, which another launch (pid {pid}) uses; need a directory '
                         'for each run; wait for it, stop it or choose another --root_dir'
@@ -255,16 +255,6 @@ class _Log(io.TextIOWrapper):
         with contextlib.suppress(OSError):
             os.write(self.fileno(), text.encode())
         return len(text)
-
-
-def _lives(pid: Any) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 class StopSignals:

@@ -7,7 +7,6 @@ first. None of them may start TensorFlow's runtime or a thread that works, since
 import contextlib
 import json
 import os
-import pathlib
 import select
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.files import lock
 
 _READY_TIMEOUT_SECS = 120.0
 _REPLY_TIMEOUT_SECS = 10.0
@@ -100,7 +100,7 @@ class WarmParent:
         """Returns the exit code of a job that this started; None while it lives."""
         while self._ready and self._readable(0.0):
             self._ready = self._receive() is not None
-        if pid not in self._exit_codes and not self._ready and not _lives(pid):
+        if pid not in self._exit_codes and not self._ready and not lock.started(pid):
             self._exit_codes[pid] = _UNKNOWN_EXIT_CODE  # Only its parent, which has ended, could know.
         return self._exit_codes.get(pid)
 
@@ -175,11 +175,3 @@ def serve(connection: socket.socket) -> list[str]:
                 jobs.remove(pid)
                 exit_code = os.waitstatus_to_exitcode(status)
                 connection.send(json.dumps({'ended': pid, 'exit_code': exit_code}).encode())
-
-
-def _lives(pid: int) -> bool:
-    """Returns whether a process exists and is no zombie, which it may stay where no init process collects it."""
-    try:
-        return pathlib.Path(f'/proc/{pid}/stat').read_text(encoding='utf-8').rpartition(')')[2].split()[0] != 'Z'
-    except OSError:
-        return False
