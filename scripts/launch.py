@@ -33,21 +33,14 @@ def main() -> None:
             values.gin_file,
             values.gin_bindings,
             package=str(__package__),
-            num_collectors=values.num_collectors,
-            num_replay_servers=values.num_replay_servers,
             coordinator_address=values.coordinator_address if values['coordinator_address'].present else None,
-            coordinator_alone=values.coordinator_alone,
-            connect_timeout_secs=values.connect_timeout_secs,
-            stop_timeout_secs=values.stop_timeout_secs,
-            warm_start=values.warm_start,
-            code_snapshot=values.code_snapshot,
-            silent_timeout_secs=values.silent_timeout_secs,
             backend=process_run.Backend(
                 values.backend, values.backend_option, values.resources, values.num_workers, values.render
             ),
             more_flags=job_flags.given('coordinator_token', 'weights_dtype', 'replay_backend', 'profile_python'),
-            num_relays=values.num_relays,
-            num_feed_workers=values.num_feed_workers,
+            **job_flags.values_of('num_collectors', 'num_replay_servers', 'num_relays', 'num_feed_workers'),
+            **job_flags.values_of('connect_timeout_secs', 'stop_timeout_secs', 'silent_timeout_secs'),
+            **job_flags.values_of('coordinator_alone', 'warm_start', 'code_snapshot'),
         )
     sys.exit(code)
 
