@@ -4,7 +4,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tflearn.actors import evaluation_record
 from tflearn.config import reader
@@ -16,47 +16,23 @@ _FRESH_SECS = 60.0  # a job on another machine that reported so lately runs
 _DEPTH = 4
 
 
-class Overview(NamedTuple):
-    """How a run is.
-
-    Attributes:
-      run_dir: its files.
-      state: 'done: ' and why, 'failed: ' and why, 'running', 'stopped', or 'ended without a result'.
-      train_step: its train steps; None before the first, as the others.
-      env_steps: its environment steps.
-      newest: the mean return of its newest evaluation.
-      best: that of its best one.
-      reported_secs: seconds since it last reported anything.
-    """
-
-    run_dir: RunDir
-    state: str
-    train_step: int | None
-    env_steps: int | None
-    newest: float | None
-    best: float | None
-    reported_secs: float | None
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The row of a table, without the run."""
-        age = '' if self.reported_secs is None else f'{duration(self.reported_secs)} ago'
-        return self.state, count(self.train_step), count(self.env_steps), plain(self.newest), plain(self.best), age
-
-
 HEAD = 'state', 'train steps', 'env steps', 'newest return', 'best return', 'last report'
 
 
-def of(run_dir: RunDir) -> Overview:
-    """Returns how a run is."""
+def cells(run_dir: RunDir) -> tuple[str, ...]:
+    """Returns how a run is, the row of a table below `HEAD`.
+
+    Its state is 'done: ' and why, 'failed: ' and why, 'running', 'stopped', or 'ended without a result'.
+    """
     status = run_dir.statuses()
     done, train = read_json(run_dir.done) or {}, status.get('train', {})
     returns = [each['mean_return'] for each in evaluation_record.read(run_dir.evaluations)]
     times = [float(each['time']) for each in status.values() if 'time' in each]
     secs = max(0.0, time.time() - max(times)) if times else None
-    steps = {name: done.get(name, train.get(name)) for name in ('train_step', 'env_steps')}
-    newest, best = (returns[-1], max(returns)) if returns else (None, None)
-    return Overview(run_dir, _state(run_dir, done, status, secs), **steps, newest=newest, best=best, reported_secs=secs)
+    steps = [count(done.get(name, train.get(name))) for name in ('train_step', 'env_steps')]
+    newest_and_best = [plain(returns[-1]), plain(max(returns))] if returns else ['', '']
+    age = '' if secs is None else f'{duration(secs)} ago'
+    return _state(run_dir, done, status, secs), *steps, *newest_and_best, age
 
 
 def _state(run_dir: RunDir, done: Mapping[str, Any], status: Mapping[str, Any], secs: float | None) -> str:
@@ -108,7 +84,7 @@ def table(folder: str | os.PathLike[str]) -> str:
       ValueError: if there is none.
     """
     root = local_path(folder, 'the folder')
-    rows = [(str(path.relative_to(root)), *of(RunDir(path)).cells) for path in runs_in(root)]
+    rows = [(str(path.relative_to(root)), *cells(RunDir(path))) for path in runs_in(root)]
     if not rows:
         raise UserValueError(f'got {root} without a run; need a folder of runs, such as --root_dir of tflearn-seeds')
     rows.insert(0, ('run', *HEAD))

@@ -184,7 +184,7 @@ class _Page:
         return f'<h2>Video of the best policy</h2><p>{text}</p>'
 
     def _endings(self) -> str:
-        rows = [[label, run.root.name, *overview.of(run).cells] for label, its in self._groups.items() for run in its]
+        rows = [[label, run.root.name, *overview.cells(run)] for label, its in self._groups.items() for run in its]
         return f'<h2>What ended the runs</h2>{_table(["group", "run", *overview.HEAD], rows)}'
 
     def _configuration(self) -> str:
