@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from tflearn.actors import evaluation_record
 from tflearn.api import process_run, synchronous_run
 from tflearn.config import files
+from tflearn.config.reader import import_text
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.types import AgentFactory, EnvironmentFactory, check_agent_factory, check_call
@@ -293,11 +294,7 @@ class GinText:
 
     def text(self, *included: str) -> str:
         """Returns the gin file, which begins with the included ones."""
-        imports = []
-        for module, name in self._imports.items():
-            package, _, last = module.rpartition('.')
-            alias = '' if last == name else f' as {name}'
-            imports.append(f'from {package} import {last}{alias}' if package else f'import {module}{alias}')
+        imports = [import_text(module, name) for module, name in self._imports.items()]
         files = [f"include '{file}'" for file in included]
         return '\n'.join([_HEAD, *imports, '', *files, '', *self._lines, ''])
 

@@ -173,12 +173,8 @@ def _gin_text(bindings: Sequence[Binding]) -> str:
                 leaf.selector = selector(leaf.target)
         name = f'{selector(binding.target)}.{binding.parameter}' if binding.target else binding.selector
         statements.append(f'{join_scope(binding.scope, name)} = {binding.value!r}')
-    imports = ['from __gin__ import dynamic_registration']
-    for name, module in modules.items():
-        package, _, last = module.rpartition('.')
-        start = f'from {package} import {last}' if package else f'import {last}'
-        imports.append(start if name == last else f'{start} as {name}')
-    return '\n'.join([*imports, *statements])
+    imports = [reader.import_text(module, name) for name, module in modules.items()]
+    return '\n'.join(['from __gin__ import dynamic_registration', *imports, *statements])
 
 
 def save(run_dir: RunDir, text: str) -> None:

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tflearn.config.reader import FLAG, Import, Reference, Statements, leaves
+from tflearn.config.reader import FLAG, Import, Reference, Statements, import_text, leaves
 from tflearn.core import extras
 from tflearn.core.errors import UserImportError, UserValueError
 
@@ -182,9 +182,7 @@ def _provider(first: str, mine: Iterable[Import], imports: Sequence[Import], is_
     """
 
     def line(module: str, name: str) -> str:
-        package, _, last = module.rpartition('.')
-        text = f'from {package} import {last}' if package else f'import {last}'
-        text += f' as {name}' if name != last else ''
+        text = import_text(module, name)
         return f"--gin_bindings='{text}'" if is_flag else f'the line {text}'
 
     if elsewhere := [item for item in imports if item.name == first]:

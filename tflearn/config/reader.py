@@ -114,6 +114,13 @@ def join_scope(scope: str, name: str) -> str:
     return f'{scope}/{name}' if scope else name
 
 
+def import_text(module: str, name: str) -> str:
+    """Returns the statement that imports a module as `name`."""
+    package, _, last = module.rpartition('.')
+    text = f'from {package} import {last}' if package else f'import {last}'
+    return text if name == last else f'{text} as {name}'
+
+
 def leaves(value: Any) -> Iterator[Reference | Macro]:
     """Yields the references and macros in a value, however deep."""
     if isinstance(value, Reference | Macro):
