@@ -11,7 +11,7 @@ import functools
 import io
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -37,10 +37,10 @@ def interquartile_mean(values: np.ndarray) -> Any:
     return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
 
 
-def bootstrap_interval(values: np.ndarray, measure: Callable[[np.ndarray], Any] = interquartile_mean) -> Interval:
-    """Returns the ends [...] of the 95% percentile bootstrap interval of a measure of `values` [runs, ...]."""
+def bootstrap_interval(values: np.ndarray) -> Interval:
+    """Returns the ends [...] of the 95% percentile bootstrap interval of the interquartile mean of `values` [runs, ...]."""
     rng = np.random.default_rng(0)
-    return _ends([measure(values[rng.integers(len(values), size=len(values))]) for _ in range(_DRAWS)])
+    return _ends([interquartile_mean(values[rng.integers(len(values), size=len(values))]) for _ in range(_DRAWS)])
 
 
 def probability_of_improvement(values: np.ndarray, others: np.ndarray) -> tuple[float, float, float]:

@@ -51,13 +51,8 @@ class HttpClient:
             connection = kept or self._connect()
             connection.sock.settimeout(secs)
             try:
-                connection.putrequest(method, path, skip_accept_encoding=True)
-                for name, value in {**self._headers, **headers, **sizes}.items():
-                    connection.putheader(name, value)
-                connection.endheaders()
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # one that refuses answers before
-                    for part in body or ():
-                        connection.sock.sendall(part)
+                    connection.request(method, path, body, {**self._headers, **headers, **sizes})
                 return connection.getresponse()
             except (ConnectionError, http.client.HTTPException):
                 self.drop()
