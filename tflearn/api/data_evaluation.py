@@ -26,7 +26,7 @@ _NUM_SAMPLES = 8  # actions of a stochastic policy in each state
 _NUM_ROWS, _NUM_EPISODES = 4096, 256  # of a call of the policy
 
 # Time steps and actions [B], and the policy's state before them -> an array [B, ...], and the next state.
-_Call = Callable[[Any, Any, Any], tuple[np.ndarray, Any]]
+_Call = Callable[..., tuple[np.ndarray, Any]]
 
 
 def evaluate_on_data(

@@ -38,7 +38,7 @@ def interquartile_mean(values: np.ndarray) -> Any:
 
 
 def bootstrap_interval(values: np.ndarray) -> Interval:
-    """Returns the ends [...] of the 95% percentile bootstrap interval of the interquartile mean of `values` [runs, ...]."""
+    """Returns the ends [...] of the 95% interval of the interquartile mean of `values` [runs, ...], by bootstrap."""
     rng = np.random.default_rng(0)
     return _ends([interquartile_mean(values[rng.integers(len(values), size=len(values))]) for _ in range(_DRAWS)])
 

@@ -22,6 +22,7 @@ from tflearn.files.run_dir import RunDir, local_path, read_json
 from tflearn.launch.local import StopSignals
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import count, duration, plain
+from tflearn.launch.warm_parent import start_program
 
 Mode = Literal['processes', 'synchronous']
 INTERRUPTED = 128 + signal.SIGINT
@@ -114,14 +115,9 @@ class Runs:
         log = self.root / f'{name}.log'
         arguments = {'gin_file': str(files.resolve(gin_file)), 'root_dir': str(self.root / name), 'mode': self._mode}
         with open(log, 'ab') as file:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, '-c', _RUN, json.dumps({**arguments, 'gin_bindings': [*gin_bindings]})],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, 'PYTHONPATH': os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                start_new_session=True,
-            )
+            environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(path or os.getcwd() for path in sys.path)}
+            text = json.dumps({**arguments, 'gin_bindings': [*gin_bindings]})
+            self.running[name] = start_program([sys.executable, '-c', _RUN, text], file, environment)
         self._reaper.add(self.running[name].pid)
         self.say(name, f'started; its output is in {log}')
 

@@ -18,7 +18,7 @@ from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch import orphan_reaper
 from tflearn.launch.reports import JobReport
 from tflearn.launch.topology import MAX_RESTARTS, Job, Placement
-from tflearn.launch.warm_parent import Fork, WarmParent, unbuffered_environment
+from tflearn.launch.warm_parent import Fork, WarmParent, start_program, unbuffered_environment
 
 _TAIL_BYTES = 64 * 1024
 _STARTING = 'starting (loads its libraries)'
@@ -161,14 +161,8 @@ class JobProcess:
             if self._warm_parent:
                 process = self._warm_parent.start(self.job.command, log.fileno(), self._reaper.add)
             if process is None:
-                process = subprocess.Popen(
-                    self.job.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=unbuffered_environment() | dict(self._placement.environment),
-                    start_new_session=True,
-                )
+                environment = unbuffered_environment() | dict(self._placement.environment)
+                process = start_program(self.job.command, log, environment)
                 self._reaper.add(process.pid)
             self._process = process
         if self._placement.cores:

@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
 
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.files import lock
@@ -30,6 +30,28 @@ def unbuffered_environment() -> dict[str, str]:
     return {**os.environ, 'PYTHONUNBUFFERED': '1'}
 
 
+def start_program(
+    command: Sequence[str], output: Any, environment: Mapping[str, str], pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts a program without an input, in a session of its own: Ctrl-C is for the launcher.
+
+    Args:
+      command: the program and its arguments.
+      output: an open file for what it prints, errors too.
+      environment: its environment.
+      pass_fds: descriptors that it inherits.
+    """
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
+
+
 class WarmParent:
     """Starts jobs as forks of a process that has loaded their libraries."""
 
@@ -42,15 +64,8 @@ class WarmParent:
         """
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=unbuffered_environment(),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the launcher.
-            )
+            given = [*command, str(theirs.fileno())], log, unbuffered_environment(), [theirs.fileno()]
+            self._process = start_program(*given)
         self._exit_codes: dict[int, int] = {}
         self._ready = False
 

@@ -35,15 +35,8 @@ _FIELDS = {
     tf.string: 'string_val',
 }
 _READ_AS = {
-    'int_val': np.int32,
-    'half_val': np.int32,
-    'float_val': np.float32,
-    'double_val': np.float64,
-    'int64_val': np.int64,
-    'uint32_val': np.uint32,
-    'uint64_val': np.uint64,
-    'bool_val': np.bool_,
-    'string_val': np.object_,
+    **{field: dtype.as_numpy_dtype for dtype, field in _FIELDS.items()},
+    **dict.fromkeys(('int_val', 'half_val'), np.int32),
 }
 
 
