@@ -96,12 +96,12 @@ class EpisodeStatistics:
         low, high = self.mean_return_interval
         return {
             'mean_return': self.mean_return,
-            'mean_return_interval': [low, high] if math.isfinite(low) else None,
             'num_episodes': self.num_episodes,
+            'returns': list(self.returns),
+            'mean_return_interval': [low, high] if math.isfinite(low) else None,
             'mean_length': self.mean_length,
             'metrics': {name: mean for name, mean in self.means.items() if name not in ('return', 'length')},
             'dropped_episodes': self.dropped_episodes,
-            'returns': list(self.returns),
         }
 
 
