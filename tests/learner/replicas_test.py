@@ -119,7 +119,10 @@ SETTINGS = {
     'discrete_sac': {'loss': discrete_sac.DiscreteSACLoss(reward_scale=10.0, initial_log_alpha=3.0)},
     'mpo': {'loss': mpo.MPOLoss(reward_scale=10.0, initial_eta=0.1)},
     'bc': {'loss': bc.BCLoss(weight='return_to_go', weight_temperature=0.5, entropy_coefficient=0.01)},
-    'ppo': {'loss': ppo.PPOLoss(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)},
+    'ppo': {
+        'loss': ppo.PPOLoss(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5),
+        'normalize_values': True,
+    },
     'nested ppo': {'action_mask': 'mask'},
     'synchronized bc': {'network': NetworkOptions(make_network=_normalized)},
     'a2c': {'loss': ppo.PPOLoss(lambda_=1.0, clip_epsilon=None, normalize_advantages=False)},
@@ -129,7 +132,10 @@ SETTINGS = {
         'normalize_observations': True,
         'normalize_rewards': True,
     },
-    'appo': {'surrogate': appo.SurrogateOptions(target_update_interval=3, kl_coefficient=0.1)},
+    'appo': {
+        'surrogate': appo.SurrogateOptions(target_update_interval=3, kl_coefficient=0.1),
+        'normalize_values': True,
+    },
     'tqc': {**BOTH, 'num_critics': 3, 'loss': sac.SACLoss(reward_scale=10.0, initial_log_alpha=1.0)},
 }
 

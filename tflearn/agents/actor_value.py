@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+from tf_agents.agents import tf_agent
 from tf_agents.agents.ppo import ppo_utils
 from tf_agents.networks import network
 from tf_agents.policies import tf_policy
@@ -13,7 +14,9 @@ from tf_agents.typing import types
 
 from tflearn.agents import parts
 from tflearn.agents.normalizer import Normalizer, Normalizers
+from tflearn.agents.pop_art import PopArt
 from tflearn.core.action_mask import make_mask
+from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks import heads, spec_checks, state_dependent
 from tflearn.networks.critics import Targets
@@ -39,6 +42,7 @@ class ActorValueNetwork(network.Network):
         action_mask: str | None = None,
         name: str = 'ActorValueNetwork',
         noise: state_dependent.StateDependentNoise | None = None,
+        normalizes_values: bool = False,
     ):
         """Makes the variables, in the strategy's scope.
 
@@ -48,6 +52,10 @@ class ActorValueNetwork(network.Network):
           action_mask: the path of the observation's part that marks legal actions; None has none.
           name: the network's name.
           noise: state-dependent noise for exploration; None has none.
+          normalizes_values: whether the value's last layer learns normalized values; see `pop_art`.
+
+        Raises:
+          ValueError: if values are to be normalized, and a network of one's own computes them itself.
         """
         mask, observation_spec = make_mask(specs, action_mask)
         if options.shared:
@@ -75,6 +83,12 @@ class ActorValueNetwork(network.Network):
         self._heads = lambda: tf.nest.flatten(projections)
         self._as_action = lambda leaves: tf.nest.pack_sequence_as(specs.action, leaves)
         self._value_head = tf.keras.layers.Dense(1, kernel_initializer='glorot_uniform', dtype='float32', name='head')
+        if normalizes_values and self._has_heads:
+            raise UserValueError(
+                'got normalize_values=True with a make_network that computes the value itself; need a network that '
+                'returns features, or normalize_values=False'
+            )
+        self.pop_art = PopArt() if normalizes_values else None
         self.create_variables(specs.observation)
 
     def call(
@@ -95,6 +109,7 @@ class ActorValueNetwork(network.Network):
                 value_features, value_state = self._value(observation, step_type, own['value'], training=training)
                 state = {'actor': state, 'value': value_state} if separate else state
             value = self._value_head(tf.cast(value_features, tf.float32))
+            value = self.pop_art(value) if self.pop_art else value
         if value.shape.rank == features.shape.rank:
             value = tf.squeeze(value, axis=-1)
         outer_rank = features.shape.rank - 1
@@ -110,6 +125,17 @@ class ActorValueNetwork(network.Network):
     @property
     def _distribution_specs(self) -> list[Any]:
         return [head.output_spec for head in self._heads()]
+
+    @property
+    def value_scale(self) -> tf.Tensor | float:
+        """What a value's errors are divided by in its loss, and advantages."""
+        return self.pop_art.scale if self.pop_art else 1.0
+
+    def update_values(self, info: tf_agent.LossInfo, taken: tf.Tensor | None) -> tf_agent.LossInfo:
+        """Normalizes values by the targets of a train step as well, in replica context; see `PopArt.update`."""
+        if self.pop_art is None:
+            return info
+        return info._replace(extra=self.pop_art.update(self._value_head, dict(info.extra), taken))
 
     @property
     def value_variables(self) -> list[tf.Variable]:
@@ -214,6 +240,15 @@ class ActorValueAgent(parts.PartsAgent):
 
     def _trained(self, part: str) -> list[Any]:
         return [self._network]
+
+    def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
+        info, taken = super()._step(experience, weights)
+        return self._network.update_values(info, taken), taken
+
+    def _value_metrics(self, values: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns metrics of rows, of which `explained_variance` is made, and the statistics of normalized values."""
+        pop_art = self._network.pop_art
+        return parts.moments(values, targets) | (pop_art.metrics(targets) if pop_art else {})
 
     def _normalized(self, observation: Any, reward: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns both as the losses have them."""

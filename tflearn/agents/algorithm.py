@@ -60,6 +60,8 @@ class Factory(Protocol):
             one's own.
           normalize_rewards: whether to divide rewards by the root mean square of all so far, or by a tenth of the
             largest so far if that is more, so that the order of returns stays.
+          normalize_values: whether the value's last layer learns targets of mean 0 and deviation 1, whatever the unit
+            of returns; see `pop_art`. Value errors and advantages are divided by the deviation.
           action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see
             `ActionMask`. None has none.
 

@@ -66,6 +66,7 @@ def make_agent(
     surrogate: SurrogateOptions = SurrogateOptions(),
     loss: ImpalaLoss = ImpalaLoss(),
     action_mask: str | None = None,
+    normalize_values: bool = False,
 ) -> Agent:
     """Makes an APPO agent.
 
@@ -82,7 +83,8 @@ def make_agent(
     network = complete(problem, 'APPO')
     optimizers = impala.make_optimizers(problem)
     trained, target = (
-        ActorValueNetwork(problem.specs, network, action_mask, name) for name in ('ActorValueNetwork', 'TargetNetwork')
+        ActorValueNetwork(problem.specs, network, action_mask, name, normalizes_values=normalize_values)
+        for name in ('ActorValueNetwork', 'TargetNetwork')
     )
     return AppoAgent(problem, (trained, target), optimizers, loss, surrogate)
 

@@ -122,6 +122,7 @@ def make_agent(
     loss: ImpalaLoss = ImpalaLoss(),
     action_mask: str | None = None,
     off_policy_correction: bool = True,
+    normalize_values: bool = False,
 ) -> Agent:
     """Makes an IMPALA agent, for discrete, several discrete, or continuous actions.
 
@@ -140,7 +141,7 @@ def make_agent(
     """
     network = complete(problem, 'IMPALA')
     optimizers = make_optimizers(problem)
-    actor_value = ActorValueNetwork(problem.specs, network, action_mask)
+    actor_value = ActorValueNetwork(problem.specs, network, action_mask, normalizes_values=normalize_values)
     return ImpalaAgent(problem, actor_value, optimizers, loss, off_policy_correction=off_policy_correction)
 
 
@@ -192,8 +193,9 @@ class ImpalaAgent(ActorValueAgent):
             options, unroll = self._options, self._unroll(experience, training)
             log_ratios, loss_of, more = self._objective(unroll, training)
             targets, advantages = self._vtrace_targets(unroll, log_ratios)
-            policy_loss = loss_of(advantages)
-            value_loss = 0.5 * tf.square(targets - unroll.values[:, :-1])
+            scale = self._network.value_scale
+            policy_loss = loss_of(advantages / scale)
+            value_loss = 0.5 * tf.square((targets - unroll.values[:, :-1]) / scale)
             entropy = common.entropy(unroll.distribution, self.action_spec, outer_rank=2)[:, :-1]
             losses = (
                 options.policy_coefficient * policy_loss
@@ -201,7 +203,7 @@ class ImpalaAgent(ActorValueAgent):
                 - options.entropy_weight(self.train_step_counter) * entropy
             )
             metrics = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **more}
-            metrics |= self._off_policy(unroll, log_ratios) | parts.moments(unroll.values[:, :-1], targets)
+            metrics |= self._off_policy(unroll, log_ratios) | self._value_metrics(unroll.values[:, :-1], targets)
             if options.reduction == 'sum':
                 of_items = 1.0 if weights is None else weights[:, tf.newaxis]
                 return tf.reduce_sum(tf.where(unroll.valid, of_items * losses, 0.0)), metrics

@@ -183,6 +183,7 @@ def make_agent(
     loss: PPOLoss = PPOLoss(),
     normalize_observations: bool = True,
     normalize_rewards: bool = True,
+    normalize_values: bool = False,
     action_mask: str | None = None,
     max_kl: PositiveFloat | None = None,
     state_dependent_noise: StateDependentNoise | None = None,
@@ -218,7 +219,7 @@ def make_agent(
                 f'got max_kl={max_kl} without Queue.training=Iteration(...), whose steps it ends; need an iteration, '
                 'or max_kl=None'
             )
-    normalized = (normalize_observations, normalize_rewards)
+    normalized = (normalize_observations, normalize_rewards, normalize_values)
     actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO', state_dependent_noise)
     return PPOAgent(problem, actor_value, problem.optimizers({'ppo': 3e-4}, 0.5), loss, normalizers, max_kl=max_kl)
 
@@ -226,11 +227,13 @@ def make_agent(
 def make_networks(
     problem: Problem,
     action_mask: str | None,
-    normalized: tuple[bool, bool],
+    normalized: tuple[bool, bool, bool],
     algorithm: str,
     noise: StateDependentNoise | None = None,
 ) -> tuple[ActorValueNetwork, Normalizers]:
     """Checks the arguments of `make_agent`, and makes the network and the normalizers of observations and rewards.
+
+    `normalized` is which of observations, rewards and values are.
 
     Raises:
       ValueError: see `make_agent`.
@@ -241,10 +244,10 @@ def make_networks(
             f'got Experience.replay={replay!r}; {algorithm} needs a Queue without Reuse, since it learns only from new '
             'items; set Queue.training=Iteration(...) for several steps on them'
         )
-    normalizers = make_normalizers(problem.specs, network, action_mask, *normalized)
+    normalizers = make_normalizers(problem.specs, network, action_mask, *normalized[:2])
     if noise:
         state_dependent.check(problem.specs.action, algorithm)
-    actor_value = ActorValueNetwork(problem.specs, network, action_mask, noise=noise)
+    actor_value = ActorValueNetwork(problem.specs, network, action_mask, noise=noise, normalizes_values=normalized[2])
     if actor_value.state_spec:
         _check_sequences(problem.experience)
     return actor_value, normalizers
@@ -345,10 +348,21 @@ class PPOAgent(ActorValueAgent):
             log_prob=tf.where(counts > 0, log_prob, 0.0),
             value=values[:, :-1],
             target=advantages + values[:, :-1],
-            advantage=normalized(advantages, counts) if self._options.normalize_advantages else advantages,
+            advantage=self._scaled(advantages, counts),
             step_type=now(experience.step_type) if self.trains_on_sequences else (),
             state=state,
         )
+
+    def _scaled(self, advantages: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        if self._options.normalize_advantages:
+            return normalized(advantages, counts)
+        return advantages / self._network.value_scale
+
+    def _value_loss(self, values: tf.Tensor, samples: Samples) -> tf.Tensor:
+        """Returns the value's squared errors, of normalized values if they are."""
+        scale = self._network.value_scale
+        numbers = values / scale, samples.target / scale, samples.value / scale
+        return value_loss(*numbers, self._options.value_clipping)
 
     def _log_prob(self, distribution: Any, action: Any) -> tf.Tensor:
         return common.log_probability(distribution, action, self.action_spec)
@@ -407,7 +421,7 @@ class PPOAgent(ActorValueAgent):
         )
         metrics = {
             'policy_loss': policy_loss(ratios, samples.advantage, epsilon),
-            'value_loss': value_loss(values, samples.target, samples.value, options.value_clipping),
+            'value_loss': self._value_loss(values, samples),
             'entropy': entropy,
             'kl_to_behaviour': divergence,
             'clipped_share': tf.zeros_like(ratios)
@@ -423,4 +437,4 @@ class PPOAgent(ActorValueAgent):
         if options.kl_coefficient:
             losses += warmed_up(self._kl_coefficient * divergence)
         metrics['kl_coefficient'] = tf.identity(self._kl_coefficient)
-        return losses, metrics | parts.moments(values, samples.target)
+        return losses, metrics | self._value_metrics(values, samples.target)

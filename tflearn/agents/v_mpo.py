@@ -18,7 +18,8 @@ one target to the next, are those of an iteration (`Queue.training`), or, withou
 
 Differs from the paper: the better half is that of a minibatch over all replicas, not of each device; with iterations,
 steps are used several times, and advantages are those at an iteration's start; rewards and observations are
-normalized by running statistics instead of PopArt; temperature and multipliers have an optimizer of their own.
+normalized by running statistics instead of PopArt, unless `normalize_values` is set; temperature and multipliers have
+an optimizer of their own.
 """
 
 from typing import Any, NamedTuple
@@ -166,6 +167,7 @@ def make_agent(
     loss: VMPOLoss = VMPOLoss(),
     normalize_observations: bool = True,
     normalize_rewards: bool = True,
+    normalize_values: bool = False,
     action_mask: str | None = None,
 ) -> Agent:
     """Makes a V-MPO agent, for discrete, several discrete, or continuous actions.
@@ -180,7 +182,7 @@ def make_agent(
     Raises:
       ValueError: if the experience is not a queue of new items; see `ppo.make_agent`.
     """
-    normalized = (normalize_observations, normalize_rewards)
+    normalized = (normalize_observations, normalize_rewards, normalize_values)
     actor_value, normalizers = ppo.make_networks(problem, action_mask, normalized, 'V-MPO')
     rates = {'v_mpo': 3e-4, 'v_mpo_dual': 1e-2}
     optimizers = problem.optimizers(rates, 0.5, unclipped=('v_mpo_dual',))
@@ -235,7 +237,7 @@ class VMPOAgent(ppo.PPOAgent):
         divergences = policy_divergences(behaviour, distribution, rank)
         metrics = {
             'policy_loss': policy_losses,
-            'value_loss': ppo.value_loss(values, samples.target, samples.value, None),
+            'value_loss': self._value_loss(values, samples),
             'entropy': common.entropy(distribution, self.action_spec, outer_rank=rank),
             'kl_to_behaviour': tf.add_n(list(divergences.values())),
             **divergences,
@@ -248,4 +250,4 @@ class VMPOAgent(ppo.PPOAgent):
         temperature_loss = eta_loss(self._eta, half, options.epsilon_eta)
         multipliers = {f'{kind}_alpha': tf.identity(alpha) for kind, alpha in self._alphas.items()}
         metrics |= multipliers | {'temperature_loss': temperature_loss, 'eta': tf.identity(self._eta)}
-        return losses + temperature_loss, metrics | parts.moments(values, samples.target)
+        return losses + temperature_loss, metrics | self._value_metrics(values, samples.target)
