@@ -71,9 +71,12 @@ def _has_memory(name: str) -> bool:
     return True
 
 
+def _has_any_memory(name: str) -> bool:
+    return any(_has_memory(each) for each in (name, *ALGORITHMS[name].example.variants))
+
+
 def _can(name: str, algorithm: Algorithm) -> Iterator[str]:
-    example = algorithm.example
-    memory = [each for each in (name, *example.variants) if _has_memory(each)]
+    example, memory = algorithm.example, _has_any_memory(name)
     yield from ('## What it can', '', '| | |', '|---|---|')
     yield f'| actions | {", ".join(example.actions)} |'
     images = 'numbers, categories, images (`NetworkOptions.conv_layer_params`), and nests of them'
@@ -118,7 +121,8 @@ def _gin(name: str, runs: Mapping[str, str]) -> Iterator[str]:
 def _arguments(name: str, known: Definitions, constants: Mapping[str, str]) -> Iterator[str]:
     given = next(given for title, _, given in settings_page.SECTIONS if title == 'Algorithms')
     owner = known[f'tflearn.agents.{name}.make_agent']
-    own = {each.name: each for each in settings_page.dataclasses_of(owner, given, known) if each.name not in GENERAL}
+    elsewhere = GENERAL if _has_any_memory(name) else (*GENERAL, 'tflearn.networks.gtrxl.GTrXLOptions')
+    own = {each.name: each for each in settings_page.dataclasses_of(owner, given, known) if each.name not in elsewhere}
     yield from ('## Arguments', '')
     yield 'Beside these: [`NetworkOptions`](../settings.md#networksnetworkoptions),'
     yield '[`OptimizerOptions`](../settings.md#optimizersoptimizeroptions), and the data,'
@@ -193,9 +197,8 @@ def overview() -> str:
     for name, algorithm in modules().items():
         title = (ROOT / FOLDER / f'{name}.md').read_text(encoding='utf-8').partition('\n')[0].removeprefix('# ')
         example = algorithm.example
-        memory = any(_has_memory(each) for each in (name, *example.variants))
         cells = (', '.join(example.variants), ', '.join(example.actions), ', '.join(example.data))
-        row = [f'[{title}](algorithms/{name}.md)', *cells, 'LSTM, GRU, GTrXL' if memory else '']
+        row = [f'[{title}](algorithms/{name}.md)', *cells, 'LSTM, GRU, GTrXL' if _has_any_memory(name) else '']
         lines.append(f'| {" | ".join(row)} |')
     return '\n'.join(lines) + '\n'
 

@@ -1,4 +1,4 @@
-"""Coordinator: a job's client. Messages sent while the server is down are lost; their senders repeat them."""
+"""Coordinator: a job's client of that server. Messages sent while it is down are lost; their senders repeat them."""
 
 import contextlib
 import dataclasses

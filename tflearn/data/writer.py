@@ -1,4 +1,4 @@
-"""EpisodeWriter: complete episodes -> files of TFRecords. EpisodeRecorder: steps of environments -> episodes."""
+"""EpisodeWriter: complete episodes -> files of TFRecords. EpisodeRecorder (not that of `actors`): steps -> episodes."""
 
 import dataclasses
 import itertools
