@@ -167,6 +167,14 @@ agent = make_own_agent(specs, train_step.create_train_step(), dqn.EXPERIENCE)
 assert [4, 64] in [variable.shape.as_list() for variable in agent.policy.variables()]
 agent = make_joint_agent(specs, train_step.create_train_step(), ppo.EXPERIENCE)
 assert [list(each.shape) for each in agent._network.trainable_variables[::2]] == [[4, 64], [64, 2], [64, 1]]
+import dataclasses
+specs = types.EnvironmentSpecs(tf.TensorSpec((3,), tf.float32), tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1))
+from tflearn.agents import impala
+slicing = dataclasses.replace(impala.EXPERIENCE.slicing, store_policy_state=True)
+experience = dataclasses.replace(impala.EXPERIENCE, slicing=slicing)
+network = NetworkOptions(make_network=make_memory)
+agent = impala.make_agent(specs, train_step.create_train_step(), experience, network=network)
+assert [each.shape for each in tf.nest.flatten(agent.collect_policy.policy_state_spec)] == [(64,), (64,)]
 """,
     'your-algorithm.md': f"""
 import tflearn

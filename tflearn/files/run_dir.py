@@ -197,7 +197,7 @@ class RunDir:
       location: the --root_dir of the run's jobs: the path, or the URL of which `root` is a local copy.
       store: how files reach the other jobs.
       checkpoints: the learner's checkpoints (`tf.train.CheckpointManager`'s layout).
-      replay_checkpoints: the replay server's checkpoints: `<number>/`, each with Reverb's files; see also
+      replay_checkpoints: the replay server's checkpoints: `<number>/`, each with the files of its backend; see also
         `shard_checkpoints`.
       policies: the directory that holds a directory for each exported policy.
       greedy_policy: the directory of the exported versions of the policy that is evaluated.
