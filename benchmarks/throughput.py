@@ -81,6 +81,8 @@ class Task:
 
 TASKS = {
     'cartpole': Task('CartPole-v1', 475.0, 1e-3, 0.98, 0.8),
+    # The packaged `ppo_cartpole`'s environments, rollouts and epochs.
+    'cartpole_packaged': Task('CartPole-v1', 475.0, 1e-3, 0.98, 0.8, num_environments=32, rollout=16, epochs=20),
     'minatar': Task('minatar', 5.0, 1e-3, 0.99, 0.95, 0.01, (128,), 16),
 }
 
@@ -195,10 +197,10 @@ def measure(task: Task, side: Side, seed: int, options: argparse.Namespace) -> d
         warm, end = start + options.warm_secs, start + options.secs
         before, after = (_cpu_secs(at) for at in (warm, end))
         memory = _memory_mb()
-    _, episodes = recorded_environment.read(path)
+        _, episodes = recorded_environment.read(path)
+        outcome = recorded_runs.read(path, task.goal, options.secs)
     timed = [episode for episode in episodes if warm <= episode[0] <= end]
     rate = (timed[-1][2] - timed[0][2]) / (timed[-1][0] - timed[0][0])
-    outcome = recorded_runs.read(path, task.goal, options.secs)
     return {
         'steps_per_sec': rate,
         'secs_to_return': outcome.secs,
