@@ -100,7 +100,9 @@ def test_every_agent_encodes_categories(name, spec, first):
     if first[0] == 500:
         data, states = example_data.sequences(agent, 4, algorithm.length), agent.collect_policy.policy_state_spec
         if states:
-            stored = tf.nest.map_structure(lambda leaf: tf.zeros((4, algorithm.length, *leaf.shape), leaf.dtype), states)
+            stored = tf.nest.map_structure(
+                lambda leaf: tf.zeros((4, algorithm.length, *leaf.shape), leaf.dtype), states
+            )
             data = data._replace(policy_info={**(data.policy_info or {}), recurrent.POLICY_STATE: stored})
         info = agent.train(data)
         assert np.isfinite(info.loss.numpy())

@@ -10,9 +10,53 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.testing.jobs import SMALL_BINDINGS
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / 'docs'
 JOBS = [f'tflearn.jobs.{job}' for job in ('replay_server', 'collect', 'train', 'evaluate')]
+
+# One policy takes less time to trace than three. In Python it is the variable `few`.
+GREEDY = 'train.ExportOptions.policies = ("greedy_policy",)'
+# Replaced before a page's Python is executed. [page: (text, replacement), ...]
+REPLACED = {
+    'README.md': [('max_env_steps=100_000', 'max_env_steps=1_100, exports=few')],
+    'your-algorithm.md': [
+        ('num_train_steps=2_000', 'num_train_steps=20, num_episodes=1, exports=few'),
+        ('min_size=500', 'min_size=100'),
+        ('range(5)', 'range(1)'),
+        ('num_train_steps=5_000', 'num_train_steps=20, num_episodes=1, exports=few'),
+    ],
+    'from-alf.md': [
+        ('num_train_steps=10_000', 'num_train_steps=20, exports=few'),
+        ('num_episodes=20', 'num_episodes=1'),
+    ],
+    'from-rllib.md': [
+        (
+            "mode='processes',\n    num_collectors=2,\n    num_train_steps=4_000",
+            'num_train_steps=2, num_episodes=1, exports=few',
+        )
+    ],
+    'from-sb3.md': [('max_env_steps=100_000', 'max_env_steps=264, num_episodes=1, exports=few')],
+    'from-tf-agents.md': [
+        ('range(20)', 'range(2)'),
+        ('num_steps=100', 'num_steps=20'),
+        ('iterations=50', 'iterations=5'),
+        ('num_train_steps=5_000', 'num_train_steps=20, num_episodes=1, exports=few'),
+    ],
+    # A slow test of tests/api/training_test.py runs it with its five processes.
+    'python.md': [
+        ('max_env_steps=100_000', 'max_env_steps=1_100, exports=few'),
+        ('export_interval_steps=200', 'export_interval_steps=200, num_episodes=2, exports=few'),
+        ("'dqn_cartpole')", f"'dqn_cartpole', mode='synchronous', gin_bindings={[*SMALL_BINDINGS, GREEDY]})"),
+    ],
+    'seeds.md': [
+        ('range(3)', 'range(2)'),
+        ('gin_bindings=[', f'gin_bindings={[*SMALL_BINDINGS, GREEDY]} + ['),
+    ],
+    # tests/learner/multi_worker_test.py has two workers.
+    'distributed.md': [("make('multi_worker')", "make('default')"), ("'/shared/run'", "'shared/run'")],
+}
 
 
 @dataclasses.dataclass(frozen=True)
