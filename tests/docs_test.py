@@ -16,6 +16,8 @@ DOCS = ROOT / 'docs'
 PAGES = sorted([ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'SECURITY.md', *DOCS.rglob('*.md')])
 FILES = source_tree.read(ROOT)
 EXTERNAL = ('http://', 'https://', 'mailto:')
+# What plain English of today says otherwise: again, among, also, by that, forever, more often, failures, fixes.
+OLD_WORDS = re.compile(r'\b(anew|amid|likewise|thereby|for ever|oftener|mishaps?|mends?)\b', re.IGNORECASE)
 
 
 def prose(page: pathlib.Path) -> str:
@@ -127,6 +129,11 @@ def test_metrics_that_are_named_are_reported():
     assert [name for name in fields if not re.search(rf'\b{name}\b', source)] == []
     made = {f'tflearn_{kind}' for kind in ('decisions', 'outcomes')}
     assert [name for name in served - made if f"'{name}'" not in source] == []
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_words_are_plain(page):
+    assert OLD_WORDS.findall(page.read_text(encoding='utf-8')) == []
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)

@@ -168,19 +168,18 @@ def test_the_program_trains_each_policy_in_a_run_of_its_own(tmp_path):
 
 def test_what_a_failed_policy_stops_is_stopped_once(monkeypatch, tmp_path):
     program = """
-import json, pathlib, signal, sys, time
-received = []
-signal.signal(signal.SIGINT, lambda *_: received.append(1))
+import json, pathlib, signal, sys, threading
+received, interrupted, clock = [], threading.Event(), threading.Event()
+signal.signal(signal.SIGINT, lambda *_: (received.append(1), interrupted.set()))
 signal.alarm(120)
 root = pathlib.Path(json.loads(sys.argv[1])['root_dir'])
 root.touch()
 if root.name == 'day':
     while not all((root.parent / other).exists() for other in ('night', 'late')):
-        time.sleep(0.01)
+        clock.wait(0.01)
     sys.exit('no disk')
-while not received:
-    time.sleep(0.01)
-time.sleep(1.0 if root.name == 'late' else 0.0)  # a checkpoint
+interrupted.wait(120)
+clock.wait(1.0 if root.name == 'late' else 0.0)  # a checkpoint
 sys.exit(130 if len(received) == 1 else 7)
 """
     monkeypatch.setattr(runs, '_RUN', program)

@@ -3,7 +3,7 @@
 Raffin et al. 2021, "Smooth Exploration for Robotic Reinforcement Learning" (CoRL, arXiv 2005.05719), section 3. With
 the features z of the policy's last layer, and learned deviations sigma of noise weights W:
 
-  action = mean + z W             W_fa = sigma_fa e_fa, e ~ N(0, 1), drawn anew after some steps
+  action = mean + z W             W_fa = sigma_fa e_fa, e ~ N(0, 1), drawn again after some steps
   action ~ N(mean, z^2 sigma^2)   the distribution in the losses, as if each step had noise of its own
 
 As in Stable-Baselines3, the gradient of a distribution that is not squashed does not pass from its variance to z.
@@ -34,7 +34,7 @@ class StateDependentNoise:
     """How a policy explores by noise that depends on the observation.
 
     Attributes:
-      interval_steps: environment steps after which the noise's weights are drawn anew, as they are in each episode;
+      interval_steps: environment steps after which the noise's weights are drawn again, as they are in each episode;
         None holds them for an episode.
       initial_deviation: the initial deviation of an action in [-1, 1], or before it is squashed, where the root mean
         square of the features is 1. (A weight's is this over the root of their number.)
