@@ -71,11 +71,6 @@ class MPOLoss:
     initial_eta: PositiveFloat = 1.0
     initial_alpha: PositiveFloat = 10.0
 
-    @property
-    def epsilons(self) -> Mapping[str, float]:
-        """The bounds by the names of `v_mpo.policy_divergences`."""
-        return {'kl': self.epsilon_alpha, 'kl_mean': self.epsilon_mean, 'kl_covariance': self.epsilon_covariance}
-
 
 @factory
 def make_agent(
@@ -175,13 +170,10 @@ class MPOAgent(actor_critic.ActorCriticAgent):
                 'value': tf.reduce_sum(tf.exp(log_shares) * values, axis=0),
                 'eta': eta,
             }
-            losses = policy_losses + temperature_losses
-            for kind, divergence in v_mpo.policy_divergences(before, now, outer_rank=1).items():
-                alpha = tf.exp(self._log_alphas[kind])
-                losses += alpha * (options.epsilons[kind] - tf.stop_gradient(divergence))
-                losses += tf.stop_gradient(alpha) * divergence
-                metrics |= {kind: divergence, f'{kind}_alpha': alpha}
-            return losses, metrics
+            alphas = {kind: tf.exp(log_alpha) for kind, log_alpha in self._log_alphas.items()}
+            divergences = v_mpo.policy_divergences(before, now, outer_rank=1)
+            bounded, of_divergences = v_mpo.divergence_losses(divergences, alphas, options)
+            return policy_losses + temperature_losses + bounded, metrics | of_divergences
 
         return batch.counts, {'critic': critic_loss, 'actor': actor_loss}
 

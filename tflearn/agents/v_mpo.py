@@ -22,6 +22,7 @@ normalized by running statistics instead of PopArt, unless `normalize_values` is
 an optimizer of their own.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -68,10 +69,6 @@ class VMPOLoss:
     epsilon_covariance: PositiveFloat = 1e-4
     initial_eta: PositiveFloat = 1.0
     initial_alpha: PositiveFloat = 5.0
-
-    def epsilon(self, kind: str) -> float:
-        """Returns the bound of a divergence of `divergences`."""
-        return {'kl': self.epsilon_alpha, 'kl_mean': self.epsilon_mean, 'kl_covariance': self.epsilon_covariance}[kind]
 
 
 class BetterHalf(NamedTuple):
@@ -160,6 +157,24 @@ def policy_divergences(before: Any, now: Any, outer_rank: int) -> dict[str, tf.T
     return {name: tf.add_n(values) for name, values in found.items()}
 
 
+def divergence_losses(
+    divergences: Mapping[str, tf.Tensor], alphas: Mapping[str, tf.Tensor], options: Any
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Returns the sum of alpha (epsilon - [KL]) + [alpha] KL, float32 [...], and the metrics of all KL and alpha.
+
+    Args:
+      divergences: of `policy_divergences`.
+      alphas: their multipliers, by the same names.
+      options: the loss's, of this module or of `mpo`, which have the bounds.
+    """
+    bounds = {'kl': options.epsilon_alpha, 'kl_mean': options.epsilon_mean, 'kl_covariance': options.epsilon_covariance}
+    losses, metrics = [], dict(divergences)
+    for kind, divergence in divergences.items():
+        metrics[f'{kind}_alpha'] = alpha = tf.identity(alphas[kind])
+        losses.append(alpha * (bounds[kind] - tf.stop_gradient(divergence)) + tf.stop_gradient(alpha) * divergence)
+    return tf.add_n(losses), metrics
+
+
 @factory
 def make_agent(
     problem: Problem,
@@ -235,19 +250,16 @@ class VMPOAgent(ppo.PPOAgent):
         policy_losses = -half.count * psi * self._log_prob(distribution, samples.action)
         behaviour = self._network.distribution(samples.behaviour)
         divergences = policy_divergences(behaviour, distribution, rank)
+        bounded, of_divergences = divergence_losses(divergences, self._alphas, options)
+        temperature_loss = eta_loss(self._eta, half, options.epsilon_eta)
         metrics = {
             'policy_loss': policy_losses,
             'value_loss': self._value_loss(values, samples),
             'entropy': common.entropy(distribution, self.action_spec, outer_rank=rank),
             'kl_to_behaviour': tf.add_n(list(divergences.values())),
-            **divergences,
+            'temperature_loss': temperature_loss,
+            'eta': tf.identity(self._eta),
+            **of_divergences,
         }
-        losses = policy_losses + options.value_coefficient * metrics['value_loss']
-        for kind, divergence in divergences.items():
-            alpha = self._alphas[kind]
-            losses += alpha * (options.epsilon(kind) - tf.stop_gradient(divergence))
-            losses += tf.stop_gradient(alpha) * divergence
-        temperature_loss = eta_loss(self._eta, half, options.epsilon_eta)
-        multipliers = {f'{kind}_alpha': tf.identity(alpha) for kind, alpha in self._alphas.items()}
-        metrics |= multipliers | {'temperature_loss': temperature_loss, 'eta': tf.identity(self._eta)}
+        losses = policy_losses + options.value_coefficient * metrics['value_loss'] + bounded
         return losses + temperature_loss, metrics | self._value_metrics(values, samples.target)
