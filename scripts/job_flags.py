@@ -74,7 +74,9 @@ def ending(program: str, interrupted: str = 'stopped by SIGINT') -> Iterator[Non
     except Exception as error:
         known = as_user_error(error)
         if isinstance(known, UserError):
-            print(f'{program}: error: {" ".join(str(known).split())}', file=sys.stderr)
+            from tflearn.config import job_config
+
+            print(f'{program}: error: {job_config.plain_message(known)}', file=sys.stderr)
             sys.exit(2)
         traceback.print_exc()
         print(f'{program}: error: {type(error).__name__}: {" ".join(str(error).split())}', file=sys.stderr)

@@ -25,7 +25,8 @@ def _run(switches: flags.FlagValues) -> int:
 
     run = loop.Run(local_path(switches.root_dir, '--root_dir'), str(__package__), switches.once, sys.stdout)
     gin_file = files.resolve(switches.gin_file)
-    return int(job_config.configure(loop.loop, {'run': run}, gin_file, switches.gin_bindings).run())
+    configured = job_config.configure(loop.loop, {'run': run}, gin_file, switches.gin_bindings)
+    return int(configured.run()())
 
 
 if __name__ == '__main__':

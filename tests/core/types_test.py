@@ -6,7 +6,15 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
-from tflearn.core.types import EnvironmentSpecs, check_agent_factory, check_batch, leaf_paths, specs_of, zeros
+from tflearn.core.types import (
+    EnvironmentSpecs,
+    check_agent_factory,
+    check_batch,
+    leaf_paths,
+    named_leaves,
+    specs_of,
+    zeros,
+)
 
 SPEC = {'a': tf.TensorSpec((2,), tf.float32, 'a'), 'b': tf.TensorSpec((), tf.int64, 'b')}
 
@@ -41,6 +49,11 @@ def test_leaf_paths_are_in_the_order_of_the_leaves():
     assert paths == ['pair.z', 'pair.a', 'robot.arm', 'robot.tools.0', 'robot.tools.1.0']
     assert tf.nest.flatten(nest) == [-2, -1, 0, 1, 2]
     assert leaf_paths(0) == ['observation']
+
+
+def test_leaves_of_the_same_path_are_refused():
+    with pytest.raises(ValueError, match=r'got several parts called a\.b; need names of their own'):
+        named_leaves({'a.b': 1, 'a': {'b': 2}})
 
 
 def test_zeros():

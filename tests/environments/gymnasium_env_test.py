@@ -368,3 +368,13 @@ def test_a_reset_begins_another_game():
     time_step = environment.step(np.array([0]))
     environment.close()
     assert (time_step.step_type, time_step.observation) == (MID, 1)
+
+
+def _broken(render_mode):
+    raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed') from ModuleNotFoundError(name='mujoco')
+
+
+def test_a_missing_package_is_named_also_where_frames_are_shown():
+    gymnasium.register('tests/Broken-v0', _broken)
+    with gymnasium_env.rendered(lambda env: env), pytest.raises(ValueError, match='which needs mujoco; need that inst'):
+        gymnasium_env.make('tests/Broken-v0', 1, None)

@@ -15,7 +15,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies, lanes
-from tflearn.agents import sac
+from tflearn.agents import ddpg, sac, td3
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
@@ -179,6 +179,17 @@ def test_squashed_normal_distribution(tmp_path):
         np.testing.assert_allclose(np.quantile(drawn, (0.1, 0.5, 0.9)), np.quantile(own, (0.1, 0.5, 0.9)), atol=0.25)
     with pytest.raises(ValueError, match='whose distribution has distribution; need logits, or loc and scale_diag'):
         products.save(version, tmp_path / 'other', ProductOptions(parameters=True))
+
+
+@pytest.mark.parametrize('algorithm', [ddpg, td3])
+def test_a_policy_that_adds_noise_itself_draws_its_actions(algorithm, tmp_path):
+    specs = specs_of(functools.partial(gymnasium_env.make, 'Pendulum-v1'))
+    raw = algorithm.make_agent(specs, create_train_step(), algorithm.EXPERIENCE).collect_policy
+    version = PolicyExporter(raw, tmp_path / 'raw').export(1, {})
+    products.save(version, tmp_path / 'drawn', ProductOptions(100, tflite=False))
+    act = tf.saved_model.load(str(tmp_path / 'drawn')).signatures['action']
+    drawn = act(observation=tf.zeros((100, 3)))['action'].numpy()
+    assert np.all(np.abs(drawn) <= 2.0) and drawn.std() > 0.01
 
 
 def test_policies_without_parameters_and_with_a_state(tmp_path):

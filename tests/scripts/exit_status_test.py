@@ -95,6 +95,23 @@ def test_a_signal_has_128_and_its_number(error, number, end_by):
     assert code == 128 + number and output.count('\n') <= 1
 
 
+LOOP = """
+from __gin__ import dynamic_registration
+from tflearn.product import loop
+
+loop.loop.logs = @loop.Logs()
+loop.Logs.decisions = ['decisions']
+loop.Logs.outcomes = ['outcomes']
+loop.Logs.window_secs = 10.0
+loop.Logs.columns = '{0}/columns.toml'
+loop.loop.training = @loop.Training()
+loop.Training.gin_file = 'neural_bandit_contextual_bandit'
+loop.loop.serving = '{0}/serving'
+loop.Schedule.hours = 1.0
+loop.loop.schedule = @loop.Schedule()
+"""
+
+
 @pytest.mark.parametrize(
     'command',
     [
@@ -103,13 +120,15 @@ def test_a_signal_has_128_and_its_number(error, number, end_by):
         ['serve', '--root_dir={}/closed', '--port=0'],
         ['export', '--root_dir={}/closed'],
         ['launch', '--root_dir={}/closed/run', '--gin_file=dqn_cartpole'],
+        ['loop', '--root_dir={}/closed/run', '--gin_file={}/loop.gin'],
     ],
     ids=lambda command: command[0],
 )
 def test_a_directory_without_permission_is_one_line(command, tmp_path):
     closed = tmp_path / 'closed'
     (closed / 'policies').mkdir(parents=True)
-
+    (tmp_path / 'loop.gin').write_text(LOOP.format(tmp_path))
+    (tmp_path / 'columns.toml').touch()
     closed.chmod(0)
     file = tmp_path / 'program.py'
     file.write_text(WITHOUT_CAPABILITIES)

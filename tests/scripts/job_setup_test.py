@@ -76,6 +76,11 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
         ),
         ('train', ['--strategy=gpus'], "got strategy='gpus'; need 'default', 'cpu', "),
         (
+            'train',
+            ['--gin_bindings=train.Device.precision="float64"'],
+            'got train.Device.precision = ',
+        ),
+        (
             'evaluate',
             ['--gin_bindings=evaluate.num_episodes=0'],
             'got evaluate.num_episodes = 0 in --gin_bindings; need an integer of at least 1 [episodes]',
@@ -84,6 +89,11 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
             'replay_server',
             ['--gin_bindings=Uniform.max_size=0'],
             'got Uniform.max_size = 0 in --gin_bindings; need an integer of at least 1',
+        ),
+        (
+            'replay_server',
+            ['--replay_address=inproc://1'],
+            "got replay_address='inproc://1', of one process; need",
         ),
         ('collect', ['--gin_bindings=sequence_length=3'], 'got sequence_length in --gin_bindings, but nothing uses'),
     ],

@@ -116,8 +116,9 @@ def log_probabilities(
     Raises:
       ValueError: as `ActionProbabilities`.
     """
-    _, mask = chosen_policy.acting(policy, specs, epsilon, None)
-    return _log_probability(ActionProbabilities(policy, specs, epsilon, mask), policy, rows, lengths)
+    policy.check(specs)
+    known = ActionProbabilities(policy, specs, epsilon, chosen_policy.mask_of(policy, specs))
+    return _log_probability(known, policy, rows, lengths)
 
 
 def _recorded(

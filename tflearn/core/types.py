@@ -297,8 +297,17 @@ def leaf_paths(nest: Any, prefix: str = '') -> list[str]:
 
 
 def named_leaves(nest: Any, prefix: str = '') -> dict[str, Any]:
-    """Returns the leaves of a nest by their `leaf_paths`, in the order of `tf.nest.flatten`."""
-    return dict(zip(leaf_paths(nest, prefix), tf.nest.flatten(nest), strict=True))
+    """Returns the leaves of a nest by their `leaf_paths`, in the order of `tf.nest.flatten`.
+
+    Raises:
+      ValueError: if two have the same path, as those of {'a.b': ..., 'a': {'b': ...}}.
+    """
+    paths = leaf_paths(nest, prefix)
+    named = dict(zip(paths, tf.nest.flatten(nest), strict=True))
+    if len(named) < len(paths):
+        twice = ', '.join(sorted({path for path in paths if paths.count(path) > 1}))
+        raise UserValueError(f'got several parts called {twice}; need names of their own; rename a key')
+    return named
 
 
 def zeros(spec: types.NestedTensorSpec, outer_dims: tuple[int, ...]) -> Any:

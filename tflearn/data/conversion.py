@@ -14,6 +14,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, minari_format, rlds_format
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeWriter
+from tflearn.files.lock import try_lock
 
 TFLEARN, MINARI, RLDS = 'tflearn', 'minari', 'rlds'
 FORMATS = (TFLEARN, MINARI, RLDS)
@@ -47,16 +48,26 @@ def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Any, co
 
 @contextlib.contextmanager
 def new_directory(output: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a directory that becomes `output` when it is complete; raises ValueError if that exists."""
+    """Yields a directory that becomes `output` when it is complete.
+
+    Raises:
+      ValueError: if `output` exists, or another program writes it.
+    """
     if os.path.lexists(output):  # pathlib raises an error for a name that is too long
         raise UserValueError(f'got the output {output}, which exists; need a new directory')
     begun = output.with_name(f'.{output.name}')
-    shutil.rmtree(begun, ignore_errors=True)  # of a call that was killed
-    try:
-        yield begun
-        begun.rename(output)
-    finally:
-        shutil.rmtree(begun, ignore_errors=True)
+    lock = output.with_name(f'.{output.name}.lock')
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open('ab') as file:
+        if not try_lock(file):
+            raise UserValueError(f'got the output {output}, which another program writes; need a new directory')
+        shutil.rmtree(begun, ignore_errors=True)  # of a call that was killed
+        try:
+            yield begun
+            begun.rename(output)
+        finally:
+            shutil.rmtree(begun, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 # The specs, the columns, the metadata, and the leaves of each episode in the order of the columns.

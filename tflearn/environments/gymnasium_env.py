@@ -98,7 +98,8 @@ def make(
     wrap = _wraps.get(None)
     need = 'an environment that can be rendered' if wrap else 'what an environment of fixed-size spaces takes'
     wrong = (TypeError, gymnasium.error.Error) if wrap else (TypeError,)
-    with registry.needed(name), _explained(name, kwargs, need, *wrong):
+    # A missing package is an error of gymnasium's too, so it is named first.
+    with _explained(name, kwargs, need, *wrong), registry.needed(name):
         # gymnasium's checker costs more than a step itself; our conformance test replaces it.
         more = {**(kwargs or {}), **({'render_mode': 'rgb_array'} if wrap else {})}
         make_one: Any = functools.partial(

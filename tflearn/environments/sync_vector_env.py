@@ -441,7 +441,7 @@ def item_of(batch: Any, i: int) -> Any:
 
 
 def mapped(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Returns what a function returns for each array of a nest."""
+    """Returns what a function returns for each array of a nest, of mappings in the order of their keys."""
     if isinstance(batch, Mapping):
-        return {key: mapped(function, part) for key, part in batch.items()}
+        return {key: mapped(function, part) for key, part in sorted(batch.items())}
     return tuple(mapped(function, part) for part in batch) if isinstance(batch, tuple) else function(batch)

@@ -99,15 +99,22 @@ def acting(
     Raises:
       ValueError: if the policy is of another environment.
     """
-    mask, is_random = None, policy is None
+    mask, epsilon = mask_of(policy, specs), 1.0 if policy is None else epsilon
     if isinstance(policy, loader.LoadedPolicy | external.SavedPolicy):
         policy.check(specs)
-        mask = policy.metadata.get(ACTION_MASK) if isinstance(policy, loader.LoadedPolicy) else None
     else:
         policy = external.FunctionPolicy(policy or _zeros(specs), specs)
-    action_mask = None if mask is None else ActionMask(specs, mask)
-    epsilon = 1.0 if is_random else epsilon
-    return (EpsilonPolicy(policy, epsilon, specs.action, seed, action_mask) if epsilon or mask else policy), action_mask
+    return (EpsilonPolicy(policy, epsilon, specs.action, seed, mask) if epsilon or mask else policy), mask
+
+
+def mask_of(policy: Any, specs: EnvironmentSpecs) -> ActionMask | None:
+    """Returns the mask of legal actions of what `find` has found; None if it has none.
+
+    Raises:
+      ValueError: if the environment's observation does not have it.
+    """
+    path = policy.metadata.get(ACTION_MASK) if isinstance(policy, loader.LoadedPolicy) else None
+    return None if path is None else ActionMask(specs, path)
 
 
 def _zeros(specs: EnvironmentSpecs) -> external.ActFunction:

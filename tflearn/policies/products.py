@@ -192,8 +192,7 @@ class _Product:
             model = self._policy if path == self._version else tf.saved_model.load(str(path))
         has = hasattr(model, 'distribution')
         kinds = by_leaf(model.distribution.get_concrete_function().structured_outputs['distribution']) if has else []
-        known = ({'logits'}, NORMAL) if needed else ({'logits'}, NORMAL, SQUASHED)
-        if kinds and all(set(kind) in known for kind in kinds):
+        if kinds and all(_is_known(kind, can_be_squashed=not needed) for kind in kinds):
             return model
         if needed:
             found = ', '.join(sorted({name for kind in kinds for name in kind})) or 'no parameters'
@@ -270,6 +269,13 @@ def _flat_inputs(specs: Mapping[str, Any]) -> dict[str, Any]:
                 raise UserValueError(f'got two inputs named {key}; need names of their own; rename a key of the spec')
             leaves[key] = leaf
     return leaves
+
+
+def _is_known(parameters: Mapping[str, Any], can_be_squashed: bool) -> bool:
+    """Returns whether actions are made of these parameters here; others, such as TD3's, are made by the policy."""
+    if parameters.keys() == SQUASHED:
+        return can_be_squashed and parameters['distribution'].keys() == NORMAL
+    return parameters.keys() in ({'logits'}, NORMAL)
 
 
 def _mode(parameters: Mapping[str, tf.Tensor], spec: Any) -> tf.Tensor:

@@ -77,8 +77,8 @@ def loop(
     serving: str,
     gate: Gate | None = Gate(),
     schedule: Schedule = Schedule(),
-) -> int:
-    """Runs rounds. Call it from the main thread: it handles signals.
+) -> Callable[[], int]:
+    """Checks its arguments. What it returns runs outside of gin, which would change the errors of a round.
 
     Args:
       run: how the program was called.
@@ -89,12 +89,12 @@ def loop(
       schedule: when a round begins.
 
     Returns:
-      An exit code: 0; 128 + the signal's number when one ended it.
+      A function that runs rounds. Call it from the main thread: it handles signals. Its result is an exit code: 0;
+      128 + the signal's number when one ended it. It raises ValueError if another loop works in the directory, and
+      RuntimeError if a step failed.
 
     Raises:
-      ValueError: if nothing says when, a file is missing, the logs are in an object store, or another loop works in the
-        directory.
-      RuntimeError: if a step failed.
+      ValueError: if nothing says when, a file is missing, or the logs are in an object store.
     """
     if not (run.once or schedule.decisions or schedule.hours):
         raise UserValueError('got no Schedule.decisions and no Schedule.hours; need one of them, or --once')
@@ -105,6 +105,11 @@ def loop(
     if not local_path(logs.columns, 'Logs.columns').is_file():
         raise UserValueError(f'got Logs.columns={logs.columns!r}; need a file, the column map')
     planned = Steps(run.package, logs, training, RunDir(local_path(serving, 'serving')), gate)
+    return functools.partial(_loop, run, planned, schedule)
+
+
+def _loop(run: Run, planned: Steps, schedule: Schedule) -> int:
+    """Runs rounds in processes of their own."""
     with StopSignals() as signals, _locked(run.root, signals) as log, contextlib.ExitStack() as stack:
         reaper = stack.enter_context(contextlib.closing(OrphanReaper(_STOP_SECS, log.fileno())))
 

@@ -1,8 +1,8 @@
 """What a replay backend is, and where backends are found: each is a folder of this package. Shards of a run.
 
 A backend has two halves. A *client* reaches the tables of one server: it writes, streams and scans items, and reports
-counts. A *server* holds the tables, saves them and restores them. What every backend must get right is in
-tests/replay/conformance_test.py.
+counts. A *server* holds the tables, saves them and restores them. What they must get right is in
+tests/replay/conformance_test.py. The local backend is queues within one process: it has a client only.
 
 `Shards` are the replay servers of a run, as one replay. Each holds what its writers send it, and is saved and restored
 alone.
