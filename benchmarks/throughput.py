@@ -5,10 +5,11 @@
 
 PPO, IMPALA and APPO, each in one process (`tflearn-synchronous`) and as separate jobs (replay server, collector,
 learner), beside Sample Factory's APPO (2.1.1), SBX's PPO (JAX) and Stable-Baselines3's (torch). All have the same game,
-16 environments, rollouts of 32 steps, networks, minibatches, epochs, discounts and learning rate: a side takes several
-epochs of minibatches, or trains "once" on each step (IMPALA, APPO; PPO and Sample Factory with one epoch of one
-batch). Sample Factory steps the same batch of environments as ours in one call (`batched_sampling`), which is its
-fastest way, in one process (`serial_mode`) or in several; "workers" is as its examples start it.
+number of environments, rollouts, networks, minibatches, epochs, discounts and constant learning rate, those of `TASKS`
+(16 environments for 32 steps each, or 32 for 16): a side takes several epochs of minibatches, or trains "once" on each
+step (IMPALA, APPO; PPO and Sample Factory with one epoch of one batch). Sample Factory steps the same batch of
+environments as ours in one call (`batched_sampling`), which is its fastest way, in one process (`serial_mode`) or in
+several; "workers" is as its examples start it.
 
 A run lasts --secs from its first environment step. Steps/s are those between two ends of episodes in its part after
 --warm_secs; seconds to the return count from the first step to the last of the first 20 episodes in a row with the

@@ -51,8 +51,9 @@ class Factory(Protocol):
           exploration_damping: the damping of that noise, which is 1 - damping times that of the step before, from 0 on
             in each episode, plus normal noise: an Ornstein-Uhlenbeck process, with 0.15 in the paper of DDPG; 1 is
             independent noise in each step.
-          state_dependent_noise: how the collect policy explores by noise that depends on the observation and is held
-            for some steps (gSDE, Raffin et al. 2021, arXiv 2005.05719), without memory; None draws again in each step.
+          state_dependent_noise: how the collect policy explores by noise that depends on the observation, by weights
+            that stay the same for some steps (gSDE, Raffin et al. 2021, arXiv 2005.05719), without memory; None draws
+            again in each step.
           target_update_tau: the weight of the trained networks in an update of their targets; 1 copies them.
           target_update_period: train steps between two updates of the targets.
           normalize_observations: whether to normalize observations by the mean and variance of all so far, within +-5.

@@ -50,7 +50,7 @@ def make_agent(
       network: the layers; (256, 256) units each; without memory.
       optimizer: the optimizers of `critic`, `actor` and `alpha`; 3e-4, not clipped.
       num_critics: n; REDQ has 10, SAC-N 10 to 500.
-      least: of how many drawn critics the targets have the least value; SAC-N has `Least(n, for_actor=True)`.
+      least: of how many critics, drawn for each batch, targets take the least value; SAC-N: `Least(n, for_actor=True)`.
       critic_dropout: the share of a critic's features that are dropped; REDQ and SAC-N have 0.
       critic_layer_norm: whether a critic's features are normalized; REDQ and SAC-N have False.
 

@@ -52,11 +52,11 @@ class MPOLoss:
     Attributes:
       gamma: the discount per environment step, in [0, 1].
       reward_scale: the factor of the rewards.
-      num_action_samples: N. For continuous actions.
+      num_action_samples: N, how many continuous actions are drawn for each observation; of a discrete one all count.
       epsilon_eta: the bound of the KL divergence [nats] of the actions' weights from equal ones.
       epsilon_alpha: the bound of KL(pi', pi) [nats] of a discrete action.
-      epsilon_mean: the same of the mean of a continuous one, of all its numbers together.
-      epsilon_covariance: the same of its covariance.
+      epsilon_mean: the bound of KL(pi', pi_m) [nats] of a continuous action, of all its numbers together.
+      epsilon_covariance: the bound of KL(pi', pi_c) [nats], of all its numbers too.
       initial_eta: the initial temperature, in the unit of the values.
       initial_alpha: the initial value of each multiplier.
     """

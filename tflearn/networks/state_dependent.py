@@ -1,4 +1,4 @@
-"""Generalized state-dependent exploration (gSDE): noise that the observation decides, and that is held for some steps.
+"""Generalized state-dependent exploration (gSDE): noise by weights that stay the same for some steps.
 
 Raffin et al. 2021, "Smooth Exploration for Robotic Reinforcement Learning" (CoRL, arXiv 2005.05719), section 3. With
 the features z of the policy's last layer, and learned deviations sigma of noise weights W:
@@ -35,7 +35,7 @@ class StateDependentNoise:
 
     Attributes:
       interval_steps: environment steps after which the noise's weights are drawn again, as they are in each episode;
-        None holds them for an episode.
+        None keeps them for an episode.
       initial_deviation: the initial deviation of an action in [-1, 1], or before it is squashed, where the root mean
         square of the features is 1. (A weight's is this over the root of their number.)
     """
