@@ -217,12 +217,12 @@ def test_the_clip_and_the_penalty_follow_their_schedules():
     loss = PPOLoss(clip_epsilon=schedules.linear(0.2, 0.0, 10), kl_coefficient=1.0, kl_target=1e-6)
     agent = _agent(optimizer=OptimizerOptions(1e-2), loss=loss)
     data = example_data.sequences(agent, 4, 9)
-    assert float(loss.epsilon(agent.train_step_counter)) == pytest.approx(0.2)
+    assert float(schedules.at(loss.clip_epsilon, agent.train_step_counter)) == pytest.approx(0.2)
     samples, counts = agent.prepare(data)
     assert agent._kl_coefficient.numpy() == 1.0
     for _ in range(5):
         agent.train(_flat(samples), _flat(counts))
-    assert float(loss.epsilon(agent.train_step_counter)) == pytest.approx(0.1)
+    assert float(schedules.at(loss.clip_epsilon, agent.train_step_counter)) == pytest.approx(0.1)
     agent.prepare(data)
     assert agent._kl_coefficient.numpy() == pytest.approx(2.0)
     next_coefficient = ppo.next_kl_coefficient(tf.constant(1.0), tf.constant([0.4, 0.6, 1.4, 1.6]), 1.0)

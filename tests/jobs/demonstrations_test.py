@@ -4,6 +4,7 @@ import contextlib
 import functools
 import threading
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -11,7 +12,7 @@ from tests.jobs.synchronous_test import assert_same
 from tests.testing import jobs, lanes, written_summaries
 from tests.testing.jobs import job_arguments
 from tflearn.actors.actor import Actor
-from tflearn.agents import bc, dqn, ppo
+from tflearn.agents import bc, dqn, impala, ppo
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
 from tflearn.data.demonstrations import Cloning, Demonstrations
@@ -29,6 +30,7 @@ from tflearn.launch.local import free_port
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization import schedules
 
 FEW = {
     'num_environments': 2,
@@ -174,7 +176,6 @@ def test_rejects_settings_that_use_no_episode(data):
 @pytest.mark.parametrize(
     ('experience', 'message'),
     [
-        (Experience(replay=Queue()), r'got Initial.demonstrations with Experience.replay=Queue\(.*; need Uniform'),
         (Experience(replay=Prioritized()), r'Experience.replay=Prioritized\(.*; need Uniform.* that the learner draws'),
         (Experience(replay=Uniform(sampling='server')), 'need Uniform.* that the learner draws from'),
         (Experience(slicing=Slicing(cross_episodes=True)), 'got Initial.demonstrations with Slicing.cross_episodes'),
@@ -188,8 +189,8 @@ def test_rejects_experience_without_room_for_demonstrations(data, experience, me
 
 def test_jobs_refuse_demonstrations_before_any_work(small_run, data):
     given = {'demonstrations': Demonstrations(data), 'num_train_steps': 1}
-    with pytest.raises(ValueError, match='need Uniform'):
-        small_run.start(train, experience=jobs.QUEUE, **given).join()
+    with pytest.raises(ValueError, match='got Initial.demonstrations with .* Uniform'):
+        small_run.start(train, experience=Experience(replay=Uniform(sampling='server')), **given).join()
     with pytest.raises(ValueError, match='would be demonstrations'):
         run_synchronously(small_run.dir.root, experience=Experience(batch=BatchItems(1)), **given)
     assert not small_run.dir.root.exists() or not list(small_run.dir.root.iterdir())
@@ -207,7 +208,7 @@ def test_rejects_weights_of_several_servers(data):
         several.check(Uniform(), Initial(demonstrations=Demonstrations(data)))
 
 
-# A run that begins with a policy cloned from recorded episodes, in one run directory.
+# PPO, whose queue has no place for recorded episodes.
 
 NETWORK = NetworkOptions(fc_layer_params=(8,))
 PPO = {
@@ -218,6 +219,43 @@ PPO = {
         batch=BatchItems(4),
     ),
 }
+
+
+def test_ppo_imitates_recorded_episodes(tmp_path, data):
+    given = {**PPO, 'num_train_steps': 12, 'summary_interval_steps': 2}
+    imitating = run_synchronously(tmp_path / 'imitating', Demonstrations(data, share=0.5), **given)
+    shares = written_summaries.scalars(imitating.summaries('train'))['train/extra/imitated_share']
+    assert len(shares) == 6 and 0.2 < shares[2] <= 1.0
+    xla = {'learner_options': LearnerOptions(loop=LoopOptions(jit_compile=True))}
+    compiled = run_synchronously(tmp_path / 'compiled', Demonstrations(data, share=0.5), **given, **xla)
+    got = written_summaries.scalars(compiled.summaries('train'))['train/extra/imitated_share']
+    np.testing.assert_allclose(list(got.values()), list(shares.values()), atol=1e-3)
+    plain = run_synchronously(tmp_path / 'plain', None, **given)
+    assert 'train/extra/imitated_share' not in written_summaries.scalars(plain.summaries('train'))
+
+
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        ({'num_pretrain_steps': 5}, r'num_pretrain_steps=5, fill_replay=False with a Queue; need a number above 0, 0'),
+        ({'fill_replay': True}, 'fill_replay=True with a Queue'),
+        ({'share': schedules.linear(0.5, 0.1, 100)}, r'got Demonstrations.share=.* with a Queue; need a number'),
+    ],
+)
+def test_a_queue_has_a_constant_share_only(data, settings, message):
+    with pytest.raises(ValueError, match=message):
+        Demonstrations(data, **settings).check(PPO['experience'])
+
+
+def test_agents_that_do_not_imitate_refuse_episodes(tmp_path, data):
+    with pytest.raises(
+        ValueError, match=r'got Initial.demonstrations with a Queue and a ImpalaAgent; need an agent th'
+    ):
+        given = {'make_agent': impala.make_agent, 'experience': impala.EXPERIENCE, 'num_train_steps': 1}
+        run_synchronously(tmp_path, Demonstrations(data), **given)
+
+
+# A run that begins with a policy cloned from recorded episodes, in one run directory.
 
 
 def cloning_of(data, num_train_steps=60, **settings):

@@ -28,7 +28,7 @@ from tflearn.core.types import Agent
 from tflearn.networks import recurrent
 from tflearn.networks.critics import Targets
 from tflearn.networks.networks import NetworkOptions
-from tflearn.optimization import vtrace
+from tflearn.optimization import schedules, vtrace
 from tflearn.optimization.optimizers import Optimizer
 from tflearn.optimization.schedules import Schedule
 
@@ -73,10 +73,6 @@ class ImpalaLoss:
             squashed = 5.0 * tf.tanh(rewards / 5.0)
             return tf.where(rewards < 0, 0.3 * squashed, squashed)
         return tf.clip_by_value(rewards, -self.reward_clipping, self.reward_clipping)
-
-    def entropy_weight(self, train_step: tf.Tensor) -> tf.Tensor | float:
-        """Returns the entropy's coefficient at a train step."""
-        return self.entropy_coefficient(train_step) if callable(self.entropy_coefficient) else self.entropy_coefficient
 
 
 # 50 transitions and the observation after them, with which the next sequence of the episode starts.
@@ -200,7 +196,7 @@ class ImpalaAgent(ActorValueAgent):
             losses = (
                 options.policy_coefficient * policy_loss
                 + options.value_coefficient * value_loss
-                - options.entropy_weight(self.train_step_counter) * entropy
+                - schedules.at(options.entropy_coefficient, self.train_step_counter) * entropy
             )
             metrics = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **more}
             metrics |= self._off_policy(unroll, log_ratios) | self._value_metrics(unroll.values[:, :-1], targets)

@@ -10,6 +10,7 @@ With one epoch of one minibatch, without clipping, this is the advantage actor-c
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,11 +18,12 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
-from tflearn.agents import parts
+from tflearn.agents import parts, self_imitation
 from tflearn.agents.actor_value import DIST_PARAMS, ActorValueAgent, ActorValueNetwork, complete
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.normalizer import Normalizers, make_normalizers
 from tflearn.agents.parts import Problem
+from tflearn.agents.self_imitation import SelfImitation
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
 from tflearn.core.moments import variable
@@ -29,7 +31,7 @@ from tflearn.core.settings import Fraction, NonNegativeFloat, NonNegativeInt, Po
 from tflearn.core.types import Agent
 from tflearn.networks import recurrent, state_dependent
 from tflearn.networks.state_dependent import StateDependentNoise
-from tflearn.optimization import vtrace
+from tflearn.optimization import schedules, vtrace
 from tflearn.optimization.schedules import Schedule
 
 
@@ -69,14 +71,6 @@ class PPOLoss:
     def warmed_up(self, term: tf.Tensor, train_step: tf.Tensor) -> tf.Tensor:
         """Returns a term of the loss, which is not the value's; 0 in the warm-up's train steps."""
         return tf.where(train_step >= self.value_warmup_steps, term, 0.0) if self.value_warmup_steps else term
-
-    def epsilon(self, train_step: tf.Tensor) -> tf.Tensor | float | None:
-        """Returns `clip_epsilon` at a train step."""
-        return self.clip_epsilon(train_step) if callable(self.clip_epsilon) else self.clip_epsilon
-
-    def entropy_weight(self, train_step: tf.Tensor) -> tf.Tensor | float:
-        """Returns the entropy's coefficient at a train step."""
-        return self.entropy_coefficient(train_step) if callable(self.entropy_coefficient) else self.entropy_coefficient
 
 
 def generalized_advantages(
@@ -186,6 +180,7 @@ def make_agent(
     normalize_values: bool = False,
     action_mask: str | None = None,
     max_kl: PositiveFloat | None = None,
+    imitation: SelfImitation = SelfImitation(),
     state_dependent_noise: StateDependentNoise | None = None,
 ) -> Agent:
     """Makes a PPO agent, for discrete, several discrete, or continuous actions.
@@ -200,6 +195,8 @@ def make_agent(
       loss: the loss's coefficients and bounds.
       max_kl: the divergence from the policy that acted [nats] of a minibatch after which the other steps of its
         iteration change nothing, as SB3's 1.5 * `target_kl` ends them; None does not.
+
+      imitation: how recorded steps are imitated, in a run with `Initial.demonstrations`.
 
     Raises:
       ValueError: if the experience is not a queue of new items, there is a `max_kl` or the KL coefficient adapts
@@ -221,7 +218,15 @@ def make_agent(
             )
     normalized = (normalize_observations, normalize_rewards, normalize_values)
     actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO', state_dependent_noise)
-    return PPOAgent(problem, actor_value, problem.optimizers({'ppo': 3e-4}, 0.5), loss, normalizers, max_kl=max_kl)
+    return PPOAgent(
+        problem,
+        actor_value,
+        problem.optimizers({'ppo': 3e-4}, 0.5),
+        loss,
+        normalizers,
+        max_kl=max_kl,
+        imitation=imitation,
+    )
 
 
 def make_networks(
@@ -285,10 +290,11 @@ class PPOAgent(ActorValueAgent):
       trains_on_sequences: whether minibatches have to be of complete sequences, for a network with memory.
     """
 
-    def __init__(self, *args: Any, max_kl: float | None = None):
+    def __init__(self, *args: Any, max_kl: float | None = None, imitation: SelfImitation = SelfImitation()):
         """Takes the arguments of `ActorValueAgent`, with the normalizers; see `make_agent`."""
         super().__init__(*args, records_distribution=True)
-        self._max_kl = max_kl
+        self._max_kl, self._imitation = max_kl, imitation
+        self._recorded: Callable[[tf.Tensor], self_imitation.Steps] | None = None
         loss, self.trains_on_sequences = self._options, bool(self._network.state_spec)
         self._kl_coefficient = variable(float(loss.kl_coefficient), 'kl_coefficient')
         self._divergence = variable(loss.kl_target or 0.0, 'divergence')
@@ -393,6 +399,45 @@ class PPOAgent(ActorValueAgent):
         samples, counts = experience
         return counts, {'ppo': lambda: self._losses_of(samples, counts, training)}
 
+    def demonstrate(self, episodes: Any, share: float) -> None:
+        """Takes recorded episodes, of which each train step imitates some steps; see `self_imitation`.
+
+        Args:
+          episodes: a Trajectory [N, ...] of complete episodes, one after the other, without policy info.
+          share: that of recorded steps among all that a train step learns from, above 0 and below 1.
+
+        Raises:
+          ValueError: if the network has memory.
+        """
+        if self.trains_on_sequences:
+            raise UserValueError(
+                'got Initial.demonstrations with a network with memory; PPO needs one without, since it imitates '
+                'single steps; clone the episodes first (Initial.cloning)'
+            )
+        steps = self_imitation.steps_of(episodes, self._options.gamma)
+        self._recorded = lambda size: steps.draw(self._draws, tf.cast(size * share / (1 - share) + 0.5, tf.int32))
+
+    def _imitation_loss(self, samples: Samples, counts: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the loss of recorded steps, and the share of those whose return is above the value."""
+        recorded = self._recorded(tf.size(counts, tf.float32))  # type: ignore[misc]
+        observation, last, sums = recorded.observation, recorded.last, recorded.sums
+        if self._observation_normalizer:
+            observation, last = self._observation_normalizer(observation), self._observation_normalizer(last)
+        if self._reward_normalizer:
+            sums = self._reward_normalizer(sums, clips=False)
+        (distribution, values), _ = self._network(observation, training=training)
+        (_, last_values), _ = self._network(last)
+        returns = sums + recorded.last_factor * tf.stop_gradient(last_values)
+        log_probs, scale = self._log_prob(distribution, recorded.action), self._network.value_scale
+        of_policy, of_value = self_imitation.losses(log_probs, returns / scale, values / scale)
+        if self._options.normalize_advantages:  # in their unit
+            squares = counts * tf.square((samples.target - samples.value) / scale)
+            of_policy *= tf.math.rsqrt(tf.math.divide_no_nan(tf.reduce_sum(squares), tf.reduce_sum(counts)) + 1e-8)
+        coefficient = schedules.at(self._imitation.coefficient, self.train_step_counter)
+        policy = self._options.warmed_up(coefficient * tf.reduce_mean(of_policy), self.train_step_counter)
+        share = tf.reduce_mean(tf.cast(returns > values, tf.float32))
+        return policy + self._imitation.value_coefficient * tf.reduce_mean(of_value), share
+
     def _as_samples(self, experience: Any, weights: tf.Tensor | None) -> tuple[Samples, tf.Tensor]:
         """Returns samples and the weight of each; `weights` are those of steps, or of sequences [B]."""
         if isinstance(experience, Samples):
@@ -413,7 +458,7 @@ class PPOAgent(ActorValueAgent):
         options = self._options
         distribution, values = self._outputs(samples, training)
         log_ratios = tf.where(counts > 0, self._log_prob(distribution, samples.action) - samples.log_prob, 0.0)
-        ratios, epsilon = tf.exp(log_ratios), options.epsilon(self.train_step_counter)
+        ratios, epsilon = tf.exp(log_ratios), schedules.at(options.clip_epsilon, self.train_step_counter)
         rank = counts.shape.rank
         entropy = common.entropy(distribution, self.action_spec, outer_rank=rank)
         divergence = ppo_utils.nested_kl_divergence(
@@ -432,8 +477,11 @@ class PPOAgent(ActorValueAgent):
         losses = (
             warmed_up(metrics['policy_loss'])
             + options.value_coefficient * metrics['value_loss']
-            - warmed_up(options.entropy_weight(self.train_step_counter) * entropy)
+            - warmed_up(schedules.at(options.entropy_coefficient, self.train_step_counter) * entropy)
         )
+        if self._recorded:
+            loss, share = self._imitation_loss(samples, counts, training)
+            losses, metrics['imitated_share'] = losses + loss, tf.zeros_like(ratios) + share
         if options.kl_coefficient:
             losses += warmed_up(self._kl_coefficient * divergence)
         metrics['kl_coefficient'] = tf.identity(self._kl_coefficient)

@@ -155,9 +155,7 @@ class ReinforceAgent(ActorValueAgent):
         used = tf.reduce_sum(_counts(experience)[:, :-1])
         own = tf.stack([*sums, used, tf.reduce_sum(steps), tf.reduce_sum(tf.cast(_ends(experience), tf.float32))])
         total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(own))
-        num_episodes, coefficient = total[-1], options.entropy_coefficient
-        if callable(coefficient):
-            coefficient = coefficient(self.train_step_counter)
+        num_episodes, coefficient = total[-1], schedules.at(options.entropy_coefficient, self.train_step_counter)
         loss = sums[0] + options.value_coefficient * sums[1] - coefficient * sums[2]
         means = tf.unstack(tf.math.divide_no_nan(total[:-3], num_episodes))
         ignored = tf.math.divide_no_nan(total[-2] - total[-3], total[-2])

@@ -13,10 +13,11 @@ _ALONE = 'train on demonstrations alone with num_pretrain_steps, or with the job
 
 @checked_dataclass(frozen=True)
 class Demonstrations:
-    """Recorded episodes that a run trains on besides the steps that it collects itself; not for queues.
+    """Recorded episodes that a run trains on besides the steps that it collects itself.
 
     The learner holds them in memory (at most `max_mirror_gb` of the replay) to the end of the run, and draws them
-    uniformly, with a weight of 1 where the run's own items are drawn by priority.
+    uniformly, with a weight of 1 where the run's own items are drawn by priority. With a queue PPO imitates them
+    (`agents.self_imitation`); it takes `dataset` and a constant `share` only.
 
     Attributes:
       dataset: the episodes.
@@ -48,7 +49,10 @@ class Demonstrations:
     def check(self, experience: Experience) -> None:
         """Raises a ValueError if such an experience cannot have demonstrations, or a batch has no room for them."""
         replay, size = experience.replay, experience.per_replica_batch_size
-        if isinstance(replay, Queue) or replay.sampling == 'server' or replay.max_times_sampled:
+        if isinstance(replay, Queue):
+            self._check_queue()
+            return
+        if replay.sampling == 'server' or replay.max_times_sampled:
             raise UserValueError(
                 f'got Initial.demonstrations with Experience.replay={replay!r}; need Uniform(...) or Prioritized(...) '
                 "that the learner draws from (sampling 'auto' or 'learner', max_times_sampled=0), or no demonstrations"
@@ -62,6 +66,14 @@ class Demonstrations:
             raise UserValueError(
                 f'got Demonstrations.share={self.share} for batches of {size} items on each replica, of which '
                 f'{round(size * self.share)} would be demonstrations; need at least one item of both kinds'
+            )
+
+    def _check_queue(self) -> None:
+        if callable(self.share) or not self.share or self.num_pretrain_steps or self.fill_replay:
+            raise UserValueError(
+                f'got Demonstrations.share={self.share}, num_pretrain_steps={self.num_pretrain_steps}, fill_replay='
+                f'{self.fill_replay} with a Queue; need a number above 0, 0 and False, since recorded episodes are no '
+                'part of a queue; to train on them first, set Initial.cloning'
             )
 
     def check_mirrored(self, mirrored: bool) -> None:

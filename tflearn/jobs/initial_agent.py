@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 from tf_agents.typing import types
@@ -16,11 +17,12 @@ from tflearn.coordinator import published_weights
 from tflearn.core import agent_data, strategies
 from tflearn.core.agent_data import WrappedAgent
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience
+from tflearn.core.experience import Experience, Queue
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import Agent, AgentFactory, EnvironmentSpecs
 from tflearn.core.waiting import Stopped
-from tflearn.data.demonstrations import Cloning
+from tflearn.data.demonstrations import Cloning, Demonstrations
+from tflearn.data.reader import EpisodeReader
 from tflearn.files.numbered import CheckpointFiles
 from tflearn.files.run_dir import RunDir, local_path
 from tflearn.jobs.run import Run
@@ -182,6 +184,28 @@ def clone(
         raise Stopped(f'stopped at train step {learner.step} of the cloning; its checkpoint is saved')
     logging.info('cloned recorded episodes in %d train steps', learner.step)
     warm_start.copy(_policy_variables(cloner), _policy_variables(agent), 'the cloned policy')
+
+
+def demonstrate(agent: Agent, demonstrations: Demonstrations | None, experience: Experience) -> None:
+    """Gives recorded episodes to an agent that learns from a queue.
+
+    Raises:
+      ValueError: if it does not imitate episodes, or they do not have the columns that it needs.
+    """
+    if demonstrations is None or not isinstance(experience.replay, Queue):
+        return
+    if not hasattr(agent, 'demonstrate'):
+        raise UserValueError(
+            f'got Initial.demonstrations with a Queue and a {type(agent).__name__}; need an agent that imitates '
+            'episodes, such as PPO, or Uniform(...) or Prioritized(...) as Experience.replay'
+        )
+    spec: Any = agent.collect_data_spec
+    episodes = list(EpisodeReader(demonstrations.dataset, spec.replace(policy_info=())).joined())
+    if not episodes:
+        raise UserValueError('got Demonstrations.dataset without an episode that is read; need at least one')
+    joined = tf.nest.map_structure(lambda *columns: np.concatenate(columns), *episodes)
+    agent.demonstrate(joined, demonstrations.share)
+    logging.info('imitates the steps of recorded episodes: %d rows', len(joined.reward))
 
 
 def storage(agent: Agent, experience: Experience) -> Storage:

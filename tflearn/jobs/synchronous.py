@@ -140,6 +140,7 @@ def _replay(
     if not isinstance(experience.replay, Queue):
         yield _make_replay(storage, num_environments, agent, initial, seed)
         return
+    initial_agent.demonstrate(agent, initial.demonstrations, experience)
     # Nobody waits for room in the queue: all of its items are taken as soon as there are enough for a batch.
     endless = dataclasses.replace(experience, replay=dataclasses.replace(experience.replay, max_size=sys.maxsize))
     with backend.in_process(dataclasses.replace(storage, experience=endless).make_tables()) as address:

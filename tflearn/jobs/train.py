@@ -93,6 +93,7 @@ def train(
             with watchdog.guard('the construction of the agent'):
                 seed, specs = set_seed(initial.seed, strategy), specs_of(make_environment)
                 agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
+                initial_agent.demonstrate(agent, initial.demonstrations, experience)
             storage = initial_agent.storage(agent, experience)
             _check_machine(run.dir, agent, storage)
             connected = Coordinator(run.coordinator, f'train_{strategies.layout(strategy).worker}', run.stop)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,6 +11,11 @@ from tflearn.core.settings import PositiveFloat, PositiveInt, checked
 from tflearn.core.train_step import EnvSteps
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]
+
+
+def at(value: Any, train_step: tf.Tensor) -> Any:
+    """Returns the value of a schedule at a train step; another value as it is."""
+    return value(train_step) if callable(value) else value
 
 
 def constant(value: float) -> Schedule:
