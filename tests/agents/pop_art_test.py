@@ -25,10 +25,20 @@ def _agent(name, **changes):
     return ALGORITHMS[name].make(**{'normalize_values': True, **changes})
 
 
-def _data(agent, seed=0, length=5):
+def _data(agent, seed=0, mean=3000.0, deviation=500.0):
     """Sequences with rewards of another unit."""
-    data = example_data.sequences(agent, 8, length, seed)
-    return data._replace(reward=3000.0 + 500.0 * data.reward)
+    data = example_data.sequences(agent, 8, 5, seed)
+    return data._replace(reward=mean + deviation * data.reward)
+
+
+def _flat(nest):
+    return tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), nest)
+
+
+def _with_loss(name, **changes):
+    """An agent whose targets are the rewards, which it does not normalize."""
+    plain = {'off_policy_correction': False} if name == 'impala' else {'normalize_rewards': False}
+    return _agent(name, loss=type(ALGORITHMS[name].default('loss'))(gamma=0.0, **changes), **plain)
 
 
 def test_statistics_are_those_of_all_targets_and_the_layer_s_output_stays():
@@ -37,8 +47,7 @@ def test_statistics_are_those_of_all_targets_and_the_layer_s_output_stays():
     layer(inputs)
     for seed in range(5):
         targets = np.random.default_rng(seed).normal(300.0, 10.0 * (1 + seed), 50).astype(np.float32)
-        means = {name: tf.reduce_mean(rows) for name, rows in pop_art.metrics(tf.constant(targets)).items()}
-        extra = pop_art.update(layer, means | {'valid_share': tf.constant(1.0)}, taken=None)
+        extra = pop_art.update(layer, *tf.nn.moments(tf.constant(targets), axes=0), tf.constant(True))
         seen.extend(targets)
         assert float(pop_art.mean) == pytest.approx(np.mean(seen, dtype=np.float64), rel=1e-5)
         assert float(pop_art.deviation) == pytest.approx(np.std(seen, dtype=np.float64), rel=1e-3)
@@ -48,18 +57,53 @@ def test_statistics_are_those_of_all_targets_and_the_layer_s_output_stays():
         np.testing.assert_allclose(pop_art(layer(inputs)), before, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    'changes', [{'square': np.nan}, {'share': 0.0}, {'taken': tf.constant(False)}], ids=['nan', 'no row', 'skipped']
-)
-def test_a_step_that_does_not_count_changes_nothing(changes):
-    pop_art, layer = PopArt(), tf.keras.layers.Dense(1)
+@pytest.mark.parametrize('case', ['nan', 'no row', 'skipped'])
+def test_a_step_that_does_not_count_changes_nothing(case):
+    agent = _agent('ppo', normalize_rewards=False, optimizer=OptimizerOptions(skip_nonfinite=True), max_kl=1e9)
+    samples, counts = agent.prepare(_data(agent))
+    pop_art = agent._network.pop_art
+    for due in (False, True):
+        before = [variable.numpy() for variable in pop_art.variables]
+        used = samples._replace(target=np.nan * samples.target) if case == 'nan' and not due else samples
+        agent._divergence.assign(2e9 if case == 'skipped' and not due else 0.0)
+        agent.train(_flat(used), _flat(counts * (0.0 if case == 'no row' and not due else 1.0)))
+        same = [(variable.numpy() == old).all() for variable, old in zip(pop_art.variables, before, strict=True)]
+        assert same == [not due] * 3
+
+
+@pytest.mark.parametrize('name', ['ppo', 'v_mpo', 'impala'])
+def test_a_deviation_that_is_small_beside_the_mean(name):
+    """In float32 the mean square less the squared mean would be noise."""
+    agent = _with_loss(name)
+    data = _data(agent, mean=1e4, deviation=1.0)
+    values = np.float64(agent._network(data.observation, step_type=data.step_type)[0][1])[:, :-1]
+    targets = np.float64(data.reward)[:, :-1]
+    extra = agent.train(data).extra
+    assert float(extra['value_deviation']) == pytest.approx(np.std(targets), rel=1e-3)
+    assert float(extra['explained_variance']) == pytest.approx(1 - np.var(targets - values) / np.var(targets), abs=1e-2)
+
+
+@NAMES
+def test_errors_are_bounded_after_quiet_times(name):
+    """The deviation of targets so far says nothing about the first large ones."""
+    agent = _with_loss(name) if name != 'appo' else _agent(name)
+    for seed in range(3):
+        agent.train(_data(agent, seed, 0.0, 1e-3))
+    info = agent.loss(_data(agent, mean=1e6, deviation=1.0))
+    share = 0.5 if name in ('impala', 'appo') else 1.0
+    assert float(info.extra['value_loss']) == pytest.approx(share * (1 - 3e-4) / 3e-4, rel=1e-3)
+    assert abs(float(info.extra['policy_loss'])) < 1e3
+
+
+def test_an_error_beyond_the_bound_has_a_gradient():
+    pop_art, layer, errors = PopArt(), tf.keras.layers.Dense(1), tf.constant([-3e9, -0.5, 3e9])
     layer.build((1, 4))
-    before = [variable.numpy() for variable in (*pop_art.variables, *layer.variables)]
-    square, share = (tf.constant(changes.get(name, default)) for name, default in (('square', 9.0), ('share', 1.0)))
-    extra = {'value_shift': tf.constant(2.0), 'value_square': square, 'valid_share': share}
-    pop_art.update(layer, extra, changes.get('taken'))
-    for variable, value in zip((*pop_art.variables, *layer.variables), before, strict=True):
-        np.testing.assert_array_equal(variable, value)
+    pop_art.update(layer, tf.constant(0.0), tf.constant(1e-4), tf.constant(True))
+    with tf.GradientTape() as tape:
+        tape.watch(errors)
+        scaled = pop_art.scaled(errors)
+    np.testing.assert_allclose(scaled, [-57.727, -50.0, 57.727], rtol=1e-4)
+    np.testing.assert_allclose(tape.gradient(scaled, errors), [100.0] * 3, rtol=1e-4)
 
 
 @NAMES
@@ -75,7 +119,8 @@ def test_values_stay_while_the_statistics_change(name):
         found.append((float(extra['value_mean']), float(extra['value_deviation'])))
         np.testing.assert_allclose(values(), before, rtol=1e-3, atol=1e-3)
     assert len(set(found)) == 3
-    assert {'value_shift', 'value_square'}.isdisjoint(extra)
+    assert set(agent.loss(data).extra) == set(extra) - {'value_mean', 'value_deviation'}
+    assert {key for key in extra if key.startswith('value')} == {'value_loss', 'value_mean', 'value_deviation'}
 
 
 def test_the_first_step_only_begins_the_statistics():
@@ -86,6 +131,38 @@ def test_the_first_step_only_begins_the_statistics():
         agent.train(_data(agent))
         changes = [np.abs(new - old).max() for new, old in zip(agent._network.trainable_variables, before, strict=True)]
         assert max(changes) < 1e-4 if step == 0 else max(changes) > 4e-4
+
+
+@pytest.mark.parametrize('name', ['ppo', 'v_mpo'])
+def test_the_first_iteration_learns_from_its_second_step_on(name):
+    """Its samples are prepared before the statistics begin."""
+    agent = _with_loss(name, **({'normalize_advantages': False} if name == 'ppo' else {}))
+    samples, counts = agent.prepare(_data(agent))
+    variables = [*agent._network.policy_variables, *(agent._trained('v_mpo_dual') if name == 'v_mpo' else [])]
+    for learns in (False, True):
+        before = [variable.numpy() for variable in variables]
+        extra = agent.train(_flat(samples), _flat(counts)).extra
+        changes = [np.abs(new - old).max() for new, old in zip(variables, before, strict=True)]
+        assert [change > 1e-4 for change in changes] == [learns] * len(variables) and (learns or max(changes) == 0)
+    if name == 'v_mpo':
+        scaled = np.sort(samples.advantage.numpy().ravel() / extra['value_deviation'])[16:]
+        expected = 0.1 + np.log(np.mean(np.exp(scaled)))
+        assert float(extra['temperature_loss']) == pytest.approx(expected, rel=1e-3)
+
+
+def test_value_clipping_begins_with_the_second_iteration():
+    """What a value was before the statistics began is no bound: by them it changes by many deviations."""
+    agent = _with_loss('ppo', value_clipping=0.2)
+    data = _data(agent)
+    for iteration in range(2):
+        samples, counts = agent.prepare(data)
+        agent.train(_flat(samples), _flat(counts))
+        bias = agent._network._value_head.bias
+        bias.assign_add([1.0])
+        farther = samples._replace(target=10.0 * agent._network.pop_art.deviation + 1e4 * tf.ones_like(samples.target))
+        with tf.GradientTape() as tape:
+            loss = agent.loss(_flat(farther), _flat(counts)).loss
+        assert (float(tape.gradient(loss, bias)[0]) == 0) == (iteration == 1)
 
 
 @pytest.mark.parametrize('name', ['ppo', 'impala'])

@@ -25,6 +25,8 @@ from tflearn.optimization.optimizers import Optimizer
 
 DIST_PARAMS = 'dist_params'  # a key of the policy info: the parameters of the distribution of the action
 
+_TARGET, _ERROR, _VARIANCE = 'value_target', 'value_error', 'value_target_variance'  # metrics that nobody sees
+
 
 def complete(problem: parts.Problem, algorithm: str, unused: tuple[str, ...] = ()) -> NetworkOptions:
     """Returns the layers of an algorithm that learns a policy's gradient; see `NetworkOptions.completed`."""
@@ -131,11 +133,13 @@ class ActorValueNetwork(network.Network):
         """What a value's errors are divided by in its loss, and advantages."""
         return self.pop_art.scale if self.pop_art else 1.0
 
-    def update_values(self, info: tf_agent.LossInfo, taken: tf.Tensor | None) -> tf_agent.LossInfo:
+    def scaled(self, errors: tf.Tensor) -> tf.Tensor:
+        """Returns values' errors or advantages as losses have them; see `PopArt.scaled`."""
+        return self.pop_art.scaled(errors) if self.pop_art else errors
+
+    def update_values(self, mean: tf.Tensor, variance: tf.Tensor, due: tf.Tensor) -> dict[str, tf.Tensor]:
         """Normalizes values by the targets of a train step as well, in replica context; see `PopArt.update`."""
-        if self.pop_art is None:
-            return info
-        return info._replace(extra=self.pop_art.update(self._value_head, dict(info.extra), taken))
+        return self.pop_art.update(self._value_head, mean, variance, due) if self.pop_art else {}
 
     @property
     def value_variables(self) -> list[tf.Variable]:
@@ -241,14 +245,34 @@ class ActorValueAgent(parts.PartsAgent):
     def _trained(self, part: str) -> list[Any]:
         return [self._network]
 
-    def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
-        info, taken = super()._step(experience, weights)
-        return self._network.update_values(info, taken), taken
+    def _visit_parts(
+        self, experience: Any, weights: tf.Tensor | None, training: bool, trains: bool
+    ) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
+        info, taken = super()._visit_parts(experience, weights, training, trains)
+        if _TARGET not in info.extra:
+            return info, taken
+        extra = dict(info.extra)
+        mean, variance = extra.pop(_TARGET), extra.pop(_VARIANCE)
+        if trains:
+            due = (extra['valid_share'] > 0) & (True if taken is None else taken)
+            extra |= self._network.update_values(mean, variance, due)
+        return info._replace(extra=extra), taken
 
     def _value_metrics(self, values: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns metrics of rows, of which `explained_variance` is made, and the statistics of normalized values."""
-        pop_art = self._network.pop_art
-        return parts.moments(values, targets) | (pop_art.metrics(targets) if pop_art else {})
+        return {_TARGET: targets, _ERROR: targets - values}
+
+    def _means(self, metrics: dict[str, tf.Tensor], counts: tf.Tensor, experience: Any) -> dict[str, tf.Tensor]:
+        means = super()._means(metrics, counts, experience)
+        if _TARGET in means:
+            # Less their means before they are squared: float32 would lose a variance that is small beside the mean.
+            shifts = tf.stack([metrics[_TARGET] - means[_TARGET], metrics[_ERROR] - means.pop(_ERROR)])
+            rows = tf.stack([*tf.unstack(tf.square(tf.stop_gradient(shifts))), tf.ones_like(counts)])
+            sums = tf.reduce_sum(tf.where(counts > 0, counts * rows, 0.0), axis=list(range(1, rows.shape.rank)))
+            sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
+            means['explained_variance'] = 1.0 - tf.math.divide_no_nan(sums[1], sums[0])
+            means[_VARIANCE] = tf.math.divide_no_nan(sums[0], sums[2])
+        return means
 
     def _normalized(self, observation: Any, reward: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns both as the losses have them."""

@@ -189,9 +189,8 @@ class ImpalaAgent(ActorValueAgent):
             options, unroll = self._options, self._unroll(experience, training)
             log_ratios, loss_of, more = self._objective(unroll, training)
             targets, advantages = self._vtrace_targets(unroll, log_ratios)
-            scale = self._network.value_scale
-            policy_loss = loss_of(advantages / scale)
-            value_loss = 0.5 * tf.square((targets - unroll.values[:, :-1]) / scale)
+            policy_loss = loss_of(self._network.scaled(advantages))
+            value_loss = 0.5 * tf.square(self._network.scaled(targets - unroll.values[:, :-1]))
             entropy = common.entropy(unroll.distribution, self.action_spec, outer_rank=2)[:, :-1]
             losses = (
                 options.policy_coefficient * policy_loss

@@ -23,8 +23,6 @@ from tflearn.optimization.optimizers import Optimizer, OptimizerOptions, Rate, s
 
 ERRORS = 'td_error'  # the metric that becomes the items' priorities; the default of `Prioritization.error`
 
-_MOMENTS = ('target', 'target_square', 'error', 'error_square')
-
 # Returns the losses of the batch's rows, or this replica's share of their mean, a scalar; and metrics, alike.
 Loss = Callable[[], tuple[tf.Tensor, dict[str, tf.Tensor]]]
 # What an agent minimizes on a batch of B items: counts, float32 [B], [B, T] or [B * T], 0 for rows that are left out,
@@ -233,10 +231,6 @@ class PartsAgent(tf_agent.TFAgent):
             sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
             means |= dict(zip(rows, tf.unstack(tf.math.divide_no_nan(sums[:-2], sums[-2])), strict=True))
             means['valid_share'] = sums[-2] / sums[-1]
-            if _MOMENTS[0] in means:
-                target, target_square, error, error_square = (means.pop(name) for name in _MOMENTS)
-                unexplained = tf.math.divide_no_nan(error_square - error**2, target_square - target**2)
-                means['explained_variance'] = 1.0 - unexplained
         if errors is not None:
             errors = tf.where(counts > 0, tf.stop_gradient(errors), 0.0)
             means[ERRORS] = self.errors(_by_item(errors, experience), _by_item(counts, experience))
@@ -261,13 +255,6 @@ def _variables(parts: Sequence[Any]) -> list[tf.Variable]:
         for part in parts
         for variable in ([part] if isinstance(part, tf.Variable) else part.trainable_variables)
     ]
-
-
-def moments(values: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns metrics of rows that become `explained_variance` of values, at most 1."""
-    errors = targets - values
-    numbers = (targets, tf.square(targets), errors, tf.square(errors))
-    return dict(zip(_MOMENTS, numbers, strict=True))
 
 
 def now(nest: Any) -> Any:

@@ -47,7 +47,7 @@ class PPOLoss:
         does not clip.
       value_coefficient: the coefficient of the value's squared error.
       value_clipping: the largest change of a value from the iteration's start that its loss takes into account; None is
-        no bound.
+        no bound. With `normalize_values` it is in deviations of the targets, from the second iteration on.
       entropy_coefficient: the coefficient of the policy's entropy, or a schedule of the train step.
       kl_coefficient: the initial coefficient of the divergence from the policy that acted; 0 has no such penalty.
       kl_target: the target of that divergence [nats]. After an iteration whose divergence exceeds 1.5 times the target,
@@ -103,13 +103,18 @@ def policy_loss(ratios: tf.Tensor, advantages: tf.Tensor, epsilon: tf.Tensor | f
     return -tf.minimum(ratios * advantages, tf.clip_by_value(ratios, 1 - epsilon, 1 + epsilon) * advantages)
 
 
-def value_loss(values: tf.Tensor, targets: tf.Tensor, before: tf.Tensor, clipping: float | None) -> tf.Tensor:
-    """Returns (V - target)^2, or the maximum of that and the same for V clipped to `before` +- `clipping`, [B]."""
-    squares = tf.math.squared_difference(values, targets)
+def value_loss(errors: tf.Tensor, changes: tf.Tensor, clipping: float | None) -> tf.Tensor:
+    """Returns (V - target)^2, or the maximum of that and the same for V with its change clipped to +- `clipping`, [B].
+
+    Args:
+      errors: float32 [B], V - target.
+      changes: float32 [B], V less its value at the iteration's start.
+      clipping: the bound of a change; None is no bound.
+    """
     if clipping is None:
-        return squares
-    clipped = before + tf.clip_by_value(values - before, -clipping, clipping)
-    return tf.maximum(squares, tf.math.squared_difference(clipped, targets))
+        return tf.square(errors)
+    excess = changes - tf.clip_by_value(changes, -clipping, clipping)
+    return tf.maximum(tf.square(errors), tf.square(errors - excess))
 
 
 def next_kl_coefficient(coefficient: tf.Tensor, divergence: tf.Tensor, target: float) -> tf.Tensor:
@@ -145,9 +150,11 @@ class Samples(NamedTuple):
       log_prob: float32, the action's log-probability under that distribution.
       value: float32, the observation's value before training.
       target: float32, the target of the value.
-      advantage: float32, the action's advantage.
+      advantage: float32, the action's advantage: normalized over the iteration, or in the unit of returns.
       step_type: int32, with memory: where it is FIRST, the network's state is reset; else ().
       state: with memory, the network's state [B, ...] before each sequence; else ().
+      has_unit: bool, whether `value` is of the unit of returns, with normalized values whose change is clipped: not
+        before their statistics have begun; else ().
     """
 
     observation: Any
@@ -159,6 +166,7 @@ class Samples(NamedTuple):
     advantage: tf.Tensor
     step_type: Any = ()
     state: Any = ()
+    has_unit: Any = ()
 
 
 EXAMPLE = Example(
@@ -347,6 +355,7 @@ class PPOAgent(ActorValueAgent):
         )
         behaviour = now({DIST_PARAMS: experience.policy_info[DIST_PARAMS]})
         log_prob = self._log_prob(self._network.distribution(behaviour), now(experience.action))
+        clips = self._network.pop_art and self._options.value_clipping is not None
         return Samples(
             observation=now(observation),
             action=now(experience.action),
@@ -354,21 +363,18 @@ class PPOAgent(ActorValueAgent):
             log_prob=tf.where(counts > 0, log_prob, 0.0),
             value=values[:, :-1],
             target=advantages + values[:, :-1],
-            advantage=self._scaled(advantages, counts),
+            advantage=normalized(advantages, counts) if self._options.normalize_advantages else advantages,
             step_type=now(experience.step_type) if self.trains_on_sequences else (),
             state=state,
+            has_unit=tf.math.is_finite(self._network.value_scale) & (counts >= 0) if clips else (),
         )
-
-    def _scaled(self, advantages: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-        if self._options.normalize_advantages:
-            return normalized(advantages, counts)
-        return advantages / self._network.value_scale
 
     def _value_loss(self, values: tf.Tensor, samples: Samples) -> tf.Tensor:
         """Returns the value's squared errors, of normalized values if they are."""
-        scale = self._network.value_scale
-        numbers = values / scale, samples.target / scale, samples.value / scale
-        return value_loss(*numbers, self._options.value_clipping)
+        changes = (values - samples.value) / self._network.value_scale
+        if tf.is_tensor(samples.has_unit):
+            changes = tf.where(samples.has_unit, changes, 0.0)
+        return value_loss(self._network.scaled(values - samples.target), changes, self._options.value_clipping)
 
     def _log_prob(self, distribution: Any, action: Any) -> tf.Tensor:
         return common.log_probability(distribution, action, self.action_spec)
@@ -428,10 +434,10 @@ class PPOAgent(ActorValueAgent):
         (distribution, values), _ = self._network(observation, training=training)
         (_, last_values), _ = self._network(last)
         returns = sums + recorded.last_factor * tf.stop_gradient(last_values)
-        log_probs, scale = self._log_prob(distribution, recorded.action), self._network.value_scale
-        of_policy, of_value = self_imitation.losses(log_probs, returns / scale, values / scale)
+        log_probs = self._log_prob(distribution, recorded.action)
+        of_policy, of_value = self_imitation.losses(log_probs, self._network.scaled(returns - values))
         if self._options.normalize_advantages:  # in their unit
-            squares = counts * tf.square((samples.target - samples.value) / scale)
+            squares = counts * tf.square((samples.target - samples.value) / self._network.value_scale)
             of_policy *= tf.math.rsqrt(tf.math.divide_no_nan(tf.reduce_sum(squares), tf.reduce_sum(counts)) + 1e-8)
         coefficient = schedules.at(self._imitation.coefficient, self.train_step_counter)
         policy = self._options.warmed_up(coefficient * tf.reduce_mean(of_policy), self.train_step_counter)
@@ -464,8 +470,9 @@ class PPOAgent(ActorValueAgent):
         divergence = ppo_utils.nested_kl_divergence(
             self._network.distribution(samples.behaviour), distribution, outer_dims=tuple(range(rank))
         )
+        advantages = samples.advantage if options.normalize_advantages else self._network.scaled(samples.advantage)
         metrics = {
-            'policy_loss': policy_loss(ratios, samples.advantage, epsilon),
+            'policy_loss': policy_loss(ratios, advantages, epsilon),
             'value_loss': self._value_loss(values, samples),
             'entropy': entropy,
             'kl_to_behaviour': divergence,

@@ -84,14 +84,13 @@ def steps_of(episodes: Any, gamma: float) -> Steps:
     )
 
 
-def losses(log_probs: tf.Tensor, returns: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def losses(log_probs: tf.Tensor, errors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the losses of policy and value for each step, float32 [B]; an action of probability 0 has none.
 
     Args:
       log_probs: float32 [B], log pi(a | x).
-      returns: float32 [B], R.
-      values: float32 [B], V(x).
+      errors: float32 [B], R - V(x).
     """
-    gains = tf.nn.relu(returns - values)
+    gains = tf.nn.relu(errors)
     possible = tf.where(tf.math.is_finite(log_probs), log_probs, 0.0)
     return -possible * tf.stop_gradient(gains), tf.square(gains) / 2

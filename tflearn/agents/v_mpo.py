@@ -244,8 +244,9 @@ class VMPOAgent(ppo.PPOAgent):
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         options, rank = self._v_mpo, counts.shape.rank
         distribution, values = self._outputs(samples, training)
-        half = better_half(samples.advantage, counts, self._eta)
-        psi = psi_weights(samples.advantage, self._eta, half)
+        advantages = self._network.scaled(samples.advantage)
+        half = better_half(advantages, counts, self._eta)
+        psi = psi_weights(advantages, self._eta, half)
         # A mean over the global batch follows, so this is a sum over it.
         policy_losses = -half.count * psi * self._log_prob(distribution, samples.action)
         behaviour = self._network.distribution(samples.behaviour)
@@ -261,5 +262,7 @@ class VMPOAgent(ppo.PPOAgent):
             'eta': tf.identity(self._eta),
             **of_divergences,
         }
-        losses = policy_losses + options.value_coefficient * metrics['value_loss'] + bounded
-        return losses + temperature_loss, metrics | self._value_metrics(values, samples.target)
+        losses = policy_losses + options.value_coefficient * metrics['value_loss'] + bounded + temperature_loss
+        if self._network.pop_art:  # before its statistics have begun, eta and the multipliers learn nothing either
+            losses = tf.where(tf.math.is_finite(self._network.value_scale), losses, 0.0)
+        return losses, metrics | self._value_metrics(values, samples.target)
