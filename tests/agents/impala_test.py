@@ -296,10 +296,10 @@ def test_target_is_updated_in_part():
 
 @pytest.mark.parametrize(('divergence', 'factor'), [(0.1, 1.5), (0.012, 1.0), (0.001, 0.5)])
 def test_kl_coefficient_adapts(divergence, factor):
-    agent = _appo(kl_coefficient=0.2, kl_target=0.01)
+    agent = _appo(kl_coefficient=0.2, kl_target=0.01, target_update_tau=0.5)
     agent._adapt(tf.constant(divergence))
     assert float(agent._kl_coefficient) == pytest.approx(0.2 * factor)
-    fixed = _appo(kl_coefficient=0.2, kl_target=None)
+    fixed = _appo(kl_coefficient=0.2, kl_target=None, target_update_tau=0.5)
     fixed._adapt(tf.constant(divergence))
     assert float(fixed._kl_coefficient) == pytest.approx(0.2)
 

@@ -102,6 +102,14 @@ def test_the_temperature_descends_to_its_bound():
     assert divergence.mean() == pytest.approx(0.1, abs=1e-3)
 
 
+def test_the_temperature_and_the_multipliers_have_a_least():
+    agent = _agent(example_data.CONTINUOUS)
+    for variable in agent._trained('dual'):
+        variable.assign(-40.0)
+    agent.train(example_data.sequences(agent, 4, 4))
+    np.testing.assert_allclose(agent._trained('dual'), [np.log(1e-8)] * 3, rtol=1e-3)
+
+
 def test_multipliers_descend_on_their_losses():
     """One rises while its divergence exceeds the bound, and falls otherwise; neither moves what the bounds are of."""
     loss = mpo.MPOLoss(epsilon_mean=1e-9, epsilon_covariance=1e9)
@@ -125,7 +133,11 @@ def test_actor_and_critics_of_the_targets_follow_together():
             np.testing.assert_array_equal(new, old)
 
 
-@pytest.mark.parametrize('changes', [{'epsilon_mean': 0.0}, {'num_action_samples': 0}, {'initial_eta': -1.0}], ids=str)
+@pytest.mark.parametrize(
+    'changes',
+    [{'epsilon_mean': 0.0}, {'num_action_samples': 1}, {'reward_scale': float('nan')}, {'initial_eta': -1.0}],
+    ids=str,
+)
 def test_rejects_invalid_options(changes):
     name, value = next(iter(changes.items()))
     with pytest.raises(ValueError, match=f'got MPOLoss.{name}={value!r}; need'):

@@ -61,7 +61,7 @@ def test_items_and_actions_that_are_not_of_the_example_are_refused(name):
         ('iql', {'layers': SHARED}, 'got NetworkOptions..*; IQL has no use for it'),
         ('iql', {'layers': MEMORY}, 'got NetworkOptions..*; IQL has no use for it'),
         ('iql awac', {'target_update_tau': 0.0}, 'target_update_tau=0.0; need'),
-        ('r2d2', {'target_update_period': 0}, 'got target_update_period=0, .* need at least 1'),
+        ('r2d2', {'target_update_period': 0}, 'got target_update_period=0; need an integer of at least 1'),
         ('r2d2', {'action_mask': 'mask'}, "got action_mask='mask'"),
         ('r2d2', {'loss': r2d2.R2D2Loss(burn_in_steps=4)}, 'need at least .*, so that'),
         ('td3', {'action': ()}, 'needs continuous actions'),

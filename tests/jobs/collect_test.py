@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests import fakes
 from tests.environments import example_environments
 from tflearn.actors.exploration import EpsilonLadder
-from tflearn.agents import dqn, sac
+from tflearn.agents import dqn, ppo, sac
 from tflearn.coordinator import reports
 from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.control import AcquiredLease, Credits, Lease, Share
@@ -245,6 +245,25 @@ def test_skips_random_steps_that_the_run_already_has():
     collection = Collection(environment, agent.collect_policy, CollectOptions(initial_random_steps=40))
     collection.run(1, lambda row: None, env_steps_of_run=40)
     assert not collection.random
+
+
+@pytest.mark.parametrize(
+    ('module', 'name', 'steps'), [(sac, 'Pendulum-v1', 40), (dqn, 'CartPole-v1', 0), (ppo, 'Pendulum-v1', 0)]
+)
+def test_continuous_actions_of_a_replay_are_random_until_the_learner_trains(module, name, steps):
+    experience = Experience(replay=Uniform(min_size=40)) if module is not ppo else ppo.EXPERIENCE
+    environment = gymnasium_env.make(name, 2, seed=0)
+    network = NetworkOptions(fc_layer_params=(4,))
+    agent = module.make_agent(environment.specs, create_train_step(), experience, network=network)
+    make = functools.partial(Collection, environment, agent.collect_policy, CollectOptions(), experience=experience)
+    collection, rows = make(), []
+    while collection.random:
+        collection.run(16, rows.append)
+    assert len(rows) == (steps // 2 and steps // 2 + 16)  # the last call is the first of the policy
+    trained = make()
+    trained.run(1, lambda row: None, train_step=1)
+    environment.close()
+    assert not trained.random
 
 
 def test_environments_see_the_progress_of_the_run():

@@ -134,6 +134,7 @@ def test_agents_train_with_it(name, kind):
             r'got lstm_size=\(8, 4\) of a GTrXL with num_heads=4; need the same',
         ),
         ({'memory': 'gtrxl', 'lstm_size': (6,)}, r'got lstm_size=\(6,\) of a GTrXL with num_heads=4; need the same'),
+        ({'memory': 'gtrxl', 'lstm_size': (-4,)}, r'got lstm_size=\(-4,\) of a GTrXL with num_heads=4; need the same'),
         ({'lstm_size': (8,), 'gtrxl': SMALL}, "got gtrxl=.* with memory='lstm'; need 'gtrxl'"),
     ],
 )

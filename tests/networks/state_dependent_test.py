@@ -161,6 +161,13 @@ def test_what_does_not_fit_is_refused(module, changes, message):
         _agent(module, **{'experience': experience, **changes})
 
 
+def test_a_network_of_ones_own_has_no_such_noise():
+    actor = sac.make_agent(SPECS, create_train_step(), sac.EXPERIENCE, network=NETWORK)._actor
+    settings = {'actor_network': actor, 'state_dependent_noise': StateDependentNoise()}
+    with pytest.raises(ValueError, match='got state_dependent_noise with actor_network; need one of them'):
+        sac.make_agent(SPECS, create_train_step(), sac.EXPERIENCE, network=NETWORK, **settings)
+
+
 @pytest.mark.parametrize('mode', ['synchronous', pytest.param('processes', marks=lanes.classic)])
 def test_a_run_explores_by_it_and_its_policies_need_only_tensorflow(mode, tmp_path):
     noise = StateDependentNoise(interval_steps=2, initial_deviation=2.0)

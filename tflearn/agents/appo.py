@@ -25,7 +25,15 @@ from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.impala import ImpalaLoss
 from tflearn.agents.parts import Problem
 from tflearn.core import moments
-from tflearn.core.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked_dataclass
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Range,
+    checked_dataclass,
+)
 from tflearn.core.types import Agent
 from tflearn.networks.critics import Targets
 from tflearn.optimization import vtrace
@@ -51,9 +59,16 @@ class SurrogateOptions:
     clip_epsilon: PositiveFloat = 0.4
     ratio_bar: Annotated[float, Range(least=1)] = 2.0
     target_update_interval: PositiveInt = 1
-    target_update_tau: Annotated[float, Range(above=0, most=1)] = 1.0
+    target_update_tau: PositiveFraction = 1.0
     kl_coefficient: NonNegativeFloat = 0.0
     kl_target: PositiveFloat | None = 0.01
+
+    def __post_init__(self) -> None:
+        if self.kl_coefficient and self.target_update_interval == 1 and self.target_update_tau == 1:
+            raise UserValueError(
+                f'got kl_coefficient={self.kl_coefficient} with a target network that equals the policy in each loss; '
+                'need target_update_interval above 1, or target_update_tau below 1'
+            )
 
 
 EXAMPLE = Example(ANY_ACTION, data=('uniform', 'queue'), sequence_length=5)
@@ -145,4 +160,7 @@ class AppoAgent(impala.ImpalaAgent):
         if wanted is not None:
             factor = tf.where(divergence > 2 * wanted, 1.5, tf.where(divergence < 0.5 * wanted, 0.5, 1.0))
             due = tf.equal(self.train_step_counter % interval, 0)
-            self._kl_coefficient.assign(tf.where(due, factor, 1.0) * self._kl_coefficient)
+            adapted = tf.where(due, factor, 1.0) * self._kl_coefficient
+            self._kl_coefficient.assign(
+                tf.clip_by_value(adapted, 1e-15, 1e15) if self._surrogate.kl_coefficient else 0.0
+            )

@@ -21,7 +21,15 @@ from tflearn.agents import actor_critic, parts
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.core.settings import (
+    Finite,
+    Fraction,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    checked,
+    checked_dataclass,
+)
 from tflearn.core.types import Agent
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import heads, spec_checks
@@ -46,18 +54,19 @@ class AWACLoss:
     gamma: Fraction = 0.99
     temperature: PositiveFloat = 1.0
     num_action_samples: PositiveInt = 1
-    reward_scale: float = 1.0
+    reward_scale: Finite = 1.0
 
 
 EXAMPLE = Example(('discrete', 'continuous'))
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
     *,
     loss: AWACLoss = AWACLoss(),
-    target_update_tau: float = 0.005,
+    target_update_tau: PositiveFraction = 0.005,
     action_mask: str | None = None,
 ) -> Agent:
     """Makes an agent for one vector of continuous actions or one discrete action.

@@ -66,7 +66,7 @@ def make_agent(
       ValueError: if the action is another one, the experience is a queue, or a number is invalid.
     """
     specs = problem.specs
-    network = sac.checked(problem, 'CrossQ', critic_fc_layer_params=(2048, 2048))
+    network = sac.checked_network(problem, 'CrossQ', critic_fc_layer_params=(2048, 2048))
     actor = networks.actor(specs.observation, specs.action, network, continuous=heads.tanh_normal)
     actor.create_variables()
     (action,) = tf.nest.flatten(specs.action)

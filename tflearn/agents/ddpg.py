@@ -17,7 +17,7 @@ from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.agents.td3 import TD3Loss
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.settings import Fraction, checked
+from tflearn.core.settings import Finite, Fraction, NonNegativeFloat, PositiveFraction, checked
 from tflearn.core.types import Agent
 from tflearn.optimization import schedules
 
@@ -34,10 +34,10 @@ def make_agent(
     problem: Problem,
     *,
     gamma: Fraction = 0.99,
-    reward_scale: float = 1.0,
-    target_update_tau: float = 0.001,
-    exploration_noise: float | schedules.Schedule = 0.2,
-    exploration_damping: td3.Damping = 1.0,
+    reward_scale: Finite = 1.0,
+    target_update_tau: PositiveFraction = 0.001,
+    exploration_noise: NonNegativeFloat | schedules.Schedule = 0.2,
+    exploration_damping: PositiveFraction = 1.0,
 ) -> Agent:
     """Makes a DDPG agent for continuous actions, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
@@ -49,7 +49,7 @@ def make_agent(
       ValueError: if the action is not of floats with bounds, the experience is a queue, or a number is invalid.
     """
     loss = TD3Loss(gamma, reward_scale, policy_delay=1, target_policy_noise=0.0)
-    network = td3.checked(problem, 'DDPG', (400, 300))
+    network = td3.checked_network(problem, 'DDPG', (400, 300))
     optimizers = problem.optimizers({'critic': 1e-3, 'actor': 1e-4})
     networks = td3.make_networks(problem.specs, network, num_critics=1)
     noise = (exploration_noise, exploration_damping)

@@ -21,7 +21,7 @@ from tflearn.agents import actor_critic, parts, sac
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.settings import Fraction, Range, checked_dataclass
+from tflearn.core.settings import Finite, Fraction, PositiveFraction, Range, checked, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import spec_checks
@@ -42,20 +42,21 @@ class DiscreteSACLoss:
     """
 
     gamma: Fraction = 0.99
-    reward_scale: float = 1.0
+    reward_scale: Finite = 1.0
     target_entropy_share: Annotated[float, Range(above=0, below=1)] = 0.5
-    initial_log_alpha: float = 0.0
+    initial_log_alpha: Finite = 0.0
 
 
 EXAMPLE = Example(('discrete',))
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
     *,
     loss: DiscreteSACLoss = DiscreteSACLoss(),
-    target_update_tau: float = 0.005,
+    target_update_tau: PositiveFraction = 0.005,
     action_mask: str | None = None,
 ) -> Agent:
     """Makes an agent for one discrete action. Layers and rates are the paper's.

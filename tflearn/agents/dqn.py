@@ -24,6 +24,7 @@ from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Uniform
 from tflearn.core.layout import ColumnLayout
+from tflearn.core.settings import Finite, Fraction, PositiveFraction, PositiveInt, checked
 from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent
 from tflearn.networks import noisy, spec_checks
@@ -52,14 +53,15 @@ EXAMPLE = Example(
 )
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
     *,
     action_mask: str | None = None,
     action_embeddings: ActionEmbeddings | None = None,
-    gamma: float = 0.99,
-    reward_scale: float = 1.0,
+    gamma: Fraction = 0.99,
+    reward_scale: Finite = 1.0,
     double: bool = True,
     dueling: bool = False,
     distribution: distributional.Quantiles | distributional.Categorical | None = None,
@@ -67,8 +69,8 @@ def make_agent(
     conservative_weight: float = 0.0,
     demonstration_margin: float = 0.0,
     epsilon: float | schedules.Schedule = 0.1,
-    target_update_period: int = 100,
-    target_update_tau: float = 1.0,
+    target_update_period: PositiveInt = 100,
+    target_update_tau: PositiveFraction = 1.0,
     huber: bool = True,
     debug_summaries: bool = False,
 ) -> Agent:

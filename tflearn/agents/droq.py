@@ -19,6 +19,7 @@ from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.agents.sac import SACLoss
 from tflearn.core.experience import BatchItems, Experience, Uniform
+from tflearn.core.settings import PositiveFraction, checked
 from tflearn.core.types import Agent
 from tflearn.networks.critics import CriticOptions
 from tflearn.optimization.ensemble import Least
@@ -31,6 +32,7 @@ EXPERIENCE = Experience(
 EXAMPLE = Example(('continuous',))
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
@@ -40,7 +42,7 @@ def make_agent(
     least: Least = Least(),
     critic_dropout: float = 0.01,
     critic_layer_norm: bool = True,
-    target_update_tau: float = 0.005,
+    target_update_tau: PositiveFraction = 0.005,
 ) -> Agent:
     """Makes an agent for one vector of continuous actions. The defaults are DroQ's.
 
@@ -57,7 +59,7 @@ def make_agent(
     Raises:
       ValueError: if the action is another one, the experience is a queue, or a number is invalid.
     """
-    network = sac.checked(problem, 'DroQ')
+    network = sac.checked_network(problem, 'DroQ')
     options = CriticOptions(num_critics, 1, critic_dropout, critic_layer_norm, shared_encoder=True)
     networks = sac.make_networks(problem.specs, network, options)
     targets = networks.make_targets(target_update_tau)

@@ -27,7 +27,16 @@ from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.action_mask import make_mask
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, Range, checked_dataclass
+from tflearn.core.settings import (
+    Finite,
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveFraction,
+    Range,
+    checked,
+    checked_dataclass,
+)
 from tflearn.core.types import Agent
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import spec_checks
@@ -57,18 +66,19 @@ class IQLLoss:
     expectile: Annotated[float, Range(above=0, below=1)] = 0.7
     inverse_temperature: NonNegativeFloat = 3.0
     max_weight: PositiveFloat = 100.0
-    reward_scale: float = 1.0
+    reward_scale: Finite = 1.0
 
 
 EXAMPLE = Example(('discrete', 'continuous'))
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
     *,
     loss: IQLLoss = IQLLoss(),
-    target_update_tau: float = 0.005,
+    target_update_tau: PositiveFraction = 0.005,
     action_mask: str | None = None,
 ) -> Agent:
     """Makes an agent for one vector of continuous actions or one discrete action. The defaults are the paper's.

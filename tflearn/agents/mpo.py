@@ -22,17 +22,27 @@ does not depend on the observation; temperature and multipliers are learned as t
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import tensorflow as tf
 import tensorflow_probability as tfp
+from tf_agents.agents import tf_agent
 from tf_agents.networks import network as network_lib
 
 from tflearn.agents import actor_critic, parts, v_mpo
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.core.settings import (
+    Finite,
+    Fraction,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Range,
+    checked,
+    checked_dataclass,
+)
 from tflearn.core.types import Agent
 from tflearn.networks import heads, spec_checks
 from tflearn.networks.critics import Targets
@@ -62,8 +72,8 @@ class MPOLoss:
     """
 
     gamma: Fraction = 0.99
-    reward_scale: float = 1.0
-    num_action_samples: PositiveInt = 20
+    reward_scale: Finite = 1.0
+    num_action_samples: Annotated[int, Range(least=2)] = 20
     epsilon_eta: PositiveFloat = 0.1
     epsilon_alpha: PositiveFloat = 0.01
     epsilon_mean: PositiveFloat = 0.01
@@ -72,13 +82,14 @@ class MPOLoss:
     initial_alpha: PositiveFloat = 10.0
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
     *,
     loss: MPOLoss = MPOLoss(),
-    target_update_tau: float = 1.0,
-    target_update_period: int = 100,
+    target_update_tau: PositiveFraction = 1.0,
+    target_update_period: PositiveInt = 100,
     action_mask: str | None = None,
 ) -> Agent:
     """Makes an agent for one vector of continuous actions or one discrete action.
@@ -139,6 +150,12 @@ class MPOAgent(actor_critic.ActorCriticAgent):
         kinds = ('kl',) if self._critics.is_discrete else ('kl_mean', 'kl_covariance')
         self._log_eta = tf.Variable(math.log(loss.initial_eta), name='log_eta')
         self._log_alphas = {kind: tf.Variable(math.log(loss.initial_alpha), name=f'log_{kind}_alpha') for kind in kinds}
+
+    def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
+        info, taken = super()._step(experience, weights)
+        for variable in self._trained('dual'):
+            variable.assign(tf.maximum(variable, math.log(v_mpo.LEAST)))
+        return info, taken
 
     def _optimized(self, part: str) -> tuple[str, ...]:
         return ('critic',) if part == 'critic' else ('actor', 'dual')

@@ -33,7 +33,15 @@ from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.experience import BatchItems, Experience, Slicing, Uniform
-from tflearn.core.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.core.settings import (
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    checked,
+    checked_dataclass,
+)
 from tflearn.core.types import Agent
 from tflearn.networks import recurrent, spec_checks
 from tflearn.networks.critics import Targets
@@ -78,6 +86,7 @@ EXAMPLE = Example(
 )
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
@@ -86,8 +95,8 @@ def make_agent(
     dueling: bool = True,
     action_mask: str | None = None,
     epsilon: float | schedules.Schedule = 0.1,
-    target_update_period: int = 100,
-    target_update_tau: float = 1.0,
+    target_update_period: PositiveInt = 100,
+    target_update_tau: PositiveFraction = 1.0,
 ) -> Agent:
     """Makes an R2D2 agent for one discrete action.
 

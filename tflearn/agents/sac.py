@@ -42,7 +42,15 @@ from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.settings import Fraction, NonNegativeInt, checked_dataclass
+from tflearn.core.settings import (
+    Finite,
+    Fraction,
+    NonNegativeInt,
+    PositiveFraction,
+    PositiveInt,
+    checked,
+    checked_dataclass,
+)
 from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
@@ -74,9 +82,9 @@ class SACLoss:
     """
 
     gamma: Fraction = 0.99
-    reward_scale: float = 1.0
+    reward_scale: Finite = 1.0
     target_entropy: float | None = None
-    initial_log_alpha: float = 0.0
+    initial_log_alpha: Finite = 0.0
     burn_in_steps: NonNegativeInt = 10
 
 
@@ -93,14 +101,15 @@ EXAMPLE = Example(
 )
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
     *,
     loss: SACLoss = SACLoss(),
     conservative: Conservative = Conservative(),
-    target_update_tau: float = 0.005,
-    target_update_period: int = 1,
+    target_update_tau: PositiveFraction = 0.005,
+    target_update_period: PositiveInt = 1,
     actor_network: network_lib.Network | None = None,
     state_dependent_noise: StateDependentNoise | None = None,
 ) -> Agent:
@@ -121,7 +130,7 @@ def make_agent(
       ValueError: if the action is not one vector of floats with bounds, or the experience is a queue, or its sequences
         are too short.
     """
-    network = checked(problem, 'SAC', ('shared',))
+    network = checked_network(problem, 'SAC', ('shared',))
     if network.lstm_size:
         _check_memory(conservative, actor_network=actor_network, state_dependent_noise=state_dependent_noise)
         parts.check_experience(problem.experience, 'SAC', True, loss.burn_in_steps)
@@ -134,7 +143,7 @@ def make_agent(
     return kind(problem, networks, optimizers, targets, loss, rule=rule, conservative=conservative)
 
 
-def checked(
+def checked_network(
     problem: Problem,
     algorithm: str,
     unused: tuple[str, ...] = ('lstm_size', 'shared'),
@@ -169,6 +178,8 @@ def make_networks(
     noise: StateDependentNoise | None = None,
 ) -> Networks:
     """Returns a tanh-squashed normal policy unless there is another one; and the critics, and those of the targets."""
+    if noise and actor_network:
+        raise UserValueError('got state_dependent_noise with actor_network; need one of them')
     if network.lstm_size:
         units, activation = tuple(network.fc_layer_params or ()), network.activation_function
         critic_units = network.of_critic().fc_layer_params

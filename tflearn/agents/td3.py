@@ -23,7 +23,7 @@ takes means over a replica's own batch, and applies gradients in a branch, which
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_probability as tfp
@@ -36,8 +36,16 @@ from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
-from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked_dataclass
-from tflearn.core.settings import checked as checked_settings
+from tflearn.core.settings import (
+    Finite,
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    checked,
+    checked_dataclass,
+)
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
 from tflearn.networks import noisy, spec_checks
@@ -63,7 +71,7 @@ class TD3Loss:
     """
 
     gamma: Fraction = 0.99
-    reward_scale: float = 1.0
+    reward_scale: Finite = 1.0
     policy_delay: PositiveInt = 2
     target_policy_noise: NonNegativeFloat = 0.2
     target_policy_noise_clip: NonNegativeFloat = 0.5
@@ -112,18 +120,15 @@ EXPERIENCE = Experience(
 EXAMPLE = Example(('continuous',), variants={'td3_bc': {'settings': {'loss': TD3Loss(behavior_cloning_alpha=2.5)}}})
 
 
-Damping = Annotated[float, Range(above=0, most=1)]
-
-
-@checked_settings
+@checked
 @factory
 def make_agent(
     problem: Problem,
     *,
     loss: TD3Loss = TD3Loss(),
-    target_update_tau: float = 0.005,
-    exploration_noise: float | schedules.Schedule = 0.1,
-    exploration_damping: Damping = 1.0,
+    target_update_tau: PositiveFraction = 0.005,
+    exploration_noise: NonNegativeFloat | schedules.Schedule = 0.1,
+    exploration_damping: PositiveFraction = 1.0,
 ) -> Agent:
     """Makes a TD3 agent for continuous actions, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
@@ -134,14 +139,14 @@ def make_agent(
     Raises:
       ValueError: if the action is not of floats with bounds, the experience is a queue, or a number is invalid.
     """
-    network = checked(problem, 'TD3', (256, 256))
+    network = checked_network(problem, 'TD3', (256, 256))
     optimizers = problem.optimizers({'critic': 3e-4, 'actor': 3e-4})
     networks, target_actor = make_networks(problem.specs, network, num_critics=2)
     noise = (exploration_noise, exploration_damping)
     return DeterministicAgent(problem, networks, target_actor, optimizers, loss, target_update_tau, noise)
 
 
-def checked(problem: Problem, algorithm: str, units: tuple[int, ...]) -> NetworkOptions:
+def checked_network(problem: Problem, algorithm: str, units: tuple[int, ...]) -> NetworkOptions:
     """Checks what the algorithm can learn from; returns the layers, of which `units` are the defaults.
 
     Raises:
@@ -251,8 +256,6 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`. `exploration`: the noise, and its damping."""
         exploration_noise, damping = exploration
-        if not callable(exploration_noise) and not exploration_noise >= 0:
-            raise UserValueError(f'got exploration_noise={exploration_noise!r}; need a number of at least 0')
         pairs = [(networks.actor, target_actor), (networks.critics, networks.targets)]
         targets = Targets(pairs, target_update_tau, loss.policy_delay)
         policy: Any = NoisyPolicy(problem.specs, networks.actor, problem.scheduled(exploration_noise))

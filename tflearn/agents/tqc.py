@@ -16,6 +16,7 @@ from tflearn.agents import sac
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.agents.sac import SACLoss
+from tflearn.core.settings import PositiveFraction, checked
 from tflearn.core.types import Agent
 from tflearn.networks.critics import CriticOptions
 from tflearn.networks.networks import NetworkOptions
@@ -27,6 +28,7 @@ EXPERIENCE = sac.EXPERIENCE
 EXAMPLE = Example(('continuous',), network=NetworkOptions((8,), (8,)), settings={'truncated': Truncated(3, 1)})
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
@@ -34,7 +36,7 @@ def make_agent(
     loss: SACLoss = SACLoss(),
     num_critics: int = 5,
     truncated: Truncated = Truncated(),
-    target_update_tau: float = 0.005,
+    target_update_tau: PositiveFraction = 0.005,
     state_dependent_noise: StateDependentNoise | None = None,
 ) -> Agent:
     """Makes an agent for one vector of continuous actions. The defaults are the paper's (table 4).
@@ -48,7 +50,7 @@ def make_agent(
     Raises:
       ValueError: if the action is another one, the experience is a queue, or a number is invalid.
     """
-    network = sac.checked(problem, 'TQC', critic_fc_layer_params=(512, 512, 512))
+    network = sac.checked_network(problem, 'TQC', critic_fc_layer_params=(512, 512, 512))
     options = CriticOptions(num_critics, truncated.num_quantiles, shared_encoder=True)
     networks = sac.make_networks(problem.specs, network, options, noise=state_dependent_noise)
     targets = networks.make_targets(target_update_tau)

@@ -38,7 +38,7 @@ from tflearn.core.types import Agent
 
 EXPERIENCE = ppo.EXPERIENCE
 
-_LEAST = 1e-8  # of the temperature and the multipliers, as in the paper
+LEAST = 1e-8  # of the temperature and the multipliers, as in the paper
 
 EXAMPLE = Example(ANY_ACTION, data=('queue',), sequence_length=5)
 
@@ -232,7 +232,7 @@ class VMPOAgent(ppo.PPOAgent):
     def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
         info, taken = super()._step(experience, weights)
         for variable in self._trained('v_mpo_dual'):
-            variable.assign(tf.maximum(variable, _LEAST))
+            variable.assign(tf.maximum(variable, LEAST))
         return info, taken
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:

@@ -54,6 +54,8 @@ NonNegativeInt = Annotated[int, Range(least=0)]
 PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(least=0)]
 Fraction = Annotated[float, Range(least=0, most=1)]
+PositiveFraction = Annotated[float, Range(above=0, most=1)]
+Finite = Annotated[float, Range()]
 
 
 class Rule:

@@ -79,8 +79,8 @@ def collect(
         with contextlib.ExitStack() as ending:
             ending.callback(environment.close)
             agent, storage = initial_agent.make_for_data(make_agent, environment.specs, experience)
-            stores, served = experience.slicing.store_policy_state, _served(agent, options, run, ending)
-            collection = Collection(environment, agent.collect_policy, options, name, stores, served)
+            served = _served(agent, options, run, ending)
+            collection = Collection(environment, agent.collect_policy, options, name, experience, served)
             variables = published_weights.published(agent.collect_policy)
             connected = Coordinator(run.coordinator, name, run.stop)
             ending.callback(connected.close)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Annotated
 
+import tensorflow as tf
 from tf_agents.policies import tf_policy
 
 from tflearn.actors import exploration
@@ -11,6 +12,7 @@ from tflearn.actors.episode_recorder import OnEpisode
 from tflearn.coordinator.client import TIMEOUT_SECS as SERVER_TIMEOUT_SECS
 from tflearn.coordinator.control import LEASE_SECS
 from tflearn.core.errors import UserValueError
+from tflearn.core.experience import Experience, Queue
 from tflearn.core.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked_dataclass
 
 REPORT_SECS = 1.0
@@ -62,7 +64,8 @@ class CollectOptions:
 
     Attributes:
       initial_random_steps: environment steps with random actions, drawn uniformly within their bounds, at the beginning
-        of the run: until this collector has taken that many, or knows that the run has.
+        of the run: until this collector has taken that many, or knows that the run has. None: for continuous actions
+        the `min_size` of a replay that is no queue, or until the learner has trained; 0 for others.
       epsilon_ladder: an epsilon for each environment instead of the agent's; for epsilon-greedy agents (DQN).
       episode_limit: how many episodes are finished with the weights of one publication; None is no limit.
       max_env_steps: the run's environment steps, over all collectors, after which they end; each gets the others'
@@ -82,7 +85,7 @@ class CollectOptions:
         the synchronous job it is that of the environments; None is `Initial.seed`.
     """
 
-    initial_random_steps: NonNegativeInt = 0
+    initial_random_steps: NonNegativeInt | None = None
     epsilon_ladder: exploration.EpsilonLadder | None = None
     episode_limit: EpisodeLimit | None = None
     max_env_steps: PositiveInt | None = None
@@ -110,6 +113,19 @@ class CollectOptions:
         if isinstance(self.report_metrics, bool):
             return self.report_metrics
         return name in self.report_metrics
+
+    def random_steps(self, policy: tf_policy.TFPolicy, experience: Experience) -> tuple[int, bool]:
+        """Returns `initial_random_steps` for a collect policy, and whether they end when the learner has trained."""
+        if self.initial_random_steps is not None:
+            return self.initial_random_steps, False
+        actions, replay = tf.nest.flatten(policy.action_spec), experience.replay
+        if isinstance(replay, Queue) or not all(spec.dtype.is_floating for spec in actions):
+            return 0, True
+        try:
+            exploration.uniform(policy)
+        except UserValueError:  # random actions do not have bounds, or not what the policy records
+            return 0, True
+        return replay.min_size, True
 
     def explore(self, policy: tf_policy.TFPolicy, name: str, num_environments: int) -> tf_policy.TFPolicy:
         """Returns an agent's collect policy with the ladder's epsilons, if there is a ladder.

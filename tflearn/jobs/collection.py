@@ -13,10 +13,12 @@ from tflearn.actors.actor import Actor
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.actors.episode_recorder import EpisodeRecorder
 from tflearn.coordinator.control import AcquiredLease, Credits
+from tflearn.core.experience import Experience
 from tflearn.core.resumable import Resumable
 from tflearn.core.types import ActingPolicy, BatchedEnvironment
 from tflearn.jobs.collect_settings import CollectOptions
 
+_EXPERIENCE = Experience()
 _NEW_EPISODES = 'a resumed run begins new episodes, and is another one than without the stop'
 
 
@@ -37,7 +39,7 @@ class Collection(Resumable):
         policy: tf_policy.TFPolicy,
         options: CollectOptions,
         name: str = 'collect_0',
-        stores_policy_state: bool = False,
+        experience: Experience = _EXPERIENCE,
         acting_policy: ActingPolicy | None = None,
     ):
         """Compiles the policies; takes no step.
@@ -47,7 +49,7 @@ class Collection(Resumable):
           policy: the agent's collect policy.
           options: the job's options.
           name: the collector's name.
-          stores_policy_state: see `Slicing.store_policy_state`.
+          experience: the run's experience settings.
           acting_policy: a policy that acts instead of the agent's collect policy, with the same specs.
 
         Raises:
@@ -59,7 +61,7 @@ class Collection(Resumable):
         self._environment = environment
         self._set_progress: Callable[[int, int], None] | None = getattr(environment, 'set_progress', None)
         self._progress = (0, 0)
-        self._num_random_steps = options.initial_random_steps
+        self._num_random_steps, self._random_until_trained = options.random_steps(policy, experience)
         self._policy = acting_policy or options.explore(policy, name, num_environments)
         self.random = self._num_random_steps > 0
         first = exploration.uniform(policy) if self.random else self._policy
@@ -67,7 +69,7 @@ class Collection(Resumable):
         if measured.on_episode:
             newest: Callable[[], Any] = lambda: self._actor.time_step  # noqa: E731
             observers.append(EpisodeRecorder(self.metrics, num_environments, name, measured.on_episode, newest))
-        self._actor: Actor = Actor(environment, first, observers, stores_policy_state)
+        self._actor: Actor = Actor(environment, first, observers, experience.slicing.store_policy_state)
         self._parts: list[Resumable] = [*observers, self._actor]
         self._refused = self.continues_episodes = False
 
@@ -123,7 +125,7 @@ class Collection(Resumable):
             self._set_progress(*progress)
         if self.random:
             left = self._num_random_steps - max(self.metrics.env_steps, env_steps_of_run)
-            if left > 0:
+            if left > 0 and not (self._random_until_trained and train_step > 0):
                 num_steps = min(num_steps, -(-left // self._environment.num_environments))
             else:
                 self.random = False

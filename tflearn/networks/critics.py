@@ -17,7 +17,6 @@ import tensorflow as tf
 from tf_agents.networks import network as network_lib
 from tf_agents.typing import types
 
-from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked_dataclass
 from tflearn.core.train_step import Draws
 from tflearn.networks import encoder
@@ -309,16 +308,8 @@ class Targets(tf.Module):
           pairs: the trained networks, and those that follow.
           tau: the weight of the trained ones in an update, in (0, 1]; 1 copies them.
           period: train steps between two updates.
-
-        Raises:
-          ValueError: if a number is out of its bounds.
         """
         super().__init__('targets')
-        if not isinstance(period, int) or period < 1 or not 0 < tau <= 1:
-            raise UserValueError(
-                f'got target_update_period={period!r}, target_update_tau={tau!r}; need at least 1 train step, and a '
-                'number above 0, at most 1'
-            )
         self._trained, self._following = (tuple(networks) for networks in zip(*pairs, strict=True))
         self._tau, self._period = tau, period
 

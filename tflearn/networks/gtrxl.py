@@ -48,9 +48,9 @@ class GTrXLOptions:
         """Checks the units of the layers.
 
         Raises:
-          ValueError: if they differ, or are no multiple of the heads.
+          ValueError: if they differ, or are no positive multiple of the heads.
         """
-        if len(set(units)) != 1 or units[0] % self.num_heads:
+        if len(set(units)) != 1 or units[0] < 1 or units[0] % self.num_heads:
             raise UserValueError(
                 f'got lstm_size={tuple(units)} of a GTrXL with num_heads={self.num_heads}; need the same units in all '
                 'layers, a multiple of the heads'
