@@ -1,10 +1,11 @@
 """The columns of a data set: what an episode file holds for each step, and the file that describes them."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,17 @@ def boundaries(num_rows: int, terminated: bool) -> dict[str, np.ndarray]:
     return {'step_type': step_type, 'next_step_type': next_step_type, 'discount': discount}
 
 
+@contextlib.contextmanager
+def making(directory: pathlib.Path) -> Iterator[None]:
+    """Around what makes a directory: an OSError becomes one for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserOSError(
+            f'got the directory {directory}, which cannot be made ({error.strerror}); need another path'
+        ) from error
+
+
 def describe(
     directory: pathlib.Path, specs: EnvironmentSpecs, columns: Sequence[Column], metadata: Mapping[str, Any]
 ) -> None:
@@ -129,12 +141,8 @@ def describe(
       ValueError: if the data set has other columns.
       OSError: if its directory cannot be made.
     """
-    try:
+    with making(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserOSError(
-            f'got the directory {directory}, which cannot be made ({error.strerror}); need another path'
-        ) from error
     if (directory / DESCRIPTION).exists():
         found = read_columns(directory)
         if found != tuple(columns):

@@ -52,13 +52,16 @@ def new_directory(output: pathlib.Path) -> Iterator[pathlib.Path]:
 
     Raises:
       ValueError: if `output` exists, or another program writes it.
+      OSError: if it cannot be made.
     """
     if os.path.lexists(output):  # pathlib raises an error for a name that is too long
         raise UserValueError(f'got the output {output}, which exists; need a new directory')
     begun = output.with_name(f'.{output.name}')
     lock = output.with_name(f'.{output.name}.lock')
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open('ab') as file:
+    with columns.making(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        opened = lock.open('ab')
+    with opened as file:
         if not try_lock(file):
             raise UserValueError(f'got the output {output}, which another program writes; need a new directory')
         shutil.rmtree(begun, ignore_errors=True)  # of a call that was killed
