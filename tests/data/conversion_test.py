@@ -69,16 +69,14 @@ def test_round_trip(tmp_path, task, continuous, other):
 
 
 def test_two_programs_do_not_write_the_same_output(tmp_path):
+    data_sets.write(tmp_path / 'data', 20)
     with conversion.new_directory(tmp_path / 'output') as first:
         first.mkdir()
-        with pytest.raises(ValueError, match='got the output .*output, which another program writes; need a new'):
-            data_sets.write(tmp_path / 'data', 20)
-            convert(tmp_path / 'data', tmp_path / 'output', 'tflearn')
         (first / 'kept').touch()
-    assert sorted(path.name for path in tmp_path.rglob('*') if 'out' in path.name or path.name == 'kept') == [
-        'kept',
-        'output',
-    ]
+        with pytest.raises(ValueError, match='got the output .*output, which another program writes; need a new'):
+            convert(tmp_path / 'data', tmp_path / 'output', 'tflearn')
+    assert {path.name for path in tmp_path.iterdir()} == {'data', 'output'}
+    assert [path.name for path in (tmp_path / 'output').iterdir()] == ['kept']
 
 
 def test_round_trip_of_truncated_episodes(tmp_path, other):

@@ -12,7 +12,7 @@ from tests.jobs.synchronous_test import assert_same
 from tests.testing import jobs, lanes, written_summaries
 from tests.testing.jobs import job_arguments
 from tflearn.actors.actor import Actor
-from tflearn.agents import bc, dqn, impala, ppo
+from tflearn.agents import bc, dqn, impala, ppo, v_mpo
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
 from tflearn.data.demonstrations import Cloning, Demonstrations
@@ -31,6 +31,7 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
+from tflearn.transforms import normalize, rewards, transformed
 
 FEW = {
     'num_environments': 2,
@@ -247,12 +248,24 @@ def test_a_queue_has_a_constant_share_only(data, settings, message):
         Demonstrations(data, **settings).check(PPO['experience'])
 
 
-def test_agents_that_do_not_imitate_refuse_episodes(tmp_path, data):
-    with pytest.raises(
-        ValueError, match=r'got Initial.demonstrations with a Queue and a ImpalaAgent; need an agent th'
-    ):
-        given = {'make_agent': impala.make_agent, 'experience': impala.EXPERIENCE, 'num_train_steps': 1}
+@pytest.mark.parametrize('module', [impala, v_mpo])
+def test_agents_that_do_not_imitate_refuse_episodes(tmp_path, data, module):
+    given = {'make_agent': module.make_agent, 'experience': module.EXPERIENCE, 'num_train_steps': 1}
+    with pytest.raises(ValueError, match=r'with a Queue and a \w+Agent; need an agent that imitates'):
         run_synchronously(tmp_path, Demonstrations(data), **given)
+
+
+def test_transforms_that_learn_are_refused_and_others_change_the_episodes(tmp_path, data):
+    def run(name, *transforms):
+        make_agent = functools.partial(transformed.make_agent, make_agent=PPO['make_agent'], transforms=transforms)
+        given = {**PPO, 'make_agent': make_agent, 'num_train_steps': 2, 'summary_interval_steps': 1}
+        written = run_synchronously(tmp_path / name, Demonstrations(data), **given).summaries('train')
+        return written_summaries.scalars(written)['train/extra/imitated_share'][1]
+
+    with pytest.raises(ValueError, match='with the transforms .*; a queue needs transforms that change each step'):
+        run('learning', normalize.Observations())
+    # Returns are above the first values, of nearly 0, or below them.
+    assert run('plain', rewards.Scale(10.0)) > 0.9 and run('negative', rewards.Scale(-10.0)) < 0.1
 
 
 # A run that begins with a policy cloned from recorded episodes, in one run directory.

@@ -259,7 +259,7 @@ class ActorValueAgent(parts.PartsAgent):
         return info._replace(extra=extra), taken
 
     def _value_metrics(self, values: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns metrics of rows, of which `explained_variance` is made, and the statistics of normalized values."""
+        """Returns metrics of rows, of which `_means` makes `explained_variance` and what PopArt's statistics need."""
         return {_TARGET: targets, _ERROR: targets - values}
 
     def _means(self, metrics: dict[str, tf.Tensor], counts: tf.Tensor, experience: Any) -> dict[str, tf.Tensor]:

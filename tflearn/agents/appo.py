@@ -157,10 +157,8 @@ class AppoAgent(impala.ImpalaAgent):
     def _adapt(self, divergence: tf.Tensor) -> None:
         """Adapts the KL penalty's coefficient when the target network was updated; all replicas do the same."""
         wanted, interval = self._surrogate.kl_target, self._surrogate.target_update_interval
-        if wanted is not None:
+        if wanted is not None and self._surrogate.kl_coefficient:
             factor = tf.where(divergence > 2 * wanted, 1.5, tf.where(divergence < 0.5 * wanted, 0.5, 1.0))
             due = tf.equal(self.train_step_counter % interval, 0)
             adapted = tf.where(due, factor, 1.0) * self._kl_coefficient
-            self._kl_coefficient.assign(
-                tf.clip_by_value(adapted, 1e-15, 1e15) if self._surrogate.kl_coefficient else 0.0
-            )
+            self._kl_coefficient.assign(tf.clip_by_value(adapted, 1e-15, 1e15))  # or it would stay 0 once it is

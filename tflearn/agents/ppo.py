@@ -298,10 +298,15 @@ class PPOAgent(ActorValueAgent):
       trains_on_sequences: whether minibatches have to be of complete sequences, for a network with memory.
     """
 
-    def __init__(self, *args: Any, max_kl: float | None = None, imitation: SelfImitation = SelfImitation()):
-        """Takes the arguments of `ActorValueAgent`, with the normalizers; see `make_agent`."""
+    def __init__(self, *args: Any, max_kl: float | None = None, imitation: SelfImitation | None = None):
+        """Takes the arguments of `ActorValueAgent`, with the normalizers; see `make_agent`.
+
+        With `imitation` it has `demonstrate`, as agents have that imitate recorded episodes.
+        """
         super().__init__(*args, records_distribution=True)
-        self._max_kl, self._imitation = max_kl, imitation
+        self._max_kl, self._imitation = max_kl, imitation or SelfImitation()
+        if imitation:
+            self.demonstrate = self._demonstrate
         self._recorded: Callable[[tf.Tensor], self_imitation.Steps] | None = None
         loss, self.trains_on_sequences = self._options, bool(self._network.state_spec)
         self._kl_coefficient = variable(float(loss.kl_coefficient), 'kl_coefficient')
@@ -405,7 +410,7 @@ class PPOAgent(ActorValueAgent):
         samples, counts = experience
         return counts, {'ppo': lambda: self._losses_of(samples, counts, training)}
 
-    def demonstrate(self, episodes: Any, share: float) -> None:
+    def _demonstrate(self, episodes: Any, share: float) -> None:
         """Takes recorded episodes, of which each train step imitates some steps; see `self_imitation`.
 
         Args:

@@ -56,7 +56,7 @@ class Steps(NamedTuple):
         size = tf.shape(self.sums)[0]
         places = tf.random.stateless_uniform([count], draws.seed(), maxval=size, dtype=tf.int32)
         take = lambda nest, indices: tf.nest.map_structure(lambda leaf: tf.gather(leaf, indices), nest)  # noqa: E731
-        drawn = Steps(*(() if name == 'last' else take(leaf, places) for name, leaf in self._asdict().items()))
+        drawn = take(self._replace(last=()), places)
         return drawn._replace(last=take(self.last, drawn.episode))
 
 

@@ -80,7 +80,7 @@ def collect(
             ending.callback(environment.close)
             agent, storage = initial_agent.make_for_data(make_agent, environment.specs, experience)
             served = _served(agent, options, run, ending)
-            collection = Collection(environment, agent.collect_policy, options, name, experience, served)
+            collection = Collection(environment, agent.collect_policy, options, experience, name, served)
             variables = published_weights.published(agent.collect_policy)
             connected = Coordinator(run.coordinator, name, run.stop)
             ending.callback(connected.close)

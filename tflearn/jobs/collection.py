@@ -18,7 +18,6 @@ from tflearn.core.resumable import Resumable
 from tflearn.core.types import ActingPolicy, BatchedEnvironment
 from tflearn.jobs.collect_settings import CollectOptions
 
-_EXPERIENCE = Experience()
 _NEW_EPISODES = 'a resumed run begins new episodes, and is another one than without the stop'
 
 
@@ -38,8 +37,8 @@ class Collection(Resumable):
         environment: BatchedEnvironment,
         policy: tf_policy.TFPolicy,
         options: CollectOptions,
+        experience: Experience,
         name: str = 'collect_0',
-        experience: Experience = _EXPERIENCE,
         acting_policy: ActingPolicy | None = None,
     ):
         """Compiles the policies; takes no step.
@@ -48,8 +47,8 @@ class Collection(Resumable):
           environment: the environment, which the caller closes.
           policy: the agent's collect policy.
           options: the job's options.
-          name: the collector's name.
           experience: the run's experience settings.
+          name: the collector's name.
           acting_policy: a policy that acts instead of the agent's collect policy, with the same specs.
 
         Raises:

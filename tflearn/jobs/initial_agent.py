@@ -203,7 +203,7 @@ def demonstrate(agent: Agent, demonstrations: Demonstrations | None, experience:
     episodes = list(EpisodeReader(demonstrations.dataset, spec.replace(policy_info=())).joined())
     if not episodes:
         raise UserValueError('got Demonstrations.dataset without an episode that is read; need at least one')
-    joined = tf.nest.map_structure(lambda *columns: np.concatenate(columns), *episodes)
+    joined = tf.nest.map_structure(lambda *columns: tf.constant(np.concatenate(columns)), *episodes)
     agent.demonstrate(joined, demonstrations.share)
     logging.info('imitates the steps of recorded episodes: %d rows', len(joined.reward))
 

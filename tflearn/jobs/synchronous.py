@@ -120,7 +120,7 @@ def synchronous(
                 environment,
                 agent.collect_policy,
                 collect_options,
-                experience=experience,
+                experience,
             )
             kept: dict[str, Resumable] = {} if _is_too_large(storage) else {'source': source}
             if isinstance(write, ReplayWriter):
