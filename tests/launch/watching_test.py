@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
 import types
@@ -67,12 +68,14 @@ def test_in_a_terminal_it_is_the_live_view(run_dir):
         [sys.executable, '-m', 'scripts.watch', str(run_dir.root)], stdout=theirs, stderr=theirs, env=environment
     ) as program:
         os.close(theirs)
-        shown = b''
-        while b'25%' not in shown and (part := os.read(ours, 1 << 16)):
-            shown += part
+        shown, wanted = b'', {b'25%', b'train steps'}  # a frame may come in several parts
+        while missing := {text for text in wanted if text not in shown}:
+            if not select.select([ours], [], [], DEADLINE_SECS)[0]:
+                break
+            shown += os.read(ours, 1 << 16)
         program.kill()
     os.close(ours)
-    assert 'train steps' in shown.decode()
+    assert not missing, shown
 
 
 def test_wrong_input_is_one_line(tmp_path):
