@@ -87,6 +87,16 @@ def test_actions_beyond_a_bound_have_the_probability_of_the_tail(exported):
     np.testing.assert_array_equal(far, bound)
 
 
+def test_random_actions_are_none_of_those_that_a_bound_stands_for(exported):
+    _, specs, time_step = made('ppo_normal')
+    _, loaded = exported('ppo_normal', 'collect_policy')
+    known = ActionProbabilities(loaded, specs, 0.3, None)
+    density = lambda action: np.exp(known.log_probability(time_step, (), np.full((SIZE, 1), action, np.float32))[0])  # noqa: E731
+    inside = np.linspace(-2, 2, 402)[1:-1]
+    total = density(-2.0) + density(2.0) + np.mean([density(action) for action in inside], axis=0) * 4
+    np.testing.assert_allclose(total, 1, atol=2e-3)
+
+
 def test_a_greedy_policy_with_epsilon(exported):
     _, specs, time_step = made('ppo_discrete')
     _, loaded = exported('ppo_discrete', 'greedy')

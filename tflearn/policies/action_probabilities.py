@@ -81,6 +81,11 @@ class ActionProbabilities:
         )
         if uniform is None:
             return own, policy_state
+        # Uniform numbers never are a bound, so where the policy's own probability is a tail's they have none.
+        for found, spec, leaf in zip(parameters, self._leaves, actions, strict=True):
+            if found.keys() == NORMAL:
+                clipped = ((leaf <= spec.minimum) | (leaf >= spec.maximum)) & (spec.minimum < spec.maximum)
+                uniform = np.where(clipped.reshape(len(leaf), -1).any(axis=1), -np.inf, uniform)
         with np.errstate(divide='ignore'):
             shares = np.log1p(-self._epsilon), np.log(self._epsilon)
         return np.logaddexp(own + shares[0], uniform + shares[1]), policy_state
