@@ -82,6 +82,13 @@ def test_huge_ratios_do_not_overflow_weighted_estimates():
     assert estimators.weighted_per_decision(episodes)(counts)[0] == pytest.approx(2)
 
 
+def test_the_mean_weight_is_one():
+    of = lambda *ratios: Episodes(np.ones((len(ratios), 1)), np.log(np.array(ratios))[:, np.newaxis], 1.0)  # noqa: E731
+    assert estimators.mean_weight_is_one(of(0.5, 1.5, 1.0, 1.0))
+    assert not estimators.mean_weight_is_one(of(1.3, 1.3, 1.3, 1.3))
+    assert not estimators.mean_weight_is_one(of(1e300, 1.0, 1.0, 1.0))
+
+
 def test_no_weight_at_all_is_not_defined():
     episodes = Episodes(np.ones((4, 2)), np.full((4, 2), -np.inf), 1.0)
     found = estimators.bootstrap(estimators.weighted_importance_sampling(episodes), 4, 50, 0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import statistics
 
 import numpy as np
 import pytest
@@ -110,6 +111,55 @@ def test_the_estimated_behaviour_policy_is_the_share_in_each_state():
     for s in (0, 1):
         share = choice[state == s].mean()
         np.testing.assert_allclose(found[(state == s) & (choice == 1)], share, atol=2e-3)
+
+
+def test_clipped_actions_are_tails_of_the_estimated_behaviour_policy():
+    # Actions are clipped to [-1, 1], which is where most of them are; the mean is linear in the state.
+    random = np.random.default_rng(2)
+    features = np.stack([np.ones(20_000), random.uniform(-1, 1, 20_000)], axis=1)
+    means = features @ np.array([[0.5, -0.2], [1.0, 0.3]])
+    actions = np.clip(means + np.array([0.8, 0.5]) * random.normal(size=means.shape), -1, 1)
+    assert (np.abs(actions) == 1).mean() > 0.2
+    found = linear_models.log_densities(features, actions, (np.full(2, -1.0), np.full(2, 1.0)))
+    standard = statistics.NormalDist()
+    expected = np.zeros(20_000)
+    for k, deviation in enumerate((0.8, 0.5)):
+        z = (actions[:, k] - means[:, k]) / deviation
+        inside = -0.5 * z**2 - np.log(deviation * np.sqrt(2 * np.pi))
+        tail = np.log([standard.cdf(-each) for each in z * actions[:, k]])
+        expected += np.where(np.abs(actions[:, k]) == 1, tail, inside)
+    np.testing.assert_allclose(found, expected, atol=0.15)
+    assert abs((found - expected).mean()) < 0.005
+
+
+def test_many_choices_keep_features_of_their_own():
+    # The value of each of 15 choices is no linear function of the state, beside which there are 15 constants.
+    random = np.random.default_rng(3)
+    state, choice = random.uniform(-3, 3, 6000), random.integers(0, 15, 6000)
+    both = lambda first: np.stack([first, np.zeros(6000)], axis=1).reshape(-1)  # noqa: E731
+    best = np.eye(15)[(np.cos(2 * state) > 0).astype(int)]  # the evaluated policy, [N, 15]
+    steps = dataclasses.replace(
+        small_mdp.recorded(small_mdp.draw(2, seed=0)),
+        lengths=np.full(6000, 2),
+        observations=np.concatenate([both(state)[:, np.newaxis], np.ones((12_000, 15))], axis=1),
+        is_step=np.tile([True, False], 6000),
+        rewards=both(np.cos(2 * state) * (choice % 2)),
+        discounts=both(np.zeros(6000)),
+        actions=both(choice.astype(float))[:, np.newaxis],
+        log_behaviour=None,
+        log_target=None,
+        choices=np.repeat(best, 2, axis=0),
+    )
+    found = evaluate(steps, OpeOptions(num_bootstrap=50, num_refits=2)).estimates['fitted Q evaluation']
+    exact = np.maximum(np.cos(2 * state), 0).mean()
+    assert found.value == pytest.approx(exact, abs=0.02)
+
+
+@pytest.mark.parametrize(('factor', 'warned'), [(1.0, False), (1.2, True), (0.8, True)])
+def test_a_wrong_behaviour_policy_is_warned_of(steps, factor, warned):
+    wrong = dataclasses.replace(steps, log_behaviour=steps.log_behaviour - np.log(factor))
+    found = evaluate(wrong, OPTIONS).warnings
+    assert any('the mean weight of the episodes is' in warning for warning in found) == warned
 
 
 def test_rejects_one_episode():

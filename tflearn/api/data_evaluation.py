@@ -64,7 +64,7 @@ def evaluate_on_data(
     logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, reader.directories)))
     episodes, log_behaviour = read(dataset, specs)
     recorded = _recorded(episodes, log_behaviour, specs, loaded, epsilon)
-    found = evaluation.evaluate(recorded, ope_options)
+    found = evaluation.evaluate(recorded, ope_options, _bounds(specs))
     facts = {
         'policy': str(loaded.path),
         'train_step': loaded.train_step,
@@ -192,6 +192,13 @@ def _over_rows(policy: LoadedPolicy, call: _Call, rows: Any, lengths: np.ndarray
             result = np.zeros((num_rows, *found.shape[1:])) if result is None else result
             result[index[inside]] = found[inside]
     return np.asarray(result)
+
+
+def _bounds(specs: EnvironmentSpecs) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the least and the greatest of each number of an action, float64 [number of numbers]."""
+    broadcast = lambda name: lambda spec: np.broadcast_to(getattr(spec, name), (1, *spec.shape))  # noqa: E731
+    low, high = (_numbers(tf.nest.map_structure(broadcast(name), specs.action))[0] for name in ('minimum', 'maximum'))
+    return low, high
 
 
 def _numbers(nest: Any) -> np.ndarray:

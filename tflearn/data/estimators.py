@@ -31,6 +31,7 @@ from tflearn.core.settings import Fraction, checked_dataclass
 
 # Ratios are multiplied as sums of logarithms; greater ones would overflow.
 _LARGEST_LOG_WEIGHT = 700.0
+_WEIGHT_TOLERANCE, _WEIGHT_ERRORS = 0.05, 3.0  # of the mean weight, whose expectation is 1
 _MAX_VALUES = 1 << 24  # numbers of a block of bootstrap samples
 
 # Number of times that each episode counts [B, N] -> estimates [B].
@@ -80,6 +81,19 @@ def effective_sample_size(log_weights: np.ndarray) -> float:
         return 0.0
     weights = np.exp(log_weights - greatest)
     return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def mean_weight_is_one(episodes: Episodes) -> bool:
+    """Returns whether the mean weight of the episodes differs from 1, its expectation, by no more than chance."""
+    weights = np.exp(episodes.log_weights[:, -1])
+    with np.errstate(over='ignore'):  # the square of a huge weight
+        error = standard_error(weights)
+    return math.isfinite(error) and bool(abs(weights.mean() - 1) <= _WEIGHT_TOLERANCE + _WEIGHT_ERRORS * error)
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Returns the standard error of the mean of values [N]."""
+    return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def behaviour_value(episodes: Episodes) -> Estimator:

@@ -15,6 +15,8 @@ from tflearn.data.linear_models import MAX_INPUTS, by_choice, features_of
 
 # Features of the states, of the actions taken in them, and of those that the evaluated policy takes.
 _ValueFeatures = tuple[np.ndarray, np.ndarray, np.ndarray]
+# Features of a state: each choice has parameters of its own, so many choices leave few; and of all choices together.
+_PER_CHOICE, _MOST = 64, 1024
 _FEW_EPISODES = 10.0  # of an effective sample size below which importance sampling is not to be trusted
 
 
@@ -25,7 +27,8 @@ class OpeOptions:
     Attributes:
       gamma: the discount of the value; 1 is the return that `tflearn-evaluate` measures in an environment.
       horizon: the number of steps of an episode that count; None takes the longest recorded episode.
-      num_features: the number of features of fitted Q evaluation and of an estimated behaviour policy.
+      num_features: the number of features of fitted Q evaluation and of an estimated behaviour policy. Choices divide
+        them; each has at least 64 as long as that are not more than 1,024 in all.
       num_bootstrap: the number of bootstrap samples of the intervals.
       num_refits: the number of those for which fitted Q evaluation is fitted again, for its own interval.
       estimate_behaviour: whether to estimate the behaviour policy even if its log-probabilities were recorded.
@@ -130,8 +133,13 @@ class Evaluation:
         return found
 
 
-def evaluate(steps: RecordedSteps, options: OpeOptions) -> Evaluation:
+def evaluate(steps: RecordedSteps, options: OpeOptions, bounds: tuple[Any, Any] = (-np.inf, np.inf)) -> Evaluation:
     """Returns all estimates that the data and the policy allow.
+
+    Args:
+      steps: the data.
+      options: how the policy is evaluated.
+      bounds: the least and the greatest of each number of the actions, [K].
 
     Raises:
       ValueError: if there are fewer than two episodes, or none has a step.
@@ -143,7 +151,7 @@ def evaluate(steps: RecordedSteps, options: OpeOptions) -> Evaluation:
     horizon = min(options.horizon or longest, longest)
     counted = np.flatnonzero(steps.is_step & (steps.times < horizon))
     features = _features(steps, options, warnings)
-    log_behaviour, origin = _log_behaviour(steps, features, options, warnings)
+    log_behaviour, origin = _log_behaviour(steps, features, options, bounds, warnings)
     log_ratios = None
     if steps.log_target is None:
         warnings.append('the policy always takes the same floats, so importance sampling is not possible')
@@ -180,6 +188,12 @@ def evaluate(steps: RecordedSteps, options: OpeOptions) -> Evaluation:
             f'the effective sample size is {size:.1f} episodes: the policies differ too much, or episodes are too '
             'long, for importance sampling; do not trust it, nor its intervals'
         )
+    elif size is not None and not estimators.mean_weight_is_one(episodes):
+        weight = float(np.exp(episodes.log_weights[:, -1]).mean())
+        warnings.append(
+            f'the mean weight of the episodes is {weight:.3g}, not 1: the policy takes actions that the data never '
+            f'have, or the behaviour policy is not as {origin}; do not trust importance sampling, nor doubly robust'
+        )
     return Evaluation(
         found, size, len(steps.lengths), int(steps.is_step.sum()), horizon, options.gamma, origin, tuple(warnings)
     )
@@ -199,7 +213,7 @@ def _features(steps: RecordedSteps, options: OpeOptions, warnings: list[str]) ->
         return None
     if steps.choices is not None:
         num_choices = steps.choices.shape[1]
-        size = max(num_inputs + 1, options.num_features // num_choices)
+        size = max(num_inputs + 1, options.num_features // num_choices, min(_PER_CHOICE, _MOST // num_choices))
         states = features_of(steps.observations, size, options.seed)(steps.observations)
         taken = by_choice(states, np.eye(num_choices)[steps.actions[:, 0].astype(int)])
         return states, taken, by_choice(states, steps.choices)
@@ -211,7 +225,11 @@ def _features(steps: RecordedSteps, options: OpeOptions, warnings: list[str]) ->
 
 
 def _log_behaviour(
-    steps: RecordedSteps, features: _ValueFeatures | None, options: OpeOptions, warnings: list[str]
+    steps: RecordedSteps,
+    features: _ValueFeatures | None,
+    options: OpeOptions,
+    bounds: tuple[Any, Any],
+    warnings: list[str],
 ) -> tuple[np.ndarray | None, str]:
     """Returns the behaviour policy's log-probabilities [S], and where they come from."""
     if steps.log_behaviour is not None and not options.estimate_behaviour:
@@ -225,7 +243,7 @@ def _log_behaviour(
         choices = actions[:, 0].astype(int)
         found = linear_models.log_probabilities_of_choices(states, choices, steps.choices.shape[1])
     else:
-        found = linear_models.log_densities(states, actions)
+        found = linear_models.log_densities(states, actions, bounds)
     estimated[steps.is_step] = found
     return estimated, 'estimated'
 

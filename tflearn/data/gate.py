@@ -22,8 +22,6 @@ from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, Ran
 from tflearn.data import estimators
 from tflearn.data.estimators import Episodes, Estimate
 
-_WEIGHT_TOLERANCE, _WEIGHT_ERRORS = 0.05, 3.0  # of the mean weight, whose expectation is 1
-
 
 @checked_dataclass(frozen=True)
 class GateOptions:
@@ -150,7 +148,7 @@ def judge(
     one_sided = statistics.NormalDist().inv_cdf(options.level)
     values = {name: _value(both[name], is_step, *found[name], two_sided) for name in both}
     difference = found['candidate'][0] - found['incumbent'][0]
-    error = _error(found['candidate'][1] - found['incumbent'][1])
+    error = estimators.standard_error(found['candidate'][1] - found['incumbent'][1])
     lower_bound = difference - one_sided * error
     reasons = []
     for name, episodes in both.items():
@@ -160,8 +158,7 @@ def judge(
                 f'the data are worth {size:.1f} episodes of the {name}, fewer than '
                 f'{options.min_effective_sample_size:g}'
             )
-        away = abs(values[name].mean_weight - 1)
-        if away > _WEIGHT_TOLERANCE + _WEIGHT_ERRORS * _error(np.exp(episodes.log_weights[:, -1])):
+        if not estimators.mean_weight_is_one(episodes):
             reasons.append(
                 f'the mean weight of the {name} is {values[name].mean_weight:.3g}, not 1: it takes actions that the '
                 'log never takes, or the logged probabilities are wrong'
@@ -190,7 +187,7 @@ def _influence(episodes: Episodes) -> tuple[float, np.ndarray]:
 
 
 def _value(episodes: Episodes, is_step: np.ndarray, value: float, influence: np.ndarray, quantile: float) -> Value:
-    spread = quantile * _error(influence)
+    spread = quantile * estimators.standard_error(influence)
     return Value(
         value,
         value - spread,
@@ -199,11 +196,6 @@ def _value(episodes: Episodes, is_step: np.ndarray, value: float, influence: np.
         estimators.effective_sample_size(episodes.log_weights[:, -1]),
         float(np.exp(np.minimum(episodes.log_ratios, 0.0))[is_step].mean()),
     )
-
-
-def _error(values: np.ndarray) -> float:
-    """Returns the standard error of the mean of values [N]."""
-    return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def _interval(low: float, high: float) -> str:

@@ -12,8 +12,10 @@ N is the number of rows, S the number of states, D the number of features.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import tensorflow_probability as tfp
 
 from tflearn.core.errors import UserValueError
 
@@ -183,19 +185,38 @@ def log_probabilities_of_choices(features: np.ndarray, choices: np.ndarray, num_
     return np.asarray(np.log(np.take_along_axis(probabilities, choices[:, np.newaxis], axis=1)[:, 0]))
 
 
-def log_densities(features: np.ndarray, actions: np.ndarray) -> np.ndarray:
+def log_densities(features: np.ndarray, actions: np.ndarray, bounds: tuple[Any, Any] = (-np.inf, np.inf)) -> np.ndarray:
     """Returns the log-densities of real actions under normal distributions with linear means.
+
+    Where an action is a bound, it is the log-probability of the tail beyond it, which the environment clips. The
+    likelihood with such tails is that of Tobin 1958, "Estimation of Relationships for Limited Dependent Variables",
+    here increased by expectation maximization.
 
     Args:
       features: of states, [N, D].
       actions: [N, K].
+      bounds: the least and the greatest action, [K].
 
     Returns:
       float64 [N], the sum over the numbers of an action.
     """
+    # 1 at the upper bound, -1 at the lower one; the tail beyond it is an upper one after a change of sign.
+    side = (actions >= bounds[1]).astype(float) - (actions <= bounds[0])
     normal = features.T @ features
     normal[np.diag_indices_from(normal)] += 1e-6 * np.trace(normal) / len(normal)
-    errors: np.ndarray = actions - features @ np.linalg.solve(normal, features.T @ actions)
-    deviation = np.maximum(errors.std(axis=0), _MIN_DEVIATION)
-    each = -0.5 * (errors / deviation) ** 2 - np.log(deviation) - 0.5 * np.log(2 * np.pi)
-    return np.asarray(each.sum(axis=1))
+    fit = np.linalg.solve(normal, features.T)
+    standard = tfp.distributions.Normal(np.float64(0), np.float64(1))
+    expected, variance, deviation = actions, np.zeros(actions.shape), np.ones(actions.shape[1])
+    for _ in range(_NUM_STEPS):
+        mean: np.ndarray = features @ (fit @ expected)
+        before, deviation = deviation, np.sqrt(((expected - mean) ** 2 + variance).mean(axis=0))
+        deviation = np.maximum(deviation, _MIN_DEVIATION)
+        scaled = (actions - mean) / deviation
+        tail = standard.log_survival_function(side * scaled).numpy()
+        if not side.any() or np.abs(deviation / before - 1).max() < _SETTLED_PROBABILITY:
+            break
+        hazard = np.where(side != 0, np.exp(standard.log_prob(scaled).numpy() - tail), 0.0)
+        expected = np.where(side != 0, mean + deviation * side * hazard, actions)
+        variance = np.where(side != 0, deviation**2 * (1 + side * scaled * hazard - hazard**2), 0.0)
+    density = standard.log_prob(scaled).numpy() - np.log(deviation)
+    return np.asarray(np.where(side != 0, tail, density).sum(axis=1))
