@@ -43,7 +43,7 @@ class ActorValueNetwork(network.Network):
         options: NetworkOptions,
         action_mask: str | None = None,
         name: str = 'ActorValueNetwork',
-        noise: state_dependent.StateDependentNoise | None = None,
+        noise: state_dependent.StateDependentNoise | float = heads.INITIAL_DEVIATION,
         normalizes_values: bool = False,
     ):
         """Makes the variables, in the strategy's scope.
@@ -53,7 +53,7 @@ class ActorValueNetwork(network.Network):
           options: the layers.
           action_mask: the path of the observation's part that marks legal actions; None has none.
           name: the network's name.
-          noise: state-dependent noise for exploration; None has none.
+          noise: state-dependent noise for exploration, or the initial deviation of float actions; see `heads`.
           normalizes_values: whether the value's last layer learns normalized values; see `pop_art`.
 
         Raises:

@@ -29,7 +29,7 @@ from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Re
 from tflearn.core.moments import variable
 from tflearn.core.settings import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, checked, checked_dataclass
 from tflearn.core.types import Agent
-from tflearn.networks import recurrent, state_dependent
+from tflearn.networks import heads, recurrent, state_dependent
 from tflearn.networks.state_dependent import StateDependentNoise
 from tflearn.optimization import schedules, vtrace
 from tflearn.optimization.schedules import Schedule
@@ -190,6 +190,7 @@ def make_agent(
     max_kl: PositiveFloat | None = None,
     imitation: SelfImitation = SelfImitation(),
     state_dependent_noise: StateDependentNoise | None = None,
+    initial_deviation: PositiveFloat | None = None,
 ) -> Agent:
     """Makes a PPO agent, for discrete, several discrete, or continuous actions.
 
@@ -200,17 +201,15 @@ def make_agent(
       network: the layers of policy and value; (64, 64) units, with tanh. With memory, minibatches are of complete
         sequences, which start with the state that the collector had there (`Slicing.store_policy_state`).
       optimizer: the optimizer, of the part `ppo`; 3e-4, clipped at 0.5.
-      loss: the loss's coefficients and bounds.
       max_kl: the divergence from the policy that acted [nats] of a minibatch after which the other steps of its
         iteration change nothing, as SB3's 1.5 * `target_kl` ends them; None does not.
-
       imitation: how recorded steps are imitated, in a run with `Initial.demonstrations`.
+      initial_deviation: of float actions in [-1, 1], drawn by a normal distribution; None is 0.35.
 
     Raises:
       ValueError: if the experience is not a queue of new items, there is a `max_kl` or the KL coefficient adapts
-        without iterations, `max_kl` is not above 0,
-        observations to normalize are not floats, or the network has memory and the experience holds no policy states,
-        or `minibatch_steps` is less than a sequence.
+        without iterations, observations to normalize are not floats, or the network has memory and the experience
+        holds no policy states, or `minibatch_steps` is less than a sequence.
     """
     replay = problem.experience.replay
     if isinstance(replay, Queue) and replay.training is None:
@@ -225,7 +224,8 @@ def make_agent(
                 'or max_kl=None'
             )
     normalized = (normalize_observations, normalize_rewards, normalize_values)
-    actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO', state_dependent_noise)
+    noise = heads.noise_of(state_dependent_noise, initial_deviation)
+    actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO', noise)
     return PPOAgent(
         problem,
         actor_value,
@@ -242,7 +242,7 @@ def make_networks(
     action_mask: str | None,
     normalized: tuple[bool, bool, bool],
     algorithm: str,
-    noise: StateDependentNoise | None = None,
+    noise: StateDependentNoise | float = heads.INITIAL_DEVIATION,
 ) -> tuple[ActorValueNetwork, Normalizers]:
     """Checks the arguments of `make_agent`, and makes the network and the normalizers of observations and rewards.
 
@@ -258,7 +258,7 @@ def make_networks(
             'items; set Queue.training=Iteration(...) for several steps on them'
         )
     normalizers = make_normalizers(problem.specs, network, action_mask, *normalized[:2])
-    if noise:
+    if isinstance(noise, StateDependentNoise):
         state_dependent.check(problem.specs.action, algorithm)
     actor_value = ActorValueNetwork(problem.specs, network, action_mask, noise=noise, normalizes_values=normalized[2])
     if actor_value.state_spec:

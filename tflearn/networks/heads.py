@@ -12,9 +12,11 @@ from tf_agents.networks import network, normal_projection_network, utils
 from tf_agents.specs import distribution_spec, tensor_spec
 from tf_agents.typing import types
 
+from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import Draws
 from tflearn.networks import state_dependent
 
+INITIAL_DEVIATION = 0.35  # of an action in [-1, 1]
 _IMPOSSIBLE = -1e9  # a logit with a probability of 0, and finite products with it
 _NORMAL = (tfp.distributions.Normal, tfp.distributions.MultivariateNormalDiag, state_dependent.StateDependentNormal)
 
@@ -58,12 +60,30 @@ class _TanhNormal(_Float32Inputs, tanh_normal_projection_network.TanhNormalProje
     pass
 
 
-def normal(action_spec: types.BoundedTensorSpec) -> network.Network:
+def normal(action_spec: types.BoundedTensorSpec, deviation: float = INITIAL_DEVIATION) -> network.Network:
     """Makes a normal distribution of an action in [-1, 1], with a mean within the bounds.
 
-    The initial deviation is 0.35, in the unit of `action_spec`.
+    Args:
+      action_spec: the action's spec.
+      deviation: the initial deviation, in the unit of `action_spec`.
     """
-    return _Normal(action_spec, std_bias_initializer_value=np.log(np.exp(0.35) - 1), name='NormalProjectionNetwork')
+    return _Normal(action_spec, std_bias_initializer_value=np.log(np.expm1(deviation)), name='NormalProjectionNetwork')
+
+
+def noise_of(
+    state_dependent_noise: state_dependent.StateDependentNoise | None, initial_deviation: float | None
+) -> state_dependent.StateDependentNoise | float:
+    """Returns what `projections` takes of the arguments of `make_agent`, of which one may be set.
+
+    Raises:
+      ValueError: if both are.
+    """
+    if state_dependent_noise and initial_deviation:
+        raise UserValueError(
+            f'got initial_deviation={initial_deviation:g} with state_dependent_noise, which has one of its own; need '
+            'one of them; set StateDependentNoise.initial_deviation'
+        )
+    return state_dependent_noise or initial_deviation or INITIAL_DEVIATION
 
 
 def tanh_normal(action_spec: types.BoundedTensorSpec) -> network.Network:
@@ -156,20 +176,21 @@ def categorical(action_spec: types.BoundedTensorSpec, masked: bool = False) -> n
 def projections(
     action_spec: types.NestedTensorSpec,
     masked: bool = False,
-    noise: state_dependent.StateDependentNoise | None = None,
+    noise: state_dependent.StateDependentNoise | float = INITIAL_DEVIATION,
 ) -> Any:
     """Makes a network for each tensor of the action: features -> distribution of the tensor, float32.
 
     Args:
       action_spec: the action's spec.
       masked: whether the network, for integers, takes a mask of legal actions.
-      noise: the noise of floats, for their distribution; None has a deviation that does not depend on features.
+      noise: the noise of floats, for their distribution; or the initial deviation of a normal one, which does not
+        depend on features.
     """
 
     def projection(spec: types.BoundedTensorSpec) -> network.Network:
         if tensor_spec.is_discrete(spec):
             return categorical(spec, masked)
-        return normal(spec) if noise is None else state_dependent.Head(spec, noise)
+        return normal(spec, noise) if isinstance(noise, float) else state_dependent.Head(spec, noise)
 
     return tf.nest.map_structure(made_in_float32(projection), action_spec)
 
