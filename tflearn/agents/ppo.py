@@ -224,7 +224,7 @@ def make_agent(
                 'or max_kl=None'
             )
     normalized = (normalize_observations, normalize_rewards, normalize_values)
-    noise = heads.noise_of(state_dependent_noise, initial_deviation)
+    noise = heads.noise_of(problem.specs.action, state_dependent_noise, initial_deviation)
     actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO', noise)
     return PPOAgent(
         problem,

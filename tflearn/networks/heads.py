@@ -71,14 +71,21 @@ def normal(action_spec: types.BoundedTensorSpec, deviation: float = INITIAL_DEVI
 
 
 def noise_of(
-    state_dependent_noise: state_dependent.StateDependentNoise | None, initial_deviation: float | None
+    action_spec: types.NestedTensorSpec,
+    state_dependent_noise: state_dependent.StateDependentNoise | None,
+    initial_deviation: float | None,
 ) -> state_dependent.StateDependentNoise | float:
     """Returns what `projections` takes of the arguments of `make_agent`, of which one may be set.
 
     Raises:
-      ValueError: if both are.
+      ValueError: if both are, or there is an initial deviation of no float action.
     """
-    if state_dependent_noise and initial_deviation:
+    if initial_deviation is not None and not any(leaf.dtype.is_floating for leaf in tf.nest.flatten(action_spec)):
+        raise UserValueError(
+            f'got initial_deviation={initial_deviation:g} for the action {action_spec}; need floats for it; set it to '
+            'None'
+        )
+    if state_dependent_noise and initial_deviation is not None:
         raise UserValueError(
             f'got initial_deviation={initial_deviation:g} with state_dependent_noise, which has one of its own; need '
             'one of them; set StateDependentNoise.initial_deviation'
@@ -190,7 +197,9 @@ def projections(
     def projection(spec: types.BoundedTensorSpec) -> network.Network:
         if tensor_spec.is_discrete(spec):
             return categorical(spec, masked)
-        return normal(spec, noise) if isinstance(noise, float) else state_dependent.Head(spec, noise)
+        if isinstance(noise, state_dependent.StateDependentNoise):
+            return state_dependent.Head(spec, noise)
+        return normal(spec, noise)
 
     return tf.nest.map_structure(made_in_float32(projection), action_spec)
 
