@@ -8,11 +8,15 @@ import threading
 import numpy as np
 import pytest
 
+import tflearn
 from tests.testing import jobs
+from tflearn.agents import ppo
 from tflearn.api.data_evaluation import evaluate_on_data
+from tflearn.core.experience import BatchItems, Experience, Queue, Slicing
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
+from tflearn.files.run_dir import RunDir
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.record import Quota, record
 from tflearn.jobs.run import Run
@@ -83,6 +87,42 @@ def test_data_without_log_probabilities_get_an_estimated_policy(run_dir, recorde
     found, _ = evaluate(run_dir, path, 'raw_policy', horizon=5)
     assert found.behaviour == 'estimated'
     assert found.estimates['weighted IS'].value == pytest.approx(5, abs=1e-6)
+
+
+@pytest.fixture(scope='module')
+def clipped(tmp_path_factory):
+    """A run of PPO on five steps of Pendulum, about half of whose actions are bounds or beyond, and its environment."""
+    root = tmp_path_factory.mktemp('clipped')
+    make_environment = functools.partial(gymnasium_env.make, 'Pendulum-v1', max_episode_steps=5)
+    experience = Experience(Slicing(6, 5), Queue(8), BatchItems(4))
+    tflearn.train(
+        make_environment=make_environment,
+        make_agent=functools.partial(ppo.make_agent, initial_deviation=1.5),
+        experience=experience,
+        root_dir=root,
+        exports=ExportOptions(('greedy_policy', 'raw_policy')),
+        num_environments=2, export_interval_steps=2, num_train_steps=2, num_episodes=1, seed=1,
+    )  # fmt: skip
+    return RunDir(root), make_environment
+
+
+@pytest.mark.parametrize('estimate_behaviour', [False, True])
+def test_actions_at_bounds_have_weights_whose_mean_is_one(clipped, tmp_path, estimate_behaviour):
+    run_dir, make_environment = clipped
+    epsilons = (0.0, 0.0) if estimate_behaviour else (0.5, 0.1)
+    record(
+        run=Run(run_dir), make_environment=make_environment, output=str(tmp_path / 'data'), policy='raw_policy',
+        quota=Quota(300), num_environments=16, epsilon=epsilons[0], log_probabilities=True,
+    )  # fmt: skip
+    data = [episode['action'] for episode in EpisodeReader(Dataset([str(tmp_path / 'data')])).episodes()]
+    assert 0.2 < (np.abs(np.concatenate(data)) >= 2).mean() < 0.8
+    found, _ = evaluate(
+        run_dir, str(tmp_path / 'data'), 'raw_policy', epsilon=epsilons[1], estimate_behaviour=estimate_behaviour
+    )
+    assert found.effective_sample_size > 50 and found.warnings == ()
+    # The mean weight is 1 when the value by ordinary importance sampling is that by weighted one.
+    ratio = found.estimates['importance sampling'].value / found.estimates['weighted IS'].value
+    assert ratio == pytest.approx(1, abs=0.15)
 
 
 def test_mistakes_are_refused(run_dir, recorded, tmp_path):

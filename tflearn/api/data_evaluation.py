@@ -144,8 +144,9 @@ def _recorded(
             steps = [acting.action(time_step, state) for _ in range(num_samples)]
             return np.stack([_numbers(action) for action, _ in steps], axis=1), steps[0][1]
 
-        samples = _over_rows(policy, draw, rows, lengths).swapaxes(0, 1)
-    actions = _numbers(rows.action)
+        samples = np.clip(_over_rows(policy, draw, rows, lengths).swapaxes(0, 1), *_bounds(specs))
+    # As the environment does: an action beyond a bound has the effect of the bound.
+    actions = np.clip(_numbers(rows.action), *_bounds(specs))
     if choices is not None:
         actions = actions - float(np.asarray(specs.action.minimum))
     return RecordedSteps(

@@ -54,7 +54,8 @@ class RecordedSteps:
       is_step: whether an action was taken in the row and had its effect, [S].
       rewards: [S].
       discounts: 0 where the episode terminated, [S].
-      actions: the numbers of each action, [S, K]; of a single Discrete action the choice, counted from 0.
+      actions: the numbers of each action, as the environment clips them, [S, K]; of a single Discrete action the
+        choice, counted from 0.
       log_behaviour: the recorded log-probabilities of the actions, [S]; None if there are none.
       log_target: those under the evaluated policy, [S]; None if it has none.
       choices: the evaluated policy's probabilities of the choices, [S, A]; None if the action is not a single Discrete
@@ -139,7 +140,7 @@ def evaluate(steps: RecordedSteps, options: OpeOptions, bounds: tuple[Any, Any] 
     Args:
       steps: the data.
       options: how the policy is evaluated.
-      bounds: the least and the greatest of each number of the actions, [K].
+      bounds: the least and the greatest of each number of the actions, [K], which are within them.
 
     Raises:
       ValueError: if there are fewer than two episodes, or none has a step.

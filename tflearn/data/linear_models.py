@@ -194,8 +194,8 @@ def log_densities(features: np.ndarray, actions: np.ndarray, bounds: tuple[Any, 
 
     Args:
       features: of states, [N, D].
-      actions: [N, K].
-      bounds: the least and the greatest action, [K].
+      actions: [N, K], within the bounds.
+      bounds: the least and the greatest of each number, [K].
 
     Returns:
       float64 [N], the sum over the numbers of an action.
