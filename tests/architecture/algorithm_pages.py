@@ -144,7 +144,7 @@ def _judged() -> dict[str, judgement.Judgement]:
 
 
 def _results(name: str, runs: Mapping[str, str]) -> Iterator[str]:
-    judged = {key: each for key, each in _judged().items() if each.row.gin_file in runs}
+    judged = {key: each for key, each in _judged().items() if each.row.gin_file in runs and each.groups}
     rows = {key: each.row for key, each in judged.items()}
     yield from ('## Result', '')
     if not rows:
