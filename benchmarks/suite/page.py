@@ -26,31 +26,39 @@ What each algorithm has learned after how many steps, beside other libraries at 
 `python -m benchmarks.suite` makes the runs, and this page from them; [benchmarks.md](benchmarks.md) is about speed.
 
 - **A run** has the row's gin file and bindings and one seed. The policy acts by the mode in {EPISODES} episodes,
-  10 of Pong, or 100 to 500 in tasks of our own, at {MARKS} marks; peers are evaluated at the same environment steps,
-  over as many episodes, without exploration. Runs of several processes record the environment steps that the learner
-  knew of at an export, which are a few percent fewer than were taken.
+  10 of Pong, or 100 to 500 in tasks of our own, before training and at up to {MARKS} marks; peers are evaluated at the
+  same environment steps, over as many episodes, without exploration. The episodes' starts follow from the seed, and
+  differ between ours and the peers: on Pendulum a good policy's score is mostly their luck. In runs of several
+  processes a mark has the environment steps that the learner knew of then, up to a tenth of the run fewer than were
+  taken, which favours our areas; and some marks are missing, and interpolated. Ours called DQN is Double DQN.
+- **Steps** are what the row is for, and what the peers take. Ours count train steps, and take fewer environment steps
+  where sequences end with their episodes: ours, if they are 2% fewer, are in parentheses (median of the seeds).
 - **A score** is the mean return of the last three marks: there is no choice of the best. The area is the mean of the
   whole curve. Both sides are read at equal environment steps, up to the end of the shortest run. A run that failed
   has the lowest return of the row at each mark, so it counts as a loss.
-- **Figures** are the interquartile mean of the scores over the seeds and its 95% bootstrap interval in brackets, the
-  interquartile mean of the areas, the seeds, and the median seconds of the whole command, with start and evaluation.
-  With three seeds nothing is cut off, so it is the mean. Other programs ran on the same two cores: the seconds are no
-  comparison of speed. The measures are those of [`tflearn-compare`](seeds.md#compare-them).
+- **Figures** are the interquartile mean of the scores over the seeds, of five the mean of the middle three, and its 95%
+  bootstrap interval in brackets; the lowest score; the interquartile mean of the areas, the seeds, and the median
+  seconds of the whole command, with start and evaluation. With three seeds nothing is cut off, so it is the mean. Other
+  programs ran on the same two cores: the seconds are no comparison of speed. The measures are those of
+  [`tflearn-compare`](seeds.md#compare-them), with {MARKS} marks.
 - **Better, equal, worse** is about the probability that a run of ours has a higher score than one of the peer
   ([rliable](https://github.com/google-research/rliable)'s probability of improvement): worse if its 95% interval is
   below 1/2, better if it is above, equal if it contains 1/2. Equal says only that these seeds do not tell
-  the two apart: with five on each side, one low seed of the peer can do that.
-- **Seeds** from 11 on are fresh, in a few rows from 12 or 13 on: no setting was chosen on them. A row counts with
-  {SEEDS} fresh seeds on each side; those before are for tuning, and rows that have only these, or fewer, are listed
-  apart.
-- **Peers** have [RL Zoo's settings]({ZOO}/tree/{ZOO_COMMIT}/hyperparams), SBX the same ones as SB3. QR-DQN and TQC of
-  SB3 are those of sb3-contrib. CleanRL is no side: its package requires Stable-Baselines3 1.2 and the old gym,
+  the two apart: with five on each side, one low seed of the peer can do that. Five seeds decide little, and nothing
+  corrects for the number of comparisons.
+- **Seeds** from 11 on are fresh, in a few rows from 12 or 13 on: no setting was chosen on them. Where some had been run
+  with earlier settings, a remark says so. A row counts with {SEEDS} fresh seeds on each side; those before are for
+  tuning, and rows that have only these, or fewer, are listed apart.
+- **Peers** have [RL Zoo's settings]({ZOO}/tree/{ZOO_COMMIT}/hyperparams), SBX the same ones as SB3, for the row's steps
+  and with schedules that end with them. RL Zoo chose them for older versions of the tasks (MuJoCo's v4, some v2), and
+  for other numbers of steps where the published figure's are not the row's; ours were chosen for the row's. QR-DQN and
+  TQC of SB3 are those of sb3-contrib. CleanRL is no side: its package requires Stable-Baselines3 1.2 and the old gym,
   without which its programs would have to be copied here. RLlib installs, but RL Zoo has no settings for it; it is
   compared in time ([benchmarks.md](benchmarks.md)). Tasks of our own, with masks, memory or goals, have no peer.
 - **Published** figures are those of
   [RL Zoo's benchmark]({ZOO}/blob/{ZOO_COMMIT}/benchmark.md),
-  of one trained agent after the steps named; these are often not the row's. Tasks of our own have the best possible
-  return or a scripted reference's instead.
+  of one trained agent after the steps named, which are often not the row's, of MuJoCo's v3 and LunarLander-v2. Tasks of
+  our own have the best possible return or a scripted reference's instead.
 """
 TABLE = (
     '| algorithm | environment | steps | tflearn | SB3 | SBX | tflearn is | published |',
@@ -125,12 +133,19 @@ def line(judged: Judgement) -> str:
     cells = [
         row.algorithm,
         f'{row.environment}',
-        f'{row.env_steps:,}',
+        _steps(judged),
         *(_cell(judged, side) for side in (OURS, 'SB3', 'SBX')),
         _compared(judged),
         published,
     ]
     return '| ' + ' | '.join(cells) + ' |'
+
+
+def _steps(judged: Judgement) -> str:
+    ended = [run['env_steps'] for run in judged.runs(OURS) if run['error'] is None]
+    ours = statistics.median(ended) if ended else judged.row.env_steps
+    taken = f' ({ours:,.0f})' if ours < 0.98 * judged.row.env_steps else ''
+    return f'{judged.row.env_steps:,}{taken}'
 
 
 def _cell(judged: Judgement, side: str) -> str:
@@ -144,7 +159,8 @@ def _cell(judged: Judgement, side: str) -> str:
     seeds = [f'{fresh} fresh'] * (fresh > 0) + [f'{len(runs) - fresh} tuning'] * (len(runs) > fresh)
     number = f'{" and ".join(seeds)} seed{"s" * (len(runs) > 1)}' + f', {failed} failed' * (failed > 0)
     (mean, *ends), areas = judged.groups[side].score, judged.groups[side].areas
-    between = f' [{", ".join(map(_number, ends))}]' * (len(runs) > 1)
+    lowest = _number(float(judged.groups[side].scores.min()))
+    between = f' [{", ".join(map(_number, ends))}], lowest {lowest}' * (len(runs) > 1)
     area = _number(float(comparison.interquartile_mean(areas)))
     return f'{_number(mean)}{between}, area {area}, {number}, {statistics.median(ended):.0f} s'
 
@@ -167,12 +183,15 @@ def _compared(judged: Judgement) -> str:
 
 
 def _count(counted: Sequence[Judgement], apart: Sequence[Judgement]) -> str:
-    verdicts = [each.improvement(side)[0] for each in counted for side in each.row.peers]
+    compared_with = [each.improvement(side) for each in counted for side in each.row.peers]
+    verdicts = [verdict for verdict, _ in compared_with]
+    below = sum(verdict == 'equal' and estimate[0] < 0.5 for verdict, estimate in compared_with)
     alone = sum(not each.row.peers for each in counted)
     shares = ', '.join(f'{verdict} in {verdicts.count(verdict)}' for verdict in ('better', 'equal', 'worse'))
     compared = f'In {len(verdicts)} comparisons tflearn is {shares}. ' if verdicts else ''
+    low = f'Of the equal ones {below} have an estimate below 1/2. ' if below else ''
     return (
-        f'Counted: {len(counted)} of {len(counted) + len(apart)} rows, {alone} of them without a peer. {compared}'
+        f'Counted: {len(counted)} of {len(counted) + len(apart)} rows, {alone} of them without a peer. {compared}{low}'
         f'The other {len(apart)} rows do not count.'
     )
 
