@@ -63,7 +63,7 @@ def test_each_row_has_a_budget():
 
 def line(side='tflearn', seed=1, **others):
     row = suite_rows.ROWS['ppo_cartpole']
-    result = {'error': None, 'secs': 3.0, 'curve': [[0, 9.0], [100, 480.0]], 'versions': {}}
+    result = {'error': None, 'secs': 3.0, 'env_steps': 102_400, 'curve': [[0, 9.0], [100, 480.0]], 'versions': {}}
     return {'side': side, 'seed': seed, **result, 'settings': row.settings(side), **others}
 
 
@@ -155,6 +155,20 @@ def test_the_table_counts_rows_of_fresh_seeds_only(tmp_path):
     assert 'tflearn is better in 2, equal in 0, worse in 0.' in counted
     (dqn,) = [each for each in apart.splitlines() if each.startswith('| DQN | CartPole')]
     assert '1 tuning seed, 3 s | not run | not run | not counted; needs fresh seeds: tflearn 5, SB3 5, SBX 5' in dqn
+
+
+def test_the_table_says_how_many_equal_ones_are_low_the_lowest_score_and_our_fewer_steps(tmp_path):
+    low = judged([470, 451, 452, 453, 454], [459, 461, 462, 463, 464])
+    assert low.improvement('SB3')[0] == 'equal'
+    for runs in low.results.values():
+        for result in runs:
+            suite_results.append(tmp_path, 'ppo_cartpole', {**result, 'env_steps': 100_000})
+    page = suite_page.text(judgement.all_rows(tmp_path))
+    assert 'better in 0, equal in 2, worse in 0. Of the equal ones 2 have an estimate below 1/2.' in page
+    ppo = next(each for each in page.splitlines() if each.startswith('| PPO | CartPole'))
+    assert '| 102,400 (100,000) |' in ppo
+    lowest = low.groups['tflearn'].scores.min()
+    assert f', lowest {lowest:.1f}, area ' in ppo
 
 
 def test_the_table_says_what_failed(tmp_path):
