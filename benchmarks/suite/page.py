@@ -32,7 +32,8 @@ What each algorithm has learned after how many steps, beside other libraries at 
   processes a mark has the environment steps that the learner knew of then, up to a tenth of the run fewer than were
   taken, which favours our areas; and some marks are missing, and interpolated. Ours called DQN is Double DQN.
 - **Steps** are what the row is for, and what the peers take. Ours count train steps, and take fewer environment steps
-  where sequences end with their episodes: ours, if they are 2% fewer, are in parentheses (median of the seeds).
+  where episodes are short: sequences end with them, or hold the rows between them. If ours are 2% fewer, they are in
+  parentheses (median of the seeds).
 - **A score** is the mean return of the last three marks: there is no choice of the best. The area is the mean of the
   whole curve. Both sides are read at equal environment steps, up to the end of the shortest run. A run that failed
   has the lowest return of the row at each mark, so it counts as a loss.
@@ -51,10 +52,11 @@ What each algorithm has learned after how many steps, beside other libraries at 
   tuning, and rows that have only these, or fewer, are listed apart.
 - **Peers** have [RL Zoo's settings]({ZOO}/tree/{ZOO_COMMIT}/hyperparams), SBX the same ones as SB3, for the row's steps
   and with schedules that end with them. RL Zoo chose them for older versions of the tasks (MuJoCo's v4, some v2), and
-  for other numbers of steps where the published figure's are not the row's; ours were chosen for the row's. QR-DQN and
-  TQC of SB3 are those of sb3-contrib. CleanRL is no side: its package requires Stable-Baselines3 1.2 and the old gym,
-  without which its programs would have to be copied here. RLlib installs, but RL Zoo has no settings for it; it is
-  compared in time ([benchmarks.md](benchmarks.md)). Tasks of our own, with masks, memory or goals, have no peer.
+  for other numbers of steps where the published figure's are not the row's. Ours were chosen for the row, unless a
+  remark names another. QR-DQN and TQC of SB3 are those of sb3-contrib. CleanRL is no side: its package requires
+  Stable-Baselines3 1.2 and the old gym, without which its programs would have to be copied here. RLlib installs, but
+  RL Zoo has no settings for it; it is compared in time ([benchmarks.md](benchmarks.md)). Tasks of our own, with masks,
+  memory or goals, have no peer.
 - **Published** figures are those of
   [RL Zoo's benchmark]({ZOO}/blob/{ZOO_COMMIT}/benchmark.md),
   of one trained agent after the steps named, which are often not the row's, of MuJoCo's v3 and LunarLander-v2. Tasks of
