@@ -113,7 +113,7 @@ def test_noise_is_a_share_of_half_the_range_and_actions_are_within_their_bounds(
 
 def test_damped_noise_is_an_ornstein_uhlenbeck_process_of_each_episode(tmp_path):
     """Its first deviation, its stationary one, and its correlation; exported as well."""
-    damping, size = 0.25, 2_000
+    damping, size = 0.25, 20_000
     agent = _agent(SPECS, exploration_noise=0.1, exploration_damping=damping)
     exporter.PolicyExporter(agent.collect_policy, tmp_path / 'policy').export(1, {})
     policy, steps = loader.load(tmp_path / 'policy' / '1'), zeros(SPECS.time_step, (size,))
