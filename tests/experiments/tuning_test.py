@@ -39,15 +39,20 @@ def quick_runs(monkeypatch):
 
 @pytest.mark.usefixtures('quick_runs')
 def test_the_best_trial_is_found_and_others_are_pruned(tmp_path, capsys):
-    assert tuning(tmp_path, num_trials=12, parallel=2).run(sys.stdout)
+    space = tmp_path / 'space.py'  # trial 8, when at least five have ended, is the worst
+    space.write_text(f"""
+def suggest(trial):
+    rate = trial.suggest_float('{RATE}', 1e-4, 1e-2, log=True)
+    return ['{RATE} = ' + str(1e-5 if trial.number == 8 else rate)]
+""")
+    assert tuning(tmp_path, space=str(space), num_trials=12, parallel=2).run(sys.stdout)
     found = trials(tmp_path)
-    states = [trial.state.name for trial in found]
-    assert len(states) == 12 and {'COMPLETE', 'PRUNED'} == set(states)
-    pruned = next(trial for trial in found if trial.state.name == 'PRUNED' and trial.intermediate_values)
-    assert 5 <= max(pruned.intermediate_values) < 20
+    assert len(found) == 12 and {trial.state.name for trial in found} == {'COMPLETE', 'PRUNED'}
+    pruned = found[8]
+    assert pruned.state.name == 'PRUNED' and 5 <= max(pruned.intermediate_values) < 10
     out = capsys.readouterr().out
-    assert re.search(rf'trial {pruned.number}: pruned after \d+ of 20 parts, return -?\d', out)
-    record = RunDir(tmp_path / 'search' / f'trial_{pruned.number}')
+    assert re.search(r'trial 8: pruned after \d of 20 parts, return -?\d', out)
+    record = RunDir(tmp_path / 'search' / 'trial_8')
     assert record.evaluations.exists() and not record.done.exists()
     best = max((trial for trial in found if trial.state.name == 'COMPLETE'), key=lambda trial: trial.value)
     text = (tmp_path / 'search' / 'best.gin').read_text()
