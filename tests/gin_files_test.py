@@ -25,6 +25,7 @@ NEEDED = {
     'sac_hopper': ('mujoco', 'mujoco'),
     'td3_hopper': ('mujoco', 'mujoco'),
     'ppo_walker2d': ('mujoco', 'mujoco'),
+    'v_mpo_halfcheetah': ('mujoco', 'mujoco'),
     'dqn_minatar': ('minatar', 'minatar'),
     'ppo_minatar': ('minatar', 'minatar'),
     'impala_minatar': ('minatar', 'minatar'),

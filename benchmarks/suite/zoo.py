@@ -17,7 +17,9 @@ MODULES = {'SB3': ('stable_baselines3', 'sb3_contrib'), 'SBX': ('sbx',)}
 
 # 'algorithm environment' -> settings of the zoo's hyperparams/<algorithm>.yml. 'lin_X' falls linearly from X to 0;
 # `n_envs` environments step together; `noise_std` is normal action noise, in units of the action; `normalize` is
-# Stable-Baselines3's VecNormalize. The zoo's HalfCheetah-v4 and the like are gymnasium's v5 here, as in ours.
+# Stable-Baselines3's VecNormalize; `activation_fn` is the name of a layer of PyTorch. The zoo's HalfCheetah-v4 and the
+# like are gymnasium's v5 here, as in ours. For SAC and TD3 on InvertedDoublePendulum, which is not in the zoo,
+# these are its settings for MuJoCo's tasks, but with 1,000 random steps instead of 10,000, as in ours, for short runs.
 SETTINGS: dict[str, dict[str, Any]] = json.loads(pathlib.Path(__file__).with_name('zoo.json').read_text('utf-8'))
 
 
@@ -44,6 +46,9 @@ def make_model(side: str, algorithm: str, settings: Mapping[str, Any], environme
     if noise := arguments.pop('noise_std', None):
         size = environment.action_space.shape
         arguments['action_noise'] = NormalActionNoise(np.zeros(size), noise * np.ones(size))
+    if activation := arguments.get('policy_kwargs', {}).get('activation_fn'):
+        layers = importlib.import_module('torch.nn')
+        arguments['policy_kwargs'] = {**arguments['policy_kwargs'], 'activation_fn': getattr(layers, activation)}
     modules = [importlib.import_module(name) for name in MODULES[side]]
     model = next(getattr(module, algorithm) for module in modules if hasattr(module, algorithm))
     return model('MlpPolicy', environment, seed=seed, device='cpu', **arguments)
