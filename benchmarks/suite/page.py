@@ -53,10 +53,10 @@ What each algorithm has learned after how many steps, beside other libraries at 
 - **Peers** have [RL Zoo's settings]({ZOO}/tree/{ZOO_COMMIT}/hyperparams), SBX the same ones as SB3, for the row's steps
   and with schedules that end with them. RL Zoo chose them for older versions of the tasks (MuJoCo's v4, some v2), and
   for other numbers of steps where the published figure's are not the row's. Ours were chosen for the row, unless a
-  remark names another. QR-DQN and TQC of SB3 are those of sb3-contrib. CleanRL is no side: its package requires
-  Stable-Baselines3 1.2 and the old gym, without which its programs would have to be copied here. RLlib installs, but
-  RL Zoo has no settings for it; it is compared in time ([benchmarks.md](benchmarks.md)). Tasks of our own, with masks,
-  memory or goals, have no peer.
+  remark names another, and a remark says which of a peer's are not RL Zoo's. QR-DQN and TQC of SB3 are those of
+  sb3-contrib. CleanRL is no side: its package requires Stable-Baselines3 1.2 and the old gym, without which its
+  programs would have to be copied here. RLlib installs, but RL Zoo has no settings for it; it is compared in time
+  ([benchmarks.md](benchmarks.md)). Tasks of our own, with masks, memory or goals, have no peer.
 - **Published** figures are those of
   [RL Zoo's benchmark]({ZOO}/blob/{ZOO_COMMIT}/benchmark.md),
   of one trained agent after the steps named, which are often not the row's, of MuJoCo's v3 and LunarLander-v2. Tasks of
@@ -119,7 +119,7 @@ def text(judged: Mapping[str, Judgement]) -> str:
         '',
         *(f'- `{key}`: {_our_settings(each.row)}' for key, each in judged.items()),
         '',
-        "The peers', which are RL Zoo's.",
+        "The peers', which are RL Zoo's but for what the remarks name.",
         '',
         *(line for key, each in judged.items() for line in _peer_settings(key, each.row)),
         '',
