@@ -8,9 +8,13 @@ import pytest
 from tests import fakes
 from tests.testing.replay import write_steps
 from tflearn.core.experience import Experience, Uniform
+from tflearn.core.waiting import wait_until
 from tflearn.files.manifests import Manifests
 from tflearn.files.run_dir import RunDir
+from tflearn.jobs import replay_server
+from tflearn.jobs.collect import collect
 from tflearn.jobs.replay_server import _Saver
+from tflearn.jobs.train import train
 from tflearn.replay.writers import ReplayWriter
 
 EXPERIENCE = Experience(replay=Uniform(min_size=1, sampling='server'), chunk_steps=1)
@@ -63,3 +67,18 @@ def test_a_last_save_that_takes_too_long_is_not_begun(saver, tmp_path, caplog):
     late.not_stopped_at -= 31.0  # an interval's save went on while the job was stopped
     late.save_last()
     assert _names(tmp_path) == ['00000002', '00000003']
+
+
+def test_its_status_counts_what_came_after_its_last_poll(small_run, monkeypatch):
+    """A run may begin and end between two polls."""
+    replay = small_run.start_replay()
+    monkeypatch.setattr(replay_server, '_POLL_SECS', 3600.0)
+    polled_at = small_run.status('replay_server')['time']
+    wait_until(lambda: small_run.status('replay_server')['time'] > polled_at, 'the poll that had begun', 30)
+    small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=20).join()
+    assert small_run.status('replay_server')['inserts'] == 0
+    replay.stop.set()
+    replay.join()
+    status = small_run.status('replay_server')
+    assert status['state'] == 'stopped' and status['inserts'] >= small_run.experience.replay.min_size

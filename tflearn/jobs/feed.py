@@ -94,7 +94,7 @@ def feed(
             feed_server.announce(feed_address, owner, dataset.contract)
             status.update('running', elements=elements.count, **elements.metrics())
             run.stop.wait(_REPORT_SECS)
-        status.update('stopped')
+        status.update('stopped', elements=elements.count, **elements.metrics())
 
 
 def _dispatch(run: Run, feed_address: str, own: str, port: int, shield: str | None) -> None:

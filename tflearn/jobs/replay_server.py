@@ -306,6 +306,7 @@ class _Serving:
         except PeerLost:
             self._saver.save_last(is_stopped=False)
             raise
+        self._report()  # what came since the last one, which a short run is all of
         self._saver.save_last()
 
     def _serve(self, interval_secs: float, learner_timeout_secs: float, stop: threading.Event) -> None:
