@@ -5,6 +5,7 @@ The workers import this file, so it must stay importable without TensorFlow.
 """
 
 import contextlib
+import itertools
 import traceback
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ MAX_IN_A_ROW = 5
 
 EXECUTED_ACTION = 'executed_action'
 _NUMBERS = ('b', 'i', 'u', 'f')
+_PLAIN = (bool, int, float)
 
 
 class MaskFromInfo(gymnasium.Wrapper):
@@ -131,7 +133,7 @@ def numeric_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """
     numbers: dict[str, Any] = {}
     for key, value in info.items():
-        if isinstance(value, bool | int | float) or getattr(getattr(value, 'dtype', None), 'kind', None) in _NUMBERS:
+        if isinstance(value, _PLAIN) or getattr(getattr(value, 'dtype', None), 'kind', None) in _NUMBERS:
             numbers[key] = value
         elif isinstance(value, Mapping):
             numbers |= {f'{key}/{name}': number for name, number in numeric_info(value).items()}
@@ -162,19 +164,14 @@ class InfoColumns:
         """
         if not any(infos) and not self._missing:
             return {}
+        rows = [numeric_info(info) for info in infos]
         batch: dict[str, np.ndarray] = {}
-        masks: dict[str, np.ndarray] = {}
-        for i, info in enumerate(infos):
-            for key, value in numeric_info(info).items():
-                if key not in batch:
-                    value = np.asarray(value)
-                    batch[key] = np.zeros((self._num_environments, *value.shape), value.dtype)
-                    masks[key] = np.zeros(self._num_environments, bool)
-                if np.shape(value) == batch[key].shape[1:]:
-                    if not np.can_cast(dtype := np.asarray(value).dtype, batch[key].dtype, 'same_kind'):
-                        batch[key] = batch[key].astype(np.promote_types(dtype, batch[key].dtype))
-                    batch[key][i] = value
-                    masks[key][i] = True
+        masks: dict[str, np.ndarray | None] = {}
+        for key in dict.fromkeys(itertools.chain.from_iterable(rows)):
+            try:
+                batch[key], masks[key] = np.array([row[key] for row in rows]), None
+            except (KeyError, ValueError):  # not in each row, or of several shapes
+                batch[key], masks[key] = _partial_column([row.get(key) for row in rows])
         return self._complete(batch, masks, action)
 
     def take(self, info: Mapping[str, Any], action: Any = None) -> dict[str, np.ndarray]:
@@ -187,19 +184,24 @@ class InfoColumns:
             for key, value in numbers.items()
             if not key.rpartition('/')[2].startswith('_') and np.shape(value)[:1] == (self._num_environments,)
         }
-        everywhere = np.ones(self._num_environments, bool)
-        return self._complete(batch, {key: numbers.get(mask_name(key), everywhere) for key in batch}, action)
+        return self._complete(batch, {key: numbers.get(mask_name(key)) for key in batch}, action)
 
-    def _complete(self, batch: dict[str, np.ndarray], masks: dict[str, np.ndarray], action: Any) -> dict[str, Any]:
-        """Returns `batch` with all keys that have appeared, and fills in missing values."""
+    def _complete(
+        self, batch: dict[str, np.ndarray], masks: Mapping[str, np.ndarray | None], action: Any
+    ) -> dict[str, Any]:
+        """Returns `batch` with all keys that have appeared, and fills in values that no mask (None has all) has."""
         for key, values in batch.items():
             self._add_key(key, values)
         complete = {}
         for key, nothing in self._missing.items():
+            has_values, mask = key in batch and batch[key].shape == nothing.shape, masks.get(key)
+            if has_values and mask is None:
+                complete[key] = batch[key].astype(nothing.dtype)
+                continue
             given = key == EXECUTED_ACTION and np.shape(action) == nothing.shape
             complete[key] = column = np.array(action if given else nothing, nothing.dtype)
-            if key in batch and batch[key].shape == nothing.shape:
-                column[masks[key]] = batch[key][masks[key]]
+            if has_values:
+                column[mask] = batch[key][mask]
         return complete
 
     def _add_key(self, key: str, values: np.ndarray) -> None:
@@ -209,6 +211,16 @@ class InfoColumns:
         if known is None or known.dtype != dtype:
             shape = values.shape if known is None else known.shape
             self._missing[key] = np.full(shape, np.nan if dtype.kind == 'f' else 0, dtype)
+
+
+def _partial_column(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns values as an array [B, ...], and which are in it, bool [B]: those of the shape of the first not None."""
+    shape = next(np.shape(value) for value in values if value is not None)
+    mask = np.array([value is not None and np.shape(value) == shape for value in values])
+    given = np.array([value for value, is_given in zip(values, mask, strict=True) if is_given])
+    column = np.zeros((len(values), *shape), given.dtype)
+    column[mask] = given
+    return column, mask
 
 
 def name_of(environment: Any) -> str:
