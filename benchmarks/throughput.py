@@ -6,8 +6,8 @@
 PPO, IMPALA and APPO, each in one process (`tflearn-synchronous`) and as separate jobs (replay server, collector,
 learner), beside Sample Factory's APPO (2.1.1), SBX's PPO (JAX) and Stable-Baselines3's (torch). All have the same game,
 number of environments, rollouts, networks, minibatches, epochs, discounts and constant learning rate, those of `TASKS`
-(16 environments for 32 steps each, or 32 for 16): a side takes several epochs of minibatches, or trains "once" on each
-step (IMPALA, APPO; PPO and Sample Factory with one epoch of one batch). Sample Factory steps the same batch of
+(16 environments for 32 or 128 steps each, or 32 for 16): a side takes several epochs of minibatches, or trains "once"
+on each step (IMPALA, APPO; PPO and Sample Factory with one epoch of one batch). Sample Factory steps the same batch of
 environments as ours in one call (`batched_sampling`), which is its fastest way, in one process (`serial_mode`) or in
 several; "workers" is as its examples start it.
 
@@ -59,6 +59,7 @@ class Task:
       rollout: environment steps.
       minibatch: environment steps, where there are several epochs.
       epochs: of PPO; a batch of IMPALA and APPO has all steps of the rollouts.
+      deviation: the initial standard deviation of continuous actions, which are from -1 to 1; 0: they are discrete.
     """
 
     environment: str
@@ -73,6 +74,7 @@ class Task:
     rollout: int = 32
     minibatch: int = 256
     epochs: int = 4
+    deviation: float = 0.0
 
     @property
     def batch(self) -> int:
@@ -85,6 +87,8 @@ TASKS = {
     # The packaged `ppo_cartpole`'s environments, rollouts and epochs.
     'cartpole_packaged': Task('CartPole-v1', 475.0, 1e-3, 0.98, 0.8, num_environments=32, rollout=16, epochs=20),
     'minatar': Task('minatar', 5.0, 1e-3, 0.99, 0.95, 0.01, (128,), 16),
+    # Not v5, which Sample Factory's gymnasium has not.
+    'halfcheetah': Task('HalfCheetah-v4', 500.0, 1e-3, 0.99, 0.95, rollout=128, epochs=10, deviation=1.0),
 }
 
 
@@ -285,6 +289,7 @@ def _bindings(task: Task, side: Side) -> list[str]:
             'experience.Iteration.num_epochs': 1 if side.is_once else task.epochs,
             'experience.Iteration.minibatch_steps': task.batch if side.is_once else task.minibatch,
         }
+        values |= {'ppo.make_agent.initial_deviation': task.deviation} if task.deviation else {}
     if task.filters:
         values['networks.NetworkOptions.conv_layer_params'] = ((task.filters, 3, 1),)
         values |= {'ppo.make_agent.normalize_observations': False} if side.algorithm == 'ppo' else {}

@@ -132,6 +132,8 @@ class Many:
         return observations, rewards, terminated, truncated
 
     def _step(self, actions: np.ndarray) -> Any:
+        if isinstance(self.action_space, gymnasium.spaces.Box):
+            actions = np.clip(actions, self.action_space.low, self.action_space.high)
         steps = [env.step(action)[:4] for env, action in zip(self._envs, actions, strict=True)]
         observations, rewards, terminated, truncated = zip(*steps, strict=True)
         observations = [
@@ -230,6 +232,7 @@ def sample_factory(its: dict[str, Any], flags: list[str]) -> None:
         'nonlinearity': 'relu' if its['filters'] else 'tanh',
         'actor_critic_share_weights': bool(its['filters']),
         'adaptive_stddev': False,
+        'initial_stddev': its['deviation'] or 1.0,
         'default_niceness': os.nice(0),
     }
     command = [f'--{flag}={value}' for flag, value in values.items()]
@@ -293,6 +296,8 @@ def sbx(its: dict[str, Any], flags: list[str]) -> None:
         'max_grad_norm': 0.5,
         'policy_kwargs': {'net_arch': its['units']},
     }
+    if its['deviation']:
+        settings['policy_kwargs']['log_std_init'] = float(np.log(its['deviation']))
     side = 'SB3' if '--sb3' in flags else 'SBX'
     model = zoo.make_model(side, 'PPO', settings, Environments(), its['seed'])
     model.learn(10**10)
