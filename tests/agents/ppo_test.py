@@ -13,7 +13,6 @@ from tflearn.agents.ppo import PPOLoss
 from tflearn.core.experience import Iteration
 from tflearn.core.train_step import create_train_step
 from tflearn.environments.tasks import t_maze
-from tflearn.networks import state_dependent
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import OptimizerOptions
@@ -26,24 +25,6 @@ def _agent(specs=example_data.CONTINUOUS, **changes):
     agent = ppo.make_agent(specs, create_train_step(), ppo.EXPERIENCE, network=SMALL, **changes)
     agent.initialize()
     return agent
-
-
-@pytest.mark.parametrize(
-    ('given', 'expected'), [({}, 0.35), ({'initial_deviation': 1.5}, 1.5), ({'initial_deviation': 2}, 2)]
-)
-def test_the_initial_deviation(given, expected):
-    agent = _agent(**given)
-    observation = tf.nest.map_structure(lambda s: tf.zeros([3, *s.shape], s.dtype), example_data.CONTINUOUS.observation)
-    distribution = agent.collect_policy.distribution(ts.restart(observation, 3)).action
-    for each in tf.nest.flatten(distribution):
-        np.testing.assert_allclose(each.stddev(), np.full(each.mean().shape, expected), rtol=1e-5)
-
-
-def test_an_initial_deviation_without_a_use_is_refused():
-    with pytest.raises(ValueError, match='got initial_deviation=1 for the action .*; need floats for it'):
-        _agent(example_data.DISCRETE, initial_deviation=1.0)
-    with pytest.raises(ValueError, match='got initial_deviation=1 with state_dependent_noise.*need one of them'):
-        _agent(initial_deviation=1.0, state_dependent_noise=state_dependent.StateDependentNoise())
 
 
 def _flat(nest):

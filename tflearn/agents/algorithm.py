@@ -54,6 +54,7 @@ class Factory(Protocol):
           state_dependent_noise: how the collect policy explores by noise that depends on the observation, by weights
             that stay the same for some steps (gSDE, Raffin et al. 2021, arXiv 2005.05719), without memory; None draws
             again in each step.
+          initial_deviation: of float actions in [-1, 1], which a normal distribution draws; None is 0.35.
           target_update_tau: the weight of the trained networks in an update of their targets; 1 copies them.
           target_update_period: train steps between two updates of the targets.
           normalize_observations: whether to normalize observations by the mean and variance of all so far, within +-5.

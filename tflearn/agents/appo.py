@@ -35,6 +35,7 @@ from tflearn.core.settings import (
     checked_dataclass,
 )
 from tflearn.core.types import Agent
+from tflearn.networks import heads
 from tflearn.networks.critics import Targets
 from tflearn.optimization import vtrace
 from tflearn.optimization.optimizers import Optimizer
@@ -82,6 +83,7 @@ def make_agent(
     loss: ImpalaLoss = ImpalaLoss(),
     action_mask: str | None = None,
     normalize_values: bool = False,
+    initial_deviation: PositiveFloat | None = None,
 ) -> Agent:
     """Makes an APPO agent.
 
@@ -97,8 +99,9 @@ def make_agent(
     """
     network = complete(problem, 'APPO')
     optimizers = impala.make_optimizers(problem)
+    noise = heads.noise_of(problem.specs.action, initial_deviation)
     trained, target = (
-        ActorValueNetwork(problem.specs, network, action_mask, name, normalizes_values=normalize_values)
+        ActorValueNetwork(problem.specs, network, action_mask, name, noise=noise, normalizes_values=normalize_values)
         for name in ('ActorValueNetwork', 'TargetNetwork')
     )
     return AppoAgent(problem, (trained, target), optimizers, loss, surrogate)

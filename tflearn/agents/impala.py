@@ -25,7 +25,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.core.types import Agent
-from tflearn.networks import recurrent
+from tflearn.networks import heads, recurrent
 from tflearn.networks.critics import Targets
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules, vtrace
@@ -119,6 +119,7 @@ def make_agent(
     action_mask: str | None = None,
     off_policy_correction: bool = True,
     normalize_values: bool = False,
+    initial_deviation: PositiveFloat | None = None,
 ) -> Agent:
     """Makes an IMPALA agent, for discrete, several discrete, or continuous actions.
 
@@ -137,7 +138,10 @@ def make_agent(
     """
     network = complete(problem, 'IMPALA')
     optimizers = make_optimizers(problem)
-    actor_value = ActorValueNetwork(problem.specs, network, action_mask, normalizes_values=normalize_values)
+    noise = heads.noise_of(problem.specs.action, initial_deviation)
+    actor_value = ActorValueNetwork(
+        problem.specs, network, action_mask, noise=noise, normalizes_values=normalize_values
+    )
     return ImpalaAgent(problem, actor_value, optimizers, loss, off_policy_correction=off_policy_correction)
 
 

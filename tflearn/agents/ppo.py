@@ -204,7 +204,6 @@ def make_agent(
       max_kl: the divergence from the policy that acted [nats] of a minibatch after which the other steps of its
         iteration change nothing, as SB3's 1.5 * `target_kl` ends them; None does not.
       imitation: how recorded steps are imitated, in a run with `Initial.demonstrations`.
-      initial_deviation: of float actions in [-1, 1], drawn by a normal distribution; None is 0.35.
 
     Raises:
       ValueError: if the experience is not a queue of new items, there is a `max_kl` or the KL coefficient adapts
@@ -224,7 +223,7 @@ def make_agent(
                 'or max_kl=None'
             )
     normalized = (normalize_observations, normalize_rewards, normalize_values)
-    noise = heads.noise_of(problem.specs.action, state_dependent_noise, initial_deviation)
+    noise = heads.noise_of(problem.specs.action, initial_deviation, state_dependent_noise)
     actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO', noise)
     return PPOAgent(
         problem,

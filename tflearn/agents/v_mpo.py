@@ -35,6 +35,7 @@ from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.settings import Fraction, PositiveFloat, checked_dataclass
 from tflearn.core.types import Agent
+from tflearn.networks import heads
 
 EXPERIENCE = ppo.EXPERIENCE
 
@@ -184,6 +185,7 @@ def make_agent(
     normalize_rewards: bool = True,
     normalize_values: bool = False,
     action_mask: str | None = None,
+    initial_deviation: PositiveFloat | None = None,
 ) -> Agent:
     """Makes a V-MPO agent, for discrete, several discrete, or continuous actions.
 
@@ -198,7 +200,8 @@ def make_agent(
       ValueError: if the experience is not a queue of new items; see `ppo.make_agent`.
     """
     normalized = (normalize_observations, normalize_rewards, normalize_values)
-    actor_value, normalizers = ppo.make_networks(problem, action_mask, normalized, 'V-MPO')
+    noise = heads.noise_of(problem.specs.action, initial_deviation)
+    actor_value, normalizers = ppo.make_networks(problem, action_mask, normalized, 'V-MPO', noise)
     rates = {'v_mpo': 3e-4, 'v_mpo_dual': 1e-2}
     optimizers = problem.optimizers(rates, 0.5, unclipped=('v_mpo_dual',))
     return VMPOAgent(problem, actor_value, optimizers, loss, normalizers)

@@ -72,8 +72,8 @@ def normal(action_spec: types.BoundedTensorSpec, deviation: float = INITIAL_DEVI
 
 def noise_of(
     action_spec: types.NestedTensorSpec,
-    state_dependent_noise: state_dependent.StateDependentNoise | None,
     initial_deviation: float | None,
+    state_dependent_noise: state_dependent.StateDependentNoise | None = None,
 ) -> state_dependent.StateDependentNoise | float:
     """Returns what `projections` takes of the arguments of `make_agent`, of which one may be set.
 
