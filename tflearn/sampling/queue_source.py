@@ -237,7 +237,8 @@ class QueueSource(Planned):
         rows, self._pool = self._pool[: self._batch_size], self._pool[self._batch_size :]
         self.num_used += self._batch_size
         for slot in slots:
-            self._slots[slot].assign(rows)
+            # An assignment to a slice would read the variable, and copy all slots.
+            self._slots.scatter_update(tf.IndexedSlices(rows[np.newaxis], [slot]))
             self._oldest[slot] = int(self._versions(rows).min())
         self._plan.put()
         return True
