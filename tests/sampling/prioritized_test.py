@@ -312,7 +312,7 @@ def test_continues_after_a_restart_of_server_and_learner(tmp_path, serve, open_s
     sampler_back = open_sampler(served)
     again = learner_of(sampler_back, tmp_path / 'learner', ErrorsOfData(lambda steps: 0.5 + 0.0 * steps))
     assert again.step == 20
-    run(again, 60)
+    run(again, 400)  # so that it draws each of them at least once: by chance 60 left one out
     assert sampler_back.flush(30)
     assert {priority for priority, *_ in read_items(served).values()} == {0.5}
 
