@@ -32,6 +32,7 @@ from tflearn.core.settings import (
     PositiveFraction,
     PositiveInt,
     Range,
+    checked,
     checked_dataclass,
 )
 from tflearn.core.types import Agent
@@ -75,6 +76,7 @@ class SurrogateOptions:
 EXAMPLE = Example(ANY_ACTION, data=('uniform', 'queue'), sequence_length=5)
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,

@@ -23,7 +23,7 @@ from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
-from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, checked_dataclass
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, checked, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.networks import heads, recurrent
 from tflearn.networks.critics import Targets
@@ -111,6 +111,7 @@ EXAMPLE = Example(
 )
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,

@@ -33,7 +33,7 @@ from tf_agents.utils import common
 from tflearn.agents import parts, ppo
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.parts import Problem
-from tflearn.core.settings import Fraction, PositiveFloat, checked_dataclass
+from tflearn.core.settings import Fraction, PositiveFloat, checked, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.networks import heads
 
@@ -176,6 +176,7 @@ def divergence_losses(
     return tf.add_n(losses), metrics
 
 
+@checked
 @factory
 def make_agent(
     problem: Problem,
