@@ -292,7 +292,8 @@ def _bindings(task: Task, side: Side) -> list[str]:
         values |= {'ppo.make_agent.initial_deviation': task.deviation} if task.deviation else {}
     if task.filters:
         values['networks.NetworkOptions.conv_layer_params'] = ((task.filters, 3, 1),)
-        values |= {'ppo.make_agent.normalize_observations': False} if side.algorithm == 'ppo' else {}
+        if side.algorithm == 'ppo':  # values are normalized as Sample Factory's are
+            values |= {'ppo.make_agent.normalize_observations': False, 'ppo.make_agent.normalize_values': True}
         lines += ['from tflearn.environments.tasks import minatar_env', "minatar_env.make.game='breakout'"]
         lines += ['recorded_environment.make.make_environment=@minatar_env.make']
     else:
