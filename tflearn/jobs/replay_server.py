@@ -20,6 +20,7 @@ from tflearn.core import agent_data, extras
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.settings import PositiveInt, checked
+from tflearn.core.table_counts import TableCounts
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentFactory, specs_of
 from tflearn.core.waiting import PeerLost, wants_save
@@ -306,7 +307,7 @@ class _Serving:
         except PeerLost:
             self._saver.save_last(is_stopped=False)
             raise
-        self._report()  # what came since the last one, which a short run is all of
+        self._count()  # a short run is over before the next report; the coordinator may be gone, and is not waited for
         self._saver.save_last()
 
     def _serve(self, interval_secs: float, learner_timeout_secs: float, stop: threading.Event) -> None:
@@ -324,11 +325,8 @@ class _Serving:
                 self._save(interval_secs)
 
     def _report(self) -> None:
-        storage = self._saver.storage
-        try:
-            tables = self._saver.server.counts()
-        except _FAILURES as error:  # too busy to answer
-            logging.warning('the replay server did not answer: %s', error)
+        tables = self._count()
+        if tables is None:
             return
         self._history.update(tables)
         try:
@@ -338,8 +336,18 @@ class _Serving:
         except Lost:
             if self._coordinator.is_silent:  # else its machine answers, and it may be started again there
                 self._watch.update(None)
+
+    def _count(self) -> dict[str, TableCounts] | None:
+        """Returns the tables' counts, and writes them to the status; None if the server does not answer."""
+        storage = self._saver.storage
+        try:
+            tables = self._saver.server.counts()
+        except _FAILURES as error:  # too busy to answer
+            logging.warning('the replay server did not answer: %s', error)
+            return None
         metrics = _metrics(ReplayStatistics.of(tables[REPLAY], storage), storage)
         self._status.update('running', failed_saves=self._failed_saves, **metrics)
+        return tables
 
     def _save(self, interval_secs: float) -> None:
         try:
