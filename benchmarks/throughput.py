@@ -7,9 +7,10 @@ PPO, IMPALA and APPO, each in one process (`tflearn-synchronous`) and as separat
 learner), beside Sample Factory's APPO (2.1.1), SBX's PPO (JAX) and Stable-Baselines3's (torch). All have the same game,
 number of environments, rollouts, networks, minibatches, epochs, discounts and constant learning rate, those of `TASKS`
 (16 environments for 32 or 128 steps each, or 32 for 16): a side takes several epochs of minibatches, or trains "once"
-on each step (IMPALA, APPO; PPO and Sample Factory with one epoch of one batch). Sample Factory steps the same batch of
-environments as ours in one call (`batched_sampling`), which is its fastest way, in one process (`serial_mode`) or in
-several; "workers" is as its examples start it.
+on each step (IMPALA, APPO; PPO and Sample Factory with one epoch of one batch). What normalizes observations, rewards
+and values is each library's own. Sample Factory steps the same batch of environments as ours in one call
+(`batched_sampling`), which is its fastest way, in one process (`serial_mode`) or in several; "workers" is as its
+examples start it.
 
 A run lasts --secs from its first environment step. Steps/s are those between two ends of episodes in its part after
 --warm_secs; seconds to the return count from the first step to the last of the first 20 episodes in a row with the
@@ -60,6 +61,7 @@ class Task:
       minibatch: environment steps, where there are several epochs.
       epochs: of PPO; a batch of IMPALA and APPO has all steps of the rollouts.
       deviation: the initial standard deviation of continuous actions, which are from -1 to 1; 0: they are discrete.
+      normalizes_values: whether our PPO does, as Sample Factory always does.
     """
 
     environment: str
@@ -75,6 +77,7 @@ class Task:
     minibatch: int = 256
     epochs: int = 4
     deviation: float = 0.0
+    normalizes_values: bool = False
 
     @property
     def batch(self) -> int:
@@ -86,7 +89,7 @@ TASKS = {
     'cartpole': Task('CartPole-v1', 475.0, 1e-3, 0.98, 0.8),
     # The packaged `ppo_cartpole`'s environments, rollouts and epochs.
     'cartpole_packaged': Task('CartPole-v1', 475.0, 1e-3, 0.98, 0.8, num_environments=32, rollout=16, epochs=20),
-    'minatar': Task('minatar', 5.0, 1e-3, 0.99, 0.95, 0.01, (128,), 16),
+    'minatar': Task('minatar', 5.0, 1e-3, 0.99, 0.95, 0.01, (128,), 16, normalizes_values=True),
     # Not v5, which Sample Factory's gymnasium has not.
     'halfcheetah': Task('HalfCheetah-v4', 500.0, 1e-3, 0.99, 0.95, rollout=128, epochs=10, deviation=1.0),
 }
@@ -289,11 +292,11 @@ def _bindings(task: Task, side: Side) -> list[str]:
             'experience.Iteration.num_epochs': 1 if side.is_once else task.epochs,
             'experience.Iteration.minibatch_steps': task.batch if side.is_once else task.minibatch,
         }
+        values['ppo.make_agent.normalize_values'] = task.normalizes_values
         values |= {'ppo.make_agent.initial_deviation': task.deviation} if task.deviation else {}
     if task.filters:
         values['networks.NetworkOptions.conv_layer_params'] = ((task.filters, 3, 1),)
-        if side.algorithm == 'ppo':  # values are normalized as Sample Factory's are
-            values |= {'ppo.make_agent.normalize_observations': False, 'ppo.make_agent.normalize_values': True}
+        values |= {'ppo.make_agent.normalize_observations': False} if side.algorithm == 'ppo' else {}
         lines += ['from tflearn.environments.tasks import minatar_env', "minatar_env.make.game='breakout'"]
         lines += ['recorded_environment.make.make_environment=@minatar_env.make']
     else:
