@@ -19,7 +19,8 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from tflearn.coordinator.client import Access, Coordinator, Role
+from tflearn.coordinator.client import Coordinator, Role
+from tflearn.core.access import Access
 from tflearn.launch.local import free_port
 
 _EPISODE = {'return': 123.0, 'length': 123.0}

@@ -28,9 +28,10 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tflearn.coordinator.client import Access, Coordinator, Role  # noqa: E402
+from tflearn.coordinator.client import Coordinator, Role  # noqa: E402
 from tflearn.coordinator.server import CoordinatorServer  # noqa: E402
 from tflearn.coordinator.server import options as server_options  # noqa: E402
+from tflearn.core.access import Access  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 
 DIRECT, FEED = 'direct', 'feed'

@@ -25,11 +25,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import learner_cases  # noqa: E402
 from benchmarks.learner_cases import CASES, Case  # noqa: E402
-from tflearn.core import strategies  # noqa: E402
+from tflearn.core import precision, strategies  # noqa: E402
 from tflearn.core.experience import BatchItems  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
-from tflearn.learner import precision  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 
 COMPARED_STEPS, TOLERANCE = 20, {'float32': 1e-3, 'bfloat16': 5e-2, 'float16': 5e-2}

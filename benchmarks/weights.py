@@ -27,8 +27,9 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tflearn.coordinator.client import Access, Coordinator, Role  # noqa: E402
+from tflearn.coordinator.client import Coordinator, Role  # noqa: E402
 from tflearn.coordinator.weights_transport import Lost  # noqa: E402
+from tflearn.core.access import Access  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 

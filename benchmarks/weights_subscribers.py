@@ -11,8 +11,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tflearn.coordinator.client import Access, Coordinator  # noqa: E402
+from tflearn.coordinator.client import Coordinator  # noqa: E402
 from tflearn.coordinator.weights_transport import Lost  # noqa: E402
+from tflearn.core.access import Access  # noqa: E402
 
 
 def main() -> None:

@@ -64,7 +64,8 @@ def main(
         reader.read(gin_file, flags.FLAGS.gin_bindings)
         with waiting.may_exit(stop, lambda: None):  # nothing was begun
             preflight.import_quietly('tensorflow', 'gym')
-            from tflearn.jobs.run import Access, Hooks, Run
+            from tflearn.core.access import Access
+            from tflearn.jobs.run import Hooks, Run
 
             function = getattr(importlib.import_module(f'tflearn.jobs.{module or job}'), job)
         hooks = Hooks(lambda: _save(run_dir, configured), lambda: _texts(configured))

@@ -16,7 +16,7 @@ from tflearn.core.experience import BatchItems, Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
-from tflearn.jobs import initial_agent
+from tflearn.jobs import initial_values
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_settings import Initial
 from tflearn.networks.networks import NetworkOptions
@@ -198,7 +198,7 @@ def test_ppo_begins_with_its_policy(trained, tmp_path, source, initial):
     beginning = ppo.make_agent(specs, create_train_step(), ppo.EXPERIENCE, network=SMALL)
     beginning.initialize()
     before = logits_of(beginning.collect_policy)
-    initial_agent.load(beginning, Initial(**initial | {source: str(trained.root)}), RunDir(tmp_path / 'ppo'))
+    initial_values.load(beginning, Initial(**initial | {source: str(trained.root)}), RunDir(tmp_path / 'ppo'))
     agent = bc.make_agent(specs, create_train_step(), bc.EXPERIENCE, network=SMALL)
     objects = tf.train.Checkpoint(agent=agent)
     objects.restore(tf.train.latest_checkpoint(str(trained.checkpoints))).expect_partial()

@@ -10,9 +10,10 @@ import pytest
 
 from tests.coordinator.weights_transport_test import made
 from tflearn.coordinator import control
-from tflearn.coordinator.client import Access, Coordinator, LearnerWatch, Role
+from tflearn.coordinator.client import Coordinator, LearnerWatch, Role
 from tflearn.coordinator.reports import CreditReader
 from tflearn.coordinator.weights_transport import Lost, Refused
+from tflearn.core.access import Access
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, Stopped, wait_until
 from tflearn.launch.local import free_address

@@ -15,10 +15,10 @@ from scripts import job_process
 from tests.coordinator.weights_transport_test import made
 from tflearn.coordinator import server as coordinator_server
 from tflearn.coordinator import weights_transport
-from tflearn.coordinator.client import Access
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.coordinator.state import Claim
 from tflearn.coordinator.weights_transport import DELTA, PATH, Lost, Refused, WeightsReader
+from tflearn.core.access import Access
 from tflearn.core.waiting import wait_until
 from tflearn.net.server_options import ServerOptions
 

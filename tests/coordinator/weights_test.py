@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tflearn.coordinator import control, published_weights, weights_transport
 from tflearn.coordinator import server as coordinator_server
-from tflearn.coordinator.client import Access
 from tflearn.coordinator.published_weights import Publication, Publisher, Subscriber
+from tflearn.core.access import Access
 from tflearn.core.train_step import create_train_step
 from tflearn.core.waiting import wait_until
 from tflearn.net.server_options import ServerOptions

@@ -10,11 +10,11 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.testing import foreign_agents, lanes
 from tflearn.agents import dqn
-from tflearn.coordinator import published_weights
 from tflearn.core import agent_data, strategies
 from tflearn.core.experience import Experience, Iteration, Queue, Slicing
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
+from tflearn.policies.variables import published_variables
 
 SPECS = EnvironmentSpecs(
     tf.TensorSpec((2,), tf.float32, 'observation'), tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action')
@@ -169,10 +169,10 @@ def test_slots_have_the_same_order_in_all_agents():
 
 def test_the_state_of_noise_is_made_and_not_published():
     agent, *_ = made(foreign_agents.ddpg, specs=CONTINUOUS)
-    before = published_weights.published(agent.collect_policy)
+    before = published_variables(agent.collect_policy)
     agent_data.make_policy_variables(agent)
     assert len(agent.collect_policy.variables()) == len(before) + 1
-    assert [id(variable) for variable in published_weights.published(agent.collect_policy)] == list(map(id, before))
+    assert [id(variable) for variable in published_variables(agent.collect_policy)] == list(map(id, before))
 
 
 def test_packaged_agents_are_known():

@@ -31,7 +31,7 @@ def _weights(run):
     return [reader.get_tensor(name) for name in names]
 
 
-@pytest.mark.slow  # tests/learner/precision_test.py trains in bfloat16, too
+@pytest.mark.slow  # tests/core/precision_test.py trains in bfloat16, too
 def test_bfloat16_for_the_learner_alone(small_run):
     small_run.start_replay()
     small_run.start(collect, num_environments=2)

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tests.testing import lanes, written_summaries
 from tests.testing.jobs import QUEUE
 from tflearn.agents import dqn, impala
-from tflearn.coordinator.client import Access
 from tflearn.coordinator.server import CoordinatorServer
+from tflearn.core.access import Access
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
@@ -22,7 +22,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env, pacing
 from tflearn.files.manifests import Manifests
 from tflearn.files.run_dir import read_json, write_json
-from tflearn.jobs import initial_agent
+from tflearn.jobs import run_contract
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collectors import Progress
 from tflearn.jobs.policy_exports import ExportOptions
@@ -239,7 +239,7 @@ def test_a_collector_with_another_discount_is_refused(small_run):
         transformed.make_agent, make_agent=factories['make_agent'], transforms=[rewards.Scale(2.0)]
     )
     assert (
-        initial_agent.agreed_settings(_agent(scaled, factories), small_run.experience)['transforms']
+        run_contract.agreed_settings(_agent(scaled, factories), small_run.experience)['transforms']
         == 'Scale(factor=2.0)'
     )
 

@@ -4,9 +4,9 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
+from tflearn.core import precision
 from tflearn.core.train_step import Draws, create_train_step
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.learner import precision
 from tflearn.networks import critics as critics_lib
 from tflearn.networks.critics import BatchNorm, CriticOptions, Targets
 from tflearn.networks.networks import NetworkOptions

@@ -12,11 +12,11 @@ from tests.agents import example_data
 from tests.environments import example_environments
 from tests.testing.algorithms import ALGORITHMS, names
 from tflearn.agents import dqn, ppo
+from tflearn.core import precision
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
-from tflearn.learner import precision
 from tflearn.networks import encoder, mlp, networks, noisy, recurrent
 from tflearn.networks.critics import Critics
 from tflearn.networks.networks import NetworkOptions

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.agents import example_data
 from tests.testing import experiences
 from tests.testing.algorithms import ALGORITHMS
-from tflearn.learner import precision
+from tflearn.core import precision
 from tflearn.networks.gtrxl import GTrXL, GTrXLOptions
 from tflearn.networks.networks import NetworkOptions
 

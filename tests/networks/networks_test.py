@@ -12,9 +12,9 @@ from tests.testing import lanes
 from tests.testing.algorithms import ALGORITHMS, names
 from tflearn.agents import dqn, ppo, sac
 from tflearn.coordinator import published_weights
+from tflearn.core import precision
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.learner import precision
 from tflearn.networks import heads, networks, sets
 from tflearn.networks.networks import NetworkOptions
 

@@ -13,8 +13,9 @@ import tflearn
 from tests.coordinator.weights_transport_test import made
 from tests.testing import forks
 from tflearn.coordinator import weights_transport
-from tflearn.coordinator.client import Access, Coordinator, Role
+from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.weights_transport import Lost, WeightsReader
+from tflearn.core.access import Access
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address, free_port

@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from tflearn.coordinator.client import Access, Coordinator, Role
+from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.server import CoordinatorServer
+from tflearn.core.access import Access
 from tflearn.net.server_options import ServerOptions
 
 

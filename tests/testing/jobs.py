@@ -9,8 +9,8 @@ import pytest
 
 from tests import streams
 from tflearn.agents import dqn
-from tflearn.coordinator.client import Access
 from tflearn.core import extras
+from tflearn.core.access import Access
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 from absl import logging
 
@@ -24,14 +24,13 @@ from tflearn.coordinator.weights_transport import (
     WeightsReader,
 )
 from tflearn.core import background, tokens
+from tflearn.core.access import Access
 from tflearn.core.errors import UserRuntimeError, UserValueError, first_few
-from tflearn.core.settings import checked_dataclass
 from tflearn.core.table_counts import TableCounts, summed
-from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, wait_until
+from tflearn.core.waiting import LOG_EVERY_SECS, PEER_TIMEOUT_SECS, PeerLost, wait_until
 from tflearn.net.http_client import HttpClient
 
 INCARNATION, CLAIM = 'Tflearn-Incarnation', 'Tflearn-Claim'
-TIMEOUT_SECS = 90.0  # both sides of a partition end within two minutes, on a busy machine too
 _MESSAGE_SECS = 3.0
 _PUT_SECS = 15.0
 _MAX_ANSWER = 64 << 20
@@ -50,22 +49,6 @@ _MAX_COUNTED_SECS = 30.0  # of the time between two looks
 
 class Restarted(Lost):
     """The coordinator was started again, and knows nothing of what was sent before."""
-
-
-@checked_dataclass(frozen=True)
-class Access:
-    """How a job reaches the coordinator.
-
-    Attributes:
-      address: 'host:port'.
-      token: where the token is that it asks for: a file's path, or 'env:NAME'.
-      weights_dtype: what the learner sends variables of float32 as: 'float32', or 'bfloat16', which takes half of the
-        bytes and keeps three digits. Collectors then act with rounded weights.
-    """
-
-    address: str = 'localhost:8009'
-    token: str | None = None
-    weights_dtype: Literal['float32', 'bfloat16'] = 'float32'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +255,7 @@ class Coordinator:
         """Returns what the coordinator says of itself."""
         return self._ask('GET', STATUS_PATH, anonymous=True)
 
-    def check(self, until_then: str, timeout_secs: float = TIMEOUT_SECS, last: object = '') -> None:
+    def check(self, until_then: str, timeout_secs: float = PEER_TIMEOUT_SECS, last: object = '') -> None:
         """Warns while nothing answers.
 
         Args:

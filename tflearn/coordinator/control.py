@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.waiting import LEASE_SECS
 
 PROTOCOL = 3
-LEASE_SECS = 5.0
 FORGET_SECS = 600.0  # a sender that was silent for that long, and for two leases, is forgotten
 _MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
 

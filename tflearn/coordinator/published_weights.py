@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from tf_agents.utils import common
 
 from tflearn.coordinator import control, weights_transport
 from tflearn.coordinator.client import Coordinator, differences
@@ -49,17 +48,6 @@ class Publication:
 
 
 _COUNTERS = [field.name for field in dataclasses.fields(Publication)]
-
-
-def published(policy: Any) -> list[tf.Variable]:
-    """Returns the variables of a TF-Agents policy that actors need from the learner.
-
-    These are all but the state of exploration noise, which is each actor's own: DDPG's policy makes it at its first
-    action, which the learner and the server do not take.
-    """
-    noises = [module for module in policy.submodules if isinstance(module, common.OUProcess)]
-    own = {variable.ref() for noise in noises for variable in noise.variables}
-    return [variable for variable in policy.variables() if variable.ref() not in own]
 
 
 def specs(variables: Sequence[tf.Variable]) -> list[tf.TensorSpec]:

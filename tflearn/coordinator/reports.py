@@ -25,6 +25,7 @@ from tflearn.coordinator.client import Coordinator, Restarted
 from tflearn.coordinator.control import Credits, Leases, Report, Share, allocate
 from tflearn.coordinator.weights_transport import Lost, Refused
 from tflearn.core import background
+from tflearn.core.waiting import LEASE_SECS
 
 Episode = Mapping[str, float]
 
@@ -47,7 +48,7 @@ class Reporter:
         self,
         coordinator: Coordinator,
         items_at_once: int = 0,
-        lease_secs: float = control.LEASE_SECS,
+        lease_secs: float = LEASE_SECS,
         clock: Callable[[], float] = now_secs,
     ):
         """Sends nothing yet. For `items_at_once` see `control.Report`."""

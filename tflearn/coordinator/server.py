@@ -36,10 +36,11 @@ from typing import Any
 from absl import logging
 
 from tflearn.coordinator import control, weights_transport
-from tflearn.coordinator.client import CLAIM, INCARNATION, Access, Coordinator, Role
+from tflearn.coordinator.client import CLAIM, INCARNATION, Coordinator, Role
 from tflearn.coordinator.state import MAX_WAIT_SECS, RELAY, Conflict, Newest, State, claim_of
 from tflearn.coordinator.weights_transport import DELTA, PATH, STATUS_PATH, Lost, Refused, WeightsReader
 from tflearn.core import background
+from tflearn.core.access import Access
 from tflearn.core.errors import UserValueError
 from tflearn.net import http_request, server_options
 from tflearn.net.http_request import Request, Response, json_response

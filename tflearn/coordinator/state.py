@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tflearn.coordinator.control import LEASE_SECS, Report
+from tflearn.coordinator.control import Report
 from tflearn.coordinator.weights_transport import Message
 from tflearn.core.errors import UserValueError
+from tflearn.core.waiting import LEASE_SECS
 
 REPLAY, TRAIN, RELAY = 'replay', 'train', 'relay'  # roles
 WORKING, ENDED = 'working', 'ended'

@@ -263,7 +263,12 @@ class WrappedAgent(tf.Module):
 
     Subclasses override `collect_data_spec`, `convert`, and `after_train` if they learn from the data too. Samples of an
     agent's `prepare`, which it has if the other one has it (PPO), are converted once, when they are made.
+
+    Attributes:
+      description: what it does to the data, in one line, on which all jobs of a run must agree; '' for nothing.
     """
+
+    description = ''
 
     def __init__(self, agent: Agent, policy: Any, collect_policy: Any, name: str):
         """

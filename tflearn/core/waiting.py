@@ -16,6 +16,10 @@ from tflearn.core.errors import UserTimeoutError
 T = TypeVar('T')
 
 LOG_EVERY_SECS = 10.0
+# How long a job may not hear of the coordinator. Both sides of a partition then end within two minutes, even on a
+# busy machine.
+PEER_TIMEOUT_SECS = 90.0
+LEASE_SECS = 5.0  # of a job's claim; the job renews it with each message
 # HOST:PORT, its two groups. Longer or empty parts of a name cannot be looked up.
 HOST_PORT = re.compile(r'((?:[\w-]{1,63}\.)*[\w-]{1,63}\.?|\[[\da-fA-F:]+\]):(\d{1,5})', re.ASCII)
 

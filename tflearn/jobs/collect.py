@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from absl import logging
 
-from tflearn.coordinator import published_weights, reports
+from tflearn.coordinator import reports
 from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.control import AcquiredLease
 from tflearn.coordinator.published_weights import Subscriber
@@ -26,10 +26,11 @@ from tflearn.core.train_step import set_env_steps
 from tflearn.core.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
 from tflearn.core.waiting import LOG_EVERY_SECS, Jitter, Stopped, wait_until
 from tflearn.files.run_dir import Status
-from tflearn.jobs import initial_agent
+from tflearn.jobs import initial_agent, run_contract
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
 from tflearn.jobs.run import Run
+from tflearn.policies.variables import published_variables
 from tflearn.replay.backend import Shards
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
@@ -81,10 +82,10 @@ def collect(
             agent, storage = initial_agent.make_for_data(make_agent, environment.specs, experience)
             served = _served(agent, options, run, ending)
             collection = Collection(environment, agent.collect_policy, options, experience, name, served)
-            variables = published_weights.published(agent.collect_policy)
+            variables = published_variables(agent.collect_policy)
             connected = Coordinator(run.coordinator, name, run.stop)
             ending.callback(connected.close)
-            role = Role('collect', contract=initial_agent.contract(agent, storage))
+            role = Role('collect', contract=run_contract.contract(agent, storage))
             connected.join(role, run.connect_timeout_secs)
             servers = _servers(connected, own_address(data_addresses, name), storage, run)
             weights = Subscriber(connected, variables, agent.train_step_counter, run.stop)

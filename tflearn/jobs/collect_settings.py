@@ -9,11 +9,10 @@ from tf_agents.policies import tf_policy
 
 from tflearn.actors import exploration
 from tflearn.actors.episode_recorder import OnEpisode
-from tflearn.coordinator.client import TIMEOUT_SECS as SERVER_TIMEOUT_SECS
-from tflearn.coordinator.control import LEASE_SECS
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked_dataclass
+from tflearn.core.waiting import LEASE_SECS, PEER_TIMEOUT_SECS
 
 REPORT_SECS = 1.0
 
@@ -91,7 +90,7 @@ class CollectOptions:
     max_env_steps: PositiveInt | None = None
     lease_secs: Annotated[float, Range(least=2 * REPORT_SECS, advice='collectors report each second')] = LEASE_SECS
     served_at: str | None = None
-    server_timeout_secs: PositiveFloat = SERVER_TIMEOUT_SECS
+    server_timeout_secs: PositiveFloat = PEER_TIMEOUT_SECS
     report_metrics: bool | Collection[str] = True
     episode_metrics: EpisodeMetricsOptions = EpisodeMetricsOptions()
     seed: int | None = None

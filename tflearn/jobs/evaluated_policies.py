@@ -8,18 +8,18 @@ from typing import Any
 from absl import logging
 
 from tflearn.actors.evaluation_record import EvaluationRecord
-from tflearn.coordinator import published_weights
 from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.published_weights import Subscriber
 from tflearn.core.experience import Experience
 from tflearn.core.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
 from tflearn.files.run_dir import read_json
-from tflearn.jobs import initial_agent
+from tflearn.jobs import initial_agent, run_contract
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.run import Run
 from tflearn.policies import loader, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.loader import VersionGone
+from tflearn.policies.variables import published_variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +121,9 @@ class PublishedWeights(ExportedPolicies):
         self.what = f'weights from the coordinator at {run.coordinator.address}'
         agent, storage = initial_agent.make_for_data(make_agent, specs, experience)
         self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
-        variables = published_weights.published(agent.collect_policy)
+        variables = published_variables(agent.collect_policy)
         self._coordinator = Coordinator(run.coordinator, 'evaluate', run.stop)
-        role = Role('evaluate', contract=initial_agent.contract(agent, storage))
+        role = Role('evaluate', contract=run_contract.contract(agent, storage))
         self._coordinator.join(role, run.connect_timeout_secs)
         self._weights = Subscriber(self._coordinator, variables, agent.train_step_counter, run.stop)
 

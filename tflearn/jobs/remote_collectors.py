@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.coordinator import control, published_weights, reports
+from tflearn.coordinator import control, reports
 from tflearn.coordinator.client import Coordinator
 from tflearn.coordinator.published_weights import PRETRAINING, Publisher
 from tflearn.coordinator.reports import CreditLedger
@@ -18,10 +18,12 @@ from tflearn.coordinator.weights_transport import Lost
 from tflearn.core import background, strategies
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent
+from tflearn.core.waiting import LEASE_SECS
 from tflearn.files.manifests import LEARNER, Manifests
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.train_settings import Intervals
+from tflearn.policies.variables import published_variables
 from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage, TableHistory
 from tflearn.sampling.source import Source
@@ -169,7 +171,7 @@ class _Arrivals:
                 self._total += max(0, draws - before)
                 self._draws[address], self._answered_at[address] = draws, now
                 waiting += tables[REPLAY].size
-            elif now - self._answered_at[address] < control.LEASE_SECS:
+            elif now - self._answered_at[address] < LEASE_SECS:
                 return None  # (items of a server that is gone have to be made again)
         return self._total + waiting
 
@@ -213,7 +215,7 @@ class RemoteCollectors(Collectors):
         self._chief = strategies.layout(strategy).is_chief
         self._coordinator, self._timeout_secs = coordinator, server_timeout_secs
         self._history = TableHistory(storage)
-        variables = published_weights.published(agent.collect_policy)
+        variables = published_variables(agent.collect_policy)
         self._publisher = Publisher(coordinator, variables)
         self._credits: CreditIssuer | None = None
         if (ahead := storage.experience.versions_ahead) is not None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from absl import logging
 
-from tflearn.coordinator import client, server
+from tflearn.coordinator import server
 from tflearn.coordinator.client import Coordinator, LearnerWatch, Role
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
@@ -23,12 +23,12 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import AgentFactory, EnvironmentFactory, specs_of
-from tflearn.core.waiting import PeerLost, wants_save
+from tflearn.core.waiting import PEER_TIMEOUT_SECS, PeerLost, wants_save
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import EpisodeReader
 from tflearn.files.manifests import LEARNER, Manifest, Manifests
 from tflearn.files.run_dir import RunDir, Status
-from tflearn.jobs import initial_agent
+from tflearn.jobs import initial_agent, run_contract
 from tflearn.jobs.run import Run
 from tflearn.learner import machine
 from tflearn.net import server_options
@@ -57,7 +57,7 @@ def replay_server(
     shield: str | None = None,
     shard: int = 0,
     num_shards: PositiveInt = 1,
-    learner_timeout_secs: float = client.TIMEOUT_SECS,
+    learner_timeout_secs: float = PEER_TIMEOUT_SECS,
     serve_coordinator: bool = True,
 ) -> None:
     """Serves the run's experience until it is stopped; then saves it.
@@ -120,7 +120,7 @@ def replay_server(
             if hosted:
                 hosted.state.phase = 'running'
             address = _shielded(replay, run.replay_address, shield) if kind == backend.REVERB else replay.address
-            contract = initial_agent.contract(agent, storage, num_shards)
+            contract = run_contract.contract(agent, storage, num_shards)
             connected.join(Role(REPLAY_ROLE, shard, address, contract), math.inf)
             saver = _Saver(replay, storage, checkpoints, manifests, run.stop_timeout_secs)
             serving = _Serving(saver, run_dir, status, connected, shard)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from absl import logging
 
-from tflearn.coordinator.client import Access
+from tflearn.core.access import Access
 from tflearn.files.run_dir import RunDir, Status
 
 

@@ -17,7 +17,7 @@ from tflearn.core.types import Agent
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped, Stopped, wants_save
 from tflearn.core.workers import ReplicaConsistency, StopReason
 from tflearn.files.run_dir import read_json, write_json
-from tflearn.jobs import initial_agent
+from tflearn.jobs import initial_values
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.run import Run
@@ -137,7 +137,7 @@ class Session:
             manifests=collectors.manifests,
         )
         self._step = self._learner.step  # of the variable, whose reading takes long beside a small environment's step
-        initial_agent.load_optimizers(agent, settings.initial, run.dir)  # the learner has made their slots
+        initial_values.load_optimizers(agent, settings.initial, run.dir)  # the learner has made their slots
         self._make_exports = lambda: PolicyExports(agent, run.dir, settings.exports, self._export_facts, self._texts)
 
     def _texts(self) -> dict[str, str]:

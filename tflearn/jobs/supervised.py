@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.core import precision as precisions
 from tflearn.core import strategies, waiting
 from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.core.settings import NonNegativeFloat, PositiveInt, Range, checked, checked_dataclass
@@ -18,7 +19,6 @@ from tflearn.files.run_dir import write_json
 from tflearn.jobs.run import Run
 from tflearn.jobs.session import only_learner, set_seed
 from tflearn.jobs.train_settings import Device
-from tflearn.learner import precision as precisions
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions
 from tflearn.learner.validation import Validator

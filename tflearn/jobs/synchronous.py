@@ -17,7 +17,7 @@ from tflearn.core.resumable import Resumable
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import Agent, AgentFactory, BatchedEnvironment, EnvironmentFactory
 from tflearn.data.reader import EpisodeReader
-from tflearn.jobs import collection, initial_agent
+from tflearn.jobs import collection, initial_agent, initial_values
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.collectors import OwnCollectors
 from tflearn.jobs.policy_exports import ExportOptions
@@ -113,7 +113,7 @@ def synchronous(
             environment = make_environment(num_environments=num_environments, seed=own_seed)
             opened.callback(environment.close)
             agent = initial_agent.make(make_agent, environment.specs, experience, strategy, device.precision)
-            initial_agent.load(agent, initial, run.dir)
+            initial_values.load(agent, initial, run.dir)
             storage = initial_agent.storage(agent, experience)
             source, write = opened.enter_context(_replay(storage, environment, agent, initial, seed, run.stop))
             acting = collection.Collection(
@@ -140,7 +140,7 @@ def _replay(
     if not isinstance(experience.replay, Queue):
         yield _make_replay(storage, num_environments, agent, initial, seed)
         return
-    initial_agent.demonstrate(agent, initial.demonstrations, experience)
+    initial_values.demonstrate(agent, initial.demonstrations, experience)
     # Nobody waits for room in the queue: all of its items are taken as soon as there are enough for a batch.
     endless = dataclasses.replace(experience, replay=dataclasses.replace(experience.replay, max_size=sys.maxsize))
     with backend.in_process(dataclasses.replace(storage, experience=endless).make_tables()) as address:

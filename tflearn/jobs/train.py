@@ -20,7 +20,7 @@ from tflearn.data.demonstrations import Cloning as Cloning  # for gin: train.Clo
 from tflearn.data.demonstrations import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
 from tflearn.files.run_dir import RunDir
-from tflearn.jobs import initial_agent
+from tflearn.jobs import cloning, initial_agent, initial_values, run_contract
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.remote_collectors import RemoteCollectors
 from tflearn.jobs.run import Run
@@ -30,6 +30,7 @@ from tflearn.learner import batches, dry_run, machine, train_loop
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
+from tflearn.policies.variables import published_variables
 from tflearn.replay import backend
 from tflearn.replay.backend import Shards
 from tflearn.replay.storage import Storage
@@ -93,7 +94,7 @@ def train(
             with watchdog.guard('the construction of the agent'):
                 seed, specs = set_seed(initial.seed, strategy), specs_of(make_environment)
                 agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
-                initial_agent.demonstrate(agent, initial.demonstrations, experience)
+                initial_values.demonstrate(agent, initial.demonstrations, experience)
             storage = initial_agent.storage(agent, experience)
             _check_machine(run.dir, agent, storage)
             connected = Coordinator(run.coordinator, f'train_{strategies.layout(strategy).worker}', run.stop)
@@ -101,7 +102,7 @@ def train(
             addresses = _join(connected, run, agent, data, storage, strategy)
             _clone(agent, initial, specs, run, connected, strategy, device, seed, watchdog)
             with watchdog.guard('the construction of the learner'):
-                initial_agent.load(agent, initial, run.dir)
+                initial_values.load(agent, initial, run.dir)
                 source = _source(data, addresses, storage, agent, strategy, seed, initial)
                 settings = dataclasses.replace(settings.in_train_steps(source), seed=seed, watchdog=watchdog)
                 given = storage, source, strategy, settings.intervals, data.server_timeout_secs
@@ -160,20 +161,20 @@ def _clone(
 
     Collectors get to know that they wait.
     """
-    cloning = initial.cloning
-    if cloning is None or initial_agent.continues(run.dir):
+    settings = initial.cloning
+    if settings is None or initial_values.continues(run.dir):
         return
-    publisher = Publisher(coordinator, published_weights.published(agent.collect_policy))
+    publisher = Publisher(coordinator, published_variables(agent.collect_policy))
     status = run.status('train')
 
     def alive(step: int) -> None:
         watchdog.progress()
         publisher.publish(0, published_weights.PRETRAINING, 0)
-        status.update('running on recorded episodes', cloning_step=step, num_cloning_steps=cloning.num_train_steps)
+        status.update('running on recorded episodes', cloning_step=step, num_cloning_steps=settings.num_train_steps)
 
     alive(0)
     try:
-        initial_agent.clone(agent, cloning, specs, run, strategy, device.precision, seed, alive)
+        cloning.clone(agent, settings, specs, run, strategy, device.precision, seed, alive)
     finally:
         publisher.close()
 
@@ -235,7 +236,7 @@ def _join(
     """
     status = run.status('train')
     status.update(f'waiting for the coordinator at {coordinator.access.address}')
-    contract, layout = initial_agent.contract(agent, storage), strategies.layout(strategy)
+    contract, layout = run_contract.contract(agent, storage), strategies.layout(strategy)
     role = TRAIN if layout.is_chief else 'train_worker'
     coordinator.join(Role(role, layout.worker, contract=contract, epoch=run.dir.epoch), run.connect_timeout_secs)
     if data.feed_address:

@@ -17,7 +17,7 @@ from tflearn.core.types import AgentFactory, EnvironmentSpecs
 from tflearn.data import columns, metadata, writer
 from tflearn.data.reader import Dataset, find_directories
 from tflearn.files.run_dir import read_json
-from tflearn.jobs import initial_agent
+from tflearn.jobs import initial_agent, initial_values
 from tflearn.jobs.collectors import Collectors
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run import Run
@@ -92,7 +92,7 @@ def train_offline(
                 specs, files = environment_specs(dataset), _checksum(dataset)
             agreement.check_same(files, 'the checksum of the names of the files')
             agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
-            initial_agent.load(agent, initial, run.dir)
+            initial_values.load(agent, initial, run.dir)
             data_spec, max_epochs = initial_agent.data_spec(agent, experience), data_stop_conditions.max_epochs
             validator: Validator | None = None
             with agreement.together('the data set'):

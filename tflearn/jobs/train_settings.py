@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from tflearn.coordinator.client import TIMEOUT_SECS as SERVER_TIMEOUT_SECS
 from tflearn.core.background import Watchdog
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Iteration, Prioritized, Queue, Uniform
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.core.waiting import PEER_TIMEOUT_SECS
 from tflearn.data.demonstrations import Cloning, Demonstrations
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
@@ -192,7 +192,7 @@ class Data:
     timeout_secs: PositiveFloat = 600.0
     addresses: Sequence[str] = ()
     weights: Sequence[float] = ()
-    server_timeout_secs: PositiveFloat = SERVER_TIMEOUT_SECS
+    server_timeout_secs: PositiveFloat = PEER_TIMEOUT_SECS
     feed_address: str = ''
 
     def __post_init__(self) -> None:

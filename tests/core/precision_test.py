@@ -11,8 +11,7 @@ from tf_agents.trajectories import trajectory
 
 from tests.agents import example_data
 from tests.testing.algorithms import ALGORITHMS
-from tflearn.core import agent_data
-from tflearn.learner import precision
+from tflearn.core import agent_data, precision
 from tflearn.networks import networks
 from tflearn.optimization.optimizers import Optimizer, OptimizerOptions
 
