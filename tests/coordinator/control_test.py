@@ -53,6 +53,12 @@ def test_shares_do_not_depend_on_the_steps_of_their_computation(seed):
         assert credits.at(0) == credits
 
 
+def test_a_version_that_nobody_published_does_not_divide_credits_forever():
+    credits = Credits(0, 8, shares=shares(8)).at(control.MAX_VERSION)
+    assert credits.policy_version == control.MAX_VERSION
+    assert allowed(credits) == [8 * 10_000]
+
+
 def test_credits_wait_for_a_collector():
     credits = Credits(0, 8).at(3)
     assert (credits.surplus, credits.shares) == (-24, ())
@@ -86,14 +92,23 @@ def test_messages_survive_encoding():
         ('{"protocol": 3, "kind": "Order", "lease": {"name": "a", "owner": "b"}}', "of the kind 'Order'"),
         ('{"protocol": 3, "kind": "Report"}', 'need a control message'),
         ('{"protocol": 3, "kind": "Report", "lease": {"name": "a", "owner": "b"}, "x": 1}', 'need a control message'),
-        (f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": {{"env_steps": "5"}}}}', 'a value of str'),
+        (
+            f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": {{"env_steps": "5"}}}}',
+            r"counts.env_steps='5'; need a n",
+        ),
         (f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": [5]}}', 'need a control message'),
         (
             f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": {{}}, "episodes": [{{"return": null}}]}}',
-            'of NoneType',
+            'episodes.return=None; need a number',
         ),
-        (f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": {{}}, "delivered": true}}', 'a value of bool'),
-        ('{"protocol": 3, "kind": "Report", "lease": {"name": "a", "owner": 5}, "counts": {}}', 'a value of int'),
+        (
+            f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": {{}}, "delivered": true}}',
+            'delivered=True; need an integer',
+        ),
+        (
+            '{"protocol": 3, "kind": "Report", "lease": {"name": "a", "owner": 5}, "counts": {}}',
+            'Lease.owner=5; need a p',
+        ),
         ('[' * 100_000, 'need a control message'),
         (' ' * 2_000_000, 'of 2000000 bytes; need at most'),
         ('1' * 5000, 'need a control message'),
@@ -105,6 +120,60 @@ def test_messages_survive_encoding():
 def test_rejects_invalid_messages(text, message):
     with pytest.raises(UserValueError, match=message):
         control.decode(text, control.Report)
+
+
+NO_NUMBERS = ('NaN', 'Infinity', '-Infinity', '1e999', '"5"', 'true', 'null', '[]')
+NO_COUNTS = (*NO_NUMBERS, '-2', '1' + 30 * '0')
+
+
+@pytest.mark.parametrize(
+    ('field', 'name', 'numbers'),
+    [
+        ('"counts": {"env_steps": X}', 'counts.env_steps', NO_COUNTS),
+        ('"counts": {}, "delivered": X', 'Report.delivered', NO_COUNTS),
+        ('"counts": {}, "items_at_once": X', 'Report.items_at_once', NO_COUNTS),
+        ('"counts": {}, "first_episode": X', 'Report.first_episode', NO_COUNTS),
+        ('"counts": {}, "policy_version": X', 'Report.policy_version', (*NO_COUNTS, str(2**63 - 2))),
+        ('"counts": {}, "episodes": [{"return": 1.0}, {"return": X}]', 'episodes.return', NO_NUMBERS),
+    ],
+)
+def test_a_number_that_its_readers_cannot_bear_is_refused_by_its_name(field, name, numbers):
+    for number in numbers:
+        text = '{"protocol": 3, "kind": "Report", ' + LEASE + ', ' + field.replace('X', number) + '}'
+        with pytest.raises(UserValueError, match=f'{name}=.*; need a'):
+            control.decode(text, control.Report)
+
+
+@pytest.mark.parametrize('lease', ['"epoch": 0', '"epoch": 1e3', '"ttl_secs": NaN', '"ttl_secs": 0', '"ttl_secs": 1e9'])
+def test_a_lease_that_would_never_end_or_begin_is_refused(lease):
+    text = '{"protocol": 3, "kind": "Report", "lease": {"name": "a", "owner": "b", ' + lease + '}, "counts": {}}'
+    with pytest.raises(UserValueError, match=lease.split('"')[1]):
+        control.decode(text, control.Report)
+
+
+@pytest.mark.parametrize('name', ['', 'x' * 257, 'a\\nb', '\\ud800', '\\u0000'])
+@pytest.mark.parametrize('field', ['"counts": {"X": 1}', '"counts": {}, "episodes": [{"X": 1}]'])
+def test_a_name_that_no_log_can_hold_is_refused(name, field):
+    text = '{"protocol": 3, "kind": "Report", ' + LEASE + ', ' + field.replace('X', name) + '}'
+    with pytest.raises(UserValueError, match='need a printable text of 1 to 256 characters'):
+        control.decode(text, control.Report)
+
+
+def test_a_message_with_more_names_than_a_run_has_is_refused():
+    with pytest.raises(UserValueError, match='2001 names in counts; need at most 2000'):
+        control.decode(control.encode(Report(Lease('a', 'b'), {f'n{i}': 1 for i in range(2001)})), Report)
+
+
+@pytest.mark.parametrize('share', ['"items_at_once": 0', '"items_at_once": -1', '"allowed": NaN', '"order": -5'])
+def test_credits_that_would_never_be_divided_are_refused(share):
+    fields = '"owner": "a", "epoch": 1, "items_at_once": 8, "allowed": 0, "order": 0'
+    name = share.split(':')[0]
+    fields = ', '.join([part for part in fields.split(', ') if not part.startswith(name)] + [share])
+    text = (
+        '{"protocol": 3, "kind": "Credits", "policy_version": 0, "items_per_version": 8, "shares": [{' + fields + '}]}'
+    )
+    with pytest.raises(UserValueError, match=name.strip('"')):
+        control.decode(text, Credits)
 
 
 def test_lease_expires_by_the_receivers_clock_unless_renewed():

@@ -1,7 +1,9 @@
+import json
+
 import pytest
 import tensorflow as tf
 
-from tflearn.coordinator import control, reports
+from tflearn.coordinator import control, reports, state
 
 
 @pytest.fixture
@@ -70,6 +72,48 @@ def test_checkpoint_restores_the_counts(coordinating, run, tmp_path):
     collector.report(_steps(130), _episodes(7.0))  # the same collector continues
     restored.read()
     assert (restored.env_steps, restored.mean_return) == (130, 6.0)
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf'), -1e301])
+def test_a_metric_that_is_not_finite_is_left_out_and_its_episode_counts(coordinating, run, value):
+    server, learner = run
+    reader = reports.ReportReader(learner)
+    episodes = [{'return': value, 'length': 5}, {'return': 2.0, 'length': 7}]
+    assert reports.Reporter(coordinating.job(server)).report(_steps(10), episodes)
+    reader.read()
+    assert reader.metrics() == {'env_steps': 10, 'reported_episodes': 2, 'mean_return': 2.0, 'mean_length': 6.0}
+
+
+def test_a_checkpoint_of_an_earlier_version_with_a_nan_is_restored_without_it(coordinating, run):
+    _, learner = run
+    reader = reports.ReportReader(learner)
+    saved = {'counts': {}, 'episodes': [{'return': float('nan')}], 'env_steps_limit': None, 'next_episodes': {}}
+    reader.deserialize(json.dumps(saved))
+    assert reader.mean_return is None
+
+
+def test_reports_that_no_learner_reads_take_bounded_memory_and_are_kept_by_their_sender(coordinating, run, monkeypatch):
+    monkeypatch.setattr(state, '_MAX_NUMBERS', 20)
+    server, learner = run
+    first, second = reports.Reporter(coordinating.job(server)), reports.Reporter(coordinating.job(server))
+    assert first.report(_steps(10), _episodes(*range(15)))
+    assert not second.report(_steps(10), _episodes(*range(15)))
+    reader = reports.ReportReader(learner)
+    for _ in range(3):  # the second reading acknowledges the first one's episodes
+        reader.read()
+    assert second.report(_steps(20), _episodes(15))
+    reader.read()
+    assert (reader.env_steps, reader.count('reported_episodes')) == (30, 31)
+
+
+def test_the_learner_reads_more_than_a_sender_may_send_at_once(coordinating, run):
+    server, learner = run
+    collector, reader = reports.Reporter(coordinating.job(server)), reports.ReportReader(learner)
+    metrics = {f'info/{i:0200}': 1.0 for i in range(16)}
+    for i in range(3):
+        assert collector.report(_steps(10 * i), [metrics] * reports.MAX_EPISODES)
+    reader.read()
+    assert reader.count('reported_episodes') == 3 * reports.MAX_EPISODES
 
 
 def test_all_of_many_episodes_arrive_in_parts(coordinating, run):

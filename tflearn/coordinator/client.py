@@ -223,7 +223,8 @@ class Coordinator:
         """Returns new reports; see `State.reports`. Raises Restarted if they are counted from 0 again."""
         message = {'after': after, 'acknowledged': acknowledged}
         found = self._ask('POST', '/v1/reports', message, again=False)
-        return found['number'], [control.decode(text, control.Report) for text in found['reports']]
+        # The coordinator joins the episodes of several reports of one sender.
+        return found['number'], [control.decode(text, control.Report, _MAX_ANSWER) for text in found['reports']]
 
     def put_credits(self, credits: control.Credits) -> None:
         """Replaces the newest credits."""

@@ -16,14 +16,32 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from tflearn.core import settings
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Range
 from tflearn.core.waiting import LEASE_SECS
 
 PROTOCOL = 3
 FORGET_SECS = 600.0  # a sender that was silent for that long, and for two leases, is forgotten
 _MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
+_MAX_TEXT = 256  # characters of a name
+_MAX_VERSIONS_AHEAD = 10_000  # of the newest credits
+_MAX_NAMES = 2_000  # of counts, and of an episode's metrics
+MAX_METRIC = 1e300  # of which a sum over many episodes is finite too
+MAX_VERSION = 1 << 40  # nobody publishes so often; the learner's own counters hold a million times as many
+
+# What a message may hold. A number outside of it would not fail here, but where messages are summed, compared
+# or waited for: in the learner, and again in each one that is started after it.
+Version = Annotated[int, Range(least=-1, most=MAX_VERSION)]
+Count = Annotated[int, Range(least=0, most=1 << 53)]
+Delivered = Annotated[int, Range(least=0, most=1 << 50)]  # a share counts on from it
+ItemsAtOnce = Annotated[int, Range(least=0, most=1 << 20)]
+LeaseSecs = Annotated[float, Range(above=0, most=86_400)]
+AtLeastOne = Annotated[int, Range(least=1, most=1 << 53)]
+Metric = Annotated[float, Range(least=-MAX_METRIC, most=MAX_METRIC)]
+Total = Annotated[float, Range(least=0, most=1 << 53)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +56,8 @@ class Lease:
 
     name: str
     owner: str
-    epoch: int = 1
-    ttl_secs: float = LEASE_SECS
+    epoch: AtLeastOne = 1
+    ttl_secs: LeaseSecs = LEASE_SECS
 
     @property
     def forget_secs(self) -> float:
@@ -63,10 +81,10 @@ class Report:
     lease: Lease
     counts: Mapping[str, float]
     episodes: Sequence[Mapping[str, float]] = ()
-    delivered: int = 0
-    items_at_once: int = 0
-    first_episode: int = 0
-    policy_version: int = 0
+    delivered: Delivered = 0
+    items_at_once: ItemsAtOnce = 0
+    first_episode: Count = 0
+    policy_version: Version = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +98,10 @@ class Share:
     """
 
     owner: str
-    epoch: int
-    items_at_once: int
-    allowed: int
-    order: int
+    epoch: AtLeastOne
+    items_at_once: Annotated[int, Range(least=1, most=1 << 20)]
+    allowed: Count
+    order: Count
 
     def plus(self, items: int) -> 'Share':
         """Returns the share with `items` more."""
@@ -103,17 +121,18 @@ class Credits:
       surplus: items allowed beyond what was wanted; negative while there is no collector to make them.
     """
 
-    policy_version: int
-    items_per_version: int
-    surplus: int = 0
+    policy_version: Version
+    items_per_version: Count
+    surplus: Annotated[int, Range(least=-(1 << 53), most=1 << 53)] = 0
     shares: tuple[Share, ...] = ()
 
     def at(self, policy_version: int) -> 'Credits':
         """Returns the credits at a later version; itself for an earlier one."""
-        shares, surplus = self.shares, self.surplus
-        for _ in range(self.policy_version, policy_version):
-            shares, surplus = allocate(shares, surplus - self.items_per_version)
         version = max(self.policy_version, policy_version)
+        # The same collectors are next, whether versions are added one by one or at once. Newer credits come long
+        # before the bound, unless somebody reported a version that nobody published.
+        num_versions = min(version - self.policy_version, _MAX_VERSIONS_AHEAD)
+        shares, surplus = allocate(self.shares, self.surplus - num_versions * self.items_per_version)
         return dataclasses.replace(self, policy_version=version, surplus=surplus, shares=shares)
 
     def allowed(self, lease: Lease) -> int:
@@ -226,14 +245,17 @@ def encode(message: Report | Credits) -> str:
     return json.dumps({'protocol': PROTOCOL, 'kind': type(message).__name__, **dataclasses.asdict(message)})
 
 
-def decode(text: str | bytes, kind: type[Message]) -> Message:
+def decode(text: str | bytes, kind: type[Message], max_bytes: int = _MAX_BYTES) -> Message:
     """Returns the message that `encode` encoded.
+
+    Args:
+      max_bytes: more are refused unread; a coordinator's reports of many episodes have more than a sender's.
 
     Raises:
       ValueError: if the text is not a message of this kind and version of the protocol.
     """
-    if len(text) > _MAX_BYTES:
-        raise UserValueError(f'got a control message of {len(text)} bytes; need at most {_MAX_BYTES}')
+    if len(text) > max_bytes:
+        raise UserValueError(f'got a control message of {len(text)} bytes; need at most {max_bytes}')
     try:
         return _decode(json.loads(text), kind)
     except UserValueError:
@@ -252,18 +274,39 @@ def _decode(fields: dict[str, Any], kind: Any) -> Any:
     if name != kind.__name__:
         raise UserValueError(f'got a control message of the kind {name!r}; need {kind.__name__}')
     if kind is Credits:
-        return Credits(**fields | {'shares': tuple(Share(**share) for share in fields['shares'])})
-    report = Report(Lease(**fields.pop('lease')), **fields)
-    lease = report.lease
-    _check(lease.name, lease.owner, kind=str)
-    _check(lease.epoch, report.delivered, report.items_at_once, report.first_episode, report.policy_version, kind=int)
-    numbers = [value for values in (report.counts, *report.episodes) for value in values.values()]
-    _check(lease.ttl_secs, *numbers, kind=int | float)
-    return report
+        shares = tuple(Share(**share) for share in fields['shares'])
+        return _checked(Credits(**fields | {'shares': shares}), *map(_checked, shares))
+    report = Report(_checked(Lease(**fields.pop('lease'))), **fields)
+    _check_numbers('counts', report.counts, COUNT)
+    for episode in report.episodes:
+        _check_numbers('episodes', episode, METRIC)
+    return _checked(report)
 
 
-def _check(*values: Any, kind: Any) -> None:
-    """Raises ValueError if a value is of another kind: it would fail where messages are summed."""
-    for value in values:
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise UserValueError(f'got a control message with a value of {type(value).__name__}; need {kind}')
+def _checked(message: Any, *_: Any) -> Any:
+    """Returns a message, or a part of one, whose own fields are as they are declared."""
+    owner = f'a control message with {type(message).__name__}.'
+    settings.check(_RULES[type(message)], owner, vars(message))
+    for name in ('name', 'owner'):
+        if name in vars(message):
+            _check_text(owner + name, getattr(message, name))
+    return message
+
+
+def _check_numbers(what: str, numbers: Mapping[str, float], rule: settings.Rule) -> None:
+    if len(numbers) > _MAX_NAMES:
+        raise UserValueError(f'got a control message with {len(numbers)} names in {what}; need at most {_MAX_NAMES}')
+    for name, number in numbers.items():
+        _check_text(f'a control message with a name in {what}', name)
+        if error := rule.error(f'a control message with {what}.{name}', number):
+            raise error
+
+
+def _check_text(what: str, text: Any) -> None:
+    """Raises ValueError for a text that a log, a file or a metric's name could not hold."""
+    if not isinstance(text, str) or not 0 < len(text) <= _MAX_TEXT or not text.isprintable():
+        raise UserValueError(f'got {what}={text!a:.100}; need a printable text of 1 to {_MAX_TEXT} characters')
+
+
+_RULES = {kind: settings.rules(kind.__annotations__) for kind in (Lease, Report, Share, Credits)}
+COUNT, METRIC = settings.Rule(Total), settings.Rule(Metric)

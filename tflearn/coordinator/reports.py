@@ -72,7 +72,7 @@ class Reporter:
           delivered: items made under the lease that are in the replay.
           policy_version: see `control.Report`.
         """
-        self._kept += episodes
+        self._kept += [_finite(episode) for episode in episodes]
         self._drop(len(self._kept) - _MAX_KEPT)
         if self._clock() - self._sent_at > self.acquired_lease.lease.forget_secs / 2:
             self.acquired_lease.restart()
@@ -152,7 +152,7 @@ class ReportReader(tf.train.experimental.PythonState):
     @property
     def mean_return(self) -> float | None:
         """The mean return of the newest episodes; None before the first has ended."""
-        episodes = self._episodes
+        episodes = [episode for episode in self._episodes if 'return' in episode]
         return _mean('return', episodes) if episodes else None
 
     def metrics(self) -> dict[str, float | None]:
@@ -177,7 +177,7 @@ class ReportReader(tf.train.experimental.PythonState):
     def deserialize(self, string_value: str) -> None:
         """Restores the counts and episodes of a checkpoint."""
         saved = json.loads(string_value)
-        self._counts, self._episodes = saved['counts'], saved['episodes']
+        self._counts, self._episodes = saved['counts'], [_finite(episode) for episode in saved['episodes']]
         self.env_steps_limit, self._next_episodes = saved[ENV_STEPS_LIMIT], saved.get('next_episodes', {})
         self._forgotten_at = dict.fromkeys(self._counts.keys() - {_FORGOTTEN}, self._clock() + control.FORGET_SECS)
 
@@ -236,6 +236,20 @@ class ReportReader(tf.train.experimental.PythonState):
                 logging.log_every_n_seconds(logging.WARNING, 'could not read reports: %s', 60, error)
                 break
         return []
+
+
+def _finite(episode: Episode) -> Episode:
+    """Returns the metrics that are finite: one that is not would make means of it for as long as it is kept."""
+    left_out = [name for name, value in episode.items() if not abs(value) <= control.MAX_METRIC]
+    if not left_out:
+        return episode
+    logging.log_every_n_seconds(
+        logging.WARNING,
+        'got an episode with %s=%s; need finite numbers; left out of the reported metrics',
+        60,
+        *(left_out[0], episode[left_out[0]]),
+    )
+    return {name: value for name, value in episode.items() if name not in left_out}
 
 
 def _mean(name: str, episodes: Sequence[Episode]) -> float:

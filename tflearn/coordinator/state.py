@@ -6,10 +6,11 @@ versions never go back: collectors report the version that they act with, and ol
 
 import collections
 import dataclasses
+import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tflearn.coordinator.control import Report
@@ -24,6 +25,8 @@ _MAKERS = (REPLAY, TRAIN)  # of the contract
 _KEPT = 4  # publications to which a difference can be made
 _MAX_EPOCHS_AHEAD = 1000
 _MAX_SENDERS, _MAX_EPISODES, _MOST_REPORTS = 10_000, 1000, 1000
+_MAX_NUMBERS = 4_000_000  # of all senders' reports and episodes: about 400 MB
+_MAX_ANSWER_NUMBERS = 400_000  # of an answer with reports: about 20 MB
 
 
 class Conflict(Exception):
@@ -97,6 +100,11 @@ class _Sender:
     number: int = 0
     episodes: list[Mapping[str, float]] = dataclasses.field(default_factory=list)
 
+    @property
+    def size(self) -> int:
+        """How many numbers are kept of it."""
+        return _size(self.report.counts, self.episodes)
+
 
 class State:
     """What a coordinator knows, for many threads.
@@ -121,7 +129,7 @@ class State:
         self._credits, self._credits_number = '', 0
         self._senders: dict[str, _Sender] = {}
         self._counts: dict[int, tuple[dict[str, Any], float]] = {}
-        self._number = self._newest_version = 0
+        self._number = self._newest_version = self._num_numbers = 0
 
     def register(
         self, role: str, index: int, address: str, contract: Mapping[str, Any], claim: Claim | None, had_epoch: bool
@@ -215,13 +223,11 @@ class State:
     def put_report(self, report: Report) -> dict[str, int]:
         """Takes a report. Returns the numbers of the next episode to be sent, and of the first one to be kept."""
         with self._changed:
+            self._make_place(report)
             known = self._senders.get(report.lease.owner)
             if known is None:
-                if len(self._senders) >= _MAX_SENDERS:
-                    self._forget()
-                if len(self._senders) >= _MAX_SENDERS:
-                    raise Conflict(f'got more than {_MAX_SENDERS} senders of reports; need fewer')
                 known = self._senders[report.lease.owner] = _Sender(report, report.first_episode, 0.0)
+            before = known.size
             received = known.first + len(known.episodes)
             if report.first_episode > received:  # the sender could not keep those between
                 known.first, known.episodes, received = report.first_episode, [], report.first_episode
@@ -230,9 +236,24 @@ class State:
                 del known.episodes[:beyond]
                 known.first += beyond
             self._number += 1
-            known.report, known.number, known.seen_at = report, self._number, self._clock()
+            known.report = dataclasses.replace(report, episodes=())
+            known.number, known.seen_at = self._number, self._clock()
+            self._num_numbers += known.size - before
             self._newest_version = max(self._newest_version, report.policy_version)
             return {'received': known.first + len(known.episodes), 'acknowledged': known.first}
+
+    def _make_place(self, report: Report) -> None:
+        """Raises Conflict if there are too many senders, or too much that no learner has read."""
+        is_new, size = report.lease.owner not in self._senders, _size(report.counts, report.episodes)
+        if (is_new and len(self._senders) >= _MAX_SENDERS) or self._num_numbers + size > _MAX_NUMBERS:
+            self._forget()
+        if is_new and len(self._senders) >= _MAX_SENDERS:
+            raise Conflict(f'got more than {_MAX_SENDERS} senders of reports; need fewer')
+        if self._num_numbers + size > _MAX_NUMBERS:
+            raise Conflict(
+                f'got reports of more than {_MAX_NUMBERS} numbers that no learner has read; need fewer; try '
+                'again when it has'
+            )
 
     def reports(self, claim: Claim | None, after: int, acknowledged: Mapping[str, int]) -> tuple[int, list[Report]]:
         """Returns the reports after number `after`, and the number of the last one.
@@ -244,13 +265,16 @@ class State:
         with self._changed:
             for owner, number in acknowledged.items():
                 if sender := self._senders.get(owner):
-                    count = min(max(0, number - sender.first), len(sender.episodes))
+                    count, before = min(max(0, number - sender.first), len(sender.episodes)), sender.size
                     del sender.episodes[:count]
                     sender.first += count
+                    self._num_numbers -= before - sender.size
             self._forget()
             new = sorted(
                 (sender for sender in self._senders.values() if sender.number > after), key=lambda each: each.number
             )[:_MOST_REPORTS]
+            sizes = itertools.accumulate(sender.size for sender in new)
+            new = new[: max(1, sum(size <= _MAX_ANSWER_NUMBERS for size in sizes))]
             found = [
                 dataclasses.replace(each.report, episodes=[*each.episodes], first_episode=each.first) for each in new
             ]
@@ -260,6 +284,7 @@ class State:
         now = self._clock()
         for owner, sender in list(self._senders.items()):
             if now - sender.seen_at > sender.report.lease.forget_secs:
+                self._num_numbers -= sender.size
                 del self._senders[owner]
 
     def put_credits(self, claim: Claim | None, text: str) -> None:
@@ -308,6 +333,10 @@ class State:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+
+def _size(counts: Mapping[str, float], episodes: Sequence[Mapping[str, float]]) -> int:
+    return len(counts) + sum(map(len, episodes))
 
 
 def claim_of(text: str | None) -> Claim | None:
