@@ -12,10 +12,14 @@ from tflearn.policies import states, versions
 @pytest.fixture
 def directory(tmp_path):
     for number in range(1, 9):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / 'saved_model.pb').touch()
-        (tmp_path / str(number) / 'metadata.json').write_text('{}')
+        write_version(tmp_path / str(number))
     return tmp_path
+
+
+def write_version(version):
+    version.mkdir()
+    (version / 'saved_model.pb').touch()
+    (version / 'metadata.json').write_text('{}')
 
 
 def promote(directory, version, state='stable', **settings):
@@ -71,6 +75,23 @@ def test_versions_with_a_state_are_not_pruned(directory):
     for version in (8, 5, 4, 8, 5):
         promote(directory, version)
     assert states.read(directory).earlier == (8, 4, 3, 2)
+
+
+@pytest.mark.parametrize('state', ['stable', 'canary', 'shadow'])
+def test_a_promoted_version_that_links_point_to_is_not_pruned(directory, state):
+    if state != 'stable':
+        promote(directory, 2)
+    newest = directory / str(versions.newest_version(directory))
+    versions.point_latest(directory)
+    assert versions.point_best(newest)
+    promote(directory, int(newest.name), state)
+    assert (newest / versions.PROMOTED).exists()
+    versions.point_best(directory / '3')
+    for later in (9, 10):
+        write_version(directory / str(later))
+        versions.point_latest(directory)
+    versions.prune(directory, 1)
+    assert int(newest.name) in versions.versions(directory)
 
 
 def test_the_same_keys_get_the_canary(directory):

@@ -185,9 +185,11 @@ def _write(directory: pathlib.Path, states: States, change: str, version: int, w
         entry['share'] = states.share
     states = dataclasses.replace(states, history=(*states.history, entry)[-_MAX_HISTORY:])
     write_json(directory / FILE, dataclasses.asdict(states))
-    for marked in directory.glob(f'*/{versions.PROMOTED}'):
-        if marked.parent.name not in map(str, (*states.labels.values(), *states.earlier)):
-            versions.unkeep(marked.parent, versions.PROMOTED)
+    promoted = {*states.labels.values(), *states.earlier}
+    # By number: a pattern would follow the links `latest` and `best`, and take the mark from the version behind them.
+    for marked in versions.versions(directory, needs=(versions.PROMOTED,)):
+        if marked not in promoted:
+            versions.unkeep(directory / str(marked), versions.PROMOTED)
     return states
 
 
