@@ -40,6 +40,7 @@ PROGRAMS = (
     'tune',
     'play',
     'check_env',
+    'help',
     'promote',
     'loop',
 )

@@ -303,8 +303,7 @@ def test_gin(block, tmp_path):
 def _complete() -> Iterator[object]:
     """Yields the gin blocks that are a run's whole file; those that take long are marked as slow."""
     for block in docs_blocks.of('gin'):
-        # The gin files of the algorithms' pages are packaged ones.
-        if 'include ' in block.text and block.file_name not in NOT_RUN and block.page.parent != ALGORITHMS:
+        if 'include ' in block.text and block.file_name not in NOT_RUN:
             slow = any(text in block.text for text in SLOW)
             yield pytest.param(block, marks=[pytest.mark.slow] if slow else [], id=str(block))
 

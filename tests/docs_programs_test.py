@@ -40,7 +40,6 @@ FEW_STEPS = [
 ]
 TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 'collect', 'seeds', 'tune')
 
-ALGORITHMS = sorted((DOCS / 'algorithms').glob('*.md'))
 # Commands that are parsed only, by a pattern of their page, line and words, and why.
 NOT_RUN = {
     r'\.\.\.|^\S+ \S+( --(num_\w+|backend|side|format)=\S+)+$': 'flags for other commands',
@@ -48,7 +47,6 @@ NOT_RUN = {
     r'^benchmarks.md|benchmarks[/.]': 'takes up to hours; tests/learning_test.py and tests/suite_test.py run parts',
     r'scripts/(test|lock|check_extras|sbom|release)|pip |-m venv': 'needs a registry; see tests/packaging_test.py',
     r' uv (venv|pip) ': 'needs uv and a package registry; see tests/clean_install_test.py',
-    rf'^({"|".join(path.stem for path in ALGORITHMS)})\.md:': 'packaged runs; the Python beside them runs',
     r'docker ': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
     r'in a container': 'in a container, the command of the page about serving',
     r'--backend=(slurm|ray)(?!.*--render)': 'needs the cluster; tests/launch has stand-ins',

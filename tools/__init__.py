@@ -1,0 +1,1 @@
+"""What makes the site's pages from the source. Nothing here is installed."""

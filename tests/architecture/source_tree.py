@@ -6,7 +6,7 @@ import functools
 import pathlib
 from collections.abc import Iterator, Sequence
 
-FOLDERS = ('tflearn', 'scripts', 'tests', 'benchmarks', 'gin')
+FOLDERS = ('tflearn', 'scripts', 'tests', 'benchmarks', 'gin', 'tools')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,23 +1,19 @@
-"""docs/packages.md, made from the source: the packages in reading order, what each may import, and its modules.
-
-`python -m tests.architecture.packages_page` writes it, and the pages of the algorithms.
-"""
+"""The site's page of packages: in reading order, what each may import, and its modules."""
 
 import ast
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from tests.architecture import algorithm_pages, layers, source_tree
+from tests.architecture import layers, source_tree
 from tests.architecture.source_tree import SourceFile
 from tests.testing.algorithms import ALGORITHMS
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = 'docs/packages.md'
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = 'packages.md'
 HEADER = """# Packages and modules
 
 In reading order. Imports point up this list only, and only to the packages in a package's row.
 [Architecture](architecture.md) has the picture, and the [glossary](glossary.md) the words.
-`python -m tests.architecture.packages_page` writes this page, and a test checks that it is current.
 """
 
 
@@ -49,17 +45,6 @@ def _lines(files: Sequence[SourceFile]) -> Iterator[str]:
             yield f'| `{"/".join(file.parts[2:])}.py` | {_about(file)} |'
 
 
-def page(files: Sequence[SourceFile]) -> str:
+def page() -> str:
     """Returns the page."""
-    return '\n'.join(_lines(files)) + '\n'
-
-
-def main() -> None:
-    """Writes the pages of this checkout."""
-    files = source_tree.read(ROOT)
-    for path, text in {PAGE: page(files), **algorithm_pages.pages(files)}.items():
-        (ROOT / path).write_text(text, encoding='utf-8')
-
-
-if __name__ == '__main__':
-    main()
+    return '\n'.join(_lines(source_tree.read(ROOT))) + '\n'

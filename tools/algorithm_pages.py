@@ -1,26 +1,23 @@
-"""docs/algorithms.md and a page for each algorithm: by its module, its example, its packaged runs and its results.
+"""The site's pages of algorithms: what is written in docs/, and what modules, examples, runs and results add to it.
 
-`python -m tests.architecture.packages_page` writes them. A page's title and its sections *When to take it* and *From
-Python* are written by hand, and stay, as does what is above the overview's table; all else is made.
+A page's title and its sections *When to take it* and *From Python* are written by hand, as is what stands above the
+overview's table; all else is added when the site is built.
 """
 
 import ast
 import functools
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from benchmarks.suite import judgement
 from benchmarks.suite import page as results_page
 from benchmarks.suite.rows import RESULTS
-from tests.architecture import settings_page
-from tests.architecture.source_tree import SourceFile
 from tests.testing.algorithms import ALGORITHMS, Algorithm
+from tflearn.config import reference
+from tools import settings_page
 
-Definitions = Mapping[str, settings_page.Definition]
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDER = 'docs/algorithms'
-OVERVIEW = f'{FOLDER}.md'
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 BY_HAND = ('When to take it', 'From Python')
 # Whose policies record the episodes that an example for recorded data trains on.
 EXPERTS = {'cartpole': 'dqn_cartpole', 'pendulum': 'sac_pendulum'}
@@ -77,7 +74,7 @@ def _has_any_memory(name: str) -> bool:
 
 def _can(name: str, algorithm: Algorithm) -> Iterator[str]:
     example, memory = algorithm.example, _has_any_memory(name)
-    yield from ('## What it can', '', '| | |', '|---|---|')
+    yield from ('## What it can do', '', '| | |', '|---|---|')
     yield f'| actions | {", ".join(example.actions)} |'
     images = 'numbers, categories, images (`NetworkOptions.conv_layer_params`), and nests of them'
     observations = f'[{images}](../your-network.md)' if example.network else 'one vector of numbers'
@@ -118,11 +115,11 @@ def _gin(name: str, runs: Mapping[str, str]) -> Iterator[str]:
         yield from (f'More packaged runs: {", ".join(others)}.', '')
 
 
-def _arguments(name: str, known: Definitions, constants: Mapping[str, str]) -> Iterator[str]:
-    given = next(given for title, _, given in settings_page.SECTIONS if title == 'Algorithms')
-    owner = known[f'tflearn.agents.{name}.make_agent']
+def _arguments(name: str) -> Iterator[str]:
     elsewhere = GENERAL if _has_any_memory(name) else (*GENERAL, 'tflearn.networks.gtrxl.GTrXLOptions')
-    own = {each.name: each for each in settings_page.dataclasses_of(owner, given, known) if each.name not in elsewhere}
+    owners = {each.configurable.full_name: each for each in reference.sections()['Algorithms']}
+    owner = owners[f'tflearn.agents.{name}.make_agent']
+    parts = {each.configurable.full_name: each for each in owner.dataclasses()}
     yield from ('## Arguments', '')
     yield 'Beside these: [`NetworkOptions`](../settings.md#networksnetworkoptions),'
     yield '[`OptimizerOptions`](../settings.md#optimizersoptimizeroptions), and the data,'
@@ -133,8 +130,8 @@ def _arguments(name: str, known: Definitions, constants: Mapping[str, str]) -> I
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'EXPERIENCE'
     )
     yield f'`{ast.unparse(value)}`.'
-    for each in (owner, *own.values()):
-        yield from settings_page.section(each, given, constants)
+    for each in (owner, *(part for full_name, part in parts.items() if full_name not in elsewhere)):
+        yield from settings_page.section(each)
     yield ''
 
 
@@ -162,9 +159,8 @@ def _results(name: str, runs: Mapping[str, str]) -> Iterator[str]:
         yield from ('', f'More curves: {", ".join(links)}.')
 
 
-def page(name: str, known: Definitions, constants: Mapping[str, str]) -> str:
-    """Returns the page of an algorithm, with what was written by hand; of the source's definitions and constants."""
-    written = (ROOT / FOLDER / f'{name}.md').read_text(encoding='utf-8')
+def page(name: str, written: str) -> str:
+    """Returns the page of an algorithm, of which `written` is what docs/ has."""
     by_hand = {
         title: re.search(rf'^## {title}\n.*?(?=^## |\Z)', written, re.MULTILINE | re.DOTALL)[0] for title in BY_HAND
     }
@@ -179,31 +175,25 @@ def page(name: str, known: Definitions, constants: Mapping[str, str]) -> str:
         *_can(name, algorithm),
         *_gin(name, runs),
         by_hand[BY_HAND[1]],
-        *_arguments(name, known, constants),
+        *_arguments(name),
         *_results(name, runs),
     ]
     return re.sub(r'\n{3,}', '\n\n', '\n'.join(lines)).rstrip() + '\n'
 
 
-def overview() -> str:
-    """Returns the page with the table of all."""
-    written = (ROOT / OVERVIEW).read_text(encoding='utf-8').partition('\n## All of them')
+def overview(written: str) -> str:
+    """Returns the page with the table of all, of which `written` is what docs/ has."""
     lines = [
-        f'{written[0]}{written[1]}',
+        written.rstrip(),
         '',
         '| algorithm | variants | actions | data | memory |',
         '|---|---|---|---|---|',
     ]
     for name, algorithm in modules().items():
-        title = (ROOT / FOLDER / f'{name}.md').read_text(encoding='utf-8').partition('\n')[0].removeprefix('# ')
+        title = (ROOT / f'docs/algorithms/{name}.md').read_text(encoding='utf-8').partition('\n')[0]
         example = algorithm.example
         cells = (', '.join(example.variants), ', '.join(example.actions), ', '.join(example.data))
-        row = [f'[{title}](algorithms/{name}.md)', *cells, 'LSTM, GRU, GTrXL' if _has_any_memory(name) else '']
+        memory = 'LSTM, GRU, GTrXL' if _has_any_memory(name) else ''
+        row = [f'[{title.removeprefix("# ")}](algorithms/{name}.md)', *cells, memory]
         lines.append(f'| {" | ".join(row)} |')
     return '\n'.join(lines) + '\n'
-
-
-def pages(files: Sequence[SourceFile]) -> dict[str, str]:
-    """Returns the pages by their paths."""
-    parts = settings_page.definitions(files), settings_page.constant_values(files)
-    return {OVERVIEW: overview()} | {f'{FOLDER}/{name}.md': page(name, *parts) for name in modules()}

@@ -1,0 +1,67 @@
+"""The reference of settings: what is found by a name, and what it says."""
+
+import pytest
+
+from tests.testing import forks
+from tflearn.config import reference
+
+
+def rows(name: str) -> list[tuple[str, str]]:
+    return [(each.owner, each.name) for each in reference.find(name)]
+
+
+def test_a_setting_has_its_values_default_unit_and_text():
+    (found,) = reference.find('experience.Uniform.max_mirror_gb')
+    assert found == reference.Setting(
+        owner='experience.Uniform',
+        name='max_mirror_gb',
+        values='a number of at least 0',
+        default='4.0',
+        unit='GB',
+        text="the maximum memory of a mirror that 'auto' chooses [GB]",
+    )
+
+
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [
+        ('Uniform.max_size', [('experience.Uniform', 'max_size')]),
+        ('train.train.make_agent', [('train.train', 'make_agent')]),
+        ('linear', [('schedules.linear', name) for name in ('start', 'end', 'steps')]),
+        # What all algorithms take is described where one of them has it.
+        ('dqn.make_agent.network', [('dqn.make_agent', 'network')]),
+    ],
+)
+def test_names_find_settings(name, expected):
+    assert rows(name) == expected
+    assert all(each.text for each in reference.find(name))
+
+
+def test_a_name_finds_every_owner():
+    owners = {owner for owner, _ in rows('gamma')}
+    assert {'dqn.make_agent', 'awac.AWACLoss', 'impala.ImpalaLoss'} <= owners
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_ones():
+    with pytest.raises(ValueError, match="got 'Unifrom'.*the nearest are Uniform, "):
+        reference.find('Unifrom')
+
+
+def test_every_algorithm_describes_each_of_its_settings():
+    unknown = [
+        f'{owner.configurable.name}.{setting.name}'
+        for owner in reference.sections()['Algorithms']
+        for setting in owner.settings()
+        if not setting.text
+    ]
+    assert unknown == []
+
+
+def test_the_program_prints_values_unit_and_default():
+    done = forks.run('scripts.help', 'experience.Uniform', timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert 'experience.Uniform (from tflearn.core.experience)' in done.stdout
+    assert '  max_mirror_gb: a number of at least 0 [GB]; default 4.0\n' in done.stdout
+    wrong = forks.run('scripts.help', 'gama', timeout=60)
+    assert (wrong.returncode, wrong.stdout) == (2, '')
+    assert 'the nearest are gamma, ' in wrong.stderr
