@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import pathlib
+import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -177,6 +179,22 @@ class Modules(TwoStates):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
         return int('tensorflow' in sys.modules), {}
+
+
+class Starting(TwoStates):
+    """Starts a program and a process, writes their ids, and never ends them."""
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__()
+        self._path = path
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
+        program = subprocess.Popen(['sleep', '1000'])
+        process = multiprocessing.get_context('spawn').Process(target=signal.pause)
+        process.start()
+        with self._path.open('a') as file:
+            file.write(f'{program.pid} {process.pid}\n')
+        return super().reset(seed=seed)
 
 
 class Returning(gymnasium.Env):

@@ -1,6 +1,6 @@
 import numpy as np
 
-from tflearn.environments.sync_vector_env import InfoColumns, numeric_info
+from tflearn.environments.sync_vector_env import EXECUTED_ACTION, InfoColumns, numeric_info
 
 
 def test_only_numbers_are_kept():
@@ -72,3 +72,14 @@ def test_columns_are_new_arrays():
     second[:] = 5.0
     assert first.tolist() == [1.0]
     assert np.isnan(columns.gather([{}])['x']).all()
+
+
+def test_keys_that_never_repeat_are_bounded_and_named_once(caplog):
+    columns = InfoColumns(2)
+    for i in range(500):
+        found = columns.gather([{f'order_{i}': 1.0, 'speed': i}, {'speed': i}], np.zeros(2, np.int64))
+    assert found['speed'].tolist() == [499, 499]
+    assert len(found) == 200 and 'order_198' in found and 'order_199' not in found
+    assert len([record for record in caplog.records if 'order_199' in record.getMessage()]) == 1
+    later = columns.gather([{EXECUTED_ACTION: 1}] * 2, np.zeros(2, np.int64))
+    assert later[EXECUTED_ACTION].tolist() == [1, 1]

@@ -8,6 +8,7 @@ from gymnasium.vector import SyncVectorEnv
 from tests import fakes
 from tests.environments import conformance, example_environments
 from tests.testing import lanes, two_rewards
+from tflearn.core.errors import UserValueError
 from tflearn.environments import sync_vector_env, vector_env
 
 TwoStates = example_environments.TwoStates
@@ -184,6 +185,26 @@ def test_environment_that_cannot_be_made_is_an_error():
 
     with pytest.raises(OSError, match='no licence for a second simulator'):
         vector_env.in_process(make_one, 2, seed=0)
+
+
+@pytest.mark.parametrize('wrap', [lambda environment: environment, gymnasium.wrappers.RecordEpisodeStatistics])
+def test_one_environment_for_all_copies_is_refused(wrap):
+    one = example_environments.TwoStates()
+    with pytest.raises(UserValueError, match=r'got the same environment \(TwoStates\) from two calls of its factory'):
+        vector_env.in_process(lambda: wrap(one), 2, seed=0)
+    first = vector_env.in_process(lambda: wrap(one), 1, seed=0)
+    with pytest.raises(UserValueError, match='got the same environment'):  # of another job, such as the evaluation
+        vector_env.in_process(lambda: wrap(one), 1, seed=0)
+    first.close()
+    vector_env.in_process(lambda: wrap(one), 1, seed=0).close()
+
+
+def test_an_environment_that_failed_is_not_taken_again():
+    one = example_environments.Troubled('raise')
+    environment = vector_env.in_process(lambda: one, 1, seed=0)
+    environment.reset()
+    with pytest.raises(UserValueError, match='got the same environment'):
+        environment.step(np.array([1]))
 
 
 def test_rebuilt_environment_gets_another_seed():

@@ -184,6 +184,26 @@ def test_exit_without_close():
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize('end', ['close', 'kill'])
+def test_what_an_environment_starts_ends_with_it(tmp_path, end):
+    make_one = functools.partial(example_environments.Starting, tmp_path / 'pids')
+    environment = vector_env.in_worker_processes(make_one, 2, seed=0)
+    environment.reset()
+    pids = [int(pid) for pid in (tmp_path / 'pids').read_text().split()]
+    assert len(pids) == 4 and not any(map(_has_ended, pids))
+    ignored = int(_status(pids[0])['SigIgn'], 16)
+    assert not ignored & (1 << signal.SIGTERM - 1 | 1 << signal.SIGINT - 1)
+    if end == 'kill':
+        for pid in _pids().values():
+            os.kill(pid, signal.SIGKILL)
+    environment.close()
+    _wait_until_ended(pids)
+
+
+def _status(pid):
+    return dict(line.split(':\t', 1) for line in pathlib.Path(f'/proc/{pid}/status').read_text().splitlines())
+
+
 def test_infos_come_from_workers():
     environment = vector_env.in_worker_processes(example_environments.Talkative, 2, seed=0)
     environment.reset()

@@ -7,6 +7,7 @@ The workers import this file, so it must stay importable without TensorFlow.
 import contextlib
 import itertools
 import traceback
+import weakref
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ MAX_IN_A_ROW = 5
 
 EXECUTED_ACTION = 'executed_action'
 _NUMBERS = ('b', 'i', 'u', 'f')
+_MAX_KEYS = 200  # of infos
+# The environments that a vector environment of this process steps now, by the id of what their wrappers wrap.
+_in_use: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _PLAIN = (bool, int, float)
 
 
@@ -147,7 +151,13 @@ def mask_name(key: str) -> str:
 
 
 class InfoColumns:
-    """Gathers the infos of a batch at each step. A key that has appeared stays, with its shape."""
+    """Gathers the infos of a batch at each step. A key that has appeared stays, with its shape.
+
+    Later keys than the first `_MAX_KEYS` are left out: of keys that never repeat, such as an order's number, each would
+    cost time in all later steps, and make a metric of its own.
+    """
+
+    _is_full = False  # whether a key was left out
 
     def __init__(self, num_environments: int):
         self._num_environments = num_environments
@@ -206,6 +216,15 @@ class InfoColumns:
 
     def _add_key(self, key: str, values: np.ndarray) -> None:
         known = self._missing.get(key)
+        if known is None and len(self._missing) >= _MAX_KEYS and key != EXECUTED_ACTION:
+            if not self._is_full:
+                logging.warning(
+                    'got more than %d different keys in the info of environments; need keys that repeat; %r and all '
+                    'later ones are left out',
+                    *(_MAX_KEYS, key),
+                )
+            self._is_full = True
+            return
         dtype = values.dtype if known is None else np.promote_types(values.dtype, known.dtype)
         dtype = np.dtype(np.float32) if dtype.kind == 'f' else dtype
         if known is None or known.dtype != dtype:
@@ -240,6 +259,24 @@ def progress_setter(environment: Any) -> Callable[[int, int], None] | None:
         return environment.get_wrapper_attr('set_progress')
     except AttributeError:
         return getattr(environment, 'set_progress', None)
+
+
+def _identity(environment: Any) -> int:
+    return id(getattr(environment, 'unwrapped', environment))
+
+
+def _made(make_one: Callable[[], Any]) -> Any:
+    """Returns a new environment; raises ValueError if it is one that is stepped already."""
+    made = make_one()
+    inner = getattr(made, 'unwrapped', made)
+    if _in_use.get(id(inner)) is inner:
+        raise UserValueError(
+            f'got the same environment ({name_of(made)}) from two calls of its factory; need a new one from each, '
+            'since the copies would reset and step each other; make it within the function: lambda: MyEnvironment()'
+        )
+    with contextlib.suppress(TypeError):  # one that cannot be referred to weakly
+        _in_use[id(inner)] = inner
+    return made
 
 
 def spaces_of(environment: gymnasium.Env) -> tuple[spaces.Space, spaces.Space, tuple[int, ...]]:
@@ -321,13 +358,14 @@ class RebuildingVectorEnv:
     def close(self) -> None:
         """Closes all environments."""
         for environment in self._environments:
+            _in_use.pop(_identity(environment), None)
             if hasattr(environment, 'close'):  # a game need not have it
                 environment.close()
 
     def _make(self, make_one: Callable[[], Any], count: int) -> None:
         self._make_one, self._environments = make_one, []
         for _ in range(count):
-            self._environments.append(make_one())
+            self._environments.append(_made(make_one))
 
     @contextlib.contextmanager
     def _closed_after_errors(self) -> Iterator[None]:
@@ -359,7 +397,10 @@ class RebuildingVectorEnv:
             with contextlib.suppress(Exception):  # it is broken
                 self._environments[i].close()
             try:
-                self._environments[i] = made = self._make_one()
+                # The old one stays in use, so that a factory that returns it again is refused.
+                made = _made(self._make_one)
+                _in_use.pop(_identity(self._environments[i]), None)
+                self._environments[i] = made
                 if self._progress and (setter := progress_setter(made)):
                     setter(*self._progress)
                 result = made.reset(seed=seed_of(self._seed, rows[0], self.failures.num_rebuilt))

@@ -6,6 +6,7 @@ This file must stay importable without TensorFlow: workers import it, and should
 import contextlib
 import dataclasses
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from tflearn.environments import gathering, sync_vector_env
 from tflearn.environments.sync_vector_env import cause_of, seed_of
 
 _START_TIMEOUT_SECS = 600.0  # some environments load for minutes
-_CLOSE_SECS = 5.0
+_CLOSE_SECS = 30.0  # some simulators take a while to end
 _DEATH_SECS = 2.0
 
 
@@ -35,9 +36,11 @@ def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connec
         last reply may be (False, cause), a string or a UserError.
       shared_memory: the memory of the observations, where the worker writes observation `index`.
     """
-    # Both are often sent to a process group. The parent handles them, and ends its workers through the pipe.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Both are often sent to a process group. The parent handles them, and ends its workers through the pipe. A handler
+    # that does nothing, since programs that an environment starts would inherit that the signals are ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    os.setpgid(0, 0)  # what the environment starts is in this group too, and ends with it (`_end_group`)
     try:
         with contextlib.closing(make_one.fn()) as environment:
             _serve(environment, index, pipe, shared_memory)
@@ -46,6 +49,7 @@ def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connec
     except Exception as error:
         _reply(pipe, (False, cause_of(error)))
     pipe.close()
+    _end_group(os.getpid(), signal.SIGTERM)
 
 
 def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, shared_memory: Any) -> None:
@@ -218,7 +222,7 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
                 worker.ask('progress', self._progress)
 
     def close(self) -> None:
-        """Ends the workers; kills those that do not end within a few seconds."""
+        """Ends the workers, and what they started; kills those that do not end within `_CLOSE_SECS`."""
         self._end()
 
     def _start(self, index: int) -> _Worker:
@@ -227,8 +231,7 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
             target=run_worker,
             args=(index, self._make_one, its_pipe, self._memory),
             name=f'environment_{index}',
-            daemon=True,
-        )
+        )  # not a daemon, which could have no processes of its own
         with _without_main_module():
             process.start()
         its_pipe.close()
@@ -264,6 +267,12 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
             _, failed = self._ask(commands, max(_START_TIMEOUT_SECS, self._timeout_secs))
 
 
+def _end_group(process: int, number: signal.Signals) -> None:
+    """Sends a signal to what a worker, and programs that it started, may have left running."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, number)
+
+
 def _end_workers(workers: Iterable[_Worker]) -> None:
     workers = list(workers)
     for worker in workers:
@@ -274,4 +283,6 @@ def _end_workers(workers: Iterable[_Worker]) -> None:
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
+        # The group outlives the worker as long as a program of the environment is in it, and keeps its number.
+        _end_group(worker.process.pid, signal.SIGKILL)
         worker.pipe.close()
