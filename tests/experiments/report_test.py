@@ -9,11 +9,14 @@ import shutil
 import subprocess
 import types
 
+import numpy as np
 import pytest
 
 from tests.testing import forks
 from tflearn.config import preview
+from tflearn.experiments import report
 from tflearn.files.run_dir import RunDir, write_json
+from tflearn.tools.checks import Points
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 MAX_BYTES = 5_000_000
@@ -46,10 +49,12 @@ def test_it_answers_the_four_questions(reported):
     assert re.fullmatch(r'good: return [\d.]+ \[[\d.]+, [\d.]+\] over 2 runs', answers['Which setting was best?'])
     sure = 'a run of good is better than one of bad with probability 1 [1, 1]: better'
     assert answers['How sure is that?'] == sure
-    assert re.match(
-        r"good: (training|collecting|waiting for data|publishing.*), \d+% of the learner's time",
-        answers['What was slow?'],
-    )
+    times = re.findall(r'<td>good</td><td>seed_\d</td><td>(training [^<]*)</td>', reported.text)
+    shares = [dict(re.findall(r'(\w[^%]*?) (\d+)%', each)) for each in times]
+    sums = {part: sum(int(each[part]) for each in shares) for part in shares[0]}
+    assert len(shares) == 2 and len(sums) == 4
+    named = re.match(r"good: (.*?), \d+% of the learner's time", answers['What was slow?'])[1]
+    assert sums[named] >= max(sums.values()) - 2, 'each share is rounded'
     command = re.sub('</?code>', '', answers['How do I repeat it?'])
     assert command in reported.output
     program, *flags = shlex.split(command)
@@ -57,6 +62,29 @@ def test_it_answers_the_four_questions(reported):
     assert {'--first_seed=3', '--seeds=2', '--mode=synchronous'} <= {*flags}
     gin_file = reported.folder / flags[0].removeprefix('--gin_file=')
     preview.check(gin_file, (), ['tflearn.jobs.train', 'tflearn.jobs.synchronous'], lambda *given: None)
+
+
+COLLECTED = {'environment_secs': 98.0, 'policy_secs': 28.0, 'writing_secs': 14.0}
+
+
+@pytest.mark.parametrize(
+    ('in_processes', 'wait_share', 'slow'),
+    [
+        (True, 0.1, "training, 80% of the learner's time"),
+        (True, 0.8, "waiting for data, 80% of the learner's time; of the collectors' time environment took 70%"),
+        (False, 0.0, "collecting, 70% of the learner's time; of the collectors' time environment took 70%"),
+    ],
+)
+def test_it_names_what_took_the_learner_most_time(tmp_path, in_processes, wait_share, slow):
+    """The time of collectors in processes of their own, which the learner's status has too, is not the learner's."""
+    run_dir = RunDir(tmp_path)
+    write_json(run_dir.status('train'), {'state': 'finished', **COLLECTED})
+    if in_processes:
+        write_json(run_dir.status('collect_0'), {'state': 'finished', **COLLECTED})
+    steps = np.array([100, 200])
+    metrics = {'steps_per_sec': 1.0, 'data_wait_share': wait_share, 'trigger_secs': 10.0 if in_processes else 0.0}
+    found = {f'train/{name}': Points(steps, np.full(2, value)) for name, value in metrics.items()}
+    assert report._bottleneck([report._times(run_dir, found)]) == slow
 
 
 def test_it_has_all_parts(reported):

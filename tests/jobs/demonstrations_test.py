@@ -222,16 +222,31 @@ PPO = {
 }
 
 
-def test_ppo_imitates_recorded_episodes(tmp_path, data):
-    given = {**PPO, 'num_train_steps': 12, 'summary_interval_steps': 2}
-    imitating = run_synchronously(tmp_path / 'imitating', Demonstrations(data, share=0.5), **given)
-    shares = written_summaries.scalars(imitating.summaries('train'))['train/extra/imitated_share']
-    assert len(shares) == 6 and 0.2 < shares[2] <= 1.0
+IMITATION = {**PPO, 'num_train_steps': 12, 'summary_interval_steps': 2}
+
+
+@pytest.fixture(scope='module')
+def imitated_shares(tmp_path_factory, data):
+    """The share of the recorded steps that PPO imitates, by train step."""
+    run_dir = run_synchronously(tmp_path_factory.mktemp('ppo'), Demonstrations(data, share=0.5), **IMITATION)
+    return written_summaries.scalars(run_dir.summaries('train'))['train/extra/imitated_share']
+
+
+def test_ppo_imitates_recorded_episodes(imitated_shares):
+    assert len(imitated_shares) == 6 and 0.2 < imitated_shares[2] <= 1.0
+
+
+@pytest.mark.slow
+def test_ppo_imitates_as_much_in_xla(tmp_path, data, imitated_shares):
     xla = {'learner_options': LearnerOptions(loop=LoopOptions(jit_compile=True))}
-    compiled = run_synchronously(tmp_path / 'compiled', Demonstrations(data, share=0.5), **given, **xla)
+    compiled = run_synchronously(tmp_path, Demonstrations(data, share=0.5), **IMITATION, **xla)
     got = written_summaries.scalars(compiled.summaries('train'))['train/extra/imitated_share']
-    np.testing.assert_allclose(list(got.values()), list(shares.values()), atol=1e-3)
-    plain = run_synchronously(tmp_path / 'plain', None, **given)
+    np.testing.assert_allclose(list(got.values()), list(imitated_shares.values()), atol=1e-3)
+
+
+@pytest.mark.slow
+def test_ppo_without_episodes_imitates_none(tmp_path):
+    plain = run_synchronously(tmp_path, None, **IMITATION)
     assert 'train/extra/imitated_share' not in written_summaries.scalars(plain.summaries('train'))
 
 
@@ -255,17 +270,25 @@ def test_agents_that_do_not_imitate_refuse_episodes(tmp_path, data, module):
         run_synchronously(tmp_path, Demonstrations(data), **given)
 
 
-def test_transforms_that_learn_are_refused_and_others_change_the_episodes(tmp_path, data):
-    def run(name, *transforms):
-        make_agent = functools.partial(transformed.make_agent, make_agent=PPO['make_agent'], transforms=transforms)
-        given = {**PPO, 'make_agent': make_agent, 'num_train_steps': 2, 'summary_interval_steps': 1}
-        written = run_synchronously(tmp_path / name, Demonstrations(data), **given).summaries('train')
-        return written_summaries.scalars(written)['train/extra/imitated_share'][1]
+def imitate_with(root, data, transform):
+    """Trains PPO with a transform; returns the share of the recorded steps that it imitates at first."""
+    make_agent = functools.partial(transformed.make_agent, make_agent=PPO['make_agent'], transforms=[transform])
+    given = {**PPO, 'make_agent': make_agent, 'num_train_steps': 2, 'summary_interval_steps': 1}
+    written = run_synchronously(root, Demonstrations(data), **given).summaries('train')
+    return written_summaries.scalars(written)['train/extra/imitated_share'][1]
 
+
+def test_transforms_that_learn_are_refused(tmp_path, data):
     with pytest.raises(ValueError, match='with the transforms .*; a queue needs transforms that change each step'):
-        run('learning', normalize.Observations())
-    # Returns are above the first values, of nearly 0, or below them.
-    assert run('plain', rewards.Scale(10.0)) > 0.9 and run('negative', rewards.Scale(-10.0)) < 0.1
+        imitate_with(tmp_path, data, normalize.Observations())
+
+
+# Returns are above the first values, of nearly 0, or below them.
+@pytest.mark.parametrize(
+    ('factor', 'least', 'most'), [pytest.param(10.0, 0.9, 1.0, marks=pytest.mark.slow), (-10.0, 0.0, 0.1)]
+)
+def test_transforms_change_the_episodes(tmp_path, data, factor, least, most):
+    assert least <= imitate_with(tmp_path, data, rewards.Scale(factor)) <= most
 
 
 # A run that begins with a policy cloned from recorded episodes, in one run directory.

@@ -59,7 +59,7 @@ def _normalizer_count(run):
 
 def test_runs_to_the_end_and_can_be_continued(on_policy_run):
     run, seen = on_policy_run, []
-    given = {'publish_interval_steps': 1, 'export_interval_steps': 30, 'summary_interval_steps': 13}
+    given = {'publish_interval_steps': 1, 'export_interval_steps': 30}
     counts = []
     for num_train_steps in (60, 120):
         collector = run.start(collect, num_environments=4)
@@ -175,6 +175,7 @@ class Choice(gymnasium.Env):
 
 
 @lanes.classic
+@pytest.mark.slow
 def test_a_rare_large_reward_is_chosen_with_the_default_normalization(small_run):
     run = small_run
     given = {

@@ -80,7 +80,7 @@ def train(root, data, num_steps=60, **settings):
             'intervals': Intervals(export_interval_steps=20),
             'initial': Initial(seed=3),
             'exports': ExportOptions(('greedy_policy',)),
-            'learner_options': LearnerOptions(checkpoint_interval_steps=20, summaries=SummaryOptions(20)),
+            'learner_options': LearnerOptions(checkpoint_interval_steps=20, summaries=SummaryOptions(None)),
             **settings,
         }
     )
@@ -89,7 +89,8 @@ def train(root, data, num_steps=60, **settings):
 
 def test_a_run_trains_exports_and_continues(tmp_path):
     data_sets.write(tmp_path / 'data', 60)
-    run_dir = train(tmp_path / 'run', tmp_path / 'data')
+    summarized = LearnerOptions(checkpoint_interval_steps=20, summaries=SummaryOptions(20))
+    run_dir = train(tmp_path / 'run', tmp_path / 'data', learner_options=summarized)
     assert read_json(run_dir.train_result)['train_step'] == 60
     metrics = written_summaries.scalars(run_dir.summaries('train'))
     assert sorted(metrics['train/loss']) == [20, 40, 60]
@@ -128,7 +129,10 @@ def batches_of(root, data, interrupt_at=None, **settings):
 
     restored = checkpoints_of(root)
     options = LearnerOptions(
-        20, SummaryOptions(30), loop=LoopOptions(after_step=after_step), make_triggers=lambda _: [interrupting]
+        20,
+        SummaryOptions(None),
+        loop=LoopOptions(after_step=after_step),
+        make_triggers=lambda _: [interrupting],
     )
 
     def interrupting(before, after):

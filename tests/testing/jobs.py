@@ -85,9 +85,10 @@ def job_arguments(job, settings):
     intervals = {}
     if 'checkpoint_interval_steps' in settings:
         intervals['checkpoint_interval_steps'] = settings.pop('checkpoint_interval_steps')
-    if 'summary_interval_steps' in settings:
-        intervals['summaries'] = SummaryOptions(settings.pop('summary_interval_steps'))
     argument = 'options' if job is train else 'learner_options'
+    if 'summary_interval_steps' in settings or argument not in settings:
+        # Steps that are summarized are a program of their own, and tracing it takes half of a small run's time.
+        intervals['summaries'] = SummaryOptions(settings.pop('summary_interval_steps', None))
     options = dataclasses.replace(settings.get(argument, LearnerOptions()), **intervals)
     return grouped({**settings, argument: options})
 

@@ -230,9 +230,11 @@ def _times(run: RunDir, its_series: Series) -> Times:
     """Returns where a run's time went, as far as it is recorded."""
     statuses = run.statuses()
     train = statuses.get('train', {})
-    own = [train] if 'policy_secs' in train else [each for name, each in statuses.items() if name != 'train']
+    apart = [each for name, each in statuses.items() if name != 'train' and 'policy_secs' in each]
+    # The learner's status has the seconds of all collectors, also of those in processes of their own.
+    sources = [train] if 'policy_secs' in train else apart
     collectors: dict[str, float] = {
-        part: sum(float(each.get(f'{part}_secs') or 0.0) for each in own) for part in COLLECT_PARTS
+        part: sum(float(each.get(f'{part}_secs') or 0.0) for each in sources) for part in COLLECT_PARTS
     }
     rate = its_series.get('train/steps_per_sec')
     if rate is None:
@@ -242,7 +244,7 @@ def _times(run: RunDir, its_series: Series) -> Times:
     for part, tag, unit in zip(parts, ('data_wait_share', 'trigger_secs'), (secs, np.ones_like(secs)), strict=True):
         if points := its_series.get(f'train/{tag}'):
             parts[part] = float((np.interp(rate.steps, points.steps, points.values) * unit).sum())
-    if own == [train]:  # in the learner's process
+    if not apart and not run.commands.exists():  # collected in the learner's process
         parts['collecting'] = float(np.sum([*collectors.values()]))
     return {'training': max(0.0, float(secs.sum() - np.sum([*parts.values()]))), **parts}, collectors
 
