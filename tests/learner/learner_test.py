@@ -308,3 +308,28 @@ def test_closing_twice_calls_triggers_once(tmp_path, make_agent, make_dataset_fn
         learner.train(StopConditions(4), steps_per_call=2)
         assert calls == [4]
     assert calls == [4]
+
+
+def test_an_action_that_fails_again_at_the_end_costs_no_train_step(tmp_path, make_agent, make_dataset_fn):
+    ends = []
+
+    def fail(step):
+        raise RuntimeError(f'no room on the web server at train step {step}')
+
+    class Ending:
+        def __call__(self, before, after):
+            return False
+
+        def end(self, step):
+            ends.append(step)
+
+    triggers = [IntervalTrigger(6, fail), IntervalTrigger(100, fail, at_end=True), Ending()]
+    with (
+        pytest.raises(RuntimeError, match='no room on the web server at train step 8'),
+        Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=triggers) as learner,
+    ):
+        learner.train(StopConditions(40), steps_per_call=4)
+    assert learner.checkpoints.saved_step == 8
+    assert ends == [8]
+    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path)) as restarted:
+        assert restarted.step == 8

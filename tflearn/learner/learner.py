@@ -1,5 +1,6 @@
 """Learner: many train steps per call as one compiled program, in a strategy; checkpoints, summaries and triggers."""
 
+import contextlib
 import dataclasses
 import sys
 import threading
@@ -308,27 +309,29 @@ class Learner:
             self.checkpoints.save(self.step)
 
     def close(self) -> None:
-        """Calls `end` of the triggers that have it, saves a last checkpoint, and flushes all files.
+        """Saves a last checkpoint, calls `end` of the triggers that have it, and flushes all files.
 
-        Closing it again at the same train step does nothing.
+        Closing it again at the same train step does nothing. All of it is done, whatever fails; then the last error is
+        raised, which has the earlier ones as its context.
 
         Raises:
           OSError: if the checkpoint could not be written.
           FloatingPointError: if the variables are not finite, unless `on_nonfinite` is 'ignore'.
+          Exception: what a trigger raises.
         """
         if self._closed_at == self.step:
             return
-        for trigger in self._triggers:
-            if hasattr(trigger, 'end'):
-                trigger.end(self.step)
-        self._batches.close()
-        if self._saves_now():
-            self.save()
-        try:
-            self._wait_for_checkpoints()
-        finally:
-            self._loop.close(self.step)
         self._closed_at = self.step
+        with contextlib.ExitStack() as ending:  # the last one comes first
+            ending.callback(self._loop.close, self.step)
+            for trigger in reversed(self._triggers):
+                if hasattr(trigger, 'end'):
+                    ending.callback(trigger.end, self.step)
+            self._batches.close()
+            # Before the triggers end: an action that fails again there must not cost the train steps.
+            if self._saves_now():
+                self.save()
+            self._wait_for_checkpoints()
 
     def _saves_now(self) -> bool:
         """Returns whether to save where training ends: if it is by an error, as the options say."""
