@@ -58,11 +58,11 @@ from tflearn.data import log_import, log_rows
 mapped = log_rows.read_map(path.with_name('map.toml'))
 """
 JOIN = """
-from tflearn.jobs import record
+from tflearn.data import log_import
 names = [path.with_name(name) for name in ('decisions.jsonl', 'decisions.toml', 'outcomes.jsonl')]
 outcomes = {'paths': names[2:], 'window_secs': 60.0, 'default_reward': 0.0}
 """
-JOIN_CALL = 'record.import_logs(names[:1], names[1], pathlib.Path(sys.argv[2]), outcomes=outcomes)'
+JOIN_CALL = 'log_import.import_logs(names[:1], names[1], pathlib.Path(sys.argv[2]), outcomes=outcomes)'
 CALL = 'log_import.run([path], mapped, pathlib.Path(sys.argv[2]), log_rows.Report())'
 
 

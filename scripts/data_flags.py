@@ -6,6 +6,7 @@ from typing import Any
 
 from absl import flags
 
+from tflearn.core import extensions
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import local_path, log_files
 
@@ -93,7 +94,7 @@ def _read(command: str, values: flags.FlagValues) -> str:
         job_flags.make_local('earlier', values=values)
         settings = job_flags.values_of('share', 'by', 'compress', values=values)
         settings['earlier'] = pathlib.Path(values.earlier) if values.earlier else None
-        return record.split(values.data, output, settings, **filters)
+        return extensions.load('split').split_files(values.data, output, settings, **filters)
     return record.copy(values.data, output, values.compress, **filters)
 
 
@@ -101,7 +102,7 @@ def _import_logs(command: str, values: flags.FlagValues) -> str:
     source = 'from' if command == 'import' else 'decisions'
     job_flags.need(values, source, 'columns', 'output', *(['outcomes'] if command == 'join' else []))
     preflight.import_quietly('tensorflow', 'gym')
-    from tflearn.jobs import record
+    importing = extensions.load('import')
 
     if command == 'import':
         outcomes, paths = None, [local_path(path, '--from') for path in values['from'].value or ()]
@@ -110,7 +111,7 @@ def _import_logs(command: str, values: flags.FlagValues) -> str:
         outcomes['paths'] = log_files(values.outcomes, 'outcomes')
         paths = log_files(values.decisions, source)
     job_flags.make_local('columns', 'output', 'vocabularies', values=values)
-    return record.import_logs(
+    return importing.import_logs(
         paths,
         pathlib.Path(values.columns),
         pathlib.Path(values.output),

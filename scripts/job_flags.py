@@ -15,7 +15,7 @@ from typing import Any, Literal
 from absl import flags, logging
 
 from tflearn.config import files
-from tflearn.core import tokens
+from tflearn.core import extensions, tokens
 from tflearn.core.errors import UserError, UserValueError, as_user_error
 from tflearn.core.waiting import HOST_PORT
 from tflearn.files.run_dir import RunDir, is_url, local_path
@@ -180,9 +180,7 @@ def opened_run_dir(root: str, job: str, name: str = '') -> Iterator[RunDir]:
     if not is_url(root):
         yield RunDir(root)
         return
-    from tflearn.files import opening  # which loads fsspec
-
-    with opening.opened(root, job, name) as run_dir:
+    with extensions.load('run_directories').opened(root, job, name) as run_dir:
         yield run_dir
 
 

@@ -30,7 +30,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     'policies': ('core', 'files'),
     'serving': ('core', 'files', 'net', 'policies'),
     'tools': ('core', 'files'),
-    'jobs': (*_LIBRARY, 'tools'),
+    'jobs': _LIBRARY,
     'config': ('core', 'files'),
     'launch': ('core.errors', 'core.settings', 'files', 'net'),
     'api': (*_LIBRARY, 'jobs', 'config', 'launch'),

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tflearn.config import files
-from tflearn.core import extras
+from tflearn.core import extensions, extras
 from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.files.run_dir import RunDir
-from tflearn.launch import kubernetes, local, queued_resources, ray_cluster, reports, slurm
-from tflearn.launch.places import read_options
+from tflearn.launch import local, reports
 from tflearn.launch.topology import (
     COORDINATOR_ADDRESS,
     MAX_JOBS,
@@ -28,14 +27,6 @@ from tflearn.launch.topology import (
     this_machine,
 )
 from tflearn.learner.stop_conditions import StopConditions
-
-# The schedulers: their options, and the module that renders and submits for them.
-_SCHEDULERS: dict[str, tuple[type, Any]] = {
-    'slurm': (slurm.SlurmOptions, slurm),
-    'kubernetes': (kubernetes.KubernetesOptions, kubernetes),
-    'ray': (ray_cluster.RayOptions, ray_cluster),
-    'queued_resources': (queued_resources.QueuedResourcesOptions, queued_resources),
-}
 
 _WITHOUT_RELAYS, _PER_RELAY = 200, 100  # collectors
 _EXPERIENCE = 'tflearn.core.experience'
@@ -72,8 +63,8 @@ class Backend:
                 _show(reports.render(on_one_machine(topology), place(topology, this_machine())))
                 return 0
             return local.run(topology, run_dir)
-        kind, scheduler = _SCHEDULERS[self.name]
-        its_options: Any = read_options(kind, self.options)
+        scheduler = extensions.load(self.name)
+        its_options = scheduler.read_options(self.options)
         if self.render:
             _show(scheduler.render(topology, run_dir, package, its_options))
             return 0
@@ -195,7 +186,7 @@ def _in_image(gin_file: str, path: pathlib.Path) -> tuple[str, dict[str, str]]:
                 f'got {path}, which includes {file}; need own files in its folder {folder} or below, since they are '
                 'sent with the manifests; move it there'
             )
-    return f'{kubernetes.GIN_FOLDER}/{path.name}', {
+    return f'{extensions.load("kubernetes").GIN_FOLDER}/{path.name}', {
         file.relative_to(folder).as_posix(): text for file, text in own.items()
     }
 

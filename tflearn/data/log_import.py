@@ -11,16 +11,16 @@ import dataclasses
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from typing import IO, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.data import arrays, columns, metadata, tables
 from tflearn.data.conversion import new_directory
-from tflearn.data.log_rows import ACTION, ROWS_OF_A_FILE, ColumnMap, Report, RowEncoder
-from tflearn.data.outcomes import OPEN, OutcomeOptions, Outcomes
+from tflearn.data.log_rows import ACTION, ROWS_OF_A_FILE, ColumnMap, Report, RowEncoder, read_map
+from tflearn.data.outcomes import OPEN, OutcomeOptions, Outcomes, options_of
 from tflearn.data.records import Records
 from tflearn.data.writer import EpisodeWriter
 from tflearn.files.run_dir import read_json, write_json
@@ -31,6 +31,35 @@ _MAX_AHEAD = 2  # items
 _MAX_ENCODED = 1 << 15  # rows
 _T = TypeVar('_T')
 _KEPT = {'episode': 'key', 'id': 'id'}
+# The columns of a server's decisions.
+_DECISIONS = {'id': 'id', 'time': 'time', 'propensity': 'probability', 'outcomes': {}}
+
+
+def import_logs(
+    paths: Sequence[pathlib.Path],
+    column_map: pathlib.Path,
+    output: pathlib.Path,
+    vocabularies: pathlib.Path | None = None,
+    compress: bool = False,
+    outcomes: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> str:
+    """Writes the episodes of logs to a new data set, see `run`; returns what was found, in lines.
+
+    Args:
+      paths: files in CSV, Parquet or JSON lines.
+      column_map: the file that says what each column means.
+      output: the new directory.
+      vocabularies: an earlier data set, whose vocabularies are taken.
+      compress: compress the files with gzip.
+      outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then.
+      **options: see `Report`.
+    """
+    report = Report(**options)
+    mapped = read_map(column_map, _DECISIONS if outcomes is not None else {})
+    joined = None if outcomes is None else options_of(mapped.outcomes, **outcomes)
+    run(paths, mapped, output, report, vocabularies, compress, joined)
+    return str(report)
 
 
 def run(

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import math
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,6 +24,11 @@ from tflearn.data.writer import EpisodeWriter
 TRAIN, HELD_OUT = 'train', 'held_out'
 TIME, ID = 'time', 'id'
 _TIMES, _IDS = 'policy_info.time', ('policy_info.episode', 'policy_info.id')
+
+
+def split_files(paths: Sequence[str], output: pathlib.Path, settings: Mapping[str, Any], **filters: Any) -> str:
+    """Writes the episodes in `paths` that pass the filters, see `Dataset`, to two data sets; see `split`."""
+    return split(Dataset(paths, **filters), output, **settings)
 
 
 @checked

@@ -9,9 +9,8 @@ from typing import Any
 
 import gymnasium
 
-from tflearn.core import extras
+from tflearn.core import extensions, extras
 from tflearn.core.errors import UserError, UserValueError
-from tflearn.environments import partners
 
 # Namespace of environment names -> the module that registers them when it is imported.
 _NAMESPACES = {'ALE': 'ale_py'}
@@ -129,4 +128,4 @@ def check_factory(factory: str, arguments: Mapping[str, Any]) -> None:
         check(name)
     policies, played = (arguments.get(argument, {}) for argument in ('policies', 'partners'))
     if factory == _PETTINGZOO and isinstance(policies, Mapping) and isinstance(played, Mapping):
-        partners.check(policies, played)
+        extensions.load('partners').check(policies, played)

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TextIO
 
+from tflearn.core import extensions
 from tflearn.core.errors import UserRuntimeError, UserValueError
-from tflearn.environments import partners
 from tflearn.experiments import runs
 from tflearn.files.run_dir import RunDir, local_path, write_atomically
 
@@ -117,7 +117,7 @@ def train_policies(
     for name, own in policies.items():
         arguments, evaluation = training.of_objects(root, {**shared, **own})
         given = getattr(arguments['make_environment'], 'keywords', {}).get('policies')
-        partners.check(given, dict.fromkeys(policies.keys() - {name}))
+        extensions.load('partners').check(given, dict.fromkeys(policies.keys() - {name}))
         texts[name] = training.gin_text(arguments, evaluation)
     root.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

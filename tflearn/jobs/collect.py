@@ -19,7 +19,7 @@ from tflearn.coordinator.published_weights import Subscriber
 from tflearn.coordinator.reports import CreditReader
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
 from tflearn.coordinator.weights_transport import Lost, Refused
-from tflearn.core import strategies
+from tflearn.core import extensions, strategies
 from tflearn.core.experience import Experience, Queue
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.train_step import set_env_steps
@@ -134,10 +134,8 @@ def _served(agent: Agent, options: CollectOptions, run: Run, ending: contextlib.
     """Returns the served collect policy; None if the options name no server."""
     if options.served_at is None:
         return None
-    from tflearn.serving.client import RemotePolicy  # it needs an extra
-
     given = agent.collect_policy, None, run.connect_timeout_secs, run.stop
-    policy = RemotePolicy(options.served_at, 'collect_policy', *given)
+    policy = extensions.load('policy_client').RemotePolicy(options.served_at, 'collect_policy', *given)
     ending.callback(policy.close)
     return policy
 

@@ -10,6 +10,7 @@ from absl import logging
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.published_weights import Subscriber
+from tflearn.core import extensions
 from tflearn.core.experience import Experience
 from tflearn.core.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
 from tflearn.files.run_dir import read_json
@@ -166,14 +167,11 @@ class ServedPolicies(ExportedPolicies):
         Raises:
           ImportError: without the extra `serving`.
         """
-        # Imported here, since it needs an extra.
-        from tflearn.serving import client
-
         super().__init__(run, options.policy, specs)
         self.what = f'the policy {options.policy!r} served at {options.served_at}'
         self._address, self._name = str(options.served_at), options.policy
-        self._served_policy = client
-        self._model = client.PolicyClient(self._address, self._name)
+        self._client = extensions.load('policy_client')
+        self._model = self._client.PolicyClient(self._address, self._name)
         self._policy: Any = None
 
     def result(self) -> dict[str, Any] | None:
@@ -206,7 +204,7 @@ class ServedPolicies(ExportedPolicies):
             logging.info('%s', gone)
             return None
         self._close_policy()
-        self._policy = self._served_policy.RemotePolicy(self._address, self._name, like, version, stop=self._run.stop)
+        self._policy = self._client.RemotePolicy(self._address, self._name, like, version, stop=self._run.stop)
         return Candidate(self._policy, metadata, path if here else None)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from tflearn.core.settings import Fraction, PositiveInt, checked, checked_datacl
 from tflearn.core.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.data import columns, conversion, metadata, statistics
-from tflearn.data import split as splitting
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
 from tflearn.environments import spaces, window
@@ -37,8 +36,6 @@ from tflearn.replay.backend import Shards
 from tflearn.replay.storage import REPLAY
 
 _DEFAULT_EPISODES = 100
-# The columns of a server's decisions.
-_DECISIONS = {'id': 'id', 'time': 'time', 'propensity': 'probability', 'outcomes': {}}
 
 
 @checked_dataclass(frozen=True)
@@ -290,45 +287,6 @@ def copy(paths: Sequence[str], output: pathlib.Path, compress: bool = False, **f
     """Copies episodes to a new data set, see `statistics.copy`; returns a line that says what was copied."""
     num_episodes, num_steps = statistics.copy(Dataset(paths, **filters), output, compress)
     return f'{num_episodes} episodes, {num_steps} environment steps in {output}'
-
-
-def split(paths: Sequence[str], output: pathlib.Path, settings: Mapping[str, Any], **filters: Any) -> str:
-    """Writes episodes to two data sets, see `split.split`; returns what is in each, in lines."""
-    return splitting.split(Dataset(paths, **filters), output, **settings)
-
-
-def import_logs(
-    paths: Sequence[pathlib.Path],
-    column_map: pathlib.Path,
-    output: pathlib.Path,
-    vocabularies: pathlib.Path | None = None,
-    compress: bool = False,
-    outcomes: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> str:
-    """Writes the episodes of logs to a new data set, see `log_import.run`; returns what was found, in lines.
-
-    Args:
-      paths: files in CSV, Parquet or JSON lines.
-      column_map: the file that says what each column means.
-      output: the new directory.
-      vocabularies: an earlier data set, whose vocabularies are taken.
-      compress: compress the files with gzip.
-      outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then.
-      **options: see `Report`.
-    """
-    from tflearn.data import (
-        log_import,  # They load pyarrow, of an extra.
-        log_rows,
-    )
-    from tflearn.data import outcomes as outcome_files
-
-    report = log_import.Report(**options)
-    given = _DECISIONS if outcomes is not None else {}
-    mapped = log_rows.read_map(column_map, given)
-    joined = None if outcomes is None else outcome_files.options_of(mapped.outcomes, **outcomes)
-    log_import.run(paths, mapped, output, report, vocabularies, compress, joined)
-    return str(report)
 
 
 def convert(paths: Sequence[str], output: pathlib.Path, target: str, compress: bool = False, **filters: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import agent_data, background, strategies, train_step, workers
+from tflearn.core import agent_data, background, extensions, strategies, train_step, workers
 from tflearn.core.types import Agent
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped, Stopped, wants_save
 from tflearn.core.workers import ReplicaConsistency, StopReason
@@ -29,7 +29,6 @@ from tflearn.learner.stop_conditions import Forecast
 from tflearn.learner.summaries import Summaries, SummarySources
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.sampling.source import Source
-from tflearn.tools.series import Watch
 from tflearn.transforms.rewards import weights_reader
 
 _REPORT_SECS = 1.0
@@ -157,9 +156,14 @@ class Session:
             lambda: self._progress.policy_version,
             lambda: {**(users.metrics() if users.metrics else {}), **self._metrics()},
             lambda: {**(users.texts() if users.texts else {}), **self._texts()},
-            functools.partial(self._watch, users.watch or Watch(self._run_dir)),
+            functools.partial(self._watch, users.watch or self._metric_checks()),
         )
         return dataclasses.replace(learner, summaries=dataclasses.replace(summaries, sources=sources))
+
+    def _metric_checks(self) -> Callable[[int, Any], None]:
+        """Returns what warns of metrics that look wrong; without the extension that brings it, it does nothing."""
+        checks = extensions.find('metric_checks')
+        return checks.Watch(self._run_dir) if checks else lambda step, metrics: None
 
     def _watch(self, watch: Callable[[int, Any], None], step: int, metrics: Mapping[str, Any]) -> None:
         """Hands a summary on, and writes it with the iteration as the step, if there are iterations."""

@@ -112,6 +112,11 @@ class KubernetesOptions:
             )
 
 
+def read_options(texts: Sequence[str]) -> KubernetesOptions:
+    """Returns the options of 'name=value' texts; see `places.read_options`."""
+    return places.read_options(KubernetesOptions, texts)
+
+
 def render(topology: Topology, run_dir: RunDir, package: str, options: KubernetesOptions) -> str:
     """Returns the manifests as JSON, which is YAML too.
 

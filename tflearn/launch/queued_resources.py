@@ -6,6 +6,7 @@ The VM's startup script runs on each of its hosts at each start. On the first ho
 
 import dataclasses
 import shlex
+from collections.abc import Sequence
 
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir, write_atomically, write_json
@@ -49,6 +50,11 @@ class QueuedResourcesOptions:
     setup: str = ''
     python: str = 'python3'
     strategy: str = 'tpu:local'
+
+
+def read_options(texts: Sequence[str]) -> QueuedResourcesOptions:
+    """Returns the options of 'name=value' texts; see `places.read_options`."""
+    return places.read_options(QueuedResourcesOptions, texts)
 
 
 def render(topology: Topology, run_dir: RunDir, package: str, options: QueuedResourcesOptions) -> str:

@@ -10,7 +10,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
@@ -105,6 +105,11 @@ def with_python(topology: Topology, run_dir: RunDir, package: str, options: RayO
         return (*group, *own) if job.workers > 1 else own
 
     return dataclasses.replace(topology.with_commands(its_command), warm_parent=None)
+
+
+def read_options(texts: Sequence[str]) -> RayOptions:
+    """Returns the options of 'name=value' texts; see `places.read_options`."""
+    return places.read_options(RayOptions, texts)
 
 
 def render(topology: Topology, run_dir: RunDir, package: str, options: RayOptions) -> str:

@@ -9,6 +9,7 @@ import dataclasses
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.files.run_dir import RunDir, read_json, write_json
@@ -114,6 +115,11 @@ def with_steps(topology: Topology, run_dir: RunDir, package: str) -> Topology:
         return ('bash', '-c', _GROUP, 'srun', *tasks, *worker, *job.command)
 
     return dataclasses.replace(topology.with_commands(its_command), warm_parent=None)
+
+
+def read_options(texts: Sequence[str]) -> SlurmOptions:
+    """Returns the options of 'name=value' texts; see `places.read_options`."""
+    return places.read_options(SlurmOptions, texts)
 
 
 def render(topology: Topology, run_dir: RunDir, package: str, options: SlurmOptions) -> str:

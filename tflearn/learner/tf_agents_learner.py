@@ -21,9 +21,9 @@ from absl import logging
 from tf_agents.specs import tensor_spec
 from tf_agents.utils import nest_utils
 
+from tflearn.core import extensions
 from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import crossed
-from tflearn.files import opening
 from tflearn.files.run_dir import RunDir, is_url
 from tflearn.learner import batches
 from tflearn.learner.batches import is_complete
@@ -198,7 +198,7 @@ class Learner:
         """Returns the directory, of which this learner is the only writer if it is `owned`; of a URL a local copy."""
         if not is_url(root):
             return RunDir(root)
-        run_dir = self._opened.enter_context(opening.opened(str(root), 'train'))
+        run_dir = self._opened.enter_context(extensions.load('run_directories').opened(str(root), 'train'))
         if owned:
             self._opened.enter_context(run_dir.own('train', threading.Event()))
         return run_dir

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from absl import logging
 
+from tflearn.core import extensions
 from tflearn.core.errors import UserOSError
 from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.files.lock import try_lock
@@ -118,9 +119,7 @@ class DecisionFiles:
         """
         self._options, self._store, self._kind = options, None, kind
         if is_url(options.directory):
-            from tflearn.files.objects import Objects  # It needs the extra remote.
-
-            self._store = Objects(options.directory)
+            self._store = extensions.load('objects').Objects(options.directory)
             self._store.check_writable()
         self._directory = spool if self._store else pathlib.Path(options.directory)
         try:
