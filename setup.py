@@ -100,7 +100,6 @@ EXTRAS = {
         'mypy>=1.10',
         'nbclient>=0.10,<1',
         'pytest>=9',
-        'pytest-xdist>=3.8',
         'radon>=6,<7',
         'ruff>=0.9',
         'simpy>=4.1,<5',

@@ -13,49 +13,35 @@ import tflearn  # noqa: F401  (first: tf.keras is Keras 2)
 import tensorflow as tf
 from absl import logging
 
-from tests.testing import lanes
+from tests.testing import forked_workers, lanes
 
 # TFLEARN_TEST_SEED=N scripts/test: the same tests with other random numbers.
 SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
-
-# Files whose tests take longest, longest first: last of all they would keep one process busy while the others are done.
-LONGEST = (
-    'end_to_end_test.py',
-    'learner/multi_worker_test.py',
-    'jobs/train_test.py',
-    'docs_code_test.py',
-    'docs_programs_test.py',
-    'api/training_test.py',
-    'learner/tf_agents_suites_test.py',
-    'learner/learner_test.py',
-    'jobs/synchronous_test.py',
-    'jobs/train_offline_test.py',
-    'learner/replicas_test.py',
-    'jobs/multi_worker_train_test.py',
-    'learner/train_loop_test.py',
-    'learner/tf_agents_learner_test.py',
-    'learner/learner_options_test.py',
-    'conformance_test.py',
-    'policies/exporter_test.py',
-    'jobs/on_policy_test.py',
-    'jobs/demonstrations_test.py',
-    'replay/restart_test.py',
-)
 
 _exit_status = 1
 _left_out = set()
 
 
-def pytest_configure():
+def pytest_addoption(parser):
+    forked_workers.add_options(parser)
+    parser.addoption(
+        '--documents', choices=('all', 'none', 'only'), default='all', help='run the tests of documents and packaging?'
+    )
+
+
+def pytest_configure(config):
     cpu = tf.config.list_physical_devices('CPU')[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     # Where none is set, saving a model leaves it at WARNING, and later tests would miss what they look for.
     logging.set_verbosity(logging.INFO)
     gc.set_threshold(50_000, 20, 20)  # see `_small_heap`
+    forked_workers.configure(config)
 
 
-def pytest_ignore_collect(collection_path):
-    """Leaves out files and folders of which the lane has nothing to run; the summary names them."""
+def pytest_ignore_collect(collection_path, config):
+    """Leaves out files that are not asked for, and those of which the lane runs nothing, which the summary names."""
+    if lanes.is_other(collection_path, config.option.documents):
+        return True
     if left_out := lanes.leaves_out(collection_path):
         _left_out.add(left_out)
         return True
@@ -70,11 +56,6 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
-    _left_out.update(getattr(node, 'workeroutput', {}).get('left_out', ()))
-
-
 def pytest_terminal_summary(terminalreporter):
     if _left_out:
         terminalreporter.line(f'left out in the current lane: {", ".join(sorted(_left_out))}')
@@ -82,8 +63,6 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.hookimpl(trylast=True)  # the slow ones are gone
 def pytest_collection_modifyitems(config, items):
-    order = {file: i for i, file in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(_file_of(item), len(LONGEST)))
     marked = [item for item in items if lanes.IS_CURRENT and item.get_closest_marker('classic')]
     if marked:
         config.hook.pytest_deselected(items=marked)
@@ -93,7 +72,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _file_of(item):
-    return item.nodeid.split('::')[0].removeprefix('tests/')
+    return forked_workers.file_of(item.nodeid).removeprefix('tests/')
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -113,11 +92,9 @@ def _small_heap():
     gc.freeze()
 
 
-def pytest_sessionfinish(session, exitstatus):
+def pytest_sessionfinish(exitstatus):
     global _exit_status
     _exit_status = int(exitstatus)
-    if hasattr(session.config, 'workeroutput'):  # one of several processes
-        session.config.workeroutput['left_out'] = sorted(_left_out)
 
 
 def pytest_unconfigure():

@@ -12,12 +12,9 @@ from tflearn.networks.critics import BatchNorm, CriticOptions, Targets
 from tflearn.networks.networks import NetworkOptions
 
 NETWORK = NetworkOptions((8, 4))
-OBSERVATIONS = tf.random.stateless_uniform((6, 3), (1, 2), -1.0, 1.0)
-ACTIONS = tf.random.stateless_uniform((6, 2), (3, 4), -2.0, 2.0)
-
-
-DRAWS = Draws(create_train_step())
-DRAWS.restart()
+_GENERATOR = np.random.default_rng(2)
+OBSERVATIONS = _GENERATOR.uniform(-1.0, 1.0, (6, 3)).astype(np.float32)
+ACTIONS = _GENERATOR.uniform(-2.0, 2.0, (6, 2)).astype(np.float32)
 
 
 def make(specs=example_data.CONTINUOUS, network=NETWORK, **options):
@@ -75,7 +72,9 @@ def test_dropout_is_by_the_draws():
     ensemble, _ = make(dropout_rate=0.5)
     plain = [ensemble(OBSERVATIONS, ACTIONS, training=True).numpy() for _ in range(2)]
     np.testing.assert_array_equal(*plain)
-    first, second = (ensemble(OBSERVATIONS, ACTIONS, draws=DRAWS).numpy() for _ in range(2))
+    draws = Draws(create_train_step())
+    draws.restart()
+    first, second = (ensemble(OBSERVATIONS, ACTIONS, draws=draws).numpy() for _ in range(2))
     assert (first != second).any()
     assert (first != plain[0]).any()
 

@@ -271,7 +271,7 @@ class _WithoutConfig(tf.keras.layers.Layer):
 
 
 SPEC = {'arm': tf.TensorSpec((3,), tf.float32), 'kind': tensor_spec.BoundedTensorSpec((), tf.int64, 0, 3, 'kind')}
-OBSERVATION = {'arm': tf.constant([[1.0, -2.0, 3.0]]), 'kind': tf.constant([2], tf.int64)}
+OBSERVATION = {'arm': np.float32([[1, -2, 3]]), 'kind': np.int64([2])}
 
 
 def test_layers_are_normalized_before_their_activation():

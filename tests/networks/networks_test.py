@@ -20,9 +20,10 @@ from tflearn.networks.networks import NetworkOptions
 
 OBSERVATION, CONTINUOUS = example_data.CONTINUOUS.observation, example_data.CONTINUOUS.action
 DISCRETE = example_data.DISCRETE.action
-OBSERVATIONS = tf.random.stateless_uniform((8, 3), (5, 6), -1.0, 1.0)
+_GENERATOR = np.random.default_rng(1)
+OBSERVATIONS = _GENERATOR.uniform(-1.0, 1.0, (8, 3)).astype(np.float32)
 IMAGE = tensor_spec.BoundedTensorSpec((12, 12, 2), tf.uint8, [0], [255], 'observation')  # as EnvironmentSpecs has it
-IMAGES = tf.cast(tf.random.stateless_uniform((8, 12, 12, 2), (1, 2), 0, 256, tf.int32), tf.uint8)
+IMAGES = _GENERATOR.integers(0, 256, (8, 12, 12, 2), np.uint8)
 CONVOLUTIONS = ((4, 4, 2), (8, 3, 1))
 
 NETWORKS = {

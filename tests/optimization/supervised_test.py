@@ -33,7 +33,7 @@ def make_agent(loss=CROSSENTROPY, target_spec=LABEL, outputs=3, regularizer=None
     )
 
 
-BATCH = Examples(tf.constant(FEATURES), tf.constant(LABELS))
+BATCH = Examples(FEATURES, LABELS)
 
 
 def test_the_loss_is_that_of_keras():

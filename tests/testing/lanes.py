@@ -37,6 +37,12 @@ CLASSIC_ONLY = (
     *('replay/tunnel_test.py', 'replay/without_reverb_test.py'),  # with and without Reverb
 )
 
+# A job of its own, `scripts/test --docs`: documents, gin files, what is installed.
+DOCUMENTS = (
+    *('docker_test.py', 'docs_code_test.py', 'docs_programs_test.py', 'docs_test.py', 'from_rllib_test.py'),
+    *('gin_files_test.py', 'notebook_test.py', 'packaging_test.py', 'release_test.py', 'suite_test.py'),
+)
+
 _TESTS = pathlib.Path(__file__).parents[1]
 # Reverb has no package for the current lane.
 _USES_REVERB = re.compile(r'^\s*(import reverb|from (tflearn\.replay\.reverb|tests\.sampling\.prioritized_test))', re.M)
@@ -60,6 +66,13 @@ def leaves_out(path: pathlib.Path) -> str:
     if name.endswith('_test.py') and _USES_REVERB.search(path.read_text(encoding='utf-8')):
         return f'{name} (Reverb)'
     return name if name in CLASSIC_ONLY else ''
+
+
+def is_other(path: pathlib.Path, documents: str) -> bool:
+    """Returns whether `--documents` leaves out a file of tests: 'only' those of documents run, or 'none', or 'all'."""
+    if documents == 'all' or not path.name.endswith('_test.py'):
+        return False
+    return (path.relative_to(_TESTS).as_posix() in DOCUMENTS) != (documents == 'only')
 
 
 def needs_reverb(error: BaseException | None) -> bool:
