@@ -1,15 +1,17 @@
 """Each agent, kind of observation and of action, and path, in one cell of the conformance matrix at least.
 
-The slow tests have each pair of them, as `python -m benchmarks.conformance`, which keeps its results.
+A cell of which only the agent is new takes a few train steps without a run. The slow tests have runs of each pair of
+them, as `python -m benchmarks.conformance`, which keeps its results.
 """
 
 import pytest
 
 from tests.testing import conformance_cells, lanes, plain_loader
 
-FIRST = conformance_cells.cover(1)
+WHOLE, BRIEF = conformance_cells.first()
 PAIRS = [
-    cell if cell in FIRST else pytest.param(cell, marks=pytest.mark.slow) for cell in conformance_cells.cover(2, FIRST)
+    cell if cell in WHOLE else pytest.param(cell, marks=pytest.mark.slow)
+    for cell in conformance_cells.cover(2, [*WHOLE, *BRIEF])
 ]
 REFUSED = conformance_cells.refused()
 
@@ -25,6 +27,13 @@ def test_trains_and_its_policy_acts_in_tensorflow_alone(cell, tmp_path, plain):
     run = conformance_cells.Run(cell, tmp_path)
     run.train()
     run.check(plain)
+
+
+@pytest.mark.parametrize('cell', BRIEF, ids=' - '.join)
+def test_every_other_agent_trains_briefly_and_its_policy_acts_in_tensorflow_alone(cell, tmp_path, plain):
+    run = conformance_cells.Run(cell, tmp_path)
+    run.train_briefly()
+    run.check(plain, conformance_cells.BRIEF_TRAIN_STEPS)
 
 
 @lanes.classic

@@ -33,3 +33,11 @@ def sequences(agent, size, length, seed=0):
     parameters = dict(data.policy_info['dist_params'])
     parameters |= {name: tf.exp(value) for name, value in parameters.items() if 'scale' in name}
     return data._replace(policy_info={'dist_params': parameters})
+
+
+def complete_episodes(data):
+    """Returns the sequences as episodes: each has its first and its last step."""
+    size, length = data.step_type.shape
+    types = [np.full((size, length), ts.StepType.MID, np.int32) for _ in range(2)]
+    types[0][:, 0], types[1][:, -1] = ts.StepType.FIRST, ts.StepType.LAST
+    return data._replace(step_type=tf.constant(types[0]), next_step_type=tf.constant(types[1]))

@@ -27,6 +27,11 @@ class Algorithm(NamedTuple):
     example: Example
 
     @property
+    def is_variant(self) -> bool:
+        """Whether it is another algorithm with other settings."""
+        return self.module.__name__.rpartition('.')[2] != self.name
+
+    @property
     def experience(self) -> Experience:
         """Its own, with items of as many rows as the example's."""
         own, length = self.module.EXPERIENCE, self.example.sequence_length

@@ -3,6 +3,9 @@
 A cell is 20 train steps of `tflearn.train` or of the jobs, with their defaults but for small sizes. Then its policy is
 loaded in a process that has TensorFlow alone, whose actions are those of `tflearn.load_policy`, and acts for an episode
 in an environment that takes legal actions only. A cell that cannot work is refused in one line by the run's start.
+
+A cell of which only the agent is new can do without a run: four train steps, compiled as a learner does it, and an
+export.
 """
 
 import contextlib
@@ -19,16 +22,18 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import tflearn
+from tests.agents import example_data
 from tests.testing import jobs, structured
 from tests.testing.algorithms import ALGORITHMS, Algorithm
 from tests.testing.plain_loader import PlainLoader
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Uniform
+from tflearn.core.train_step import create_train_step
 from tflearn.data.reader import Dataset
 from tflearn.environments import vector_env
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import run as job_run
 from tflearn.jobs.collect import collect
-from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.jobs.record import Quota, record
 from tflearn.jobs.train import train
 from tflearn.jobs.train_offline import train_offline
@@ -41,6 +46,7 @@ from tflearn.replay import reader
 from tflearn.transforms import normalize, transformed
 
 NUM_TRAIN_STEPS = 20
+BRIEF_TRAIN_STEPS = 4  # an actor may be trained in some steps only
 TIMEOUT_SECS = 600.0
 STORED = {'max_size': 64, 'min_size': 1}
 
@@ -62,7 +68,8 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     'masked multi-discrete': structured.CATEGORIES,
     'nested': spaces.Tuple((structured.CHOICE, spaces.Dict(move=structured.CONTINUOUS, kinds=structured.CATEGORIES))),
 }
-AGENTS = ALGORITHMS
+# Settings of an algorithm come after all algorithms: `cover` takes first what comes first.
+AGENTS = dict(sorted(ALGORITHMS.items(), key=lambda item: item[1].is_variant))
 # Transforms of observations with floats, as the packaged gin files have them.
 TRANSFORMS: dict[str, Callable[[], list[Any]]] = {'td3_bc': lambda: [normalize.Observations()]}
 
@@ -151,6 +158,17 @@ def cover(size: int, chosen: Iterable[Cell] = ()) -> list[Cell]:
         cells.append(max(parts, key=lambda cell: len(missing & parts[cell])))
         missing -= parts.pop(cells[-1])
     return cells
+
+
+def first() -> tuple[list[Cell], list[Cell]]:
+    """Returns cells that have every agent, observation, action and path; and those of which only the agent is new."""
+    whole: list[Cell] = []
+    brief: list[Cell] = []
+    seen: set[str] = set()
+    for cell in cover(1):
+        (brief if seen.issuperset(cell[1:]) else whole).append(cell)
+        seen.update(cell[1:])
+    return whole, brief
 
 
 def refused() -> list[Cell]:
@@ -262,6 +280,23 @@ class Run:
             )
         assert not sum(environment.num_rebuilt for environment in self.made), 'one was given an illegal action'
 
+    def train_briefly(self) -> None:
+        """Takes train steps on random items, and exports the policy; without a run, its replay and its collection."""
+        with contextlib.closing(self._make_environments(1, 1)) as environment:
+            specs = environment.specs
+        agent = self._parts['make_agent'](specs, create_train_step(), self._parts['experience'])
+        agent.initialize()
+        items = example_data.sequences(agent, 4, self._parts['experience'].slicing.sequence_length)
+        items, train = example_data.complete_episodes(items), tf.function(agent.train, autograph=False)
+        before = [variable.numpy() for variable in agent.policy.variables()]
+        assert np.isfinite([train(items).loss for _ in range(BRIEF_TRAIN_STEPS)]).all()
+        assert int(agent.train_step_counter) == BRIEF_TRAIN_STEPS
+        after = agent.policy.variables()
+        assert any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True)), 'the policy has learned'
+        exports = PolicyExports(agent, RunDir(self.folder / 'run'), ExportOptions(('greedy_policy',)), dict)
+        exports.export(BRIEF_TRAIN_STEPS)
+        exports.wait()
+
     def _train_recorded(self, run_dir: RunDir, exports: ExportOptions) -> None:
         data = self.folder / 'data'
         record(
@@ -292,11 +327,16 @@ class Run:
             run.start(train, num_train_steps=NUM_TRAIN_STEPS, exports=exports).join(TIMEOUT_SECS)
             collector.join(TIMEOUT_SECS)
 
-    def check(self, plain: PlainLoader) -> None:
-        """Loads the policy without tflearn, compares actions, and acts for an episode."""
+    def check(self, plain: PlainLoader, num_train_steps: int = NUM_TRAIN_STEPS) -> None:
+        """Loads the policy without tflearn, compares actions, and acts for an episode.
+
+        Args:
+          plain: loads it.
+          num_train_steps: that it has trained at least.
+        """
         folder = RunDir(self.folder / 'run').policy('greedy_policy')
         policy = tflearn.load_policy(folder / str(versions.newest_version(folder)))
-        assert policy.train_step >= NUM_TRAIN_STEPS
+        assert policy.train_step >= num_train_steps
         plain.load(policy.path)
         environment = self.make_one()
         observation, _ = environment.reset(seed=1)
