@@ -26,7 +26,7 @@ ON_POLICY = {
     'uncorrected': {'off_policy_correction': False},
     'appo': {},
 }
-FAST = {('ppo', 'one'), ('ppo', 'floats'), ('v_mpo', 'one'), ('impala', 'many'), 'sac', 'droq', 'iql'}
+FAST = {('ppo', 'floats'), ('v_mpo', 'one'), ('impala', 'many'), 'sac', 'iql'}
 REPLAYED = {
     'sac': {'loss': sac.SACLoss(gamma=0.9)},
     'tqc': {'num_critics': 3, 'truncated': ensemble.Truncated(5, 2)},

@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -8,17 +7,15 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data, oracles
-from tests.data import data_sets
-from tests.jobs.train_offline_test import train
 from tests.testing import experiences
 from tflearn.agents import bc, ppo
-from tflearn.core.experience import BatchItems, Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import initial_values
-from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.jobs.train_settings import Initial
+from tflearn.learner.checkpoints import Checkpoints
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
 
@@ -166,22 +163,20 @@ def test_actions_that_the_mask_forbids_are_not_imitated():
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """A run of this agent on episodes in files, weighted by their returns."""
-    folder = tmp_path_factory.mktemp('bc')
-    data_sets.write(folder / 'data', 60)
-    make = functools.partial(
-        bc.make_agent,
-        network=SMALL,
-        loss=bc.BCLoss(weight='return_to_go', weight_temperature=1.0),
-        normalizer_steps=10,
-    )
-    exports = ExportOptions(('greedy_policy', 'collect_policy'))
-    experience = Experience(batch=BatchItems(8))
-    return train(folder / 'run', folder / 'data', make_agent=make, experience=experience, exports=exports)
+    """What a run of this agent leaves: its checkpoint and its policies."""
+    run_dir = RunDir(tmp_path_factory.mktemp('bc'))
+    agent = make_agent(loss={'weight': 'return_to_go', 'weight_temperature': 1.0}, normalizer_steps=10)
+    for seed in range(3):
+        agent.train(example_data.sequences(agent, 8, 2, seed))
+    Checkpoints(run_dir.checkpoints, {'agent': agent, 'train_step': agent.train_step_counter}).save(3)
+    exports = PolicyExports(agent, run_dir, ExportOptions(('greedy_policy', 'collect_policy')), dict)
+    exports.export(3)
+    exports.wait()
+    return run_dir
 
 
 def observations():
-    return tf.random.stateless_uniform((50, 2), (1, 2), 0.0, 9.0)
+    return tf.random.stateless_uniform((50, 3), (1, 2), 0.0, 9.0)
 
 
 def logits_of(policy):
@@ -194,12 +189,11 @@ def logits_of(policy):
 )
 def test_ppo_begins_with_its_policy(trained, tmp_path, source, initial):
     """As `train.Initial` does it: by the names in a checkpoint, or by an exported policy."""
-    specs = EnvironmentSpecs(*data_sets.SPEC[1:3])
-    beginning = ppo.make_agent(specs, create_train_step(), ppo.EXPERIENCE, network=SMALL)
+    beginning = ppo.make_agent(example_data.DISCRETE, create_train_step(), ppo.EXPERIENCE, network=SMALL)
     beginning.initialize()
     before = logits_of(beginning.collect_policy)
     initial_values.load(beginning, Initial(**initial | {source: str(trained.root)}), RunDir(tmp_path / 'ppo'))
-    agent = bc.make_agent(specs, create_train_step(), bc.EXPERIENCE, network=SMALL)
+    agent = bc.make_agent(example_data.DISCRETE, create_train_step(), bc.EXPERIENCE, network=SMALL)
     objects = tf.train.Checkpoint(agent=agent)
     objects.restore(tf.train.latest_checkpoint(str(trained.checkpoints))).expect_partial()
     np.testing.assert_array_equal(logits_of(beginning.collect_policy), logits_of(agent.policy.wrapped_policy))

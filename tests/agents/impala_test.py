@@ -159,8 +159,9 @@ def test_loss_changes_nothing_and_equals_the_train_loss(make):
     assert any((a != b.numpy()).any() for a, b in zip(before, agent.collect_policy.variables(), strict=True))
 
 
-def test_it_compiles_with_xla(make):
-    agent, other = make(), make()
+@pytest.mark.parametrize('name', ['appo', pytest.param('impala', marks=pytest.mark.slow)])  # APPO's has IMPALA's
+def test_it_compiles_with_xla(name):
+    agent, other = (_agent(MAKE[name]) for _ in range(2))
     for ours, theirs in zip(other._network.variables, agent._network.variables, strict=True):
         ours.assign(theirs)
     other.initialize()

@@ -153,7 +153,8 @@ def test_the_distribution_is_that_of_the_actions(shared, exploration):
         many = {name: np.repeat(leaf, 20_000, 0) for name, leaf in observation.items()}
         policy = agent.collect_policy
         chosen = policy.action(ts.restart(tf.nest.map_structure(tf.constant, many), 20_000)).action.numpy()
-        found = policy.distribution(ts.restart(tf.nest.map_structure(tf.constant, many), 20_000)).action
+        rows = {name: tf.constant(leaf[:500]) for name, leaf in many.items()}  # of 100 draws each
+        found = policy.distribution(ts.restart(rows, 500)).action
         shares = found.probs_parameter().numpy()
         times = shares * linear_bandit.NUM_DRAWS
         assert exploration == 'ucb' or np.allclose(times, times.round(), atol=1e-3)
@@ -188,33 +189,31 @@ def test_a_batch_that_is_not_finite_changes_nothing():
 
 
 def test_replicas_add_up_the_sums_of_all(tmp_path):
-    """Two replicas with half of each batch end with the A and b of one with all of it."""
-
-    def trained(num_replicas):
-        strategy = strategies.make('default' if num_replicas == 1 else f'mirrored:{num_replicas}')
-        with strategy.scope():
-            agent = _make(SHARED, experiences.changed(linear_bandit.EXPERIENCE, sequence_length=3))
-        batches = [_batch(agent, 8, seed) for seed in range(5)]
-        joined = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, 0), *batches)
-        dataset = tf.data.Dataset.from_tensor_slices(joined).batch(8 // num_replicas, drop_remainder=True)
-        learner = Learner(agent, lambda _: dataset, RunDir(tmp_path / str(num_replicas)), strategy=strategy)
-        result = learner.run(5)
-        learner.close()
-        return result, agent, batches
-
-    (alone, _, batches), (together, agent, _) = trained(1), trained(2)
+    """Two replicas with half of each batch have the A, b and losses of one with all of it."""
+    strategy, alone = strategies.make('mirrored:2'), _make(SHARED)
+    with strategy.scope():
+        agent = _make(SHARED, experiences.changed(linear_bandit.EXPERIENCE, sequence_length=3))
+    batches = [_batch(agent, 8, seed) for seed in range(5)]
+    joined = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, 0), *batches)
+    dataset = tf.data.Dataset.from_tensor_slices(joined).batch(4, drop_remainder=True)
+    with Learner(agent, lambda _: dataset, RunDir(tmp_path), strategy=strategy) as learner:
+        together = learner.run(5)
+    infos = [alone.train(batch) for batch in batches]
     a, b = _sums(batches, True)
     np.testing.assert_allclose(agent._posterior.precision.numpy(), a, rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(agent._posterior.moment.numpy(), b, rtol=1e-12, atol=1e-13)
-    assert together.loss == pytest.approx(alone.loss, rel=1e-6)
-    assert together.extra == pytest.approx(alone.extra, rel=1e-6)
+    assert together.loss == pytest.approx(np.mean([info.loss for info in infos]), rel=1e-6)
+    extra = {name: np.mean([info.extra[name] for info in infos]) for name in infos[0].extra}
+    assert together.extra == pytest.approx(extra, rel=1e-6)
 
 
 def test_xla_compiles_the_train_step():
     plain, compiled = _make(SHARED), _make(SHARED)
     data = _batch(plain)
     loss = plain.train(data).loss
-    assert float(tf.function(compiled.train, jit_compile=True)(data).loss) == pytest.approx(float(loss), rel=1e-6)
+    assert float(tf.function(compiled.train, autograph=False, jit_compile=True)(data).loss) == pytest.approx(
+        float(loss), rel=1e-6
+    )
     for one, other in zip(plain._posterior.variables, compiled._posterior.variables, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-13)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tflearn
 from tests.agents import example_data
-from tests.testing import experiences, lanes, plain_loader
+from tests.testing import experiences, plain_loader
 from tflearn.agents import ppo, sac, tqc
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
@@ -168,7 +168,7 @@ def test_a_network_of_ones_own_has_no_such_noise():
         sac.make_agent(SPECS, create_train_step(), sac.EXPERIENCE, network=NETWORK, **settings)
 
 
-@pytest.mark.parametrize('mode', ['synchronous', pytest.param('processes', marks=lanes.classic)])
+@pytest.mark.parametrize('mode', ['synchronous', pytest.param('processes', marks=pytest.mark.slow)])
 def test_a_run_explores_by_it_and_its_policies_need_only_tensorflow(mode, tmp_path):
     noise = StateDependentNoise(interval_steps=2, initial_deviation=2.0)
     run = tflearn.train(
