@@ -69,13 +69,6 @@ def test_trains_reports_means_traces_once_and_saves_at_the_end(tmp_path, make_ag
     assert [path.name for path in run_dir.checkpoints.glob('*.index')] == ['ckpt-19.index']
 
 
-def test_loss_is_the_mean_over_the_steps(tmp_path, make_agent, make_dataset_fn):
-    single = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path / 'a'))
-    many = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path / 'b'))
-    losses = [single.run(1).loss for _ in range(6)]
-    assert many.run(6).loss == pytest.approx(np.mean(losses), rel=1e-5)
-
-
 class CountedSource(Source):
     """A `Source` of the same batches as `make_dataset_fn`'s, up to three in a draw."""
 
@@ -159,18 +152,21 @@ def test_data_of_one_replica_end_first(tmp_path, make_agent, make_dataset_fn):
     assert result.info == {'policy_version': pytest.approx(0.5)}, 'the mean over replicas and steps'
 
 
-def test_resumed_run_equals_uninterrupted_run(tmp_path, make_agent, make_dataset_fn):
+def test_resumed_run_equals_uninterrupted_run_whose_loss_is_the_mean_over_the_steps(
+    tmp_path, make_agent, make_dataset_fn
+):
     straight = make_agent()
-    Learner(straight, make_dataset_fn(), RunDir(tmp_path / 'straight')).run(20)
+    whole = Learner(straight, make_dataset_fn(), RunDir(tmp_path / 'straight')).run(20)
 
     first = Learner(make_agent(), make_dataset_fn(0, 10), RunDir(tmp_path / 'resumed'))
-    first.run(10)
+    losses = [first.run(1).loss for _ in range(10)]
     first.close()
     resumed = make_agent()
     second = Learner(resumed, make_dataset_fn(10), RunDir(tmp_path / 'resumed'))
     assert second.step == 10
-    second.run(10)
+    losses += [second.run(1).loss for _ in range(10)]
     _assert_equal(resumed, straight)
+    assert whole.loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_a_changed_learning_rate_counts_after_a_restore(tmp_path, make_agent, make_dataset_fn, caplog):
@@ -194,10 +190,16 @@ def test_a_changed_learning_rate_counts_after_a_restore(tmp_path, make_agent, ma
     ]
 
 
-@pytest.mark.parametrize(('rule', 'terminal', 'answer', 'saved'), [
-    ('always', True, 'n', True), ('never', True, 'y', False), ('ask', True, 'n', False), ('ask', True, 'y', True),
-    ('ask', False, 'n', True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('rule', 'terminal', 'answer', 'saved'),
+    [
+        pytest.param('always', True, 'n', True, marks=pytest.mark.slow),  # as in many other tests
+        ('never', True, 'y', False),
+        ('ask', True, 'n', False),
+        pytest.param('ask', True, 'y', True, marks=pytest.mark.slow),  # as without a terminal
+        ('ask', False, 'n', True),
+    ],
+)
 def test_an_error_is_followed_by_a_checkpoint_if_that_is_wanted(
     tmp_path, make_agent, make_dataset_fn, monkeypatch, rule, terminal, answer, saved
 ):

@@ -82,11 +82,14 @@ def _noting_graphs(train, graphs):
 @pytest.mark.parametrize(
     ('calls', 'settings', 'steps'),
     [
-        ([5, 16, 4], {'interval_steps': 10}, [10, 20]),
+        # What steps are due is Python's alone, which summaries_test.py checks.
+        pytest.param([5, 16, 4], {'interval_steps': 10}, [10, 20], marks=pytest.mark.slow),
         ([3, 9], {'interval_steps': 4, 'first_interval': True}, [1, 2, 3, 4, 8, 12]),
-        ([6, 7], {'interval_steps': None, 'total': 3, 'num_train_steps': 12}, [4, 8, 12]),
+        pytest.param(
+            [6, 7], {'interval_steps': None, 'total': 3, 'num_train_steps': 12}, [4, 8, 12], marks=pytest.mark.slow
+        ),
         ([2, 2], {'interval_steps': None, 'interval_secs': 1e-9}, [1, 2, 3, 4]),
-        ([4], {'interval_steps': None}, []),
+        pytest.param([4], {'interval_steps': None}, [], marks=pytest.mark.slow),
     ],
 )
 def test_summarizes_the_steps_that_are_due(train, calls, settings, steps):
@@ -113,10 +116,12 @@ def test_losses_are_means_over_the_interval_on_any_number_of_replicas(train, str
 
 
 @pytest.mark.parametrize('strategy', STRATEGIES[:2])
-def test_summary_has_gradients_actions_and_policy_lag(train, strategy):
-    _, _, directory = train([6], strategy, interval_steps=3, sources=SummarySources(policy_version=lambda: 7))
+def test_summary_has_gradients_actions_policy_lag_and_the_learners_metrics(train, strategy):
+    metrics = {'replay_size': 7.0, 'mean_return': None}
+    sources = SummarySources(policy_version=lambda: 9, metrics=lambda: metrics)
+    _, _, directory = train([1, 2, 3, 4], strategy, interval_steps=3, sources=sources)
     scalars, histograms = (read(directory) for read in (written_summaries.scalars, written_summaries.histograms))
-    assert list(scalars['gradients/dqn/norm']) == [3, 6]
+    assert list(scalars['gradients/dqn/norm']) == [3, 6, 9]
     assert 'gradients/dqn/noise_scale' in scalars
     gradients = [tag for tag in histograms if tag.startswith('gradients/dqn/') and tag.endswith('/gradient')]
     assert len(gradients) == 4, 'two layers with kernel and bias'
@@ -127,7 +132,13 @@ def test_summary_has_gradients_actions_and_policy_lag(train, strategy):
             assert number == count
     # Steps are counted from 1, the versions of the data from 0.
     for step, (least, greatest, number) in histograms['data/policy_lag'].items():
-        assert (least, greatest, number) == (8 - step, 8 - step, 2 * share)
+        assert (least, greatest, number) == (10 - step, 10 - step, 2 * share)
+    assert scalars['train/replay_size'] == dict.fromkeys((3, 6, 9, 10), 7.0)
+    assert 'train/mean_return' not in scalars
+    assert all(value > 0 for value in scalars['train/steps_per_sec'].values())
+    assert all(100 < value < 50_000 for value in scalars['train/rss_mb'].values())
+    assert all(0 <= value <= 1 for value in scalars['train/data_wait_share'].values())
+    assert scalars['train/num_traces'] == dict.fromkeys((3, 6, 9, 10), 2), 'one of each program'
 
 
 @pytest.mark.slow
@@ -138,18 +149,6 @@ def test_agents_write_no_tags_of_the_learner(train):
     assert all(tag.startswith('train/') for tag in ours)
     # `scalars` fails if a tag has two values for a step.
     assert {tag for tag in written_summaries.scalars(directory) if tag.startswith('train/')} == ours
-
-
-def test_learners_metrics_and_traces_of_each_program_once(train):
-    sources = SummarySources(metrics=lambda: {'replay_size': 7.0, 'mean_return': None})
-    _, _, directory = train([1, 2, 3, 4], interval_steps=3, sources=sources)
-    scalars = written_summaries.scalars(directory)
-    assert scalars['train/replay_size'] == dict.fromkeys((3, 6, 9, 10), 7.0)
-    assert 'train/mean_return' not in scalars
-    assert all(value > 0 for value in scalars['train/steps_per_sec'].values())
-    assert all(100 < value < 50_000 for value in scalars['train/rss_mb'].values())
-    assert all(0 <= value <= 1 for value in scalars['train/data_wait_share'].values())
-    assert scalars['train/num_traces'] == dict.fromkeys((3, 6, 9, 10), 2), 'one of each program'
 
 
 @pytest.mark.slow
