@@ -26,7 +26,7 @@ from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
-from tflearn.learner.triggers import IntervalTrigger  # noqa: E402
+from tflearn.learner.triggers import PeriodicAction  # noqa: E402
 from tflearn.policies import versions  # noqa: E402
 
 # Intervals of one measurement: some seconds.
@@ -45,7 +45,7 @@ class Trainer:
             agent,
             lambda _: tf.data.Dataset.from_tensors((batch, ())).cache().repeat(),
             run_dir,
-            triggers=[IntervalTrigger(interval, self._export)] if interval else [],
+            triggers=[PeriodicAction(self._export, every_steps=interval)] if interval else [],
             options=LearnerOptions(checkpoint_interval_steps=None, summaries=None),
         )
         if interval:

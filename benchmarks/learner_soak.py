@@ -24,7 +24,7 @@ from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.metrics import rss_mb  # noqa: E402
 from tflearn.learner.summaries import SummaryOptions  # noqa: E402
-from tflearn.learner.triggers import IntervalTrigger  # noqa: E402
+from tflearn.learner.triggers import PeriodicAction  # noqa: E402
 from tflearn.policies.exporter import PolicyExporter  # noqa: E402
 
 STEPS_PER_CALL = 200
@@ -86,8 +86,8 @@ def _train(
         source,
         run_dir,
         triggers=[
-            IntervalTrigger(1_000, lambda step: exports.submit(exporter.snapshot(step, {}))),
-            IntervalTrigger(max(num_steps // 100, STEPS_PER_CALL), lambda _: memory.append(rss_mb())),
+            PeriodicAction(lambda step: exports.submit(exporter.snapshot(step, {})), every_steps=1_000),
+            PeriodicAction(lambda _: memory.append(rss_mb()), every_steps=max(num_steps // 100, STEPS_PER_CALL)),
         ],
         options=LearnerOptions(checkpoint_interval_steps=1_000, summaries=SummaryOptions(interval_steps=1_000)),
     )

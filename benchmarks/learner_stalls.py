@@ -28,7 +28,7 @@ from tflearn.core.background import Background  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
-from tflearn.learner.triggers import IntervalTrigger  # noqa: E402
+from tflearn.learner.triggers import PeriodicAction  # noqa: E402
 from tflearn.policies.exporter import PolicyExporter  # noqa: E402
 
 
@@ -42,7 +42,7 @@ class Saver:
         if interval:
             save = self._timed('checkpoint', lambda _: self.learner.save())
             export = self._timed('export', lambda step: self._exports.submit(self._exporter.snapshot(step, {})))
-            triggers = [IntervalTrigger(interval, save), IntervalTrigger(interval, export)]
+            triggers = [PeriodicAction(save, every_steps=interval), PeriodicAction(export, every_steps=interval)]
         batch = learner_cases.batch(case)
         self.learner = Learner(
             agent,

@@ -30,7 +30,7 @@ def expert_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
     return tf.data.Dataset.random(seed=1).map(decide).batch(64)
 
 
-report = tflearn.IntervalTrigger(100, lambda step: print(f'train step {step}'))
+report = tflearn.PeriodicAction(lambda step: print(f'train step {step}'), every_steps=100)
 learner = tflearn.Learner(agent, expert_data, tflearn.RunDir('runs/expert'), triggers=[report])
 for _ in range(3):
     print(f'loss {learner.run(100).loss:.3f}')

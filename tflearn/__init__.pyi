@@ -26,21 +26,20 @@ from tflearn.learner.rounds import RoundSource, train_rounds
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
-from tflearn.learner.triggers import EndTrigger, IntervalTrigger, StepsTrigger, TimeTrigger, TotalTrigger
+from tflearn.learner.triggers import PeriodicAction
 from tflearn.policies.policy_function import PolicyFunction, load_policy
 from tflearn.sampling.source import Source
 
 __all__ = [
     'BatchItems',
     'BatchSteps',
-    'EndTrigger',
     'EnvironmentSpecs',
     'Experience',
-    'IntervalTrigger',
     'Iteration',
     'Learner',
     'LearnerOptions',
     'LoopOptions',
+    'PeriodicAction',
     'PolicyFunction',
     'Prioritization',
     'Prioritized',
@@ -50,11 +49,8 @@ __all__ = [
     'RunDir',
     'Slicing',
     'Source',
-    'StepsTrigger',
     'StopConditions',
     'SummaryOptions',
-    'TimeTrigger',
-    'TotalTrigger',
     'TrainResult',
     'TrainedRun',
     'Uniform',

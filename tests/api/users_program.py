@@ -18,7 +18,7 @@ def expert_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
 
 def learn(agent: Any) -> float:
     steps: list[int] = []
-    saved = tflearn.TimeTrigger(60.0, steps.append)
+    saved = tflearn.PeriodicAction(steps.append, every_secs=60.0)
     options = tflearn.LearnerOptions(
         checkpoint_interval_steps=500,
         summaries=tflearn.SummaryOptions(interval_steps=100),

@@ -221,7 +221,7 @@ from tflearn.environments import gymnasium_env
 from tflearn.core.experience import BatchItems, Experience
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.triggers import PeriodicAction
 from tflearn.policies import external, versions
 from tflearn.files.run_dir import RunDir
 from tflearn.core.types import specs_of, zeros
@@ -238,7 +238,7 @@ learner = Learner(
     agent,
     lambda _: tf.data.Dataset.from_tensors((batch, ())).repeat(),
     run_dir,
-    triggers=[IntervalTrigger(10, exports.export)],
+    triggers=[PeriodicAction(exports.export, every_steps=10)],
     options=LearnerOptions(checkpoint_interval_steps=None, summaries=None),
 )
 directory = run_dir.greedy_policy

@@ -62,14 +62,14 @@ def assert_same(one, other):
 
 
 @pytest.mark.slow
-def test_totals_and_schedules_by_environment_steps(tmp_path):
+def test_intervals_and_schedules_by_environment_steps(tmp_path):
     """The learning rate is 0 after 100 environment steps: from then on weights stay as they are."""
     rate = schedules.by_env_steps(schedules.piecewise([(100, 1e-2), (101, 0.0)]))
     make_agent = functools.partial(
         dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), optimizer=OptimizerOptions(rate)
     )
-    totals = {'num_checkpoints': 4, 'num_exports': 2, 'num_summaries': 5, 'summary_interval_steps': 20}
-    run_dir = run_synchronously(tmp_path, num_train_steps=160, make_agent=make_agent, **totals)
+    intervals = {'checkpoint_interval_steps': 40, 'export_interval_steps': 80, 'summary_interval_steps': 32}
+    run_dir = run_synchronously(tmp_path, num_train_steps=160, make_agent=make_agent, **intervals)
     saved = {int(path.stem.partition('-')[2]): path for path in run_dir.checkpoints.glob('ckpt-*.index')}
     np.testing.assert_allclose(sorted(saved), [80, 120, 160], atol=1)  # at or just after
     exported = sorted(int(path.name) for path in run_dir.greedy_policy.iterdir() if path.name.isdigit())
@@ -342,7 +342,6 @@ def test_intervals_count_iterations(tmp_path):
 @pytest.mark.parametrize(
     ('given', 'message'),
     [
-        ({'num_exports': 2}, "got Intervals.unit='iterations' with num_exports"),
         ({}, r"got Intervals.unit='iterations' with Experience.replay=Uniform\("),
     ],
 )

@@ -15,7 +15,6 @@ from tests.testing.jobs import QUEUE
 from tflearn.agents import dqn, impala
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.core.access import Access
-from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
 from tflearn.core.waiting import wait_until
@@ -28,7 +27,7 @@ from tflearn.jobs.collectors import Progress
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run import Hooks
 from tflearn.jobs.train import train
-from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings, grouped
+from tflearn.jobs.train_settings import Device, Initial, Intervals, grouped
 from tflearn.launch.local import free_port
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import Forecast, StopConditions
@@ -391,29 +390,6 @@ def test_policy_lag_is_bounded_and_has_a_histogram(small_run):
 
 
 # The settings that the jobs train and synchronous share.
-
-
-def over(num_train_steps, summaries=SummaryOptions(), **intervals):
-    """Returns the settings of a run of so many train steps."""
-    groups = Intervals(**intervals), LearnerOptions(summaries=summaries), ExportOptions(), Initial(), Experience()
-    return Settings.make(*groups, StopConditions(num_train_steps))
-
-
-def test_totals_become_intervals_of_a_run():
-    settings = over(100, num_checkpoints=4, num_exports=3, num_summaries=10)
-    assert settings.learner.checkpoint_interval_steps == 25
-    assert settings.intervals.export_interval_steps == 34, 'the last one is at the end'
-    assert settings.summary_steps == 10
-    assert over(100, summaries=None, num_summaries=2).summary_steps == 50
-
-
-def test_without_totals_intervals_stay():
-    assert over(100, export_interval_steps=7).intervals == Intervals(export_interval_steps=7)
-
-
-def test_rejects_totals_that_no_run_has():
-    with pytest.raises(ValueError, match=r'got Intervals.num_summaries=101 in a run of num_train_steps=100; need at'):
-        over(100, num_summaries=101)
 
 
 def test_rejects_two_sources_of_first_values():

@@ -16,7 +16,7 @@ from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
-from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.triggers import PeriodicAction
 
 
 def _options(**loop):
@@ -36,10 +36,10 @@ def test_own_triggers_are_called_after_all_others(tmp_path, make_agent, make_dat
             calls.append(('own', step, len(learner.agent.policy.variables())))
             learner.summarize({'own': step})
 
-        return [IntervalTrigger(3, report)]
+        return [PeriodicAction(report, every_steps=3)]
 
     options = LearnerOptions(summaries=SummaryOptions(interval_steps=100), make_triggers=make_triggers)
-    given = [IntervalTrigger(3, lambda step: calls.append(('given', step)))]
+    given = [PeriodicAction(lambda step: calls.append(('given', step)), every_steps=3)]
     with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=given, options=options) as learner:
         for _ in range(3):
             learner.run(2)

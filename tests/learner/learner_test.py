@@ -15,7 +15,7 @@ from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
-from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.triggers import PeriodicAction
 from tflearn.sampling.source import Source
 
 
@@ -50,7 +50,7 @@ def test_trains_reports_means_traces_once_and_saves_at_the_end(tmp_path, make_ag
 
     agent.train = counted
     before = [variable.numpy() for variable in agent.policy.variables()]
-    trigger = IntervalTrigger(100, ends.append, at_end=True)
+    trigger = PeriodicAction(ends.append, every_steps=100, at_end=True)
     with Learner(agent, make_dataset_fn(), run_dir, triggers=[trigger]) as learner:
         assert len(traces) == 1
         result = learner.run(10)
@@ -217,7 +217,7 @@ def test_an_error_is_followed_by_a_checkpoint_if_that_is_wanted(
 
 def test_steps_before_the_data_end_count(tmp_path, make_agent, make_dataset_fn, caplog):
     fired = []
-    triggers = [IntervalTrigger(5, fired.append)]
+    triggers = [PeriodicAction(fired.append, every_steps=5)]
     learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path), triggers=triggers)
     result = learner.run(100)
     assert (result.num_steps, learner.step, fired) == (7, 7, [7])
@@ -254,7 +254,9 @@ def test_data_end_between_two_calls(tmp_path, make_agent, make_dataset_fn):
 def test_order_of_triggers_and_checkpoints(tmp_path, make_agent, make_dataset_fn):
     run_dir = RunDir(tmp_path)
     saved_when_fired = []
-    triggers = [IntervalTrigger(10, lambda step: saved_when_fired.append(learner.checkpoints.saved_step == step))]
+    triggers = [
+        PeriodicAction(lambda step: saved_when_fired.append(learner.checkpoints.saved_step == step), every_steps=10)
+    ]
     learner = Learner(
         make_agent(),
         make_dataset_fn(),
@@ -325,7 +327,7 @@ def test_an_action_that_fails_again_at_the_end_costs_no_train_step(tmp_path, mak
         def end(self, step):
             ends.append(step)
 
-    triggers = [IntervalTrigger(6, fail), IntervalTrigger(100, fail, at_end=True), Ending()]
+    triggers = [PeriodicAction(fail, every_steps=6), PeriodicAction(fail, every_steps=100, at_end=True), Ending()]
     with (
         pytest.raises(RuntimeError, match='no room on the web server at train step 8'),
         Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=triggers) as learner,

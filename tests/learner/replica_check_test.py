@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tflearn.core import strategies
 from tflearn.core.workers import ReplicaConsistency, named_variables
-from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.triggers import PeriodicAction
 
 
 class Model(tf.Module):
@@ -96,7 +96,7 @@ def test_metrics_that_are_summed_up_when_read_may_differ():
 def test_runs_as_the_action_of_a_trigger():
     strategy = strategies.make('mirrored:2')
     consistency = ReplicaConsistency(strategy, Model(strategy))
-    trigger = IntervalTrigger(10, consistency)
+    trigger = PeriodicAction(consistency, every_steps=10)
     trigger(0, 9)
     assert consistency.difference is None
     trigger(9, 11)

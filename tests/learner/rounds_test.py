@@ -19,7 +19,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import rounds
 from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.triggers import PeriodicAction
 from tflearn.networks.networks import NetworkOptions
 
 SPECS = EnvironmentSpecs(
@@ -72,7 +72,7 @@ def trained_samples(source):
 def test_trains_on_rounds_of_any_size_and_resumes(tmp_path):
     agent = make_ppo()
     source, calls, hooked = rounds.RoundSource(agent, EXPERIENCE), [], []
-    triggers = [IntervalTrigger(1, calls.append)]
+    triggers = [PeriodicAction(calls.append, every_steps=1)]
     sizes = {1: [5, 3], 2: [9], 3: [2, 4, 6, 8, 1]}
     collected = []
 

@@ -11,7 +11,7 @@ from tf_agents.train import triggers as peer_triggers
 from tests.testing import lanes, recording_agent, written_summaries
 from tflearn.core import strategies
 from tflearn.learner.tf_agents_learner import Learner
-from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.triggers import PeriodicAction
 
 
 def _learner(directory, agent, dataset_fn, learner_class=Learner, **arguments):
@@ -136,7 +136,7 @@ def test_calls_the_callers_triggers(tmp_path, make_agent, make_dataset_fn):
     triggers = [
         interval_trigger.IntervalTrigger(4, lambda: fired.append(int(agent.train_step_counter))),
         called.append,
-        IntervalTrigger(4, own.append, at_end=True),
+        PeriodicAction(own.append, every_steps=4, at_end=True),
     ]
     agent, kept = make_agent(), list(triggers)
     train = agent.train

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tflearn.learner.triggers import EndTrigger, IntervalTrigger, StepsTrigger, TimeTrigger, TotalTrigger
+from tflearn.learner.triggers import PeriodicAction
 
 
 class Clock:
@@ -16,9 +16,21 @@ def _run(trigger, num_train_steps, steps_per_call):
         trigger(step, step + steps_per_call)
 
 
+def saved(trigger, path):
+    return tf.train.Checkpoint(phase=trigger.phase).write(str(path))
+
+
+def test_several_conditions_act_once():
+    calls = []
+    action = PeriodicAction(calls.append, every_steps=20, on_steps=[40, 50], at_end=True)
+    _run(action, 60, 10)
+    action.end(60)
+    assert calls == [20, 40, 50, 60]
+
+
 def test_interval_fires_once_on_every_crossing():
     calls = []
-    trigger = IntervalTrigger(1000, calls.append)
+    trigger = PeriodicAction(calls.append, every_steps=1000)
     fired = [trigger(step, step + 300) for step in range(0, 3000, 300)]
     assert calls == [1200, 2100, 3000]
     assert fired.count(True) == 3
@@ -26,36 +38,19 @@ def test_interval_fires_once_on_every_crossing():
 
 def test_interval_fires_at_the_same_steps_after_a_restart():
     calls = []
-    IntervalTrigger(10, calls.append)(8, 12)  # a new trigger, after a restore at step 8
+    PeriodicAction(calls.append, every_steps=10)(8, 12)  # a new trigger, after a restore at step 8
     assert calls == [12]
 
 
 def test_fires_at_given_steps():
     calls = []
-    _run(StepsTrigger([60, 5, 6, 20], calls.append), 100, 10)
+    _run(PeriodicAction(calls.append, on_steps=[60, 5, 6, 20]), 100, 10)
     assert calls == [10, 20, 60]
-
-
-@pytest.mark.parametrize('steps_per_call', [1, 3, 25])
-@pytest.mark.parametrize(('total', 'num_train_steps'), [(1, 75), (4, 75), (7, 75), (3, 300)])
-def test_fires_a_total_number_of_times(total, num_train_steps, steps_per_call):
-    calls = []
-    _run(TotalTrigger(total, num_train_steps, calls.append), num_train_steps, steps_per_call)
-    assert calls[-1] == num_train_steps
-    assert len(calls) == min(total, num_train_steps // steps_per_call)
-    for i, step in enumerate(calls, start=1):
-        assert 0 <= step - i * num_train_steps / len(calls) < steps_per_call
-
-
-def test_longer_run_does_not_exceed_the_total():
-    calls = []
-    _run(TotalTrigger(2, 50, calls.append), 100, 10)
-    assert calls == [30, 50]
 
 
 def test_fires_by_the_clock():
     calls, clock = [], Clock()
-    trigger = TimeTrigger(10.0, calls.append, clock=clock)
+    trigger = PeriodicAction(calls.append, every_secs=10.0, clock=clock)
     clock.secs += 1000.0  # time before the first call does not count
     for step in range(1, 30):
         trigger(step - 1, step)
@@ -65,12 +60,12 @@ def test_fires_by_the_clock():
 
 def test_saves_the_seconds_since_it_fired(tmp_path):
     calls, clock = [], Clock()
-    trigger = TimeTrigger(10.0, calls.append, clock=clock)
+    trigger = PeriodicAction(calls.append, every_secs=10.0, clock=clock)
     trigger(0, 1)
     clock.secs += 7.0
-    path = tf.train.Checkpoint(trigger=trigger).write(str(tmp_path / 'saved'))
-    restored = TimeTrigger(10.0, calls.append, clock=clock)
-    tf.train.Checkpoint(trigger=restored).read(path).assert_consumed()
+    path = saved(trigger, tmp_path / 'saved')
+    restored = PeriodicAction(calls.append, every_secs=10.0, clock=clock)
+    tf.train.Checkpoint(phase=restored.phase).read(path).assert_consumed()
     clock.secs += 1000.0
     assert not restored(1, 2)
     clock.secs += 3.0
@@ -80,21 +75,20 @@ def test_saves_the_seconds_since_it_fired(tmp_path):
 
 def test_action_saves_the_state_after_it(tmp_path):
     clock = Clock()
-    trigger = TimeTrigger(10.0, lambda _: tf.train.Checkpoint(trigger=trigger).write(str(tmp_path / 's')), clock=clock)
+    trigger = PeriodicAction(lambda _: saved(trigger, tmp_path / 's'), every_secs=10.0, clock=clock)
     trigger(0, 1)
     clock.secs += 12.0
     assert trigger(1, 2)
-    restored = TimeTrigger(10.0, print, clock=clock)
-    tf.train.Checkpoint(trigger=restored).read(str(tmp_path / 's')).assert_consumed()
+    restored = PeriodicAction(print, every_secs=10.0, clock=clock)
+    tf.train.Checkpoint(phase=restored.phase).read(str(tmp_path / 's')).assert_consumed()
     assert not restored(2, 3)
 
 
 @pytest.mark.parametrize(
     'make',
     [
-        lambda action: IntervalTrigger(10, action),
-        lambda action: StepsTrigger([10], action),
-        lambda action: TotalTrigger(1, 10, action),
+        lambda action: PeriodicAction(action, every_steps=10),
+        lambda action: PeriodicAction(action, on_steps=[10]),
     ],
 )
 @pytest.mark.parametrize('again', [(0, 10), (10, 11)])
@@ -110,7 +104,7 @@ def test_failed_action_is_tried_again(make, again):
 
 def test_failed_action_by_the_clock_is_tried_again():
     attempts, clock = [], Clock()
-    trigger = TimeTrigger(10.0, lambda step: _fail_once(attempts, step), clock=clock)
+    trigger = PeriodicAction(lambda step: _fail_once(attempts, step), every_secs=10.0, clock=clock)
     trigger(0, 1)
     clock.secs += 10.0
     with pytest.raises(OSError, match='disk full'):
@@ -129,9 +123,8 @@ def _fail_once(attempts, step):
 @pytest.mark.parametrize(
     'make',
     [
-        lambda action, at_end: IntervalTrigger(10, action, at_end),
-        lambda action, at_end: StepsTrigger([10, 20], action, at_end),
-        lambda action, at_end: TotalTrigger(2, 20, action, at_end),
+        lambda action, at_end: PeriodicAction(action, every_steps=10, at_end=at_end),
+        lambda action, at_end: PeriodicAction(action, on_steps=[10, 20], at_end=at_end),
     ],
 )
 def test_fires_at_the_end(make):
@@ -143,9 +136,9 @@ def test_fires_at_the_end(make):
         assert calls == expected
 
 
-def test_end_trigger_fires_only_at_the_end():
+def test_fires_only_at_the_end():
     calls = []
-    trigger = EndTrigger(calls.append)
+    trigger = PeriodicAction(calls.append, at_end=True)
     _run(trigger, 20, 5)
     assert calls == []
     trigger.end(20)
@@ -154,7 +147,7 @@ def test_end_trigger_fires_only_at_the_end():
 
 def test_fires_by_the_clock_at_the_end():
     calls = []
-    trigger = TimeTrigger(10.0, calls.append, at_end=True)
+    trigger = PeriodicAction(calls.append, every_secs=10.0, at_end=True)
     trigger(0, 5)
     trigger.end(5)
     trigger.end(5)
@@ -163,7 +156,7 @@ def test_fires_by_the_clock_at_the_end():
 
 def test_failed_action_is_tried_again_at_the_end():
     attempts = []
-    trigger = IntervalTrigger(10, lambda step: _fail_once(attempts, step))
+    trigger = PeriodicAction(lambda step: _fail_once(attempts, step), every_steps=10)
     with pytest.raises(OSError, match='disk full'):
         trigger(0, 10)
     trigger.end(10)
@@ -173,10 +166,10 @@ def test_failed_action_is_tried_again_at_the_end():
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
-        (lambda: StepsTrigger([], print), r'steps=\[\]; need'),
-        (lambda: StepsTrigger([5, 0], print), r'steps=\[5, 0\]; need'),
-        (lambda: TotalTrigger(0, 10, print), 'total=0'),
-        (lambda: TotalTrigger(11, 10, print), 'total=11, num_train_steps=10; need'),
+        (lambda: PeriodicAction(print), 'got no condition; need every_steps'),
+        (lambda: PeriodicAction(print, on_steps=[5, 0]), r'on_steps=\[5, 0\]; need train steps from 1'),
+        (lambda: PeriodicAction(print, every_steps=0), 'got PeriodicAction.every_steps=0; need an integer of at least'),
+        (lambda: PeriodicAction(print, every_secs=0.0), 'got PeriodicAction.every_secs=0.0; need a number above 0'),
     ],
 )
 def test_rejects_invalid_arguments(make, message):

@@ -25,7 +25,7 @@ from tflearn.core.workers import ReplicaConsistency, named_variables
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import checkpoints
 from tflearn.learner.learner import Learner
-from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.triggers import PeriodicAction
 from tflearn.networks.networks import NetworkOptions
 
 GLOBAL_BATCH_SIZE = 8
@@ -99,7 +99,7 @@ def main(directory, event):
             except ValueError as error:
                 logging.info(error)
         consistency = ReplicaConsistency(strategy, agent)
-        trigger, before = IntervalTrigger(STEPS_PER_CALL, consistency), learner.step
+        trigger, before = PeriodicAction(consistency, every_steps=STEPS_PER_CALL), learner.step
         endless = event in ('stop', 'kill')
         while not agreement.on_any(stop.is_set()) and (endless or learner.step < before + NUM_STEPS):
             with watchdog.guard(f'{STEPS_PER_CALL} train steps from train step {learner.step}'):

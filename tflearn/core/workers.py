@@ -174,7 +174,7 @@ _TOLERANCE = 1e-6
 
 
 class ReplicaConsistency:
-    """Compares every variable across replicas; the action of an `IntervalTrigger`.
+    """Compares every variable across replicas; the action of a `PeriodicAction`.
 
     Attributes:
       difference: the greatest difference of a statistic between two replicas at the last check, relative to its size

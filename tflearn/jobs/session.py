@@ -27,7 +27,7 @@ from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.metrics import TrainResult
 from tflearn.learner.stop_conditions import Forecast
 from tflearn.learner.summaries import Summaries, SummarySources
-from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.triggers import PeriodicAction
 from tflearn.sampling.source import Source
 from tflearn.transforms.rewards import weights_reader
 
@@ -172,22 +172,23 @@ class Session:
             self._summarized_iteration = iteration
             self._iteration_summaries.write_values(iteration, metrics, 'iterations')
 
-    def _triggers(self, agent: Agent, strategy: tf.distribute.Strategy) -> list[IntervalTrigger]:
+    def _triggers(self, agent: Agent, strategy: tf.distribute.Strategy) -> list[PeriodicAction]:
         settings, intervals = self._settings, self._settings.intervals
         triggers = [
-            IntervalTrigger(self._collectors.publish_interval_steps, self._publish),
-            IntervalTrigger(intervals.export_interval_steps, self._export),
+            PeriodicAction(self._publish, every_steps=self._collectors.publish_interval_steps),
+            PeriodicAction(self._export, every_steps=intervals.export_interval_steps),
         ]
         if strategies.layout(strategy).workers == 1:  # only the chief could read the file
             read = weights_reader(agent, self._run_dir)
-            triggers.insert(0, IntervalTrigger(intervals.publish_interval_steps, read))
+            triggers.insert(0, PeriodicAction(read, every_steps=intervals.publish_interval_steps))
         if settings.summary_steps:
-            triggers.append(IntervalTrigger(settings.summary_steps, lambda step: self._summarize_collectors()))
+            summarize = lambda step: self._summarize_collectors()  # noqa: E731
+            triggers.append(PeriodicAction(summarize, every_steps=settings.summary_steps))
         if settings.exports.update_interval_steps:
-            triggers.append(IntervalTrigger(settings.exports.update_interval_steps, self._export_update))
+            triggers.append(PeriodicAction(self._export_update, every_steps=settings.exports.update_interval_steps))
         if intervals.replica_check_interval_steps and strategy.num_replicas_in_sync > 1:
             self._consistency = ReplicaConsistency(strategy, agent)
-            triggers.append(IntervalTrigger(intervals.replica_check_interval_steps, self._consistency))
+            triggers.append(PeriodicAction(self._consistency, every_steps=intervals.replica_check_interval_steps))
         return triggers
 
     def _summarize_collectors(self) -> None:

@@ -93,13 +93,10 @@ def synchronous(
     initial.check_no_cloning('the synchronous job')
     if not isinstance(experience.replay, Queue):
         ring_source.check_local(experience)
-    if collect_options.episode_limit is not None:
-        raise UserValueError(
-            f'got {collect_options.episode_limit} in the synchronous job, which collects with the newest weights at '
-            'each step; need CollectOptions.episode_limit=None, or separate jobs (tflearn-launch)'
-        )
+    _check_no_episode_limit(collect_options)
     stop_conditions = with_limit(stop_conditions, collect_options)
-    settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions)
+    settings = Settings(intervals, learner_options, exports, stop_conditions, initial=initial)
+    settings.check(experience)
     if run.is_done():
         return
     with (
@@ -129,6 +126,14 @@ def synchronous(
             session = Session(run, agent, source, collectors, strategy, settings.in_train_steps(source))
             session.begin()
         session.run()
+
+
+def _check_no_episode_limit(options: CollectOptions) -> None:
+    if options.episode_limit is not None:
+        raise UserValueError(
+            f'got {options.episode_limit} in the synchronous job, which collects with the newest weights at each step; '
+            'need CollectOptions.episode_limit=None, or separate jobs (tflearn-launch)'
+        )
 
 
 @contextlib.contextmanager

@@ -79,7 +79,8 @@ def train(
         networks, or if no part of the agent computes in `precision`.
     """
     data.check(experience.replay, initial)
-    settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
+    settings = Settings(intervals, options, exports, stop_conditions, initial=initial)
+    settings.check(experience)
     if device.dry_run is not None:
         _dry_run(device, make_environment, make_agent, experience, initial, data, settings)
     if device.dry_run is not None or run.is_done():

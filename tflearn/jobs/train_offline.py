@@ -79,8 +79,8 @@ def train_offline(
     validation = reading.validation
     _check(experience, initial, validation, data_stop_conditions)
     device.check_no_dry_run('the offline job')
-    others = (data_stop_conditions.max_epochs, data_stop_conditions.patience)
-    settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions, *others)
+    settings = Settings(intervals, learner_options, exports, stop_conditions, initial=initial)
+    settings.check(experience, data_stop_conditions.max_epochs, data_stop_conditions.patience)
     if run.is_done():
         return
     with only_learner(run, device) as (run, strategy, stopped):

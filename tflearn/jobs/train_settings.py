@@ -13,11 +13,8 @@ from tflearn.data.demonstrations import Cloning, Demonstrations
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.learner.summaries import SummaryOptions
 from tflearn.sampling import feed_source
 from tflearn.sampling.source import Source
-
-_TOTALS = ('num_checkpoints', 'num_exports', 'num_summaries')
 
 
 @checked_dataclass(frozen=True)
@@ -33,11 +30,6 @@ class Intervals:
         the experience has an `Iteration`, a call is an iteration, after which the weights are published if that is due.
       mean_episodes: the newest episodes of all collectors that the learner's means of their metrics are taken over; in
         the synchronous job `EpisodeMetricsOptions.buffer_size` is that.
-      num_checkpoints: checkpoints over the run's `num_train_steps`, at equal intervals, instead of
-        `LearnerOptions.checkpoint_interval_steps`.
-      num_exports: exports over the run's `num_train_steps`, instead of `export_interval_steps`, in addition to that of
-        the first weights. An evaluate job with `EvaluateOptions.follow` = 'each' evaluates every one of them.
-      num_summaries: train steps that are summarized, instead of `SummaryOptions.interval_steps`.
       unit: what intervals count: 'train_steps'; or 'iterations' of an `Iteration` (PPO), also those of checkpoints and
         summaries, and `ExportOptions.update_interval_steps`.
     """
@@ -47,40 +39,12 @@ class Intervals:
     replica_check_interval_steps: PositiveInt | None = None
     steps_per_call: PositiveInt = 200
     mean_episodes: PositiveInt = 100
-    num_checkpoints: PositiveInt | None = None
-    num_exports: PositiveInt | None = None
-    num_summaries: PositiveInt | None = None
     unit: Literal['train_steps', 'iterations'] = 'train_steps'
-
-    def __post_init__(self) -> None:
-        totals = [name for name in _TOTALS if getattr(self, name) is not None]
-        if self.unit == 'iterations' and totals:
-            raise UserValueError(
-                f"got Intervals.unit='iterations' with {totals[0]}, which is of train steps; need an interval instead"
-            )
 
     @property
     def most_per_call(self) -> int:
         """The most train steps in one call: weights are published between two calls."""
         return min(self.steps_per_call, self.publish_interval_steps)
-
-    def of_total(self, name: str, num_train_steps: int | None) -> int | None:
-        """Returns the interval [train steps] that a total, such as 'num_exports', gives a run; None without the total.
-
-        Raises:
-          ValueError: if the run has fewer train steps.
-        """
-        total = getattr(self, name)
-        if total is not None and num_train_steps is None:
-            raise UserValueError(
-                f'got Intervals.{name}={total} without StopConditions.num_train_steps, of which it is a share; need '
-                'both, or an interval in train steps instead'
-            )
-        if total is not None and num_train_steps is not None and total > num_train_steps:
-            raise UserValueError(
-                f'got Intervals.{name}={total} in a run of num_train_steps={num_train_steps}; need at most as many'
-            )
-        return None if total is None or num_train_steps is None else -(-num_train_steps // total)
 
 
 @checked_dataclass(frozen=True)
@@ -281,54 +245,23 @@ class Settings:
                 'got SummarySources.policy_version; need None: the job itself knows the newest version'
             )
 
-    @classmethod
-    def make(
-        cls,
-        intervals: Intervals,
-        learner: LearnerOptions,
-        exports: ExportOptions,
-        initial: Initial,
-        experience: Experience,
-        stop_conditions: StopConditions,
-        *other_conditions: object,
-    ) -> 'Settings':
-        """Returns the settings of a job with these groups of arguments; raises ValueError if they do not fit."""
-        stop_conditions.check(*other_conditions)
-        replay, demonstrations = experience.replay, initial.demonstrations
-        if intervals.unit == 'iterations' and not (
-            isinstance(replay, Queue) and isinstance(replay.training, Iteration)
-        ):
+    def check(self, experience: Experience, *other_conditions: object) -> None:
+        """Raises a ValueError if nothing ends the run, or these settings do not fit its experience."""
+        self.stop_conditions.check(*other_conditions)
+        replay, demonstrations = experience.replay, self.initial.demonstrations
+        has_iterations = isinstance(replay, Queue) and isinstance(replay.training, Iteration)
+        if self.intervals.unit == 'iterations' and not has_iterations:
             raise UserValueError(
                 f"got Intervals.unit='iterations' with Experience.replay={replay!r}; need a Queue with "
                 "training=Iteration(...), or 'train_steps'"
             )
         if demonstrations is not None:
             demonstrations.check(experience)
-        return cls(intervals, learner, exports, stop_conditions, initial=initial)._without_totals()
 
     @property
     def num_pretrain_steps(self) -> int:
         """See `Demonstrations`."""
         return 0 if self.initial.demonstrations is None else self.initial.demonstrations.num_pretrain_steps
-
-    def _without_totals(self) -> 'Settings':
-        """Returns these settings with intervals instead of totals.
-
-        Raises:
-          ValueError: if a total is greater than the number of train steps.
-        """
-        learner, intervals = self.learner, self.intervals
-        steps = {name: intervals.of_total(name, self.stop_conditions.num_train_steps) for name in _TOTALS}
-        if steps['num_checkpoints']:
-            learner = dataclasses.replace(learner, checkpoint_interval_steps=steps['num_checkpoints'])
-        if steps['num_exports']:
-            intervals = dataclasses.replace(intervals, export_interval_steps=steps['num_exports'])
-        if steps['num_summaries']:
-            summaries = dataclasses.replace(
-                learner.summaries or SummaryOptions(), interval_steps=steps['num_summaries']
-            )
-            learner = dataclasses.replace(learner, summaries=summaries)
-        return dataclasses.replace(self, intervals=intervals, learner=learner)
 
     def in_train_steps(self, source: Source) -> 'Settings':
         """Returns these settings with all intervals in train steps; `source` is what makes the iterations."""

@@ -27,7 +27,7 @@ from tflearn.learner.metrics import Metrics, TrainResult
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
-from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.triggers import PeriodicAction
 from tflearn.sampling.source import Source
 
 Trigger = Callable[[int, int], bool]
@@ -130,8 +130,8 @@ class Learner:
         logging.info('learner: %d replica(s), train step %d, %s', replicas, self.step, source)
 
     def _checkpoints(self, run_dir: RunDir, state: Mapping[str, Any], manifests: Manifests | None) -> Checkpoints:
-        kind = tf.train.experimental.PythonState
-        phases = {f'trigger_{i}': each for i, each in enumerate(self._triggers) if isinstance(each, kind)}
+        clocks = ((i, getattr(each, 'phase', None)) for i, each in enumerate(self._triggers))
+        phases = {f'trigger_{i}': phase for i, phase in clocks if phase is not None}
         self._numbers = OptimizerNumbers(self._agent)
         more = {'random': random_state(), 'optimizer_numbers': self._numbers, **self._loop.state(), **phases, **state}
         elsewhere = ('data', 'in_process', 'loop')  # what only another job of the run has
@@ -151,7 +151,7 @@ class Learner:
     def _all_triggers(self, triggers: Sequence[Trigger]) -> tuple[Trigger, ...]:
         save = self._options.checkpoint_interval_steps
         own = self._options.make_triggers(self) if self._options.make_triggers else ()
-        return (*([IntervalTrigger(save, lambda _: self.save())] if save else []), *triggers, *own)
+        return (*([PeriodicAction(lambda _: self.save(), every_steps=save)] if save else []), *triggers, *own)
 
     def __enter__(self) -> 'Learner':
         return self

@@ -30,7 +30,7 @@ from tflearn.learner.batches import is_complete
 from tflearn.learner.checkpoints import Checkpoints
 from tflearn.learner.metrics import LOSS, Reduction, StepMetrics
 from tflearn.learner.train_loop import StepCounter
-from tflearn.learner.triggers import IntervalTrigger, StepTrigger
+from tflearn.learner.triggers import PeriodicAction
 
 TRAIN_DIR = 'train'
 POLICY_SAVED_MODEL_DIR = 'policies'
@@ -247,7 +247,7 @@ class Learner:
             logging.warning('no checkpoints: they are switched off by checkpoint_interval=%s', interval)
             return [*triggers]
         # First, so that what the others export or publish is never newer than the checkpoint.
-        return [IntervalTrigger(save, self._checkpointer.save), *triggers]
+        return [PeriodicAction(self._checkpointer.save, every_steps=save), *triggers]
 
     @property
     def train_step_numpy(self) -> Any:
@@ -404,7 +404,7 @@ class Learner:
         summarized = self.summary_interval is not None and crossed(self.summary_interval, before, after)
         with self.train_summary_writer.as_default(), tf.summary.record_if(summarized):
             for trigger in self.triggers:
-                if isinstance(trigger, StepTrigger):
+                if isinstance(trigger, PeriodicAction):
                     trigger(before, after)
                 else:
                     trigger(self.train_step_numpy)

@@ -1,12 +1,13 @@
-"""Triggers: actions at intervals of train steps or seconds, at given steps, and at the end.
+"""Actions of a learner's host program: at intervals of train steps or seconds, on given steps, and at the end.
 
-A trigger is called as `trigger(before, after)` after the train steps (before, after], and returns whether it fired; at
+    report = PeriodicAction(lambda step: print(step), every_steps=1_000, at_end=True)
+    Learner(agent, dataset_fn, run_dir, triggers=[report])
+
+A trigger is called as `trigger(before, after)` after the train steps (before, after], and returns whether it acted; at
 the end of training `trigger.end(step)` is called. An action that raises does not count as done: the exception is not
-caught, and the next call tries again. If an interval was crossed several times since the last call, the action is
-called once.
+caught, and the next call tries again. If several events lie between two calls, the action is called once.
 """
 
-import abc
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -19,170 +20,107 @@ from tflearn.core.settings import Range, checked
 from tflearn.core.train_step import crossed
 
 Action = Callable[[int], object]
+_ADVICE = 'leave it out if it is not wanted'
 
 
-class StepTrigger(abc.ABC):
-    """Calls `action` with the train step whenever it is `due`; depends on steps only, so it has no state to save."""
+class Phase(tf.train.experimental.PythonState):
+    """The seconds since an action, which a checkpoint saves.
 
-    def __init__(self, action: Action, at_end: bool = False):
-        """
-        Args:
-          action: called with the train step.
-          at_end: also fires at the end, unless it has fired at that same step.
-        """
-        self.action, self.at_end = action, at_end
-        self._failed = False
-        self._fired_at: int | None = None
+    Its clock starts with the first call: neither the time before training nor the time between two sessions of a run
+    counts. Workers have different clocks: it is not for actions that all workers must take at the same step.
+    """
 
-    @abc.abstractmethod
-    def due(self, before: int, after: int) -> bool:
-        """Returns whether the action is due in the train steps (before, after]."""
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._restored_secs = 0.0
+        self._start_secs: float | None = None  # on the clock; None before the first call
 
-    def __call__(self, before: int, after: int) -> bool:
-        """Returns whether it fired for the train steps (before, after]."""
-        if not (self.due(before, after) or self._failed):
-            return False
-        self._fire(after)
-        return True
+    def secs(self) -> float:
+        """Returns the seconds, and starts the clock."""
+        now = self._clock()
+        if self._start_secs is None:
+            self._start_secs = now - self._restored_secs
+        return now - self._start_secs
 
-    def end(self, step: int) -> None:
-        """Fires a last time, if `at_end` is set or the last action failed."""
-        if self._failed or (self.at_end and self._fired_at != step):
-            self._fire(step)
+    def restart(self, elapsed_secs: float = 0.0) -> None:
+        """Counts from `elapsed_secs` on."""
+        self._start_secs = self._clock() - elapsed_secs
 
-    def _fire(self, step: int) -> None:
-        self._failed = True
-        self.action(step)
-        self._failed, self._fired_at = False, step
+    def serialize(self) -> str:
+        """Returns the seconds as JSON."""
+        secs = self._restored_secs if self._start_secs is None else self._clock() - self._start_secs
+        return json.dumps({'phase_secs': secs})
+
+    def deserialize(self, string_value: str) -> None:
+        """Restores the seconds; the clock starts again with the next call."""
+        self._restored_secs = float(json.loads(string_value)['phase_secs'])
+        self._start_secs = None
 
 
-class IntervalTrigger(StepTrigger):
-    """Fires whenever a multiple of `interval` was reached or passed.
+class PeriodicAction:
+    """Calls `action` with the train step whenever one of its conditions holds.
 
-    It does not drift from the multiples, and a run that is resumed from a checkpoint fires at the same steps.
+    Attributes:
+      phase: the seconds since the last action, for checkpoints; None without `every_secs`.
     """
 
     @checked
     def __init__(
         self,
-        interval: Annotated[int, Range(least=1, advice='leave the trigger out if it is not wanted')],
         action: Action,
-        at_end: bool = False,
-    ):
-        """
-        Args:
-          interval: train steps between two calls; at least 1.
-          action: called with the train step.
-          at_end: also fires at the end, unless it has fired at that same step.
-        """
-        super().__init__(action, at_end)
-        self.interval = interval
-
-    def due(self, before: int, after: int) -> bool:
-        return crossed(self.interval, before, after)
-
-
-class StepsTrigger(StepTrigger):
-    """Fires when one of the given train steps was reached or passed."""
-
-    def __init__(self, steps: Sequence[int], action: Action, at_end: bool = False):
-        """
-        Args:
-          steps: train steps, in any order; each at least 1.
-          action: called with the train step.
-          at_end: also fires at the end, unless it has fired at that same step.
-        """
-        if not steps or min(steps) < 1:
-            raise UserValueError(f'got steps={list(steps)}; need train steps from 1; name at least one')
-        super().__init__(action, at_end)
-        self.steps = tuple(sorted(steps))
-
-    def due(self, before: int, after: int) -> bool:
-        return any(before < step <= after for step in self.steps)
-
-
-class TotalTrigger(StepTrigger):
-    """Fires `total` times, evenly over the train steps of a run; the last time at its last step."""
-
-    def __init__(self, total: int, num_train_steps: int, action: Action, at_end: bool = False):
-        """
-        Args:
-          total: how often it fires; at least 1.
-          num_train_steps: the run's train steps; at least `total`.
-          action: called with the train step.
-          at_end: also fires at the end (of a run that ends early), unless it has fired at that same step.
-        """
-        if not 1 <= total <= num_train_steps:
-            raise UserValueError(
-                f'got total={total}, num_train_steps={num_train_steps}; need 1 <= total <= num_train_steps; lower total'
-            )
-        super().__init__(action, at_end)
-        self.total, self.num_train_steps = total, num_train_steps
-
-    def due(self, before: int, after: int) -> bool:
-        return self._count(after) > self._count(before)
-
-    def _count(self, step: int) -> int:
-        return min(step, self.num_train_steps) * self.total // self.num_train_steps
-
-
-class EndTrigger(StepTrigger):
-    """Fires once, at the end."""
-
-    def __init__(self, action: Action):
-        super().__init__(action, at_end=True)
-
-    def due(self, before: int, after: int) -> bool:
-        return False
-
-
-class TimeTrigger(StepTrigger, tf.train.experimental.PythonState):
-    """Fires whenever `interval_secs` have passed since it last fired.
-
-    Its clock starts with its first call: neither the time before training nor the time between two sessions of a run
-    counts. The seconds since it fired are its state in a checkpoint. Workers have different clocks: it is not for
-    actions that all workers must take at the same step.
-    """
-
-    @checked
-    def __init__(
-        self,
-        interval_secs: Annotated[float, Range(above=0, advice='leave the trigger out if it is not wanted')],
-        action: Action,
+        *,
+        every_steps: Annotated[int, Range(least=1, advice=_ADVICE)] | None = None,
+        every_secs: Annotated[float, Range(above=0, advice=_ADVICE)] | None = None,
+        on_steps: Sequence[int] = (),
         at_end: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
         """
         Args:
-          interval_secs: seconds between two calls; above 0.
           action: called with the train step.
-          at_end: also fires at the end, unless it has fired at that same step.
+          every_steps: acts whenever a multiple of it was reached or passed. It does not drift from the multiples, and
+            a run that is resumed from a checkpoint acts at the same steps.
+          every_secs: acts whenever so many seconds have passed since the last action.
+          on_steps: acts when one of these train steps was reached or passed.
+          at_end: also acts at the end, unless it has acted at that same step.
           clock: returns seconds that never decrease.
         """
-        super().__init__(action, at_end)
-        self.interval_secs, self._clock = interval_secs, clock
-        self._phase_secs = 0.0
-        self._start_secs: float | None = None  # on the clock; None before the first call
+        if any(step < 1 for step in on_steps):
+            raise UserValueError(f'got on_steps={list(on_steps)}; need train steps from 1; remove the others')
+        if every_steps is None and every_secs is None and not on_steps and not at_end:
+            raise UserValueError('got no condition; need every_steps, every_secs, on_steps or at_end; give one of them')
+        self._action, self._at_end = action, at_end
+        self._every_steps, self._every_secs, self._on_steps = every_steps, every_secs, tuple(on_steps)
+        self.phase = None if every_secs is None else Phase(clock)
+        self._failed = False
+        self._acted_at: int | None = None
 
-    def due(self, before: int, after: int) -> bool:
-        if self._start_secs is None:
-            self._start_secs = self._clock() - self._phase_secs
-        return self._clock() - self._start_secs >= self.interval_secs
+    def __call__(self, before: int, after: int) -> bool:
+        """Returns whether it acted for the train steps (before, after]."""
+        is_time = self.phase is not None and self._every_secs is not None and self.phase.secs() >= self._every_secs
+        is_interval = self._every_steps is not None and crossed(self._every_steps, before, after)
+        is_step = any(before < step <= after for step in self._on_steps)
+        if not (is_time or is_interval or is_step or self._failed):
+            return False
+        self._act(after)
+        return True
 
-    def _fire(self, step: int) -> None:
-        start_secs, self._start_secs = self._start_secs, self._clock()  # before the action, which may save this state
-        try:
-            super()._fire(step)
-        except BaseException:
-            self._start_secs = start_secs
-            raise
+    def end(self, step: int) -> None:
+        """Acts a last time, if `at_end` is set or the last action failed."""
+        if self._failed or (self._at_end and self._acted_at != step):
+            self._act(step)
 
-    def serialize(self) -> str:
-        """Returns the seconds since it fired, as JSON."""
-        phase_secs = self._phase_secs if self._start_secs is None else self._clock() - self._start_secs
-        return json.dumps({'phase_secs': phase_secs})
-
-    def deserialize(self, string_value: str) -> None:
-        """Restores the seconds since it fired; the clock starts again with the next call."""
-        self._phase_secs = float(json.loads(string_value)['phase_secs'])
-        self._start_secs = None
+    def _act(self, step: int) -> None:
+        self._failed = True
+        if self.phase is not None:
+            # Before the action, which may save this state; and back after a failure, so that it is due again.
+            elapsed_secs = self.phase.secs()
+            self.phase.restart()
+            try:
+                self._action(step)
+            except BaseException:
+                self.phase.restart(elapsed_secs)
+                raise
+        else:
+            self._action(step)
+        self._failed, self._acted_at = False, step
