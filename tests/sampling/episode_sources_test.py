@@ -47,20 +47,23 @@ def epochs(seed=0, max_epochs=None):
 MAKERS = [loaded, epochs, stream]
 
 
-def take(source, num_batches, at_once=3):
-    """Returns what identifies the transitions of the next batches, [n, B, 2]; fewer if the source ends."""
+def take(source, num_batches, at_once=3, compiled=False):
+    """Returns what identifies the transitions of the next batches, [n, B, 2]; fewer if the source ends.
 
-    @tf.function
+    With `compiled` they are drawn in a compiled program, as the learner does.
+    """
+
     def draw(count):
         drawn = source.draw(count, tf.constant(0, tf.int64))
+        if source.takes_indices and not compiled:
+            return _identities(*source.batch(drawn, tf.range(count)))
         batches = tf.TensorArray(tf.float32, tf.cast(count, tf.int32))
         for i in tf.range(count):
-            data, info = source.batch(drawn, i)
-            tf.debugging.assert_equal(info['policy_version'], tf.zeros_like(info['policy_version']))
-            tf.debugging.assert_equal(data.observation[:, 0, 1] + 1, data.observation[:, 1, 1])
-            batches = batches.write(tf.cast(i, tf.int32), data.observation[:, 0])
+            batches = batches.write(tf.cast(i, tf.int32), _identities(*source.batch(drawn, i)))
         return batches.stack()
 
+    if compiled:
+        draw = tf.function(draw)
     found, deadline = [], time.monotonic() + 60
     while num_batches and time.monotonic() < deadline:
         count = source.grant(min(num_batches, at_once, source.max_draw_steps))
@@ -69,6 +72,13 @@ def take(source, num_batches, at_once=3):
         found.append(draw(tf.constant(count, tf.int64)).numpy())
         num_batches -= count
     return np.concatenate(found)
+
+
+def _identities(data, info):
+    """Returns the first observations [..., B, 2] of sequences, whose second ones are the next steps."""
+    tf.debugging.assert_equal(info['policy_version'], tf.zeros_like(info['policy_version']))
+    tf.debugging.assert_equal(data.observation[..., 0, 1] + 1, data.observation[..., 1, 1])
+    return data.observation[..., 0, :]
 
 
 @pytest.fixture(params=MAKERS, ids=lambda make: make.__name__)
@@ -85,7 +95,7 @@ def make(request):
 
 
 def test_the_batches_do_not_depend_on_how_many_are_drawn_at_once(make):
-    batches = take(make(), 40)
+    batches = take(make(), 40, compiled=True)
     np.testing.assert_array_equal(batches, take(make(), 40, at_once=1))
     np.testing.assert_array_equal(batches, take(make(), 40, at_once=17))
     assert (batches != take(make(seed=1), 40)).any()

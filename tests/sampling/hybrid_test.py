@@ -59,7 +59,7 @@ def demonstrations(trajectory):
 
 def test_each_replica_gets_its_share_of_demonstrations():
     source, _ = make_source(share=0.25, num_replicas=2)
-    trajectory, info = draw(source, 3)
+    trajectory, info = draw(source, 3, compiled=True)
     assert trajectory.observation.shape == (3, 2 * BATCH, 2, 2)
     assert (info['policy_version'].numpy() == 7).all(), 'demonstrations have the mean version of the others'
     expected = np.tile(2 * [*12 * [False], *4 * [True]], (3, 1))

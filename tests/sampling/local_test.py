@@ -34,7 +34,7 @@ def _fill(replay, num_steps, lengths=(3, 5)):
 def test_batches_hold_the_written_steps():
     replay = _replay(sequence_length=3, chunk_steps=16)
     _fill(replay, 60)
-    trajectory, info = draw(replay, 3)
+    trajectory, info = draw(replay, 3, compiled=True)
     assert trajectory.observation.shape == (3, BATCH, 3, 2)
     assert (info['policy_version'].numpy() == 7).all()
     episodes, steps = trajectory.observation[..., 0].numpy(), trajectory.observation[..., 1].numpy()

@@ -31,10 +31,12 @@ def experience(max_size=100_000, min_size=20, **prioritization):
 
 
 def draw(mirror, num_steps=8, step=0):
-    """Draws batches; returns their observations of the first rows [num_steps, B, ...] and their weights."""
+    """Draws batches; returns their observations of the first rows [num_steps, B, ...] and their weights.
+
+    Eagerly, since to trace takes longer than all else here; the learners' programs are compiled.
+    """
     count = mirror.grant(num_steps)
-    compiled = tf.function(lambda: mirror.batch(mirror.draw(count, tf.constant(step, tf.int64)), tf.range(count)))
-    data, info = compiled()
+    data, info = mirror.batch(mirror.draw(count, tf.constant(step, tf.int64)), tf.range(count))
     return data.observation[:, :, 0].numpy(), info['weights'].numpy()
 
 

@@ -48,7 +48,7 @@ EPISODES = [[[episode, step] for step in range(5)] for episode in range(4)]
 def test_returns_each_item_once_and_in_order(start):
     served, source = start()
     fill(served, 24, (5,)).join(30)  # 4 episodes: 20 items
-    trajectory, info = draw(source, 4)
+    trajectory, info = draw(source, 4, compiled=True)
     assert firsts(trajectory) == EPISODES
     assert served.table().size == 0
     assert (info['policy_version'].numpy() == 7).all()

@@ -28,7 +28,7 @@ def test_batches_hold_the_written_steps(serve, open_source, sampling):
     served = serve(experience(sampling, sequence_length=3))
     writer = fill(served)
     source = open_source(served)
-    trajectory, info = draw(source, 3)
+    trajectory, info = draw(source, 3, compiled=True)
     writer.join(30)
     assert trajectory.observation.shape == (3, BATCH, 3, 2)
     assert info['policy_version'].shape == (3, BATCH, 3)

@@ -127,9 +127,14 @@ def fill(served, num_steps=40, lengths=(3, 5)):
     return thread
 
 
-def draw(source, num_steps=1, seed=0):
-    """Draws `num_steps` batches in a compiled program, as the learner does; waits for them."""
-    draw_some, batch = tf.function(source.draw, autograph=False), tf.function(source.batch, autograph=False)
+def draw(source, num_steps=1, seed=0, compiled=False):
+    """Draws `num_steps` batches and waits for them; with `compiled` in a compiled program, as the learner does.
+
+    To trace a program takes longer than most tests, so one test of each source compiles it.
+    """
+    draw_some, batch = source.draw, source.batch
+    if compiled:
+        draw_some, batch = tf.function(draw_some, autograph=False), tf.function(batch, autograph=False)
     batches = []
     while num_steps > 0:
         granted = source.grant(min(num_steps, source.max_draw_steps))
