@@ -1,17 +1,14 @@
 """The command lines of programs without a gin file: their help, and mistakes, which take one line."""
 
-import os
-
 import pytest
 
-from tests.testing import forks
+from tests.testing import command_lines
 
-ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
 NO_RUN = '--root_dir=/tmp/no_run'
 
 
 def run(program, *arguments):
-    return forks.run(f'scripts.{program}', *arguments, env=ENVIRONMENT, timeout=120.0)
+    return command_lines.run(program, *arguments, timeout=120.0)
 
 
 @pytest.mark.parametrize(

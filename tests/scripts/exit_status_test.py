@@ -8,7 +8,7 @@ import pytest
 
 import scripts
 from scripts import data_flags
-from tests.testing import forks
+from tests.testing import command_lines, forks
 from tests.testing.console_programs import PROGRAMS
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 
@@ -40,7 +40,7 @@ importlib.import_module('scripts.' + sys.argv[0]).main()
 def end(command, *arguments):
     """Returns the exit status of a program, and what it wrote to stderr and stdout."""
     name, *before = command
-    ended = forks.run(f'scripts.{name}', *before, *arguments, timeout=DEADLINE_SECS)
+    ended = command_lines.run(name, *before, *arguments, timeout=DEADLINE_SECS)
     return ended.returncode, ended.stderr + ended.stdout
 
 
