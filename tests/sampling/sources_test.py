@@ -143,8 +143,12 @@ def test_samples_per_insert_limit_both_sides(serve, open_source, sampling):
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
     source = open_source(served)
-    num_batches = 1000
-    draw(source, num_batches)
+    num_batches = left = 1000
+    while left:
+        granted = source.grant(min(left, source.max_draw_steps))
+        assert granted, source.error
+        source.draw(tf.constant(granted, tf.int64), tf.constant(0, tf.int64))
+        left -= granted
     stop.set()
     thread.join(30)
     samples = num_batches * BATCH

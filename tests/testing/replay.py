@@ -135,22 +135,22 @@ def draw(source, num_steps=1, seed=0, compiled=False):
     draw_some, batch = source.draw, source.batch
     if compiled:
         draw_some, batch = tf.function(draw_some, autograph=False), tf.function(batch, autograph=False)
-    batches = []
+    parts = []
     while num_steps > 0:
         granted = source.grant(min(num_steps, source.max_draw_steps))
         assert granted, source.error
         drawn = draw_some(tf.constant(granted, tf.int64), tf.constant(seed, tf.int64))
-        new = [batch(drawn, tf.constant(i, tf.int64)) for i in range(granted)]
         if source.takes_indices:
-            together = batch(drawn, tf.range(granted, dtype=tf.int64))
-            tf.nest.map_structure(np.testing.assert_array_equal, together, tf.nest.map_structure(_stack, *new))
-        batches += new
+            parts.append(batch(drawn, tf.range(granted, dtype=tf.int64)))
+        if compiled or not source.takes_indices:
+            one_by_one = [batch(drawn, tf.constant(i, tf.int64)) for i in range(granted)]
+            stacked = tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *one_by_one)
+            if source.takes_indices:
+                tf.nest.map_structure(np.testing.assert_array_equal, parts[-1], stacked)
+            else:
+                parts.append(stacked)
         num_steps, seed = num_steps - granted, seed + 1
-    return tf.nest.map_structure(_stack, *batches)
-
-
-def _stack(*parts):
-    return tf.stack(parts)
+    return tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), *parts)
 
 
 def read_items(served):
