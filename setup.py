@@ -141,7 +141,7 @@ setuptools.setup(
     packages=[*setuptools.find_packages(include=['tflearn', 'tflearn.*']), 'tflearn_scripts', 'tflearn_gin'],
     package_dir={'tflearn_scripts': 'scripts', 'tflearn_gin': 'gin'},
     package_data={
-        'tflearn': ['__init__.pyi', 'py.typed', 'launch/kubernetes.yaml', 'replay/valkey/functions.lua'],
+        'tflearn': ['__init__.pyi', 'py.typed', 'extensions/clusters/kubernetes.yaml', 'replay/valkey/functions.lua'],
         'tflearn_scripts': ['flags.toml'],
         'tflearn_gin': ['**/*.gin', 'spaces/*.toml'],
     },

@@ -227,9 +227,9 @@ def serve(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str,
     """Attacks tflearn-serve: its port, that of REST, and that of its metrics."""
     import grpc
 
+    from tflearn.extensions.serving import tensor_protos
+    from tflearn.extensions.serving.tensor_protos import predict_pb2
     from tflearn.files.run_dir import RunDir
-    from tflearn.serving import tensor_protos
-    from tflearn.serving.tensor_protos import predict_pb2
 
     save_sequence_policy(RunDir(root).greedy_policy / '1')
     port, rest, metrics = free_port(), free_port(), free_port()

@@ -21,7 +21,7 @@ from tflearn.agents import dqn, linear_bandit
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import Agent, EnvironmentSpecs
-from tflearn.environments.tasks import contextual_bandit
+from tflearn.extensions.tasks import contextual_bandit
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import OptimizerOptions

@@ -40,8 +40,8 @@ Info = collections.namedtuple('Info', ['key', 'priority'])
 
 def take_over() -> None:
     """Puts our learner in the place of TF-Agents', for modules that are imported later."""
-    from tflearn.learner import tf_agents_learner as learner
-    from tflearn.learner import tf_agents_ppo_learner
+    from tflearn.extensions.tf_agents import tf_agents_learner as learner
+    from tflearn.extensions.tf_agents import tf_agents_ppo_learner
 
     for module in (learner, tf_agents_ppo_learner):
         name = module.__name__.rpartition('.')[2]

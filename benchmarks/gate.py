@@ -2,7 +2,8 @@
 
 A logging policy answers 20,000 decisions among ten actions: an incumbent that draws from logits, with some random
 actions besides. Rewards are clicks. Of each pair the candidate's value is known exactly: worse than the incumbent's by
-the margin, equal to it, or better by the margin or twice that. All is judged by `tflearn.data.gate.judge`.
+the margin, equal to it, or better by the margin or twice that. All is judged by
+`tflearn.extensions.product.gate.judge`.
 
 .venv/bin/python benchmarks/gate.py [--quick] [--json=FILE] [--seed=0]
 """
@@ -13,7 +14,7 @@ import pathlib
 
 import numpy as np
 
-from tflearn.data.gate import GateOptions, judge
+from tflearn.extensions.product.gate import GateOptions, judge
 
 NUM_ACTIONS, NUM_CONTEXTS, EPSILON = 10, 50, 0.1
 MARGIN, LEVEL = 0.005, 0.95

@@ -54,11 +54,11 @@ READ = {
     'join': 'tables = [pyarrow.json.read_json(path.with_name(name)) for name in ("decisions.jsonl", "outcomes.jsonl")]',
 }
 IMPORT = """
-from tflearn.data import log_import, log_rows
+from tflearn.extensions.product import log_import, log_rows
 mapped = log_rows.read_map(path.with_name('map.toml'))
 """
 JOIN = """
-from tflearn.data import log_import
+from tflearn.extensions.product import log_import
 names = [path.with_name(name) for name in ('decisions.jsonl', 'decisions.toml', 'outcomes.jsonl')]
 outcomes = {'paths': names[2:], 'window_secs': 60.0, 'default_reward': 0.0}
 """

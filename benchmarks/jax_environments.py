@@ -35,7 +35,7 @@ def ours(task: str, secs: float) -> float:
     """Trains for some time after the third iteration; returns environment steps per second."""
     from tflearn.agents import ppo
     from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
-    from tflearn.environments import jax_env
+    from tflearn.extensions.tasks import jax_env
     from tflearn.files.run_dir import RunDir
     from tflearn.jobs.run import Run
     from tflearn.jobs.synchronous import synchronous
@@ -111,7 +111,7 @@ def brax(task: str, secs: float) -> float:
 
 def alone(task: str, secs: float) -> float:
     """Steps the environments with random actions; returns environment steps per second."""
-    from tflearn.environments import jax_env
+    from tflearn.extensions.tasks import jax_env
 
     environment = jax_env.make(task, NUM_ENVIRONMENTS, 0, kwargs={'backend': 'spring'})
     shape = (NUM_ENVIRONMENTS, *environment.specs.action.shape)

@@ -22,11 +22,11 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import learning
-from tflearn.api.data_evaluation import evaluate_on_data
 from tflearn.core.types import EnvironmentFactory
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
-from tflearn.environments.tasks import contextual_bandit, nim
+from tflearn.extensions.product.data_evaluation import evaluate_on_data
+from tflearn.extensions.tasks import contextual_bandit, nim
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.record import Quota, record
 from tflearn.jobs.run import Run

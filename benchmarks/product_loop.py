@@ -36,11 +36,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.data.reader import Dataset, EpisodeReader  # noqa: E402
-from tflearn.environments.tasks import recommender  # noqa: E402
+from tflearn.extensions.serving.client import PolicyClient  # noqa: E402
+from tflearn.extensions.tasks import recommender  # noqa: E402
 from tflearn.files.run_dir import read_json  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.policies import versions  # noqa: E402
-from tflearn.serving.client import PolicyClient  # noqa: E402
 
 ITEMS = recommender.embeddings()
 CANDIDATES, ROWS, WINDOW_SECS, EPSILON, DRIFT, HELD_OUT = 10, 100, 1.0, 0.3, 0.15, 0.1
@@ -53,7 +53,7 @@ candidates = {kind = 'mask', column = 'mask'}
 """
 LOOP = """
 from __gin__ import dynamic_registration
-from tflearn.product import loop
+from tflearn.extensions.product import loop
 
 loop.loop.logs = @loop.Logs()
 loop.Logs.decisions = ['{folder}/decisions']

@@ -22,7 +22,7 @@ from tflearn.core.types import specs_of
 from tflearn.data import arrays
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import Dataset
-from tflearn.environments.tasks import deep_sea
+from tflearn.extensions.tasks import deep_sea
 from tflearn.optimization.optimizers import OptimizerOptions
 
 SIZE, EPISODES, GOAL = 15, 200, 0.9

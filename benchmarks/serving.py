@@ -39,12 +39,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import tables  # noqa: E402
 from tflearn.core.waiting import is_listening, wait_until  # noqa: E402
+from tflearn.extensions.serving import tensor_protos  # noqa: E402
+from tflearn.extensions.serving.tensor_protos import predict_pb2  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.policies import loader  # noqa: E402
 from tflearn.policies.exporter import PolicyExporter  # noqa: E402
-from tflearn.serving import tensor_protos  # noqa: E402
-from tflearn.serving.tensor_protos import predict_pb2  # noqa: E402
 
 SIDES = {'batching': ('--batching',), 'single': ('--nobatching',)}
 LOG_SIDES: dict[str, tuple[str, ...]] = {

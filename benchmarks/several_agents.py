@@ -34,12 +34,15 @@ sys.path.insert(0, str(ROOT))
 import tflearn  # noqa: E402
 from tflearn.agents import ppo  # noqa: E402
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing  # noqa: E402
-from tflearn.environments import pettingzoo_env, turn_game  # noqa: E402
+from tflearn.extensions.games import (  # noqa: E402
+    league,
+    pettingzoo_env,
+    turn_game,
+)
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.jobs.policy_exports import ExportOptions  # noqa: E402
 from tflearn.networks.networks import NetworkOptions  # noqa: E402
 from tflearn.optimization.optimizers import OptimizerOptions  # noqa: E402
-from tflearn.policies import league  # noqa: E402
 
 
 class Approach:

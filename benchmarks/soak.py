@@ -94,7 +94,7 @@ class Client:
         import grpc
         import numpy as np
 
-        from tflearn.serving.client import PolicyClient
+        from tflearn.extensions.serving.client import PolicyClient
 
         client = PolicyClient(address)
         inputs = {'observation': np.zeros((3, 4), np.float32)}

@@ -297,7 +297,7 @@ def _bindings(task: Task, side: Side) -> list[str]:
     if task.filters:
         values['networks.NetworkOptions.conv_layer_params'] = ((task.filters, 3, 1),)
         values |= {'ppo.make_agent.normalize_observations': False} if side.algorithm == 'ppo' else {}
-        lines += ['from tflearn.environments.tasks import minatar_env', "minatar_env.make.game='breakout'"]
+        lines += ['from tflearn.extensions.tasks import minatar_env', "minatar_env.make.game='breakout'"]
         lines += ['recorded_environment.make.make_environment=@minatar_env.make']
     else:
         lines += [f'gymnasium_env.make.name={task.environment!r}']

@@ -13,7 +13,7 @@ import uuid
 
 import numpy as np
 
-from tflearn.environments.tasks import inlining, recommender
+from tflearn.extensions.tasks import inlining, recommender
 
 RANDOM = 0.5  # share of the random actions of the compiler's own heuristic
 SMALL = 10  # instructions of a function that the heuristic inlines

@@ -18,7 +18,7 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues, *roots: str) -> int:
-    from tflearn.experiments import comparison
+    from tflearn.extensions.experiments import comparison
 
     found = comparison.compare(
         *roots, axis=switches.axis, metric=switches.metric, lower_is_better=switches.lower_is_better

@@ -9,7 +9,7 @@ import json
 
 from absl import flags
 
-from tflearn.tools import checks
+from tflearn.extensions.experiments import checks
 
 from . import job_flags
 
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues, *roots: str) -> int:
-    from tflearn.tools import series
+    from tflearn.extensions.experiments import series
 
     num_wrong = 0
     for root in roots:

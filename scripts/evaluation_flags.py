@@ -28,7 +28,7 @@ def _check_data() -> None:
 def _run_data(stop: threading.Event) -> None:
     with waiting.may_exit(stop, lambda: None):  # nothing is written before the end
         preflight.import_quietly('tensorflow', 'gym')
-        from tflearn.api import data_evaluation
+        from tflearn.extensions.product import data_evaluation
 
         found, facts = data_evaluation.evaluate_on_data(
             RunDir(flags.FLAGS.root_dir),

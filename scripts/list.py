@@ -15,7 +15,7 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues, *roots: str) -> int:
-    from tflearn.experiments import overview
+    from tflearn.extensions.experiments import overview
 
     print('\n\n'.join(map(overview.table, roots)))
     return 0

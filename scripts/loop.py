@@ -1,8 +1,8 @@
 """Turns a product's log into its next policies, round by round: tflearn-loop --root_dir=DIR --gin_file=FILE.
 
-The gin file binds the arguments of tflearn.product.loop.loop. A round joins decisions with outcomes, holds a part out,
-trains on the rest, and promotes the new policy if it proves itself on the part. The same command goes on with what was
-stopped or killed. The rounds are in ROOT_DIR/rounds, and on a page, ROOT_DIR/index.html.
+The gin file binds the arguments of tflearn.extensions.product.loop.loop. A round joins decisions with outcomes, holds a
+part out, trains on the rest, and promotes the new policy if it proves itself on the part. The same command goes on with
+what was stopped or killed. The rounds are in ROOT_DIR/rounds, and on a page, ROOT_DIR/index.html.
 """
 
 import sys
@@ -21,7 +21,7 @@ def main() -> None:
 
 def _run(switches: flags.FlagValues) -> int:
     from tflearn.config import files, job_config
-    from tflearn.product import loop
+    from tflearn.extensions.product import loop
 
     run = loop.Run(local_path(switches.root_dir, '--root_dir'), str(__package__), switches.once, sys.stdout)
     gin_file = files.resolve(switches.gin_file)

@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues, *given: str) -> int:
-    from tflearn.experiments import overview, policies
+    from tflearn.extensions.experiments import overview, policies
 
     gin_files = policies.read(given)
     root = pathlib.Path(switches.root_dir)

@@ -51,7 +51,7 @@ def _promote(switches: flags.FlagValues, directory: pathlib.Path) -> int:
     names = ('margin', 'level', 'min_effective_sample_size', 'gamma', 'epsilon')
     given = job_flags.values_of(*names, values=switches)
     preflight.import_quietly('tensorflow', 'gym')
-    from tflearn.api import promotion  # It loads TensorFlow.
+    from tflearn.extensions.product import promotion  # It loads TensorFlow.
 
     text, done = promotion.promote(
         directory, switches.candidate, switches.to, switches.why, switches.incumbent, switches.data,

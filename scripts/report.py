@@ -18,7 +18,7 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues, *roots: str) -> int:
-    from tflearn.experiments import report
+    from tflearn.extensions.experiments import report
 
     job_flags.make_local('output', values=switches)
     print(report.write(roots, pathlib.Path(switches.output), switches.axis, switches.metric, switches.lower_is_better))

@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues) -> int:
-    from tflearn.experiments import runs
+    from tflearn.extensions.experiments import runs
 
     root = pathlib.Path(switches.root_dir)
     numbers = range(switches.first_seed, switches.first_seed + switches.seeds)
@@ -28,7 +28,7 @@ def _run(switches: flags.FlagValues) -> int:
     failed = {seed: code for seed, code in codes.items() if code}
     if not set(codes.values()) & {0}:
         return next(iter(failed.values())) & 0xFF
-    from tflearn.experiments import comparison
+    from tflearn.extensions.experiments import comparison
 
     found = comparison.compare(str(root))
     comparison.write(found, root)

@@ -17,7 +17,7 @@ def serve_policies(stop: threading.Event) -> None:
     """Runs the job with the flags of this program."""
     with waiting.may_exit(stop, lambda: None):  # nothing was begun
         preflight.import_quietly('tensorflow', 'gym')
-        from tflearn.jobs import serve  # After the flags are parsed: it loads TensorFlow.
+        from tflearn.extensions.serving import serve  # After the flags are parsed: it loads TensorFlow.
         from tflearn.jobs.run import Run
 
     with job_flags.opened_run_dir(flags.FLAGS.root_dir, 'serve') as run_dir:

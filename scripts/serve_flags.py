@@ -33,7 +33,7 @@ def check() -> None:
 
 def arguments() -> dict[str, Any]:
     """Returns the arguments of the job, but for the run. It loads TensorFlow."""
-    from tflearn.jobs import serve
+    from tflearn.extensions.serving import serve
 
     values = flags.FLAGS
     names = ('max_batch_size', 'batch_timeout_micros', 'num_batch_threads', 'max_enqueued_batches')

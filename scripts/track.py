@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues, root: str) -> int:
-    from tflearn.experiments import trackers
+    from tflearn.extensions.experiments import trackers
 
     run_dir = RunDir(root)
     name, make = trackers.make(run_dir, switches.to)

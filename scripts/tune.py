@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def _run(switches: flags.FlagValues) -> int:
-    from tflearn.experiments import runs, tuning
+    from tflearn.extensions.experiments import runs, tuning
 
     root = pathlib.Path(switches.root_dir)
     names = ('gin_file', 'space', 'parallel', 'gin_bindings', 'mode', 'metric', 'lower_is_better')

@@ -367,7 +367,7 @@ UNCHECKED = {
     'openssl': 'tests/replay/tunnel_test.py runs the commands of security.md',
     'stunnel': 'tests/replay/tunnel_test.py runs it where it is installed',
     'curl': 'tests/environments/external_server_test.py runs the commands of the page',
-    'python3': 'tests/experiments/tracking_test.py makes an environment, and runs in it',
+    'python3': 'tests/extensions/experiments/tracking_test.py makes an environment, and runs in it',
     'tflearn-track': 'the same',
     'docker': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
     'tensorflow_model_server': 'TensorFlow Serving is in no Python package',

@@ -52,16 +52,16 @@ NOT_RUN = {
     r'--backend=(slurm|ray)(?!.*--render)': 'needs the cluster; tests/launch has stand-ins',
     r's3://': 'needs a store; tests/files has one on this machine',
     r'=replay:|=feed:|=host0:': 'several machines; see tests/scripts/coordinator_test.py, tests/chaos',
-    r'--to=wandb': 'needs packages; see tests/experiments/tracking_test.py',
-    r'curl ': 'tests/environments/external_server_test.py, tests/serving/rest_test.py run them; a status by hand',
+    r'--to=wandb': 'needs packages; see tests/extensions/experiments/tracking_test.py',
+    r'curl ': 'external_server_test.py of tests/environments/ and rest_test.py of serving run them; a status by hand',
     r'openssl |stunnel |runs/cartpole --gin_file=dqn_cartpole --(coord|replay)': 'see tests/replay/tunnel_test.py',
     r'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
     r'saved_model_cli': 'tests/policies/products_aot_test.py',
     r'--format=(minari|rlds)|expert_rlds': 'needs the extras minari and rlds; tests/data/conversion_test.py',
-    r'runs/(news|inlining)|simulated_product': 'tests/product/loop_test.py; tests/product/simulated_product_test.py',
+    r'runs/(news|inlining)|simulated_product': 'loop_test.py, simulated_product_test.py of tests/extensions/product/',
     r'-m pytest': 'the tests of an algorithm that the reader adds; tests/docs_code_test.py trains it',
     r'-m pstats': "Python's own; tests/end_to_end_test.py makes such a file",
-    r'--tls_certificate': 'needs certificates; tests/serving/server_tls_test.py',
+    r'--tls_certificate': 'needs certificates; tests/extensions/serving/server_tls_test.py',
 }
 # What is replaced in a command.
 SMALLER = [

@@ -84,7 +84,7 @@ def test_the_wheel_holds_the_package_the_programs_and_the_gin_files(wheel):
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / 'tflearn').rglob('*.py')}
     programs = {f'tflearn_scripts/{path.name}' for path in (ROOT / 'scripts').glob('*.py')}
     gin_files = {f'tflearn_gin/{path.relative_to(ROOT / "gin").as_posix()}' for path in (ROOT / 'gin').rglob('*.*')}
-    data = {'tflearn/__init__.pyi', 'tflearn/py.typed', 'tflearn/launch/kubernetes.yaml'}
+    data = {'tflearn/__init__.pyi', 'tflearn/py.typed', 'tflearn/extensions/clusters/kubernetes.yaml'}
     data |= {'tflearn/replay/valkey/functions.lua', 'tflearn_scripts/flags.toml'}
     assert names == package | programs | gin_files | data
     assert 'tflearn_gin/algorithms/dqn.gin' in names

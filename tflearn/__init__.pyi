@@ -17,8 +17,8 @@ from tflearn.core.strategies import make as make_strategy
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments.check import check_environment
-from tflearn.experiments.comparison import compare
-from tflearn.experiments.policies import train_policies
+from tflearn.extensions.experiments.comparison import compare
+from tflearn.extensions.experiments.policies import train_policies
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.metrics import TrainResult

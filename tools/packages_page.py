@@ -22,6 +22,10 @@ def _about(file: SourceFile) -> str:
     return ' '.join((ast.get_docstring(file.syntax) or '').split('\n\n')[0].split()).replace('|', r'\|')
 
 
+def _init(package: str) -> str:
+    return f'tflearn/{package.replace(".", "/")}/__init__.py'
+
+
 def _lines(files: Sequence[SourceFile]) -> Iterator[str]:
     own = {file.path: file for file in files if file.parts[0] == 'tflearn'}
     packages = [name for name in layers.PACKAGES if name != 'scripts']
@@ -32,17 +36,18 @@ def _lines(files: Sequence[SourceFile]) -> Iterator[str]:
         imports = (
             'all above' if set(above) <= set(row) and above else ', '.join(f'`{each}`' for each in row) or 'nothing'
         )
-        yield f'| [`{name}/`](#{name}) | {_about(own[f"tflearn/{name}/__init__.py"])} | {imports} |'
+        yield f'| [`{name.replace(".", "/")}/`](#{name.replace(".", "")}) | {_about(own[_init(name)])} | {imports} |'
         above.append(name)
     for name in packages:
-        inside = [file for _, file in sorted(own.items()) if file.parts[1] == name and file.parts[-1] != '__init__']
+        inside = [file for _, file in sorted(own.items()) if layers.package_of(file) == name]
+        inside = [file for file in inside if file.parts[-1] != '__init__']
         yield from ('', f'## {name}', '')
         if name == 'agents':
             yield from ('[Algorithms](algorithms.md) has a page for each. What they are made of:', '')
             inside = [file for file in inside if file.parts[-1] not in ALGORITHMS]
         yield from ('| module | what it is |', '|---|---|')
         for file in inside:
-            yield f'| `{"/".join(file.parts[2:])}.py` | {_about(file)} |'
+            yield f'| `{"/".join(file.parts[1 + len(name.split(".")) :])}.py` | {_about(file)} |'
 
 
 def page() -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.suite import results as suite_results
 from benchmarks.suite.results import Result
 from benchmarks.suite.rows import MARKS, OURS, ROWS, SEEDS, Row
-from tflearn.experiments.comparison import Comparison, Estimate, Group
+from tflearn.extensions.experiments.comparison import Comparison, Estimate, Group
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from benchmarks.suite import judgement
 from benchmarks.suite.judgement import Judgement
 from benchmarks.suite.rows import EPISODES, MARKS, OURS, RESULTS, ROWS, SEEDS, Row
 from benchmarks.suite.zoo import ZOO, ZOO_COMMIT
-from tflearn.experiments import comparison
-from tflearn.experiments.comparison import Group
+from tflearn.extensions.experiments import comparison
+from tflearn.extensions.experiments.comparison import Group
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

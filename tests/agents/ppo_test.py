@@ -12,7 +12,7 @@ from tflearn.agents import ppo
 from tflearn.agents.ppo import PPOLoss
 from tflearn.core.experience import Iteration
 from tflearn.core.train_step import create_train_step
-from tflearn.environments.tasks import t_maze
+from tflearn.extensions.tasks import t_maze
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import OptimizerOptions

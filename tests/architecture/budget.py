@@ -15,9 +15,12 @@ MAX_JOB_ARGUMENTS = 12  # all that a run is made of, and where it comes from and
 MAX_OPTIONS_FIELDS = 10
 MAX_BINARY_LINES = 40
 # Drop-ins: another library defines their constructors' arguments.
-GIVEN_CONSTRUCTORS = ('tflearn/learner/tf_agents_learner.py', 'tflearn/learner/tf_agents_ppo_learner.py')
+GIVEN_CONSTRUCTORS = (
+    'tflearn/extensions/tf_agents/tf_agents_learner.py',
+    'tflearn/extensions/tf_agents/tf_agents_ppo_learner.py',
+)
 # Folders within a package: of files that are alike and do not know each other.
-COLLECTIONS = ('tflearn/environments/tasks', 'tflearn/replay/reverb', 'tflearn/replay/local', 'tflearn/replay/valkey')
+COLLECTIONS = ('tflearn/replay/reverb', 'tflearn/replay/local', 'tflearn/replay/valkey')
 FORBIDDEN_WORDS = {'util', 'utils', 'common', 'helper', 'helpers', 'misc'}
 
 
@@ -130,7 +133,9 @@ def depth(files: Sequence[SourceFile]) -> list[str]:
     return [
         f'{file.path}: got a folder within a package; need tflearn/<package>/<file>.py; move it up'
         for file in files
-        if file.parts[0] == 'tflearn' and len(file.parts) > 3 and '/'.join(file.parts[:-1]) not in COLLECTIONS
+        if file.parts[0] == 'tflearn'
+        and len(file.parts) > 3 + (file.parts[1] == 'extensions')
+        and '/'.join(file.parts[:-1]) not in COLLECTIONS
     ]
 
 

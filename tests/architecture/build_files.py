@@ -96,6 +96,8 @@ def _target_of(file: SourceFile) -> Target:
     package, *rest = file.parts
     if len(rest) == 1:
         return Target(package, package, ['*.py'])
+    if rest[0] == 'extensions' and len(rest) > 2:
+        return Target(package, '/'.join(rest[:2]), [f'{"/".join(rest[:2])}/*.py'])
     deep = any(folder.startswith(f'{package}/{rest[0]}/') for folder in COLLECTIONS)
     return Target(package, rest[0], [f'{rest[0]}/**/*.py' if deep else f'{rest[0]}/*.py'])
 

@@ -10,7 +10,7 @@ from tests.architecture.source_tree import SourceFile, dotted_name, is_within
 # Package -> the packages that it may import, in reading order: imports point up this list, and only along its rows.
 _LIBRARY = (
     *('core', 'files', 'net', 'environments', 'networks', 'optimization', 'transforms', 'agents', 'replay', 'data'),
-    *('coordinator', 'sampling', 'actors', 'learner', 'policies', 'serving'),
+    *('coordinator', 'sampling', 'actors', 'learner', 'policies'),
 )
 PACKAGES: dict[str, tuple[str, ...]] = {
     'core': (),
@@ -28,15 +28,22 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     'actors': ('core', 'files'),
     'learner': ('core', 'files', 'replay', 'sampling'),
     'policies': ('core', 'files'),
-    'serving': ('core', 'files', 'net', 'policies'),
-    'tools': ('core', 'files'),
     'jobs': _LIBRARY,
     'config': ('core', 'files'),
     'launch': ('core.errors', 'core.settings', 'files', 'net'),
     'api': (*_LIBRARY, 'jobs', 'config', 'launch'),
-    'experiments': ('core', 'files', 'environments', 'actors', 'tools', 'config', 'launch', 'api'),
-    'product': ('core', 'files', 'policies', 'config', 'launch'),
-    'scripts': ('experiments', 'product', 'api', 'jobs', 'policies', 'launch', 'config', 'tools', 'files', 'core'),
+    'extensions.stores': ('core', 'files'),
+    'extensions.tasks': ('core', 'environments'),
+    'extensions.games': ('core', 'files', 'environments', 'policies'),
+    'extensions.tf_agents': ('core', 'files', 'learner'),
+    'extensions.clusters': ('core', 'files', 'launch'),
+    'extensions.serving': ('core', 'files', 'net', 'policies', 'jobs'),
+    'extensions.experiments': ('core', 'files', 'environments', 'actors', 'config', 'launch', 'api'),
+    'extensions.product': (
+        *('core', 'files', 'data', 'policies', 'jobs', 'config', 'launch', 'api'),
+        'extensions.serving',
+    ),
+    'scripts': ('extensions', 'api', 'jobs', 'policies', 'launch', 'config', 'files', 'core'),
 }
 # File -> what it may import besides, and why the rule does not fit.
 EXCEPTIONS = {
@@ -45,7 +52,7 @@ EXCEPTIONS = {
 }
 JOBS = (
     *('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'record', 'evaluate', 'policy_evaluation'),
-    *('serve', 'export', 'feed', 'supervised'),
+    *('export', 'feed', 'supervised'),
 )
 CORE_LIBRARIES = (
     *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),
@@ -58,46 +65,49 @@ NEVER = {
     'files': ('tensorflow', 'tf_agents', 'reverb'),
     'net': ('tensorflow', 'tf_agents', 'reverb'),
     'launch': ('tensorflow', 'tf_agents', 'numpy', 'gin', 'reverb'),
+    'extensions.clusters': ('tensorflow', 'tf_agents', 'numpy', 'gin', 'reverb'),
+    'extensions.stores': ('tensorflow', 'tf_agents', 'reverb'),
 }
 
 # What may be used where. A name stands for all that is in it; what nobody may use has no place.
 DOORS = {
     'reverb': ('tflearn/replay/reverb/library.py',),
     'valkey': ('tflearn/replay/valkey/library.py',),
-    'gymnasium': ('tflearn/environments/',),
+    'gymnasium': ('tflearn/environments/', 'tflearn/extensions/games/', 'tflearn/extensions/tasks/'),
     'envpool': ('tflearn/environments/',),
-    'jax': ('tflearn/environments/',),
-    'brax': ('tflearn/environments/',),
-    'gymnax': ('tflearn/environments/',),
-    'pettingzoo': ('tflearn/environments/',),
+    'jax': ('tflearn/extensions/tasks/',),
+    'brax': ('tflearn/extensions/tasks/',),
+    'gymnax': ('tflearn/extensions/tasks/',),
+    'pettingzoo': ('tflearn/extensions/games/',),
     'dm_env': ('tflearn/environments/',),
     'dm_control': ('tflearn/environments/',),
     'ale_py': ('tflearn/environments/',),
     'absl.flags': ('scripts/',),
     'absl.app': ('scripts/',),
     'gin': ('tflearn/config/',),
-    'grpc': ('tflearn/net/', 'tflearn/serving/'),
-    'grpc_health': ('tflearn/net/', 'tflearn/serving/'),
-    'prometheus_client': ('tflearn/net/', 'tflearn/serving/'),
-    'tensorflow_serving': ('tflearn/serving/',),
-    'fsspec': ('tflearn/files/',),
-    'pyarrow': ('tflearn/data/tables.py',),
+    'grpc': ('tflearn/net/', 'tflearn/extensions/serving/'),
+    'grpc_health': ('tflearn/net/', 'tflearn/extensions/serving/'),
+    'prometheus_client': ('tflearn/net/', 'tflearn/extensions/serving/'),
+    'tensorflow_serving': ('tflearn/extensions/serving/',),
+    'fsspec': ('tflearn/extensions/stores/',),
+    'pyarrow': ('tflearn/extensions/product/tables.py',),
     'onnx': ('tflearn/policies/onnx.py',),
     'onnxruntime': ('tflearn/policies/onnx.py',),
     'tf2onnx': ('tflearn/policies/onnx.py',),
-    'optuna': ('tflearn/experiments/',),
+    'optuna': ('tflearn/extensions/experiments/',),
     'fcntl': ('tflearn/files/lock.py', 'tflearn/net/server_options.py'),
     'subprocess': (
-        *('tflearn/launch/', 'tflearn/replay/valkey/server.py', 'tflearn/experiments/runs.py'),
-        'tflearn/launch/ray_driver.py',  # a program that imports nothing of ours
+        *('tflearn/launch/', 'tflearn/replay/valkey/server.py', 'tflearn/extensions/experiments/runs.py'),
+        'tflearn/extensions/clusters/',
     ),
-    'ray': ('tflearn/launch/ray_driver.py',),
-    'yaml': ('tflearn/launch/',),
-    'kubernetes': ('tflearn/launch/',),
+    'ray': ('tflearn/extensions/clusters/ray_driver.py',),
+    'yaml': ('tflearn/extensions/clusters/',),
+    'kubernetes': ('tflearn/extensions/clusters/',),
     'tf_agents.agents': ('tflearn/agents/', 'tflearn/networks/'),
     'tensorflow.function': (
         *('tflearn/learner/', 'tflearn/core/strategies.py', 'tflearn/core/workers.py'),
-        *('tflearn/policies/', 'tflearn/serving/', 'tflearn/actors/', 'tflearn/sampling/'),
+        *('tflearn/policies/', 'tflearn/extensions/serving/', 'tflearn/actors/', 'tflearn/sampling/'),
+        'tflearn/extensions/tf_agents/',
     ),
     'tensorflow.tpu': ('tflearn/core/strategies.py',),
     'tensorflow.distribute.cluster_resolver': ('tflearn/core/strategies.py',),
@@ -114,7 +124,7 @@ MAX_BACKEND_MODULES = 5
 
 # Names in the run directory that another library uses as well: where, and which.
 # What describes the layout of a run by patterns, for stores that know no directories.
-PATTERNS = ('tflearn/files/store_layout.py',)
+PATTERNS = ('tflearn/extensions/stores/store_layout.py',)
 OTHERS_PATHS = {('tflearn/replay/checkpoints.py', 'DONE')}  # Reverb marks a complete checkpoint so.
 
 
@@ -141,7 +151,7 @@ def layers(files: Sequence[SourceFile]) -> list[str]:
 
 def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the project that `file` may use; `job_parts` are the modules in jobs/ that are no jobs."""
-    package = file.parts[1] if file.parts[0] == 'tflearn' else 'scripts'
+    package = package_of(file)
     if package == '__init__':
         return ('tflearn',)
     if package not in PACKAGES:
@@ -150,15 +160,22 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     return (*(f'tflearn.{name}' for name in PACKAGES[package]), *own, *EXCEPTIONS.get(file.path, ()))
 
 
+def package_of(file: SourceFile) -> str:
+    """Returns the package of a file as `PACKAGES` names it."""
+    if file.parts[0] != 'tflearn':
+        return 'scripts'
+    return '.'.join(file.parts[1:3]) if file.parts[1] == 'extensions' and len(file.parts) > 3 else file.parts[1]
+
+
 def rows(files: Sequence[SourceFile]) -> list[str]:
     """Checks that each row of `PACKAGES` names packages above it only, and that there is a row for each package."""
     above: set[str] = set()
     problems = []
     for package, row in PACKAGES.items():
-        below = [name for name in row if name.split('.')[0] not in above]
+        below = [name for name in row if not above.intersection((name, name.split('.')[0]))]
         problems += [f'{package}: got {name} in its row; need a package above it' for name in below]
-        above.add(package)
-    found = {file.parts[1] for file in files if file.parts[0] == 'tflearn' and len(file.parts) > 2}
+        above.update((package, package.split('.')[0]))
+    found = {package_of(file) for file in files if file.parts[0] == 'tflearn' and len(file.parts) > 2} - {'extensions'}
     return problems + [f'tflearn/{name}: got no row in PACKAGES; add it' for name in sorted(found - above)]
 
 
@@ -177,7 +194,7 @@ def libraries(files: Sequence[SourceFile]) -> list[str]:
     for file in files:
         if file.parts[0] != 'tflearn' or len(file.parts) < 3:
             continue
-        package = file.parts[1]
+        package = package_of(file)
         for name, line in file.imports:
             if package == 'core' and not is_within(name, ('tflearn', *CORE_LIBRARIES)):
                 problems.append(

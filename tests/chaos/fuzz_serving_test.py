@@ -56,8 +56,8 @@ def predict(port):
     """Returns an action of the served policy; None if there is no answer."""
     import grpc
 
-    from tests.serving import server_load_test
-    from tflearn.serving.tensor_protos import prediction_service_pb2_grpc
+    from tests.extensions.serving import server_load_test
+    from tflearn.extensions.serving.tensor_protos import prediction_service_pb2_grpc
 
     with grpc.insecure_channel(f'localhost:{port}') as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
@@ -88,7 +88,7 @@ def report(capsys):
 def test_requests_of_grpc(served, report):
     import grpc
 
-    from tests.serving import server_load_test
+    from tests.extensions.serving import server_load_test
 
     started, port, *_ = served
 

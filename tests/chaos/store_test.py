@@ -17,10 +17,10 @@ pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
 
 from tests.chaos.chaos_run import ROOT
 from tests.testing import s3_server
-from tflearn.files import store_layout
-from tflearn.files.objects import Objects
+from tflearn.extensions.serving import client
+from tflearn.extensions.stores import store_layout
+from tflearn.extensions.stores.objects import Objects
 from tflearn.launch.local import free_port
-from tflearn.serving import client
 
 pytestmark = pytest.mark.chaos
 

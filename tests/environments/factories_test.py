@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tests.environments import conformance
-from tflearn.environments import atari, dm_control_env, envpool_env, gymnasium_env, jax_env, pacing, partial_view
-from tflearn.environments.tasks import catch, dict_cartpole, inlining, minatar_env, nim, t_maze
+from tflearn.environments import atari, dm_control_env, envpool_env, gymnasium_env, pacing, partial_view
+from tflearn.extensions.tasks import catch, dict_cartpole, inlining, jax_env, minatar_env, nim, t_maze
 
 os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is rendered
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1', max_episode_steps=50)

@@ -18,10 +18,10 @@ from tests.testing import example_policies, served_policies
 from tflearn.core.types import specs_of
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env
+from tflearn.extensions.serving.client import PolicyClient
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch.local import free_port
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.client import PolicyClient
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 NUM_POLICIES = 200

@@ -18,7 +18,7 @@ from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritiz
 from tflearn.core.train_step import create_train_step
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env, vector_env
-from tflearn.environments.tasks import t_maze
+from tflearn.extensions.tasks import t_maze
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions

@@ -14,19 +14,19 @@ from tests.testing import foreign_agents, lanes
 from tests.testing.served_policies import serving
 from tflearn.agents import bc, discrete_sac, dqn, linear_bandit, r2d2
 from tflearn.agents.rescaled_actions import ActionRescaling
-from tflearn.api.data_evaluation import evaluate_on_data
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import zeros
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import vector_env
+from tflearn.extensions.product.data_evaluation import evaluate_on_data
+from tflearn.extensions.serving.client import PolicyClient
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.record import Quota, record
 from tflearn.jobs.run import Run
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import converted, loader, products
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.client import PolicyClient
 
 GEAR = spaces.Discrete(3, start=5)
 SEVERAL = spaces.MultiDiscrete([2, 3], start=[1, -4])

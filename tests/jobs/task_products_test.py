@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize('task', ['inlining', 'floorplan'])
 def test_greedy_and_collect_policies(task, tmp_path):
     """As LLVM has them: named `action_<feature>`, with the decision's logits; a mask is respected in all of them."""
-    module = importlib.import_module(f'tflearn.environments.tasks.{task}')
+    module = importlib.import_module(f'tflearn.extensions.tasks.{task}')
     run_dir = RunDir(tmp_path)
     given = {'run': Run(run_dir)}
     job_config.configure(train, given, files.resolve(f'ppo_{task}'), [])

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tflearn.agents import ppo
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
-from tflearn.environments.tasks import inlining
+from tflearn.extensions.tasks import inlining
 from tflearn.networks import quantiles
 from tflearn.networks.networks import NetworkOptions
 from tflearn.networks.quantiles import QuantileFeatures

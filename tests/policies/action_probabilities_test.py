@@ -14,7 +14,7 @@ from tflearn.core.action_mask import ActionMask
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
-from tflearn.environments.tasks import nim
+from tflearn.extensions.tasks import nim
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError, _log_probability

@@ -18,9 +18,9 @@ from tf_agents.utils import common
 
 import tflearn
 from tests.testing import example_policies
+from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.policies import converted, loader, signatures
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.served_version import ServedVersion
 
 POLICIES = (
     *('greedy', 'epsilon_greedy', 'recurrent', 'stochastic_actor', 'greedy_actor', 'normalized', 'nested', 'random'),

@@ -11,9 +11,9 @@ from tf_agents.policies import policy_saver
 
 from tests.testing import example_policies
 from tflearn.core.errors import UserValueError
+from tflearn.extensions.serving.served_version import BatchOptions, ServedVersion
 from tflearn.policies import loaded_model, loader
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.served_version import BatchOptions, ServedVersion
 
 OBSERVATION = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
 

@@ -16,6 +16,7 @@ from tf_agents.trajectories import time_step as ts
 from tests.testing import example_policies, lanes
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import export
 from tflearn.learner import warm_start
@@ -23,7 +24,6 @@ from tflearn.policies import external, loaded_model, loader, updates, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.policy_function import load_policy
 from tflearn.policies.products import ProductOptions
-from tflearn.serving.served_version import ServedVersion
 
 
 @pytest.fixture(scope='module')

@@ -13,7 +13,7 @@ from tflearn.agents import dqn, ppo, r2d2
 from tflearn.core.action_mask import mask_of
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.environments.tasks import t_maze
+from tflearn.extensions.tasks import t_maze
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import converted, exporter, loader
 from tflearn.policies.converted import Converted
@@ -122,8 +122,8 @@ def test_served(policy, folder, named):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     import grpc
 
-    from tflearn.serving.client import PolicyClient, RemotePolicy
-    from tflearn.serving.served_version import BatchOptions
+    from tflearn.extensions.serving.client import PolicyClient, RemotePolicy
+    from tflearn.extensions.serving.served_version import BatchOptions
 
     expected = live(policy, named)
     with served_policies.serving(folder, BatchOptions()) as (server, _):
@@ -271,7 +271,7 @@ def test_the_signature_takes_and_returns_the_state_by_names(exported):
 def test_a_server_takes_and_returns_the_state(exported):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     from tests.testing import served_policies
-    from tflearn.serving.client import RemotePolicy
+    from tflearn.extensions.serving.client import RemotePolicy
 
     policy, exporter, model = exported
     with served_policies.serving(exporter._directory.parent) as (server, _):

@@ -53,7 +53,7 @@ def test_a_run_is_exported_and_evaluated(trained, tmp_path):
 
 def test_a_run_is_served(trained, tmp_path):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
-    from tflearn.serving.client import PolicyClient
+    from tflearn.extensions.serving.client import PolicyClient
 
     port, log = free_port(), tmp_path / 'log'
     flags = (f'--root_dir={trained}', f'--port={port}')

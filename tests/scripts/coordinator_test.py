@@ -104,7 +104,7 @@ def test_a_missing_extra_takes_one_line(tmp_path):
 def test_it_serves_until_it_is_stopped(tmp_path):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     from tests.testing import served_policies
-    from tflearn.serving.client import PolicyClient
+    from tflearn.extensions.serving.client import PolicyClient
 
     served_policies.Publisher(tmp_path / 'policies').publish(5)
     port = free_port()

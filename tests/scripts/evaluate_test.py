@@ -1,4 +1,4 @@
-"""The real program with --data and --policy. tests/api/data_evaluation_test.py tests what the first one runs."""
+"""The real program with --data and --policy. What the first one runs is tested in tests/extensions/product/."""
 
 import functools
 import json

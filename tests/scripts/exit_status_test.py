@@ -97,7 +97,7 @@ def test_a_signal_has_128_and_its_number(error, number, end_by):
 
 LOOP = """
 from __gin__ import dynamic_registration
-from tflearn.product import loop
+from tflearn.extensions.product import loop
 
 loop.loop.logs = @loop.Logs()
 loop.Logs.decisions = ['decisions']

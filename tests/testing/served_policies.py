@@ -7,11 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from tests.testing import example_policies
+from tflearn.extensions.serving.models import Models
+from tflearn.extensions.serving.served_version import ServedVersion
+from tflearn.extensions.serving.server import PolicyServer
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.models import Models
-from tflearn.serving.served_version import ServedVersion
-from tflearn.serving.server import PolicyServer
 
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)

@@ -10,7 +10,7 @@ from tflearn.agents import dqn, ppo
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.environments.tasks import bit_flip
+from tflearn.extensions.tasks import bit_flip
 from tflearn.jobs import initial_agent
 from tflearn.networks.networks import NetworkOptions
 from tflearn.replay.storage import Storage

@@ -53,7 +53,7 @@ SECTIONS = (
         r'(replay_server|collect|train|synchronous|train_offline|evaluate|supervised)\.\1|supervised\.from_files',
         frozenset({'run'}),
     ),
-    Section('The product loop', ('product',), r'loop\.loop', frozenset({'run'})),
+    Section('The product loop', ('extensions.product',), r'loop\.loop', frozenset({'run'})),
     Section('Algorithms', ('agents',), r'\w+\.make_agent', frozenset({'specs', 'train_step', 'experience'})),
     Section(
         'Transforms',
@@ -69,7 +69,7 @@ SECTIONS = (
     Section('Networks', ('networks',), r'\w+\.(make_network|from_\w+)', frozenset({'spec', 'name'})),
     Section(
         'Environments',
-        ('environments', 'environments.tasks'),
+        ('environments', 'extensions.games', 'extensions.tasks'),
         r'\w+\.(make|record|from_dm_env)|vector_env\.in_(worker_)?process(es)?',
         frozenset({'num_environments', 'seed', 'folder'}),
     ),
@@ -162,7 +162,10 @@ def sections() -> dict[str, list[Owner]]:
 
 def _functions(section: Section) -> Iterator[Configurable]:
     for package in section.packages:
-        path = importlib.import_module(f'tflearn.{package}').__path__
+        try:
+            path = importlib.import_module(f'tflearn.{package}').__path__
+        except ImportError:  # an extension that is not there
+            continue
         for module_name in sorted(each.name for each in pkgutil.iter_modules(path)):
             try:
                 module = importlib.import_module(f'tflearn.{package}.{module_name}')

@@ -8,16 +8,16 @@ from tflearn.core.errors import UserImportError
 # Extension -> what it brings to the core, by name: a module.
 _BROUGHT = {
     'clusters': {
-        'kubernetes': 'tflearn.launch.kubernetes',
-        'queued_resources': 'tflearn.launch.queued_resources',
-        'ray': 'tflearn.launch.ray_cluster',
-        'slurm': 'tflearn.launch.slurm',
+        'kubernetes': 'tflearn.extensions.clusters.kubernetes',
+        'queued_resources': 'tflearn.extensions.clusters.queued_resources',
+        'ray': 'tflearn.extensions.clusters.ray_cluster',
+        'slurm': 'tflearn.extensions.clusters.slurm',
     },
-    'experiments': {'metric_checks': 'tflearn.tools.series'},
-    'games': {'partners': 'tflearn.environments.partners'},
-    'product': {'import': 'tflearn.data.log_import', 'split': 'tflearn.data.split'},
-    'serving': {'policy_client': 'tflearn.serving.client'},
-    'stores': {'objects': 'tflearn.files.objects', 'run_directories': 'tflearn.files.opening'},
+    'experiments': {'metric_checks': 'tflearn.extensions.experiments.series'},
+    'games': {'partners': 'tflearn.extensions.games.partners'},
+    'product': {'import': 'tflearn.extensions.product.log_import', 'split': 'tflearn.extensions.product.split'},
+    'serving': {'policy_client': 'tflearn.extensions.serving.client'},
+    'stores': {'objects': 'tflearn.extensions.stores.objects', 'run_directories': 'tflearn.extensions.stores.opening'},
 }
 _HOMES = {name: (extension, module) for extension, brought in _BROUGHT.items() for name, module in brought.items()}
 

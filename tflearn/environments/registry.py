@@ -18,18 +18,18 @@ _NAMESPACES = {'ALE': 'ale_py'}
 # Package of gymnasium's own environments -> the module that they need.
 _NEEDED = {'gymnasium.envs.mujoco': 'mujoco', 'gymnasium.envs.box2d': 'Box2D'}
 
-_PETTINGZOO = 'tflearn.environments.pettingzoo_env.make'
+_PETTINGZOO = 'tflearn.extensions.games.pettingzoo_env.make'
 _GYMNASIUM = ('tflearn.environments.gymnasium_env.make', 'tflearn.environments.gymnasium_env.record')
 
 # Environment factory -> the module that it needs.
 _NEEDED_BY_FACTORY = {
     'tflearn.environments.atari.make': 'ale_py',
-    'tflearn.environments.tasks.minatar_env.make': 'minatar',
+    'tflearn.extensions.tasks.minatar_env.make': 'minatar',
     'tflearn.environments.dm_control_env.make': 'dm_control',
     'tflearn.environments.dm_control_env.from_dm_env': 'dm_env',
     'tflearn.environments.envpool_env.make': 'envpool',
-    'tflearn.environments.jax_env.make': 'jax',
-    'tflearn.environments.jax_env.from_functions': 'jax',
+    'tflearn.extensions.tasks.jax_env.make': 'jax',
+    'tflearn.extensions.tasks.jax_env.from_functions': 'jax',
     'tflearn.environments.gymnasium_env.record': 'moviepy',
 }
 

@@ -1,0 +1,461 @@
+"""Manifests: complete, consistent with each other and with the run's settings, and valid by the published schemas."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tflearn.extensions.clusters import kubernetes, places
+from tflearn.extensions.clusters.kubernetes import KubernetesOptions
+from tflearn.files.run_dir import RunDir
+from tflearn.launch.topology import OWN_ADDRESS, Addresses, Resources, run_topology
+
+RESOURCES = {
+    'train': Resources(cores=8, memory_gb=16.0, accelerators=4, accelerator='nvidia-l4'),
+    'collect': Resources(cores=2, memory_gb=1.5, custom={'example.com/simulator': 1}),
+}
+IMAGE = 'image=registry.example.com/tflearn:1'
+_OF_FULL = ('namespace=agents', 'queue=learners', 'cluster_queue=gpus', 'max_collectors=64', 'serve_replicas=2')
+FULL = places.read_options(KubernetesOptions, [IMAGE, *_OF_FULL])
+TPU = places.read_options(KubernetesOptions, [IMAGE, 'tpu_topology=2x4', 'serve_replicas=0'])
+SMALL = places.read_options(KubernetesOptions, [IMAGE, 'serve_replicas=0'])
+
+
+def manifests(
+    its_options=FULL, num_workers=2, resources=RESOURCES, num_collectors=16, name='My_Run', gin_files=(), **more
+):
+    gin_files = dict(gin_files)
+    flags = [f'--root_dir=/runs/{name}']
+    counts = {'num_collectors': num_collectors, 'num_workers': num_workers, **more}
+    topology = run_topology(package='scripts', flags=flags, resources=resources, **counts)
+    topology = dataclasses.replace(topology, gin_files=gin_files)
+    made = kubernetes.manifests(topology, RunDir(f'/runs/{name}'), its_options)
+    return json.loads(json.dumps(made)), topology
+
+
+def by_kind(made, kind, end=''):
+    (found,) = [item for item in made if item['kind'] == kind and item['metadata']['name'].endswith(end)]
+    return found
+
+
+def templates(made):
+    """The templates of pods, by the job's kind."""
+    found = []
+    for item in made:
+        spec = item.get('spec', {})
+        for job in spec.get('replicatedJobs', []):
+            found.append(job['template']['spec']['template'])
+        found += [spec['template']] if 'template' in spec else []
+    return {template['metadata']['labels']['tflearn/job']: template for template in found}
+
+
+def container(made, kind):
+    first, *others = templates(made)[kind]['spec']['containers']
+    apart = kind != 'replay_server' or 'metrics' in templates(made)
+    assert [other['name'] for other in others] == ([] if apart else ['metrics'])
+    return first
+
+
+def test_a_run_has_all_its_objects():
+    made, _ = manifests()
+    assert [item['kind'] for item in made] == [
+        *('Service', 'StatefulSet', 'LocalQueue', 'JobSet', 'Deployment'),
+        *('HorizontalPodAutoscaler', 'Job', 'Service', 'Deployment', 'NetworkPolicy', *['PodDisruptionBudget'] * 3),
+    ]
+    assert {item['metadata']['namespace'] for item in made} == {'agents'}
+    keys = [(item['kind'], item['metadata']['name']) for item in made]
+    assert len(set(keys)) == len(keys)
+    small, _ = manifests(SMALL, num_workers=1, resources={})
+    kinds = ['Service', 'StatefulSet', 'JobSet', 'Job', 'Job', 'NetworkPolicy', 'PodDisruptionBudget']
+    assert [item['kind'] for item in small] == kinds
+    assert sorted(templates(small)) == ['collect', 'evaluate', 'replay_server', 'train']
+
+
+def test_selectors_find_the_pods_that_they_mean():
+    made, _ = manifests()
+    pods = templates(made)
+
+    def matched(selector):
+        def fits(labels):
+            if any(labels.get(key) != value for key, value in selector.get('matchLabels', {}).items()):
+                return False
+            return all(labels.get(term['key']) in term['values'] for term in selector.get('matchExpressions', []))
+
+        return sorted(kind for kind, template in pods.items() if fits(template['metadata']['labels']))
+
+    for item in made:
+        spec = item['spec']
+        if item['kind'] in ('StatefulSet', 'Deployment'):
+            assert matched(spec['selector']) == [spec['template']['metadata']['labels']['tflearn/job']]
+        if item['kind'] == 'Service':
+            (kind,) = matched({'matchLabels': spec['selector']})
+            ports = [port['name'] for port in container(made, kind)['ports'] if port['name'] != 'metrics']
+            assert [port['targetPort'] for port in spec['ports']] == ports
+    budgets = [item['spec'] for item in made if item['kind'] == 'PodDisruptionBudget']
+    assert [matched(spec['selector']) for spec in budgets] == [['replay_server'], ['collect'], ['serve']]
+    network = by_kind(made, 'NetworkPolicy')['spec']
+    assert matched(network['podSelector']) == ['collect', 'evaluate', 'replay_server', 'train']
+    *own, metrics = network['ingress']
+    who = [(matched(rule['from'][0]['podSelector']), rule['ports'][0]['port']) for rule in own]
+    every = ['collect', 'evaluate', 'replay_server', 'train']
+    assert who == [(['collect', 'evaluate', 'train'], 8008), (every, 8009), (['train'], 2222)]
+    assert metrics == {'ports': [{'protocol': 'TCP', 'port': 9100}]}
+
+
+def test_jobs_find_each_other():
+    made, topology = manifests()
+    server = by_kind(made, 'StatefulSet')
+    service = by_kind(made, 'Service', '-replay')
+    assert server['spec']['serviceName'] == service['metadata']['name'] and service['spec']['clusterIP'] == 'None'
+    for kind in ('replay_server', 'train', 'evaluate', 'collect'):
+        assert f'--coordinator_address={service["metadata"]["name"]}:8009' in container(made, kind)['args']
+        (own,) = [job for job in topology.jobs if job.name in (kind, f'{kind}_0')]
+        assert container(made, kind)['command'] == ['tflearn-' + own.kind.replace('_', '-')]
+    assert f'--replay_address={service["metadata"]["name"]}:8008' in container(made, 'replay_server')['args']
+    ports = {port['name']: port['port'] for port in service['spec']['ports']}
+    assert ports == {'replay': 8008, 'coordinator': 8009}
+    assert container(made, 'collect')['args'][-1] == '--collector_name=$(POD_NAME)'
+    jobset = by_kind(made, 'JobSet')
+    job = jobset['spec']['replicatedJobs'][0]['template']['spec']
+    assert (job['completions'], job['parallelism'], job['completionMode']) == (2, 2, 'Indexed')
+    environment = {item['name']: item for item in container(made, 'train')['env']}
+    text = environment['TF_CONFIG']['value'].replace('$(WORKER_INDEX)', '1')
+    name, domain = jobset['metadata']['name'], jobset['spec']['network']['subdomain']
+    assert json.loads(text) == {
+        'cluster': {'worker': [f'{name}-learner-0-{i}.{domain}:2222' for i in range(2)]},
+        'task': {'type': 'worker', 'index': 1},
+    }
+    assert list(environment) == ['WORKER_INDEX', 'TF_CONFIG'], 'a variable that another one uses comes first'
+    one, _ = manifests(num_workers=1)
+    assert 'env' not in container(one, 'train')
+
+
+ALONE = Addresses(replay=(OWN_ADDRESS,) * 3, relays=(OWN_ADDRESS,) * 2, alone=True, flags=('--run_dir=/runs/a',))
+
+
+def test_shards_and_relays_are_pods_with_addresses():
+    made, _ = manifests(addresses=ALONE)
+    run = by_kind(made, 'JobSet')['metadata']['name']
+    servers = {item['metadata']['name']: item['spec'] for item in made if item['kind'] == 'StatefulSet'}
+    assert {name: spec['replicas'] for name, spec in servers.items()} == {
+        f'{run}-replay': 3,
+        f'{run}-coordinator': 1,
+        f'{run}-relay': 2,
+    }
+    where = f'--coordinator_address={run}-coordinator:8009'
+    for kind in ('replay_server', 'train', 'collect'):
+        assert where in container(made, kind)['args']
+    own = f'--replay_address={run}-replay-$(ORDINAL).{run}-replay:8008'
+    assert {own, '--num_shards=3', '--noserve_coordinator'} <= {*container(made, 'replay_server')['args']}
+    assert container(made, 'replay_server')['args'][-1] == '--shard=$(ORDINAL)'
+    assert container(made, 'replay_server')['env'][0]['valueFrom']['fieldRef']['fieldPath'].endswith("pod-index']")
+    own = f'--relay_address={run}-relay-$(ORDINAL).{run}-relay:8010'
+    assert container(made, 'relay')['args'] == [
+        *(where, '--run_dir=/runs/a', own, '--name=relay_$(ORDINAL)', '--index=$(ORDINAL)')
+    ]
+    assert container(made, 'coordinator')['command'] == ['tflearn-coordinator']
+    assert by_kind(made, 'Deployment', '-metrics')['spec']['replicas'] == 1, 'numbers are counted once'
+    for item in made:
+        if item['kind'] == 'StatefulSet':
+            (service,) = [each for each in made if each['kind'] == 'Service' and each['metadata'] == item['metadata']]
+            assert service['spec']['clusterIP'] == 'None' and service['spec']['selector'] in (
+                item['spec']['selector']['matchLabels'],
+            )
+
+
+def test_resources_queues_and_nodes():
+    made, _ = manifests()
+    assert container(made, 'train')['resources'] == {
+        'requests': {'cpu': '8', 'memory': '16000M', 'nvidia.com/gpu': '4'},
+        'limits': {'memory': '16000M', 'nvidia.com/gpu': '4'},
+    }
+    assert container(made, 'collect')['resources']['limits'] == {'memory': '1500M', 'example.com/simulator': '1'}
+    assert templates(made)['train']['spec']['nodeSelector'] == {'cloud.google.com/gke-accelerator': 'nvidia-l4'}
+    jobset = by_kind(made, 'JobSet')
+    assert jobset['metadata']['labels']['kueue.x-k8s.io/queue-name'] == by_kind(made, 'LocalQueue')['metadata']['name']
+    assert jobset['spec']['suspend']
+    scaler, deployment = by_kind(made, 'HorizontalPodAutoscaler')['spec'], by_kind(made, 'Deployment', '-collect')
+    assert scaler['scaleTargetRef']['name'] == deployment['metadata']['name']
+    assert (scaler['minReplicas'], scaler['maxReplicas']) == (16, 64) and 'replicas' not in deployment['spec']
+    metric = scaler['metrics'][0]['external']['metric']
+    sidecar = templates(made)['replay_server']['spec']['containers'][1]
+    assert sidecar['command'] == ['tflearn-run-metrics']
+    assert f'--run={metric["selector"]["matchLabels"]["run"]}' in sidecar['args']
+    tpu, _ = manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='tpu-v5-lite-podslice')})
+    assert container(tpu, 'train')['resources']['limits'] == {'google.com/tpu': '4'}
+    assert templates(tpu)['train']['spec']['nodeSelector'] == {
+        'cloud.google.com/gke-tpu-accelerator': 'tpu-v5-lite-podslice',
+        'cloud.google.com/gke-tpu-topology': '2x4',
+    }
+    assert 'exclusive-topology' in str(by_kind(tpu, 'JobSet')['metadata']['annotations'])
+
+
+def test_pods_have_time_to_stop_volumes_and_no_rights():
+    made, topology = manifests()
+    for template in templates(made).values():
+        pod = template['spec']
+        assert pod['terminationGracePeriodSeconds'] > topology.stop_timeout_secs
+        assert pod['securityContext']['runAsNonRoot']
+        for each in pod['containers']:
+            assert [mount['name'] for mount in each['volumeMounts']] == [volume['name'] for volume in pod['volumes']]
+            assert each['resources']['requests'].keys() >= {'cpu', 'memory'}, 'the first to be evicted'
+            assert [mount['mountPath'] for mount in each['volumeMounts']] == ['/runs/My_Run'], 'none inside another'
+    serve = container(made, 'serve')
+    assert '--metrics_port=9100' in serve['args'] and serve['livenessProbe']['httpGet']['port'] == 'metrics'
+
+
+def test_what_ends_a_run_keeps_its_directory():
+    """The claim is in a list of its own; or it is one that is there."""
+    own = places.read_options(KubernetesOptions, ['part=claims', 'storage_class=fast', 'namespace=agents'])
+    (claim,), _ = manifests(own)
+    assert (claim['kind'], claim['spec']['storageClassName']) == ('PersistentVolumeClaim', 'fast')
+    made, _ = manifests()
+    assert not any(item['kind'] == 'PersistentVolumeClaim' or 'volumeClaimTemplates' in item['spec'] for item in made)
+    there, _ = manifests(places.read_options(KubernetesOptions, [IMAGE, 'claim=ours']))
+    for result, name in ((made, claim['metadata']['name']), (there, 'ours')):
+        for template in templates(result).values():
+            volumes = template['spec']['volumes']
+            assert [volume['persistentVolumeClaim']['claimName'] for volume in volumes] == [name]
+
+
+def test_collectors_end_with_the_run_unless_an_autoscaler_counts_them():
+    made, _ = manifests(SMALL)
+    job = by_kind(made, 'Job', '-collect')['spec']
+    assert (job['completions'], job['parallelism'], job['completionMode']) == (16, 16, 'Indexed')
+    assert job['template']['spec']['restartPolicy'] == 'Never' and job['ttlSecondsAfterFinished'] > 86_400
+    assert [rule['action'] for rule in job['podFailurePolicy']['rules']] == ['FailJob', 'Ignore']
+    assert container(made, 'collect')['args'][-1] == '--collector_name=collect_$(INDEX)'
+    assert by_kind(made, 'JobSet')['spec']['ttlSecondsAfterFinished'] == job['ttlSecondsAfterFinished']
+
+
+PATCH = {
+    '*': {
+        'pod': {'imagePullSecrets': [{'name': 'registry'}], 'serviceAccountName': 'agents'},
+        'container': {'envFrom': [{'secretRef': {'name': 'keys'}}]},
+        'metadata': {'annotations': {'team': 'rl'}},
+    },
+    'train': {
+        'pod': {
+            'tolerations': [{'key': 'gpu', 'operator': 'Exists'}],
+            'nodeSelector': {'zone': 'b'},
+            'volumes': [{'name': 'tls', 'secret': {'secretName': 'tls'}}],
+        },
+        'container': {
+            'env': [{'name': 'PROXY', 'value': 'none'}],
+            'volumeMounts': [{'name': 'tls', 'mountPath': '/secrets/tls', 'readOnly': True}],
+        },
+    },
+    'serve': {'container': {'resources': {'limits': {'memory': '3G'}}}},
+}
+
+
+def test_a_file_is_merged_into_pods(tmp_path):
+    file = tmp_path / 'patch.json'
+    file.write_text(yaml.safe_dump(PATCH))
+    patched = places.read_options(
+        KubernetesOptions, [IMAGE, f'patch={file}', 'accelerator_label=nvidia.com/gpu.product']
+    )
+    made, _ = manifests(patched)
+    for template in templates(made).values():
+        assert template['spec']['imagePullSecrets'] == [{'name': 'registry'}]
+        assert template['spec']['containers'][0]['envFrom'] == [{'secretRef': {'name': 'keys'}}]
+        assert template['metadata']['annotations']['team'] == 'rl'
+    train = templates(made)['train']['spec']
+    assert train['nodeSelector'] == {'nvidia.com/gpu.product': 'nvidia-l4', 'zone': 'b'}
+    assert [volume['name'] for volume in train['volumes']] == ['run', 'tls']
+    assert [item['name'] for item in train['containers'][0]['env']] == ['WORKER_INDEX', 'TF_CONFIG', 'PROXY']
+    serve = container(made, 'serve')['resources']
+    assert serve['limits'] == {'memory': '3G'} and serve['requests']['memory']
+    for text, message in (
+        ('{', 'cannot be read'),
+        ('[]', 'with no object; need'),
+        ('{"trian": {}}', r'with trian; need \{KIND: .* of the kinds \*, train'),
+        ('{"train": {"spec": {}}}', 'with train.spec; need'),
+        ('{"train": {"pod": []}}', 'with train.pod; need'),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            manifests(patched)
+
+
+def test_gin_files_that_no_image_has_are_sent():
+    made, _ = manifests(gin_files={'mine.gin': 'include "parts/a.gin"', 'parts/a.gin': 'a = 1'})
+    config = by_kind(made, 'ConfigMap')
+    assert sorted(config['data'].values()) == ['a = 1', 'include "parts/a.gin"']
+
+
+@pytest.mark.parametrize(
+    ('state', 'age_secs', 'alive'),
+    [('running', 0, True), ('running', 900, False), ('waiting', 900, True), (None, 0, True)],
+)
+def test_a_job_is_alive_while_it_reports(tmp_path, state, age_secs, alive):
+    topology = run_topology(package='scripts', flags=[], num_collectors=1, addresses=ALONE)
+    topology = type(topology)(topology.jobs, silent_timeout_secs=300.0)
+    made = kubernetes.manifests(topology, RunDir(tmp_path), FULL)
+    for kind, variable, name in (
+        ('collect', 'POD_NAME=pod-7', 'pod-7'),
+        ('replay_server', 'ORDINAL=0', 'replay_server'),
+        ('replay_server', 'ORDINAL=2', 'replay_server_2'),
+        ('relay', 'ORDINAL=0', 'relay_0'),
+    ):
+        probe, status = container(made, kind)['livenessProbe'], RunDir(tmp_path).status(name)
+        if state:
+            status.parent.mkdir(exist_ok=True)
+            status.write_text(json.dumps({'job': name, 'state': state}, indent=2))
+            os.utime(status, (status.stat().st_mtime - age_secs,) * 2)
+        command = ['env', variable, *probe['exec']['command']]
+        assert (subprocess.run(command, timeout=20, check=False).returncode == 0) == alive, kind
+
+
+@pytest.mark.parametrize(
+    ('texts', 'message'),
+    [
+        (['cluster_queue=a'], 'got cluster_queue without queue'),
+        (['tpu_topology=8'], 'need a layout such as 2x4'),
+        (['storage_gb=big'], 'need a number, such as storage_gb=50'),
+        ([], 'got no image; need --backend_option=image='),
+        (['part=all', IMAGE], "got KubernetesOptions.part='all'; need one of run, claims"),
+        (['part=claims', 'claim=mine'], 'which is there; need one of them'),
+    ],
+)
+def test_wrong_options_are_refused(texts, message):
+    with pytest.raises(ValueError, match=message):
+        places.read_options(KubernetesOptions, texts)
+
+
+def test_fewer_collectors_at_most_than_at_least_are_refused():
+    with pytest.raises(ValueError, match=r'got max_collectors=64 and --num_collectors=100; need'):
+        manifests(num_collectors=100)
+
+
+def test_a_launch_renders_and_does_not_submit(tmp_path):
+    command = [sys.executable, '-m', 'scripts.launch', '--root_dir=/runs/a', '--gin_file=dqn_cartpole']
+    command += ['--backend=kubernetes', '--backend_option=namespace=agents', f'--backend_option={IMAGE}']
+    done = subprocess.run([*command, '--render'], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)['items']
+    assert '--gin_file=dqn_cartpole.gin' in container(made, 'train')['args']
+    own = tmp_path / 'my run.gin'
+    own.write_text("include 'dqn_cartpole.gin'\ninclude 'parts/more.gin'\n")
+    more = tmp_path / 'parts' / 'more.gin'
+    more.parent.mkdir()
+    head = 'from __gin__ import dynamic_registration\nfrom tflearn.learner import stop_conditions\n'
+    more.write_text(f'{head}stop_conditions.StopConditions.num_train_steps = 10\n')
+    done = subprocess.run(
+        [*command, '--render', f'--gin_file={own}'], capture_output=True, text=True, timeout=60, check=True
+    )
+    made = json.loads(done.stdout)['items']
+    assert '--gin_file=/etc/tflearn/gin/my run.gin' in container(made, 'train')['args']
+    (volume,) = [each for each in templates(made)['train']['spec']['volumes'] if each['name'] == 'gin']
+    data = by_kind(made, 'ConfigMap', '-gin')['data']
+    assert {item['path']: data[item['key']] for item in volume['configMap']['items']} == {
+        'my run.gin': own.read_text(),
+        'parts/more.gin': more.read_text(),
+    }
+
+
+CASES = {
+    'full': lambda: manifests()[0],
+    'shards': lambda: manifests(addresses=ALONE)[0],
+    'tpu': lambda: manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='v5')})[0],
+    'small': lambda: manifests(SMALL, num_workers=1, resources={}, num_collectors=1)[0],
+    'claims': lambda: manifests(places.read_options(KubernetesOptions, ['part=claims']))[0],
+    'own gin file': lambda: manifests(SMALL, gin_files={'a/ö.gin': 'x = 1'})[0],
+}
+CUSTOM = ('JobSet', 'LocalQueue')
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_core_kinds_are_valid_by_the_published_schemas(case):
+    """The schemas are those of kubernetes-validate, which is in the lock."""
+    if not importlib.util.find_spec('kubernetes_validate'):
+        pytest.skip('no kubernetes-validate: scripts/test installs it')
+    import kubernetes_validate
+
+    for manifest in CASES[case]():
+        if manifest['kind'] not in CUSTOM:
+            kubernetes_validate.validate(manifest, '1.35', strict=True)
+            with pytest.raises(kubernetes_validate.ValidationError):
+                kubernetes_validate.validate({**manifest, 'specs': {}}, '1.35', strict=True)
+
+
+CAPABILITIES = {'drop': ['ALL']}
+VOLUMES = {'configMap', 'csi', 'downwardAPI', 'emptyDir', 'ephemeral', 'persistentVolumeClaim', 'projected', 'secret'}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_pods_meet_the_restricted_security_standard(case):
+    """Each control of the standard's `baseline` and `restricted` levels that applies to Linux pods."""
+    for template in templates(CASES[case]()).values():
+        pod = template['spec']
+        assert not {'hostNetwork', 'hostPID', 'hostIPC'} & pod.keys()
+        assert all(volume.keys() - {'name'} <= VOLUMES for volume in pod['volumes'])
+        own = pod['securityContext']
+        assert own['runAsNonRoot'] is True and own['runAsUser'] != 0
+        assert own['seccompProfile']['type'] in ('RuntimeDefault', 'Localhost')
+        assert not {'seLinuxOptions', 'sysctls', 'windowsOptions', 'appArmorProfile'} & own.keys()
+        for each in [*pod['containers'], *pod.get('initContainers', [])]:
+            assert each['securityContext'] == {'allowPrivilegeEscalation': False, 'capabilities': CAPABILITIES}
+            assert not any('hostPort' in port for port in each.get('ports', []))
+            probes = [each.get(name, {}) for name in ('livenessProbe', 'readinessProbe', 'startupProbe')]
+            assert not any('host' in probe.get(kind, {}) for probe in probes for kind in ('httpGet', 'tcpSocket'))
+
+
+@pytest.mark.parametrize('case', [case for case in CASES if case != 'claims'])
+def test_custom_kinds_are_valid_by_their_definitions(case):
+    """Needs the folder TFLEARN_TEST_CRDS with the CustomResourceDefinitions of JobSet and of Kueue, as YAML."""
+    folder = os.environ.get('TFLEARN_TEST_CRDS')
+    if not folder:
+        pytest.skip('no TFLEARN_TEST_CRDS: a folder with the CRDs of JobSet and of Kueue in YAML')
+    import jsonschema
+
+    definitions = [
+        definition
+        for path in pathlib.Path(folder).glob('*.yaml')
+        for definition in yaml.safe_load_all(path.read_text())
+        if definition and definition['kind'] == 'CustomResourceDefinition'
+    ]
+    schemas = {
+        (f'{item["spec"]["group"]}/{version["name"]}', item['spec']['names']['kind']): version['schema'][
+            'openAPIV3Schema'
+        ]
+        for item in definitions
+        for version in item['spec']['versions']
+    }
+    custom = [manifest for manifest in CASES[case]() if manifest['kind'] in CUSTOM]
+    assert custom
+    for manifest in custom:
+        schema = _closed(schemas[manifest['apiVersion'], manifest['kind']])
+        jsonschema.Draft202012Validator(schema).validate(manifest)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.Draft202012Validator(schema).validate({**manifest, 'spec': {**manifest['spec'], 'unknown': 1}})
+
+
+def _closed(schema):
+    """Returns the schema without room for unknown fields, as `kubectl apply --validate=strict` reads it."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    named = isinstance(closed.get('properties'), dict) and closed.get('type') == 'object'
+    if named and not closed.get('x-kubernetes-preserve-unknown-fields'):
+        closed.setdefault('additionalProperties', False)
+    return closed
+
+
+def test_the_template_can_be_read_and_has_nothing_unused():
+    """Each part is filled in somewhere; a word that stands for nothing known would be an error."""
+    text = (pathlib.Path(kubernetes.__file__).with_name('kubernetes.yaml')).read_text()
+    rendered = json.dumps([made() for made in CASES.values()])
+    assert not re.search(r'<\w+>', rendered), 'all words are filled in'
+    code = pathlib.Path(kubernetes.__file__).read_text()
+    for part in [*yaml.safe_load(text), *yaml.safe_load(text)['parts']]:
+        assert f"'{part}'" in code

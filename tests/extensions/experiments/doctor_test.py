@@ -1,0 +1,66 @@
+import json
+import sys
+
+import pytest
+import tensorflow as tf
+
+from scripts import doctor
+from tests.testing import forged
+from tflearn.extensions.experiments import checks
+from tflearn.files.run_dir import RunDir
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Returns a function that calls the program with arguments, and returns its exit status."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, 'argv', ['tflearn-doctor', *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            doctor.main()
+        return ended.value.code
+
+    return call
+
+
+@pytest.fixture
+def bad_run(tmp_path):
+    """A run whose return is flat and whose updates are too large."""
+    with tf.summary.create_file_writer(str(RunDir(tmp_path).summaries('train'))).as_default():
+        for step in range(10):
+            tf.summary.scalar('collect/mean_return', 20.0 + step % 2, step)
+            tf.summary.scalar('train/extra/clipped_share', 0.8, step)
+    return tmp_path
+
+
+def test_it_says_what_looks_wrong_with_figure_and_link(run, bad_run, capsys):
+    assert run(bad_run) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f'{bad_run}: 2 of {len(checks.CHECKS)} checks look wrong'
+    assert lines[1].split()[:2] == ['LOOK', 'returns-flat']
+    assert lines[3].split(maxsplit=2) == [
+        'LOOK',
+        'clipped-share',
+        'train/extra/clipped_share is 0.8; a usual share is at most 0.3',
+    ]
+    assert lines[4].split() == ['see', 'docs/diagnosis.md#clipped-share']
+
+
+def test_a_forged_length_in_an_event_file_does_not_end_it(run, bad_run, capsys):
+    (file,) = RunDir(bad_run).summaries('train').iterdir()
+    file.write_bytes(file.read_bytes() + forged.header(1 << 40))
+    assert run(bad_run) == 0
+    assert capsys.readouterr().out.startswith(f'{bad_run}: 2 of ')
+
+
+def test_programs_read_json_and_the_exit_status(run, bad_run, capsys):
+    assert run('--json', '--strict', bad_run) == 1
+    (findings,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each['check'] for each in findings if each['wrong']] == ['returns-flat', 'clipped-share']
+
+
+@pytest.mark.parametrize('arguments', [[], ['--jsn'], ['/nowhere/at/all']])
+def test_bad_input_is_one_line(run, arguments, capsys):
+    assert run(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('tflearn-doctor: error: got ')

@@ -1,0 +1,220 @@
+"""Searches: with runs that write evaluations as the evaluate job does, and by the program with real ones."""
+
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+
+import optuna
+import pytest
+from matplotlib import image
+
+from tests.extensions.experiments.quick_search import RATE, RUN, SPACE, tuning
+from tests.testing import forks
+from tests.testing.jobs import SMALL_BINDINGS
+from tflearn.config import files, preview
+from tflearn.core.waiting import wait_until
+from tflearn.extensions.experiments import runs
+from tflearn.extensions.experiments.tuning import Tuning, read_space, resolve_space, run_finals
+from tflearn.files.run_dir import RunDir
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+DEADLINE_SECS = 240.0
+
+
+def trials(folder):
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(folder / 'search' / 'study.journal'))
+    )
+    return optuna.load_study(study_name='study', storage=storage).trials
+
+
+@pytest.fixture
+def quick_runs(monkeypatch):
+    monkeypatch.setattr(runs, '_RUN', RUN)
+    monkeypatch.setattr(runs, '_POLL_SECS', 0.02)
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_the_best_trial_is_found_and_others_are_pruned(tmp_path, capsys):
+    space = tmp_path / 'space.py'  # trial 8, when at least five have ended, is the worst
+    space.write_text(f"""
+def suggest(trial):
+    rate = trial.suggest_float('{RATE}', 1e-4, 1e-2, log=True)
+    return ['{RATE} = ' + str(1e-5 if trial.number == 8 else rate)]
+""")
+    assert tuning(tmp_path, space=str(space), num_trials=12, parallel=2).run(sys.stdout)
+    found = trials(tmp_path)
+    assert len(found) == 12 and {trial.state.name for trial in found} == {'COMPLETE', 'PRUNED'}
+    pruned = found[8]
+    assert pruned.state.name == 'PRUNED' and 5 <= max(pruned.intermediate_values) < 10
+    out = capsys.readouterr().out
+    assert re.search(r'trial 8: pruned after \d of 20 parts, return -?\d', out)
+    record = RunDir(tmp_path / 'search' / 'trial_8')
+    assert record.evaluations.exists() and not record.done.exists()
+    best = max((trial for trial in found if trial.state.name == 'COMPLETE'), key=lambda trial: trial.value)
+    text = (tmp_path / 'search' / 'best.gin').read_text()
+    assert text.startswith(f'# Trial {best.number} of 12, with its own seed: score {best.value:.4g}')
+    assert f'{RATE} = {best.params[RATE]}' in text and '.seed = ' not in text
+    assert len((tmp_path / 'search' / 'tuning.md').read_text().splitlines()) == 2 + 12 + 2
+    assert image.imread(tmp_path / 'search' / 'tuning.png').shape[:2] == (450, 1200)
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_of_trials_that_reach_the_target_the_fastest_is_the_best(tmp_path, capsys):
+    space = tmp_path / 'space.py'
+    space.write_text(f"""
+def suggest(trial):
+    return ['{RATE} = ' + str([1e-3, 1.01e-3, 1e-4][trial.number])]
+""")
+    assert tuning(tmp_path, space=str(space), methods=('random', 'none')).run(sys.stdout)
+    result = 'score 100, the target after 1,000 environment steps'
+    text = (tmp_path / 'search' / 'best.gin').read_text()
+    assert text.startswith(f'# Trial 0 of 3, with its own seed: {result} (return).')
+    rows = (tmp_path / 'search' / 'tuning.md').read_text().splitlines()
+    assert [row.split(' | ')[0] for row in rows[2:5]] == ['| 0', '| 1', '| 2'], 'the best one first'
+    assert (
+        f'trial 2: done: max_env_steps 1000 reached; score 60; the best is trial 0 ({result})\n'
+        in capsys.readouterr().out
+    )
+    assert trials(tmp_path)[0].user_attrs == {'env_steps': 1000, 'reached_target': True}
+    assert not trials(tmp_path)[2].user_attrs['reached_target']
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_of_the_finalists_the_best_with_fresh_seeds_is_chosen(tmp_path, capsys):
+    space = tmp_path / 'space.py'
+    space.write_text(f"suggest = lambda trial: ['{RATE} = ' + str([1e-4, 1e-3, 2e-3, 1e-5][trial.number])]")
+    search = tuning(tmp_path, space=str(space), num_trials=4, parallel=4, methods=('random', 'none'))
+    study = search.run(sys.stdout)
+    lucky = study.trials[0].number  # as if it had been the best one
+    (tmp_path / 'search' / 'trial_1').rename(tmp_path / 'search' / 'other')
+    (tmp_path / 'search' / 'trial_0').rename(tmp_path / 'search' / 'trial_1')
+    (tmp_path / 'search' / 'other').rename(tmp_path / 'search' / 'trial_0')
+    found = run_finals(search, study, 3, 2, sys.stdout)
+    assert found.groups[0].names == ('seed_200000', 'seed_200001')
+    out = capsys.readouterr().out
+    assert lucky == 0 and 'seed 100001: done' in out and '| trial_1 | 2 | ' in out
+    assert f'{RATE} = 0.001' in (tmp_path / 'search' / 'best.gin').read_text()
+    assert (tmp_path / 'search' / 'finalists' / 'comparison.png').exists()
+
+
+def test_a_killed_search_goes_on(tmp_path):
+    command = [sys.executable, '-m', 'tests.extensions.experiments.quick_search', str(tmp_path)]
+    first = tmp_path / 'search' / 'trial_0' / 'evaluations.jsonl'
+    (tmp_path / 'hold').touch()
+    with open(tmp_path / 'log', 'w') as log:
+        search = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        wait_until(lambda: first.exists() and first.read_text().count('\n') >= 2, 'evaluations', DEADLINE_SECS)
+        search.kill()
+        search.wait(DEADLINE_SECS)
+        (tmp_path / 'hold').unlink()
+        with open(tmp_path / 'search' / 'study.journal', 'a') as journal:
+            journal.write('{"op_code": 4')  # what a killed writer leaves
+        # Until its trials have ended, the folder is locked.
+        again = lambda: subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=DEADLINE_SECS).returncode  # noqa: E731
+        wait_until(lambda: again() == 0, 'the end of the search', DEADLINE_SECS)
+    found = trials(tmp_path)
+    assert len(found) == 4 and all(trial.state.is_finished() for trial in found)
+    for trial in found:
+        lines = RunDir(tmp_path / 'search' / f'trial_{trial.number}').evaluations
+        steps = [json.loads(line)['env_steps'] for line in lines.read_text().splitlines()] if lines.exists() else []
+        assert steps == sorted(set(steps)), 'none twice'
+        assert steps or 'failed' in trial.user_attrs
+    assert 'got another' not in (tmp_path / 'log').read_text()
+
+
+def test_a_signal_leaves_trials_for_the_next_call(tmp_path):
+    (tmp_path / 'hold').touch()
+    search = subprocess.Popen(
+        [sys.executable, '-m', 'tests.extensions.experiments.quick_search', str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_until((tmp_path / 'search' / 'trial_1' / 'evaluations.jsonl').exists, 'an evaluation', DEADLINE_SECS)
+    search.send_signal(signal.SIGTERM)
+    out = search.communicate(timeout=DEADLINE_SECS)[0]
+    assert search.returncode == 1 and out.count('stopped; the same command continues it') == 2
+    assert [trial.state.name for trial in trials(tmp_path)] == ['RUNNING'] * 2
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_other_settings_are_refused(tmp_path):
+    assert tuning(tmp_path, num_trials=1).run(sys.stdout)
+    with pytest.raises(ValueError, match='got another lower_is_better than the search in .* was begun with'):
+        tuning(tmp_path, num_trials=2, lower_is_better=True).run(sys.stdout)
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_a_search_whose_trials_all_fail_ends(tmp_path):
+    space = tmp_path / 'space.py'
+    space.write_text(f"suggest = lambda trial: ['{RATE} = 0.5']")
+    with pytest.raises(ValueError, match='got only trials that failed, trial_2 like this: .*diverged'):
+        tuning(tmp_path, space=str(space), num_trials=9).run(sys.stdout)
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_a_search_without_a_score_has_no_best_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, '_RUN', RUN.replace('write_json(', "sys.exit('diverged at the end')\nwrite_json("))
+    with pytest.raises(ValueError, match='got no trial that has a score in'):
+        tuning(tmp_path, methods=('random', 'none')).run(sys.stdout)
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('x = 1', 'got x = 1 in'),
+        ('x = {low = 2, high = 1}', 'with low < high'),
+        ('x = {low = 0.0, high = 1.0, log = true}', '0 < low'),
+        ('x = {low = 1, high = 4, log = true, step = 2}', 'of which Optuna says'),
+        ('x = [', 'which is no TOML'),
+        (SPACE.replace('rate', 'rat'), 'learning_rat'),
+    ],
+)
+def test_wrong_spaces(tmp_path, text, message):
+    (tmp_path / 'space.toml').write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Tuning(tmp_path / 'search', 'dqn_cartpole', str(tmp_path / 'space.toml'), 1).run(sys.stdout)
+    assert not (tmp_path / 'search').exists()
+
+
+@pytest.mark.parametrize(
+    'algorithm',
+    [
+        pytest.param(path.stem, marks=[] if path.stem in ('ppo', 'c51') else pytest.mark.slow)
+        for path in sorted((files.folder() / 'algorithms').glob('*.gin'))
+    ],
+)
+def test_there_is_a_space_for_each_algorithm(algorithm):
+    uses = [name for name in files.runs() if f"include 'algorithms/{algorithm}.gin'" in files.resolve(name).read_text()]
+    space = resolve_space(None, uses[0])
+    bindings = read_space(space)(optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask())
+    jobs = [f'tflearn.jobs.{job}' for job in ('train', 'collect', 'evaluate')]
+    assert preview.check(files.resolve(uses[0]), bindings, jobs)
+    text = space.read_text()
+    if algorithm not in ('linucb', 'linear_thompson'):  # they have no rate
+        low, high = map(float, re.search(rf'"{RATE}" = {{low = (\S+), high = (\S+),', text).groups())
+        assert high >= 100 * low
+
+
+@pytest.mark.slow
+def test_the_program_finds_a_gin_file_that_runs(tmp_path):
+    (tmp_path / 'space.toml').write_text(SPACE.replace('high = 0.1', 'high = 0.01'))
+    flags = [f'--root_dir={tmp_path / "search"}', '--gin_file=dqn_cartpole', f'--space={tmp_path / "space.toml"}']
+    flags += ['--trials=2', '--parallel=2', '--seeds=1', '--finalists=1', '--mode=synchronous']
+    flags += [f'--gin_bindings={binding}' for binding in SMALL_BINDINGS]
+    program = forks.start('scripts.tune', *flags, log=tmp_path / 'out', cwd=tmp_path)
+    try:
+        assert program.wait(DEADLINE_SECS) == 0, (tmp_path / 'out').read_text()
+    finally:
+        program.kill()
+    out = (tmp_path / 'out').read_text()
+    assert re.search(
+        r'trial 1: done: num_train_steps 60 reached, mean return .*; score [\d.]+; the best is trial [01]', out
+    )
+    assert '\nfinalists: trial ' in out and ' alone; no fresh seeds choose\n' in out
+    assert 'seed 200000: done: num_train_steps 60 reached' in out and '\nfresh seeds: return at ' in out
+    assert {'comparison.md', 'seed_200000'} <= {path.name for path in (tmp_path / 'search' / 'best').iterdir()}

@@ -1,0 +1,167 @@
+"""The table of estimates, on episodes drawn from a small decision process."""
+
+import dataclasses
+import json
+import statistics
+
+import numpy as np
+import pytest
+
+from tests.extensions.product import small_mdp
+from tflearn.extensions.product import linear_models
+from tflearn.extensions.product.evaluation import OpeOptions, evaluate
+
+OPTIONS = OpeOptions(gamma=small_mdp.GAMMA, num_features=64, num_bootstrap=200)
+EXACT = small_mdp.exact_value(small_mdp.TARGET)
+IMPORTANCE = ('importance sampling', 'weighted IS', 'per-decision IS', 'weighted per-decision IS')
+
+
+@pytest.fixture(scope='module')
+def steps():
+    return small_mdp.recorded(small_mdp.draw(3000, seed=3))
+
+
+@pytest.mark.parametrize('estimate_behaviour', [False, True])
+def test_all_estimates_are_near_the_exact_value(steps, estimate_behaviour):
+    found = evaluate(steps, dataclasses.replace(OPTIONS, estimate_behaviour=estimate_behaviour))
+    assert found.behaviour == ('estimated' if estimate_behaviour else 'recorded')
+    assert found.warnings == ()
+    assert list(found.estimates)[1:] == [*IMPORTANCE, 'doubly robust', 'fitted Q evaluation']
+    for name, estimate in list(found.estimates.items())[1:]:
+        assert estimate.low - 0.02 <= EXACT <= estimate.high + 0.02, name
+        assert 0 < estimate.high - estimate.low < 0.4, name
+    width = lambda name: found.estimates[name].high - found.estimates[name].low  # noqa: E731
+    assert width('doubly robust') < width('importance sampling')
+    assert 300 < found.effective_sample_size < 2000
+
+
+def test_the_table_and_the_file(steps):
+    found = evaluate(steps, OPTIONS)
+    text = found.text()
+    assert 'value: sum of rewards over 3 steps, gamma 0.9' in text
+    assert len(text.splitlines()) == 2 + 7 + 1
+    saved = json.loads(json.dumps(found.json(), allow_nan=False))
+    assert saved['estimates']['doubly robust']['value'] == found.estimates['doubly robust'].value
+    assert saved['num_episodes'] == 3000
+
+
+def test_a_shorter_horizon_counts_fewer_steps(steps):
+    found = evaluate(steps, dataclasses.replace(OPTIONS, horizon=1))
+    exact = small_mdp.exact_value(small_mdp.TARGET, horizon=1)
+    assert found.estimates['weighted IS'].value == pytest.approx(exact, abs=0.05)
+    assert found.estimates['fitted Q evaluation'].value == pytest.approx(exact, abs=0.05)
+
+
+def test_a_few_episodes_are_warned_of():
+    few = small_mdp.recorded(small_mdp.draw(6, seed=0))
+    found = evaluate(few, OPTIONS)
+    assert found.effective_sample_size < 6
+    assert any('the effective sample size is' in warning for warning in found.warnings)
+    never = dataclasses.replace(few, log_target=np.full(len(few.rewards), -np.inf))
+    found = evaluate(never, OPTIONS)
+    assert found.effective_sample_size == 0
+    assert found.json()['estimates']['weighted IS']['value'] is None
+    assert 'not defined' in found.text()
+
+
+def test_a_policy_without_densities_gets_fitted_values_only(steps):
+    found = evaluate(dataclasses.replace(steps, log_target=None), OPTIONS)
+    assert list(found.estimates)[1:] == ['fitted Q evaluation']
+    assert 'importance sampling is not possible' in found.text()
+
+
+def test_images_get_importance_sampling_only(steps):
+    images = dataclasses.replace(steps, observations=np.broadcast_to(0.0, (len(steps.rewards), 7056)))
+    found = evaluate(images, OPTIONS)
+    assert list(found.estimates)[1:] == [*IMPORTANCE]
+    found = evaluate(dataclasses.replace(images, log_behaviour=None), OPTIONS)
+    assert (len(found.estimates), found.behaviour) == (1, 'unknown')
+
+
+def test_real_actions_are_drawn():
+    # One step; the reward is -(a - s)^2; the policy takes a = s + noise of 0.5, the data a = noise of 1.
+    random = np.random.default_rng(1)
+    state, action = random.uniform(-1, 1, 2000), random.normal(size=2000)
+    both = lambda first: np.stack([first, np.zeros(2000)], axis=1).reshape(-1)  # noqa: E731
+    density = lambda error, scale: -0.5 * (error / scale) ** 2 - np.log(scale)  # noqa: E731
+    is_step = np.tile([True, False], 2000)
+    steps = dataclasses.replace(
+        small_mdp.recorded(small_mdp.draw(2, seed=0)),
+        lengths=np.full(2000, 2),
+        observations=both(state)[:, np.newaxis],
+        is_step=is_step,
+        rewards=both(-((action - state) ** 2)),
+        discounts=np.ones(4000),
+        actions=both(action)[:, np.newaxis],
+        log_behaviour=both(density(action, 1.0)),
+        log_target=both(density(action - state, 0.5)),
+        choices=None,
+        samples=both(state)[np.newaxis, :, np.newaxis] + 0.5 * random.normal(size=(16, 4000, 1)),
+    )
+    for estimate_behaviour in (False, True):
+        found = evaluate(steps, dataclasses.replace(OPTIONS, estimate_behaviour=estimate_behaviour))
+        for name in ('weighted IS', 'doubly robust', 'fitted Q evaluation'):
+            assert found.estimates[name].value == pytest.approx(-0.25, abs=0.05), name
+
+
+def test_the_estimated_behaviour_policy_is_the_share_in_each_state():
+    state = np.random.default_rng(0).integers(0, 2, 4000)
+    choice = (np.random.default_rng(1).random(4000) < np.array([0.2, 0.9])[state]).astype(int)
+    found = np.exp(linear_models.log_probabilities_of_choices(np.eye(2)[state], choice, 2))
+    for s in (0, 1):
+        share = choice[state == s].mean()
+        np.testing.assert_allclose(found[(state == s) & (choice == 1)], share, atol=2e-3)
+
+
+def test_clipped_actions_are_tails_of_the_estimated_behaviour_policy():
+    # Actions are clipped to [-1, 1], which is where most of them are; the mean is linear in the state.
+    random = np.random.default_rng(2)
+    features = np.stack([np.ones(20_000), random.uniform(-1, 1, 20_000)], axis=1)
+    means = features @ np.array([[0.5, -0.2], [1.0, 0.3]])
+    actions = np.clip(means + np.array([0.8, 0.5]) * random.normal(size=means.shape), -1, 1)
+    assert (np.abs(actions) == 1).mean() > 0.2
+    found = linear_models.log_densities(features, actions, (np.full(2, -1.0), np.full(2, 1.0)))
+    standard = statistics.NormalDist()
+    expected = np.zeros(20_000)
+    for k, deviation in enumerate((0.8, 0.5)):
+        z = (actions[:, k] - means[:, k]) / deviation
+        inside = -0.5 * z**2 - np.log(deviation * np.sqrt(2 * np.pi))
+        tail = np.log([standard.cdf(-each) for each in z * actions[:, k]])
+        expected += np.where(np.abs(actions[:, k]) == 1, tail, inside)
+    np.testing.assert_allclose(found, expected, atol=0.15)
+    assert abs((found - expected).mean()) < 0.005
+
+
+def test_many_choices_keep_features_of_their_own():
+    # The value of each of 15 choices is no linear function of the state, beside which there are 15 constants.
+    random = np.random.default_rng(3)
+    state, choice = random.uniform(-3, 3, 6000), random.integers(0, 15, 6000)
+    both = lambda first: np.stack([first, np.zeros(6000)], axis=1).reshape(-1)  # noqa: E731
+    best = np.eye(15)[(np.cos(2 * state) > 0).astype(int)]  # the evaluated policy, [N, 15]
+    steps = dataclasses.replace(
+        small_mdp.recorded(small_mdp.draw(2, seed=0)),
+        lengths=np.full(6000, 2),
+        observations=np.concatenate([both(state)[:, np.newaxis], np.ones((12_000, 15))], axis=1),
+        is_step=np.tile([True, False], 6000),
+        rewards=both(np.cos(2 * state) * (choice % 2)),
+        discounts=both(np.zeros(6000)),
+        actions=both(choice.astype(float))[:, np.newaxis],
+        log_behaviour=None,
+        log_target=None,
+        choices=np.repeat(best, 2, axis=0),
+    )
+    found = evaluate(steps, OpeOptions(num_bootstrap=50, num_refits=2)).estimates['fitted Q evaluation']
+    exact = np.maximum(np.cos(2 * state), 0).mean()
+    assert found.value == pytest.approx(exact, abs=0.02)
+
+
+@pytest.mark.parametrize(('factor', 'warned'), [(1.0, False), (1.2, True), (0.8, True)])
+def test_a_wrong_behaviour_policy_is_warned_of(steps, factor, warned):
+    wrong = dataclasses.replace(steps, log_behaviour=steps.log_behaviour - np.log(factor))
+    found = evaluate(wrong, OPTIONS).warnings
+    assert any('the mean weight of the episodes is' in warning for warning in found) == warned
+
+
+def test_rejects_one_episode():
+    with pytest.raises(ValueError, match='got 1 episodes; need at least two with steps'):
+        evaluate(small_mdp.recorded(small_mdp.draw(1, seed=0)), OPTIONS)

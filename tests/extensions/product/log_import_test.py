@@ -1,0 +1,299 @@
+"""Logs in CSV, Parquet and JSON lines become episodes by the real program; each bad row is named."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from tests.testing import forks
+from tflearn.data import arrays, columns, statistics
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.extensions.product.split import split
+from tflearn.files.run_dir import read_json
+
+pa = pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+csv = pytest.importorskip('pyarrow.csv')
+parquet = pytest.importorskip('pyarrow.parquet')
+
+DEADLINE_SECS = 120.0
+ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
+MAP = """
+episode = 'session'
+time = 'at'
+reward = {column = 'clicks', missing = 0}
+propensity = 'p'
+action = {column = 'item', kind = 'category'}
+[observation]
+age = {missing = -1}
+place = {columns = ['x', 'y']}
+country = {kind = 'category', values = ['de', 'fr']}
+prices = {length = 3, missing = 0}
+seen = {kind = 'category', length = 2}
+allowed = {kind = 'mask'}
+"""
+# Two sessions, interleaved; the second begins with its second step, and has a step twice.
+ROWS = [
+    ('a', 1, 0, 0.5, 'cup', 30, 1.0, 2.0, 'de', [1.5], ['cup'], ['cup', 'pot']),
+    ('b', 5, 1, 0.25, 'pot', None, 3.0, 4.0, 'it', [], [], ['pot']),
+    ('a', 2, None, 1.0, 'pot', 31, 5.0, 6.5, None, [1.0, 2.0, 3.0], ['pot', 'lid'], ['pot', 'lid']),
+    ('b', 4, 1, 0.5, 'lid', 40, 7.0, 8.0, 'fr', [0.5, 0.25], ['lid'], ['cup', 'pot', 'lid']),
+    ('b', 5, 1, 0.25, 'pot', None, 3.0, 4.0, 'it', [], [], ['pot']),
+]
+NAMES = ('session', 'at', 'clicks', 'p', 'item', 'age', 'x', 'y', 'country', 'prices', 'seen', 'allowed')
+COUNTS = {
+    'rows': 5,
+    'episodes': 2,
+    'steps': 4,
+    'duplicate: rows': 1,
+    'disorder: rows': 1,
+    'missing: observation.age': 2,
+    'missing: observation.country': 1,
+    'missing: reward': 1,
+    'unknown: observation.country': 2,
+}
+
+
+def run(*arguments):
+    return forks.run('scripts.data', 'import', *arguments, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+
+
+def write(folder, kind, rows=ROWS, names=NAMES):
+    """Writes a log; returns its path."""
+    path = folder / f'log.{kind}'
+    dicts = [dict(zip(names, row, strict=True)) for row in rows]
+    if kind == 'parquet':
+        parquet.write_table(pa.Table.from_pylist(dicts), path, row_group_size=2)
+    elif kind == 'jsonl':
+        path.write_text(''.join(json.dumps(row) + '\n' for row in dicts))
+    else:
+        lines = [
+            [cell if cell is None or not isinstance(cell, list) else ' '.join(map(str, cell)) for cell in row]
+            for row in rows
+        ]
+        cells = [','.join('' if cell is None else str(cell) for cell in row) for row in [names, *lines]]
+        path.write_text('\n'.join(cells) + '\n')
+    return path
+
+
+def imported(folder, path, *more, output='data', mapped=MAP):
+    """Imports a log; returns the program, and the data set's directory."""
+    (folder / 'map.toml').write_text(mapped)
+    flags = (f'--from={path}', f'--columns={folder}/map.toml', f'--output={folder}/{output}', *more)
+    return run(*flags), folder / output
+
+
+def episodes_of(directory):
+    return list(EpisodeReader(Dataset([str(directory)])).episodes())
+
+
+@pytest.mark.parametrize('kind', ['csv', 'parquet', 'jsonl'])
+def test_every_format_gives_the_same_episodes(tmp_path, kind):
+    ended, data = imported(tmp_path, write(tmp_path, kind))
+    assert ended.returncode == 0, ended.stderr
+    by_session = {len(each['reward']) + each['observation.place'][0, 0]: each for each in episodes_of(data)}
+    a, b = by_session[3 + 1.0], by_session[3 + 7.0]
+    assert a['observation.age'].tolist() == [30, 31, 31] and b['observation.age'].tolist() == [40, -1, -1]
+    assert a['observation.place'].tolist() == [[1, 2], [5, 6.5], [5, 6.5]]
+    assert (a['observation.country'].tolist(), b['observation.country'].tolist()) == ([1, 0, 0], [2, 0, 0])
+    assert a['observation.prices'].tolist()[:2] == [[1.5, 0, 0], [1, 2, 3]]
+    assert b['observation.prices'].tolist()[:2] == [[0.5, 0.25, 0], [0, 0, 0]]
+    # Vocabularies are sorted: cup, lid, pot.
+    assert a['observation.seen'].tolist()[:2] == [[1, 0], [3, 2]] and b['observation.seen'].tolist()[:2] == [
+        [2, 0],
+        [0, 0],
+    ]
+    assert a['observation.allowed'].tolist()[:2] == [[1, 0, 1], [0, 1, 1]]
+    assert (a['action'].tolist()[:2], b['action'].tolist()[:2]) == ([0, 2], [1, 2])
+    assert (a['reward'].tolist(), b['reward'].tolist()) == ([0, 0, 0], [1, 1, 0])
+    assert a['step_type'].tolist() == [0, 1, 2] and a['discount'].tolist() == [1, 0, 1]
+    np.testing.assert_allclose(np.exp(b['policy_info.log_probability'][:2]), [0.5, 0.25], rtol=1e-6)
+    assert b['policy_info.time'].tolist()[:2] == [4, 5]
+    counts = columns.read_metadata(data)['import']
+    assert counts == COUNTS and f'duplicate: rows: {1}' in ended.stdout.splitlines()
+    assert read_json(data / 'vocabularies.json') == {
+        'action': ['cup', 'lid', 'pot'], 'observation.country': ['de', 'fr'], 'observation.seen': ['cup', 'lid', 'pot']
+    }  # fmt: skip
+
+
+def test_many_rows_in_many_blocks_are_equal_in_all_formats(tmp_path):
+    random = np.random.default_rng(7)
+    n = 70_000  # more than one block of each format
+    place, items = random.normal(size=(n, 2)).astype(np.float32), random.integers(0, 30, n)
+    place[:, 0] = np.arange(n)
+    sessions, dates = random.integers(0, 9_000, n), np.datetime64('2026-01-01') + np.arange(n).astype('m8[s]')
+    rows = [
+        (f's{s}', str(t), x, y, int(item), int(item % 2))
+        for s, t, (x, y), item in zip(sessions, dates, place.astype(float).tolist(), items, strict=True)
+    ]
+    mapped = "episode='s'\ntime='t'\nreward='r'\naction={column='item', kind='category'}\nobservation={x='x', y='y'}"
+    found = {}
+    for kind in ('csv', 'parquet', 'jsonl'):
+        path = write(tmp_path, kind, rows, ('s', 't', 'x', 'y', 'item', 'r'))
+        ended, data = imported(tmp_path, path, output=kind, mapped=mapped)
+        assert ended.returncode == 0, ended.stderr
+        found[kind] = [path.read_bytes() for path in sorted(data.glob('*.tfrecord'))]
+    assert found['csv'] == found['parquet'] == found['jsonl']
+    episodes = episodes_of(tmp_path / 'csv')
+    assert len(episodes) == len(set(sessions)) and sum(len(each['reward']) - 1 for each in episodes) == n
+    assert sum(each['reward'].sum() for each in episodes) == (items % 2).sum()
+    steps = {x: (item, t) for x, item, t in zip(place[:, 0], items, dates.astype('M8[s]').astype(float), strict=True)}
+    for each in episodes[::50]:
+        got = zip(each['action'], each['policy_info.time'], strict=True)
+        assert [steps[x] for x in each['observation.x'][:-1]] == list(got)[:-1]
+        assert (np.diff(each['policy_info.time'][:-1]) >= 0).all()
+
+
+BAD = {
+    'too few cells': ('a,2', '2 cells', '12'),
+    'no number': ('a,2,x,1,cup,1,1,1,de,1,cup,cup', "clicks = 'x'", 'a finite number'),
+    'not finite': ('a,2,1,1,cup,1,inf,1,de,1,cup,cup', "x = 'inf'", 'a finite number'),
+    'missing': ('a,2,1,1,cup,1,,1,de,1,cup,cup', 'x = None', 'a finite number, or `missing`'),
+    'no session': (',2,1,1,cup,1,1,1,de,1,cup,cup', 'session = None', 'the episode'),
+    'no time': ('a,soon,1,1,cup,1,1,1,de,1,cup,cup', "at = 'soon'", 'a time'),
+    'no probability': ('a,2,1,1.5,cup,1,1,1,de,1,cup,cup', "p = '1.5'", 'a probability'),
+    'no action': ('a,2,1,1,,1,1,1,de,1,cup,cup', 'item = None', 'an action of the vocabulary'),
+    'unknown action': ('a,2,1,1,jug,1,1,1,de,1,cup,cup', "item = 'jug'", 'an action of the vocabulary'),
+    'action not allowed': ('a,2,1,1,cup,1,1,1,de,1,cup,pot lid', "allowed = 'pot lid'", 'the action of the row among'),
+    'unknown allowed action': ('a,2,1,1,cup,1,1,1,de,1,cup,cup jug', "allowed = 'cup jug'", 'actions of the voc'),
+    'list too long': ('a,2,1,1,cup,1,1,1,de,1 2 3 4,cup,cup', "prices = '1 2 3 4'", 'at most 3 elements'),
+    'no text': ('a,2,1,1,cup,1,1,1,\xff,1,cup,cup', "country = b'\\xff'", 'text in UTF-8'),
+}
+
+
+@pytest.fixture(scope='module')
+def bad_log(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('bad')
+    good = write(folder, 'csv').read_text()
+    (folder / 'log.csv').write_bytes((good + '\n'.join(row for row, *_ in BAD.values()) + '\n').encode('latin1'))
+    mapped = MAP.replace("item', kind = 'category'", "item', kind = 'category', values = ['cup', 'lid', 'pot']")
+    (folder / 'map.toml').write_text(mapped)
+    return folder
+
+
+def test_every_bad_row_is_named_in_a_line(bad_log):
+    flags = (f'--from={bad_log}/log.csv', f'--columns={bad_log}/map.toml')
+    ended = run(*flags, f'--output={bad_log}/data', f'--max_bad_rows={len(BAD)}')
+    assert ended.returncode == 0, ended.stderr
+    named = {line.split('left out a row: ')[1] for line in ended.stderr.splitlines() if 'left out a row' in line}
+    for row, (_, got, need) in enumerate(list(BAD.values())[:10], 2 + len(ROWS)):
+        assert any(line.startswith(f'got {got} in log.csv, row {row}; need {need}') for line in named), (got, named)
+    assert f'bad rows: {len(BAD)}' in ended.stdout.splitlines()
+    # Session a has bad rows, and is left out.
+    (b,) = episodes_of(bad_log / 'data')
+    assert b['observation.age'].tolist() == [40, -1, -1]
+    assert 'episodes left out: 1' not in ended.stdout.splitlines()  # one of a, one of the row without a session
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_a_bad_row_ends_the_import_in_one_line(bad_log, tmp_path, name):
+    row, got, need = BAD[name]
+    path = tmp_path / 'log.csv'
+    lines = (bad_log / 'log.csv').read_bytes().split(b'\n')[: 1 + len(ROWS)]
+    path.write_bytes(b'\n'.join([*lines, row.encode('latin1'), b'']))
+    ended = run(f'--from={path}', f'--columns={bad_log}/map.toml', f'--output={tmp_path}/data')
+    assert ended.returncode == 2
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f'tflearn-data: error: got {got} in log.csv, row {2 + len(ROWS)}; need {need}'), last
+    assert not (tmp_path / 'data').exists() and 'Traceback' not in ended.stderr
+
+
+def test_bad_lines_of_json_are_named(tmp_path):
+    path = write(tmp_path, 'jsonl')
+    path.write_text(path.read_text() + '{"session": "a", "clicks"\n[1]\n')
+    ended, data = imported(tmp_path, path, '--max_bad_rows=2')
+    assert ended.returncode == 0, ended.stderr
+    assert 'in log.jsonl, row 6; need a JSON object' in ended.stderr
+    assert "got b'[1]' (no object) in log.jsonl, row 7; need" in ended.stderr
+    assert len(episodes_of(data)) == 2
+
+
+@pytest.mark.parametrize(
+    ('refused', 'message'),
+    [
+        ('missing', 'got country = None in log.csv, row 4; need a value that is not missing, by --refuse'),
+        ('unknown', "got country = 'it' in log.csv, row 3; need a value that is not unknown, by --refuse"),
+        ('duplicate', 'got a duplicate in log.csv, row 6; need each row once, by --refuse'),
+        ('disorder', 'got a disorder in log.csv, row 5; need the time after the row before it, by --refuse'),
+    ],
+)
+def test_what_is_counted_can_be_refused(tmp_path, refused, message):
+    rows = ROWS if refused != 'missing' else [(*row[:5], 1, *row[6:]) for row in ROWS]
+    ended, data = imported(tmp_path, write(tmp_path, 'csv', rows), f'--refuse={refused}')
+    assert ended.returncode == 2 and not data.exists()
+    assert message in ended.stderr.splitlines()[-1]
+
+
+def test_vocabularies_of_an_earlier_data_set_are_kept(tmp_path):
+    assert imported(tmp_path, write(tmp_path, 'csv'))[0].returncode == 0
+    split(Dataset([str(tmp_path / 'data')]), tmp_path / 'parts', 0.5, by='time')
+    statistics.copy(Dataset([str(tmp_path / 'data'), str(tmp_path / 'parts/train')]), tmp_path / 'copy')
+    later = [row for row in ROWS if row[4] != 'cup'][:1]
+    for earlier in ('data', 'parts/held_out', 'copy'):
+        more = (f'--vocabularies={tmp_path}/{earlier}',)
+        ended, data = imported(tmp_path, write(tmp_path, 'csv', later), *more, output=f'after_{earlier[:4]}')
+        assert ended.returncode == 0, ended.stderr
+        assert columns.read_columns(data) == columns.read_columns(tmp_path / 'data')
+        assert columns.read_specs(data) == columns.read_specs(tmp_path / 'data')
+        assert episodes_of(data)[0]['action'][0] == 2
+
+
+@pytest.mark.parametrize(
+    ('mapped', 'message'),
+    [
+        ('a = 1', "got 'a' among the columns; need one of observation, action"),
+        ('reward = "clicks"', 'got the columns of reward; need observation, action and reward'),
+        (
+            MAP.replace('missing = -1', 'mising = -1'),
+            "got observation.age = {'mising': -1}; need a column, or a table of",
+        ),
+        (
+            MAP.replace("'mask'", "'masks'"),
+            "got observation.allowed wrong: got Feature.kind='masks'; need one of number",
+        ),
+        (MAP.replace("'at'", "'when'"), "log.csv with 0 columns 'when'; need one; it has session, at, clicks"),
+        (
+            MAP.replace("item', kind = 'category'", "item'"),
+            "got an action of another kind, with the masks ['observation.all",
+        ),
+        ('= 3', 'map.toml, which cannot be read (Invalid'),
+    ],
+)
+def test_wrong_column_maps_are_refused(tmp_path, mapped, message):
+    ended, _ = imported(tmp_path, write(tmp_path, 'csv'), mapped=mapped)
+    assert ended.returncode == 2 and message in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ('name', 'content', 'message'),
+    [
+        ('log.txt', b'a', 'log.txt; need a file that ends with one of .csv, .parquet'),
+        ('log.parquet', b'PAR1', 'log.parquet, which is no parquet file'),
+        ('log.csv', b'', 'log.csv, which is no csv file'),
+        ('none.csv', None, 'none.csv, which cannot be read'),
+    ],
+)
+def test_files_that_are_no_logs_are_refused(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    ended, _ = imported(tmp_path, tmp_path / name)
+    assert ended.returncode == 2 and message in ended.stderr.splitlines()[-1]
+
+
+def test_arrays_become_episodes(tmp_path):
+    observation = {'size': np.arange(5, dtype=np.float32), 'kind': np.arange(10).reshape(5, 2)}
+    action, reward, ids = np.array([2, 0, 1, 1, 0]), np.arange(5) + 1.0, np.array(['x', 'x', 'y', 'z', 'z'])
+    info = {'log_probability': np.log(np.full(5, 0.5, np.float32))}
+    truncated = np.array([False, True, False, False, False])
+    data = tmp_path / 'data'
+    arrays.from_arrays(data, observation, action, reward, episode=ids, truncated=truncated, policy_info=info)
+    first, second, third = episodes_of(data)
+    assert first['observation.size'].tolist() == [0, 1, 1] and first['action'].tolist() == [2, 0, 0]
+    assert first['reward'].tolist() == [1, 2, 0] and third['reward'].tolist() == [4, 5, 0]
+    assert first['discount'].tolist() == [1, 1, 1] and second['discount'].tolist() == [0, 1]
+    assert second['step_type'].tolist() == [0, 2] and second['next_step_type'].tolist() == [2, 0]
+    assert columns.read_specs(data).action.maximum == 2
+    with pytest.raises(ValueError, match='got an episode whose steps do not stand together'):
+        arrays.from_arrays(data, observation, action, reward, episode=ids[[0, 2, 1, 3, 4]])
+    with pytest.raises(ValueError, match=r'got arrays of 4 and 5 rows; need as many of each'):
+        arrays.from_arrays(data, observation, action[:4], reward)

@@ -1,0 +1,122 @@
+"""The loop as users run it: real programs turn logs into policies; a killed loop goes on where it was."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from tests.testing import forks
+from tflearn.core.waiting import wait_until
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.files.run_dir import read_json
+
+pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+
+DEADLINE_SECS = 240.0
+ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1', 'PYTHONPATH': str(forks.CHECKOUT)}
+COLUMNS = """
+action = {kind = 'integer', high = 9}
+[observation]
+context = {column = 'observation', length = 8}
+"""
+LOOP = """
+from __gin__ import dynamic_registration
+from tflearn.extensions.product import loop
+
+loop.loop.logs = @loop.Logs()
+loop.Logs.decisions = ['decisions']
+loop.Logs.outcomes = ['outcomes']
+loop.Logs.columns = 'columns.toml'
+loop.Logs.window_secs = 10.0
+loop.loop.training = @loop.Training()
+loop.Training.gin_file = 'neural_bandit_contextual_bandit'
+loop.Training.gin_bindings = [
+    'train.StopConditions.num_train_steps = 20', 'train.ExportOptions.policies = ("greedy_policy",)']
+loop.loop.serving = 'serving'
+loop.loop.gate = @loop.Gate()
+loop.Gate.margin = 5.0
+loop.Gate.epsilon = 0.2
+loop.Gate.min_effective_sample_size = 5.0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the files of a loop, and the logs of 300 decisions."""
+    (tmp_path / 'columns.toml').write_text(COLUMNS)
+    (tmp_path / 'loop.gin').write_text(LOOP)
+    log(tmp_path, 0)
+    return tmp_path
+
+
+def log(folder, number, count=300):
+    random = np.random.default_rng(number)
+    decisions, outcomes = [], [{'event_id': 'none', 'time': 1000.0 + 400 * (number + 1), 'reward': 0.0}]
+    for i in range(count):
+        event = {'id': f'{number}-{i}', 'time': 1000.0 + 400 * number + i, 'probability': 0.1}
+        decisions.append(event | {'action': int(random.integers(10)), 'observation': random.normal(size=8).tolist()})
+        outcomes.append({'event_id': event['id'], 'time': event['time'] + 1, 'reward': float(random.normal())})
+    for name, rows in (('decisions', decisions), ('outcomes', outcomes)):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / f'{name}-{number}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+
+
+FLAGS = ('--root_dir=runs/loop', '--gin_file=loop.gin', '--once')
+
+
+def files(directory):
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob('*.tfrecord')}
+
+
+def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
+    ended = forks.run('scripts.loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    serving = folder / 'serving' / 'policies' / 'greedy_policy'
+    assert read_json(serving / 'states.json')['stable'] == 20
+    rounds = folder / 'runs' / 'loop' / 'rounds'
+    first = read_json(rounds / '1' / 'end.json')
+    assert first['promoted'] and first['import']['steps'] == 300 and first['gate']['candidate']['low'] is not None
+    idle = forks.run('scripts.loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    assert (idle.returncode, 'no round is due' in idle.stdout) == (0, True)
+
+    log(folder, 1)
+    killed = forks.start('scripts.loop', *FLAGS, log=folder / 'killed.log', cwd=folder, env=ENVIRONMENT)
+    wait_until((rounds / '2' / 'parts').exists, 'the data of round 2', DEADLINE_SECS)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(DEADLINE_SECS)
+    before = files(rounds / '2')
+    log(folder, 2)  # of the next round
+    ended = forks.run('scripts.loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(before) == 3 and files(rounds / '2') == before
+    second = read_json(rounds / '2' / 'end.json')
+    assert second['promoted'] and second['import']['steps'] == 600 and second['serves'] == 21
+    held_out = EpisodeReader(Dataset([str(rounds / '2' / 'parts' / 'held_out')])).episodes()
+    times = [episode['policy_info.time'][0] for episode in held_out]
+    assert len(times) > 20 and min(times) >= 1400, 'only what is new in the round is held out'
+    states = read_json(serving / 'states.json')
+    assert [entry['version'] for entry in states['history']] == [20, 21]
+    last = ended.stdout.splitlines()[-1]
+    assert last.split()[0] == '2' and last.split()[-2:] == ['serves', '21']
+    page = (folder / 'runs' / 'loop' / 'index.html').read_text()
+    assert 'Version 21 serves' in page and page.count('<tr>') == 3
+
+
+@pytest.mark.parametrize(
+    ('flags', 'message'),
+    [
+        (['--gin_file=loop.gin'], 'got no --root_dir; need one'),
+        (['--root_dir=x', '--gin_file=loop.gin'], 'got no Schedule.decisions and no Schedule.hours; need one'),
+        ([*FLAGS, '--gin_bindings=loop.Logs.window_secs=-1'], 'got loop.Logs.window_secs = -1'),
+        ([*FLAGS, "--gin_bindings=loop.Logs.columns='none.toml'"], "got Logs.columns='none.toml'; need"),
+        ([*FLAGS, "--gin_bindings=loop.Training.gin_file='no_run'"], "got gin_file='no_run'"),
+        ([*FLAGS, "--gin_bindings=loop.Logs.outcomes=['gs://a/b']"], "got Logs.outcomes='gs://a/b', which is a URL"),
+    ],
+)
+def test_mistakes_take_one_line(folder, flags, message):
+    ended = forks.run('scripts.loop', *flags, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    assert ended.returncode == 2
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f'tflearn-loop: error: {message}') and 'In call to' not in last, ended.stderr

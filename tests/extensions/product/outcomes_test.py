@@ -1,0 +1,212 @@
+"""Outcomes that come later are joined with a server's decisions by the real program: the same files, one data set."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+from tests.testing import forks
+from tflearn.data import columns
+from tflearn.data.reader import Dataset, EpisodeReader
+
+pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+
+DEADLINE_SECS = 120.0
+ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
+MAP = """
+action = {kind = 'integer', high = 2}
+[observation]
+x = 'observation'
+"""
+DECISIONS = [  # id, time, action
+    ('a', 100.0, 0),
+    ('b', 110.0, 1),
+    ('c', 120.0, 2),
+    ('d', 130.0, 1),
+    ('e', 195.0, 1),  # its window is open at the end
+]
+OUTCOMES = [  # of a decision, time, reward
+    ('a', 105.0, 1.0),
+    ('a', 103.0, 2.0),
+    ('a', 105.0, 1.0),  # a double
+    ('b', 160.0, 7.0),  # too late
+    ('c', 121.0, 3.0),
+    ('x', 125.0, 9.0),  # of no decision
+    ('e', 196.0, 1.0),
+    ('c', 200.0, 5.0),
+]
+
+
+def write(path, names, rows):
+    path.write_text(''.join(json.dumps(dict(zip(names, row, strict=True))) + '\n' for row in rows))
+    return path
+
+
+def decisions(folder, rows=DECISIONS):
+    rows = [(i, at, action, 0.5, at) for i, at, action in rows]
+    return write(folder / 'decisions-1.jsonl', ('id', 'time', 'action', 'probability', 'observation'), rows)
+
+
+def outcomes(folder, rows=OUTCOMES, name='outcomes-1.jsonl'):
+    return write(folder / name, ('event_id', 'time', 'reward'), rows)
+
+
+def join(folder, *flags, output='data', mapped=MAP, files=None):
+    (folder / 'map.toml').write_text(mapped)
+    given = (f'--decisions={folder}', *(f'--outcomes={path}' for path in files or [folder]))
+    flags = (*given, f'--columns={folder}/map.toml', f'--output={folder}/{output}', *flags)
+    return forks.run('scripts.data', 'join', *flags, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+
+
+def rewards(directory):
+    """Returns the rewards of each episode by the first observation."""
+    episodes = EpisodeReader(Dataset([str(directory)])).episodes()
+    return {float(each['observation.x'][0]): each['reward'][:-1].tolist() for each in episodes}
+
+
+@pytest.mark.parametrize(('combine', 'of_a'), [('first', 2.0), ('sum', 3.0), ('last', 1.0)])
+def test_outcomes_within_the_window_count(tmp_path, combine, of_a):
+    decisions(tmp_path)
+    outcomes(tmp_path)
+    ended = join(tmp_path, '--window_secs=30', '--default_reward=-1', f'--combine={combine}')
+    assert ended.returncode == 0, ended.stderr
+    assert rewards(tmp_path / 'data') == {100.0: [of_a], 110.0: [-1.0], 120.0: [3.0], 130.0: [-1.0]}
+    counts = columns.read_metadata(tmp_path / 'data')['import']
+    assert counts == {
+        'rows': 5,
+        'episodes': 4,
+        'steps': 4,
+        'outcomes': 8,
+        'double outcomes': 1,
+        'late outcomes': 2,
+        'outcomes without a decision': 1,
+        'decisions without an outcome': 2,
+        'decisions whose window is open': 1,
+        'episodes left out': 1,
+    }
+    spec = columns.read_specs(tmp_path / 'data').action
+    assert (spec.minimum, spec.maximum, spec.dtype.name) == (0, 2, 'int64')
+
+
+def test_decisions_before_the_last_seconds_are_left_out_with_their_sessions(tmp_path):
+    decisions(tmp_path)
+    outcomes(tmp_path)
+    ended = join(tmp_path, '--window_secs=30', '--default_reward=-1', '--last_secs=85')  # of a log that ends at 200
+    assert ended.returncode == 0, ended.stderr
+    assert rewards(tmp_path / 'data') == {120.0: [3.0], 130.0: [-1.0]}
+    assert columns.read_metadata(tmp_path / 'data')['import']['decisions that are too old'] == 2
+
+
+def test_a_log_whose_windows_are_all_open_is_named(tmp_path):
+    decisions(tmp_path)
+    outcomes(tmp_path)
+    ended = join(tmp_path, '--window_secs=3600')
+    assert ended.returncode == 2
+    assert re.search(
+        r'no complete episode in .*decisions-1.jsonl \(\d decisions whose window is open: wait', ended.stderr
+    )
+    assert not (tmp_path / 'data').exists()
+
+
+def test_without_a_default_and_a_window_only_what_has_outcomes_is_kept(tmp_path):
+    decisions(tmp_path)
+    outcomes(tmp_path)
+    assert join(tmp_path).returncode == 0
+    assert rewards(tmp_path / 'data') == {100.0: [1.0], 110.0: [7.0], 120.0: [5.0], 195.0: [1.0]}
+
+
+def test_sessions_become_episodes_and_wait_for_their_last_decision(tmp_path):
+    decisions(tmp_path)
+    outcomes(tmp_path)
+    # a and c are one session; b, d and e another, which is not complete
+    (tmp_path / 'decisions-1.jsonl').write_text(
+        ''.join(
+            json.dumps({**json.loads(line), 'user': 'ac'.find(line[8]) >= 0}) + '\n'
+            for line in (tmp_path / 'decisions-1.jsonl').read_text().splitlines()
+        )
+    )
+    ended = join(tmp_path, '--window_secs=30', '--default_reward=0', mapped=f"episode = 'user'\n{MAP}")
+    assert ended.returncode == 0, ended.stderr
+    assert rewards(tmp_path / 'data') == {100.0: [1.0, 3.0]}
+    assert join(tmp_path, '--default_reward=0', output='all', mapped=f"episode = 'user'\n{MAP}").returncode == 0
+    assert rewards(tmp_path / 'all') == {100.0: [1.0, 5.0], 110.0: [7.0, 0.0, 1.0]}
+
+
+def test_the_same_outcomes_give_the_same_data_set_however_they_were_delivered(tmp_path):
+    random = np.random.default_rng(3)
+    many = [(f'd{i}', 1000.0 + i, int(random.integers(3))) for i in range(2_000)]
+    came = [(f'd{random.integers(2_000)}', 1000.0 + float(random.integers(2_100)), float(i % 7)) for i in range(5_000)]
+    decisions(tmp_path, many)
+    found = []
+    for name in ('once', 'shuffled and twice'):
+        folder = tmp_path / name.split()[0]
+        folder.mkdir()
+        rows = came if name == 'once' else [(came * 2)[i] for i in random.permutation(10_000)]
+        files = [outcomes(folder, rows[i::3], f'outcomes-{i}.jsonl') for i in range(3)]
+        flags = ('--window_secs=100', '--default_reward=0', '--combine=sum')
+        ended = join(tmp_path, *flags, output=f'data-{folder.name}', files=files)
+        assert ended.returncode == 0, ended.stderr
+        found.append([path.read_bytes() for path in sorted((tmp_path / f'data-{folder.name}').glob('*.tfrecord'))])
+    assert found[0] == found[1]
+    # Against a loop over all of them.
+    until, got = max(at for _, at, _ in came), rewards(tmp_path / 'data-once')
+    for i in range(0, 2_000, 50):
+        own = {(at, reward) for event_id, at, reward in came if event_id == f'd{i}' and at <= 1000.0 + i + 100}
+        if 1000.0 + i + 100 <= until:
+            assert got[1000.0 + i] == [sum(reward for _, reward in own)]
+        else:
+            assert 1000.0 + i not in got
+
+
+@pytest.mark.parametrize(
+    ('mapped', 'line', 'message'),
+    [
+        (
+            MAP,
+            '{"event_id": "a", "time": 1, "reward": "x"}',
+            "got reward = 'x' in outcomes-1.jsonl, row 1; need a finite",
+        ),
+        (
+            MAP,
+            '{"event_id": null, "time": 1, "reward": 1}',
+            'got event_id = None in outcomes-1.jsonl, row 1; need an id',
+        ),
+        (f"outcomes = {{when = 'time'}}\n{MAP}", '{}', "got outcomes = {'when': 'time'}; need a table of columns"),
+        (
+            MAP.replace('high = 2', 'high = 1'),
+            '{"event_id": "a", "time": 1, "reward": 1}',
+            'got action = 2.0 in decisions-1',
+        ),
+    ],
+)
+def test_what_cannot_be_joined_is_named(tmp_path, mapped, line, message):
+    decisions(tmp_path)
+    (tmp_path / 'outcomes-1.jsonl').write_text(f'{line}\n')
+    ended = join(tmp_path, mapped=mapped)
+    assert ended.returncode == 2 and message in ended.stderr.splitlines()[-1]
+
+
+def test_decisions_of_a_server_are_joined(tmp_path):
+    pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+    from tests.extensions.serving.decision_log_test import OBSERVATION, serving
+    from tests.testing import served_policies
+    from tflearn.extensions.serving.exploration import Exploration
+
+    served_policies.Publisher(tmp_path / 'policies').publish(7)
+    with serving(tmp_path / 'policies', tmp_path, Exploration(0.5), ['greedy_policy']) as (ask, _):
+        answers = {f'v{i}': ask(OBSERVATION[i % 2][None], event_id=f'v{i}') for i in range(20)}
+    outcomes(tmp_path, [(name, 2e9, float(i)) for i, name in enumerate(answers)])
+    mapped = "action = {kind = 'integer', high = 1}\n[observation]\nx = {column = 'observation', length = 4}"
+    ended = join(tmp_path, mapped=mapped)
+    assert ended.returncode == 0, ended.stderr
+    episodes = list(EpisodeReader(Dataset([str(tmp_path / 'data')])).episodes())
+    assert len(episodes) == 20
+    by_reward = {int(each['reward'][0]): each for each in episodes}
+    for i, answer in enumerate(answers.values()):
+        assert by_reward[i]['action'][0] == answer['action'][0]
+        np.testing.assert_array_equal(by_reward[i]['observation.x'][0], OBSERVATION[i % 2])
+        np.testing.assert_allclose(
+            np.exp(by_reward[i]['policy_info.log_probability'][0]), answer['probability'][0], rtol=1e-6
+        )

@@ -1,0 +1,160 @@
+"""The real program that promotes versions: judged by held-out episodes, and taken back without TensorFlow."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.testing import forks
+from tests.testing.served_policies import Publisher
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.data import arrays, metadata
+from tflearn.data.reader import Dataset
+from tflearn.extensions.product.split import split
+from tflearn.policies import states, versions
+
+DEADLINE_SECS = 120.0
+ROLLBACK = """
+import sys
+from scripts import promote
+try:
+    promote.main()
+finally:
+    print([name for name in ('tensorflow', 'numpy', 'reverb') if name in sys.modules])
+"""
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+    """A log of random actions, half of it held out; the action that version 1 takes is rewarded."""
+    folder = tmp_path_factory.mktemp('data')
+    rng = np.random.default_rng(0)
+    observation = rng.normal(size=(2_000, 4)).astype(np.float32)
+    action = rng.integers(0, 2, 2_000)
+    reward = (action == (observation[:, 0] > 0)) * rng.random(2_000)
+    policy_info = {'log_probability': np.full(2_000, np.log(0.5), np.float32)}
+    given = {'action': action, 'reward': reward, 'policy_info': policy_info}
+    arrays.from_arrays(folder / 'log', observation=observation, **given)
+    split(Dataset([str(folder / 'log')]), folder / 'parts', 0.5)
+    return folder / 'parts'
+
+
+@pytest.fixture(scope='module')
+def publish(tmp_path_factory):
+    """Returns a function that gives a run with versions of a policy; odd ones are good, even ones bad."""
+    publisher = Publisher(tmp_path_factory.mktemp('run') / 'policies')
+
+    def publish(root, *steps):
+        for step in steps:
+            path = publisher.publish(step)
+            target = root / 'policies' / 'greedy_policy' / str(step)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+        return root
+
+    return publish
+
+
+def promote(root, *flags):
+    ended = forks.run('scripts.promote', f'--root_dir={root}', *flags, timeout=DEADLINE_SECS)
+    assert 'Traceback' not in ended.stderr, ended.stderr
+    return ended
+
+
+def labels(root):
+    found = states.read(root / 'policies' / 'greedy_policy')
+    return found and found.labels
+
+
+def test_only_a_candidate_that_is_not_worse_is_promoted(publish, data, tmp_path):
+    root = publish(tmp_path, 1, 2, 3)
+    judged = (f'--data={data}/held_out', '--margin=0.05')
+    assert promote(root, '--candidate=2', '--ungated', '--why=first').returncode == 0
+    ended = promote(root, '--candidate=1', '--to=canary', '--share=0.2', *judged)
+    assert ended.returncode == 0, ended.stderr
+    assert 'margin 0.05: passes' in ended.stdout and 'warning' not in ended.stdout
+    assert labels(root) == {'stable': 2, 'canary': 1}
+    verdict = json.loads((root / 'policies/greedy_policy/1/metadata.json').read_text())['gate']
+    assert verdict['passes'] and verdict['lower_bound'] > 0.2 and verdict['against'].endswith('/2')
+    assert [each['path'] for each in verdict['data']] == [f'{data}/held_out']
+    assert promote(root, '--candidate=1', *judged).returncode == 0
+    ended = promote(root, '--candidate=2', *judged)
+    assert (ended.returncode, labels(root)) == (1, {'stable': 1})
+    assert 'does not pass: the lower bound is not above -margin' in ended.stdout
+    assert 'passes' not in states.read(root / 'policies/greedy_policy').text()
+    assert promote(root, '--candidate=3', '--to=shadow').returncode == 0
+    assert labels(root) == {'stable': 1, 'shadow': 3}
+    assert 'first' in promote(root).stdout
+
+
+def test_what_was_trained_on_the_data_is_warned_of(publish, data, tmp_path):
+    root = publish(tmp_path, 3)
+    version = root / 'policies' / 'greedy_policy' / '3'
+    for trained_on, warned in ((data / 'train', False), (data / 'held_out', True), (data.parent / 'log', True)):
+        versions.add_metadata(version, **{metadata.TRAINED_ON: metadata.lineage([trained_on])})
+        ended = promote(root, '--candidate=3', f'--data={data}/held_out', '--margin=0.1')
+        assert ended.returncode == 0
+        assert ('incumbent the log' in ended.stdout) == (trained_on == data / 'train')  # nothing was stable yet
+        text = 'greedy_policy/3 was trained on data that may be among these: its value is too good'
+        assert (text in ended.stdout) == warned and 'held out' not in ended.stdout.replace(str(data), '')
+        assert (text in states.read(version.parent).history[-1]['why']) == warned
+
+
+def test_a_version_of_another_run_is_copied(publish, tmp_path):
+    first, second = publish(tmp_path / 'a', 5), publish(tmp_path / 'b', 3)
+    served = tmp_path / 'served'
+    for root, number in ((first, 5), (second, 6)):
+        (version,) = (root / 'policies' / 'greedy_policy').glob('[0-9]*')
+        assert promote(served, f'--candidate={version}', '--ungated').returncode == 0
+        copied = served / 'policies' / 'greedy_policy' / str(number)
+        assert (
+            versions.is_complete(copied) and json.loads((copied / 'metadata.json').read_text())['train_step'] == number
+        )
+    assert labels(served) == {'stable': 6}
+    assert not list((second / 'policies' / 'greedy_policy').glob('*/PROMOTED'))
+
+
+def test_rollback_loads_no_tensorflow(publish, tmp_path):
+    root = publish(tmp_path, 1, 2)
+    for step in (1, 2):
+        assert promote(root, f'--candidate={step}', '--ungated').returncode == 0
+    command = [sys.executable, '-c', ROLLBACK, f'--root_dir={root}', '--rollback', '--why=complaints']
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECS, env=os.environ)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith('rollback 2: complaints\n[]\n')
+    assert labels(root) == {'stable': 1}
+
+
+@pytest.mark.parametrize(
+    ('flags', 'error'),
+    [
+        (['--rollback'], 'got no states.json in'),
+        (['--rollback', '--candidate=1'], 'got --rollback and --candidate=1; need one of them'),
+        (['--candidate=1'], 'got --data= with --ungated=False; need held-out episodes'),
+        (['--candidate=1', '--ungated', '--data=x'], 'got --data=x with --ungated=True; need held-out episodes'),
+        (['--candidate=1', '--ungated', '--share=0.1'], 'got --to=stable with --share=0.1; need a share for a canary'),
+        (['--candidate=7', '--ungated'], r"got the version '7'; need a path with a /, or a train step in .*: none"),
+        (['--candidate=1', '--data=x', '--margin=-1'], 'got a wrong flag: .*margin'),
+        (
+            ['--candidate=1', '--data=x', '--to=canary', '--share=nan'],
+            'got a wrong flag: flag --share=nan: need a number',
+        ),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, flags, error):
+    ended = promote(tmp_path, *flags)
+    assert ended.returncode == 2
+    assert re.search(f'tflearn-promote: error: {error}', ended.stderr), ended.stderr
+
+
+def test_episodes_without_probabilities_are_refused(publish, tmp_path):
+    root = publish(tmp_path, 1)
+    specs = EnvironmentSpecs(arrays.spec(np.zeros((1, 4), np.float32)), arrays._action_spec(np.array([0, 1])))
+    given = {'observation': np.zeros((9, 4), np.float32), 'action': np.ones(9, np.int64), 'reward': np.ones(9)}
+    arrays.from_arrays(tmp_path / 'data', **given, specs=specs)
+    ended = promote(root, '--candidate=1', f'--data={tmp_path}/data')
+    assert ended.returncode == 2 and 'without the probabilities of the actions; need the column' in ended.stderr

@@ -1,0 +1,150 @@
+"""Outcomes that clients report are written beside the decisions, and joined with them to one data set."""
+
+import contextlib
+import os
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+import grpc
+
+from tests.extensions.serving.decision_log_test import DEADLINE_SECS, OBSERVATION, lines_of
+from tests.extensions.serving.rest_test import ask, curl, docs_commands
+from tests.testing import forks
+from tflearn.data import columns
+from tflearn.extensions.serving import decision_log
+from tflearn.extensions.serving.client import PolicyClient
+from tflearn.extensions.serving.decision_files import DecisionLogOptions
+from tflearn.extensions.serving.decision_log import DecisionLog
+from tflearn.extensions.serving.models import Models
+from tflearn.extensions.serving.rest import RestServer
+from tflearn.extensions.serving.served_version import ServedVersion
+from tflearn.extensions.serving.server import PolicyServer, ServingMetrics
+from tflearn.net.server_options import ServerOptions
+
+PREDICT = '/v1/models/greedy_policy:predict'
+MAP = "action = {kind = 'integer', high = 1}\nobservation = {x = {column = 'observation', length = 4, missing = 0}}"
+
+
+@contextlib.contextmanager
+def serving(root, directory=None):
+    """A server that keeps outcomes in `directory`. Yields its ports of REST and gRPC, and its metrics."""
+    models = Models(root, ServedVersion, ['greedy_policy'])
+    models.refresh()
+    metrics = ServingMetrics(models)
+    with contextlib.ExitStack() as ending:
+        log = None
+        if directory:
+            log = DecisionLog(DecisionLogOptions(str(directory)), directory / 'spool', metrics.record_logged)
+            ending.callback(log.close)
+        server = PolicyServer(models, ServerOptions(), metrics, log=log)
+        ending.callback(server.close, 0)
+        rest = ending.enter_context(contextlib.closing(RestServer(server, ServerOptions())))
+        yield rest.port, server.port, metrics
+
+
+def count(metrics, result):
+    return metrics.registry.get_sample_value('tflearn_outcomes_total', {'result': result})
+
+
+def test_one_and_many_are_accepted_by_both_protocols(root, tmp_path):
+    before = time.time()
+    with serving(root, tmp_path) as (rest, port, metrics):
+        one = {'event_id': 'visit-7', 'reward': 1, 'time': 1764140400.5}
+        assert ask(rest, '/v1/outcomes', one) == (200, {'accepted': 1})
+        many = [{'event_id': f'{i}', 'reward': i / 2, 'outcome_id': f'o{i}'} for i in range(3)]
+        assert ask(rest, '/v1/outcomes', {'outcomes': many}) == (200, {'accepted': 3})
+        with contextlib.closing(PolicyClient(f'localhost:{port}')) as client:
+            client.record_outcomes([one, many[0]])
+    first, *rest = lines_of(tmp_path, 'outcomes')
+    assert first == one == rest[3] and len(rest) == 5
+    assert [{key: line[key] for key in ('event_id', 'reward', 'outcome_id')} for line in rest[:3]] == many
+    assert all(before <= line['time'] <= time.time() for line in rest[:3])
+    assert count(metrics, 'logged') == 6 and lines_of(tmp_path) == []
+    value = metrics.registry.get_sample_value
+    assert value('tflearn_requests_total', {'method': 'RecordOutcomes', 'code': 'OK'}) == 2
+
+
+REFUSED = [
+    ({'event_id': 'a'}, 'got the outcome 0 with another reward; need a finite number'),
+    ({'event_id': 'a', 'reward': True}, 'got the outcome 0 with another reward'),
+    ({'event_id': 'a', 'reward': 10**400}, 'got the outcome 0 with another reward'),
+    ({'event_id': 'a', 'reward': float('nan')}, 'got the outcome 0 with another reward'),
+    ({'event_id': '', 'reward': 1}, 'got the outcome 0 with another event_id; need text of 1 to 208'),
+    ({'event_id': 7, 'reward': 1}, 'got the outcome 0 with another event_id'),
+    ({'event_id': 'a', 'reward': 1, 'time': '2025'}, 'got the outcome 0 with another time'),
+    ({'event_id': 'a', 'rewards': 1}, 'got the outcome 0 with other keys; need {"event_id"'),
+    ({'outcomes': [{'event_id': 'a', 'reward': 1}, 3]}, 'got the outcome 1 with other keys'),
+    ({'outcomes': []}, 'got other "outcomes"; need a list of 1 to 10000'),
+    ({}, 'got the outcome 0 with another event_id'),
+]
+
+
+def test_the_commands_of_the_page_are_answered(root, tmp_path):
+    with serving(root, tmp_path) as (rest, _, _):
+        decided, *accepted = [
+            curl(rest, words) for part in ('Event-Id', 'v1/outcomes') for words in docs_commands(part)
+        ]
+    assert decided['predictions'][0]['event_id'] == 'visit-7' and decided['predictions'][0]['probability'] == 1
+    assert accepted == [{'accepted': 1}, {'accepted': 2}]
+    assert [line['event_id'] for line in lines_of(tmp_path, 'outcomes')] == ['visit-7', 'visit-7', 'visit-8']
+
+
+def test_what_is_none_is_refused_whole(root, tmp_path):
+    with serving(root, tmp_path) as (rest, port, _):
+        for message, error in REFUSED:
+            code, answer = ask(rest, '/v1/outcomes', message)
+            assert code == 400 and answer['error'].startswith(error), answer
+        assert ask(rest, '/v1/outcomes', data=b'[1]')[0] == 400 and ask(rest, '/v1/outcomes')[0] == 405
+        with contextlib.closing(PolicyClient(f'localhost:{port}')) as client, pytest.raises(grpc.RpcError) as raised:
+            client.record_outcomes([{'event_id': 'a'}])
+        assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert lines_of(tmp_path, 'outcomes') == []
+
+
+def test_a_server_without_a_log_accepts_none(root):
+    with serving(root) as (rest, _, _):
+        code, answer = ask(rest, '/v1/outcomes', {'event_id': 'a', 'reward': 1})
+    assert code == 400 and answer['error'].endswith('need --decision_log')
+
+
+def test_what_cannot_wait_is_not_accepted(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(decision_log, 'WAKE_SECS', 3600.0)
+    monkeypatch.setattr(decision_log, 'MAX_BYTES', 100)
+    outcome = {'event_id': 'a', 'reward': 1, 'time': 5}
+    with serving(root, tmp_path) as (rest, _, metrics):
+        assert ask(rest, '/v1/outcomes', outcome) == (200, {'accepted': 1})
+        code, answer = ask(rest, '/v1/outcomes', {'outcomes': [outcome] * 3})
+        assert code == 429 and answer['error'].startswith('got 3 outcomes, and too much waits already')
+        assert count(metrics, 'dropped') == 3
+    assert lines_of(tmp_path, 'outcomes') == [outcome]
+
+
+def test_decisions_and_outcomes_of_a_server_become_one_data_set(root, tmp_path):
+    """By curl's means alone: ask, report what came of it, some of it twice, and join."""
+    pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+    rows = np.random.default_rng(1).choice(OBSERVATION, 12)
+    with serving(root, tmp_path / 'log') as (rest, _, _):
+        for i, row in enumerate(rows):
+            message = {'instances': [row.tolist()], 'output_filter': ['action', 'event_id', 'probability']}
+            code, answer = ask(rest, PREDICT, message, {'Event-Id': f'visit-{i}'})
+            assert code == 200 and answer['predictions'][0]['event_id'] == f'visit-{i}'
+        found = [{'event_id': f'visit-{i}', 'reward': i, 'time': time.time()} for i in range(10)]
+        for each in (found[:6], found[4:], [{'event_id': 'none', 'reward': 1, 'time': time.time()}]):
+            assert ask(rest, '/v1/outcomes', {'outcomes': each})[0] == 200
+    (tmp_path / 'map.toml').write_text(MAP)
+    for output in ('one', 'two'):
+        flags = [f'--decisions={tmp_path}/log', f'--outcomes={tmp_path}/log', f'--columns={tmp_path}/map.toml']
+        flags += [f'--output={tmp_path / output}', '--default_reward=0']
+        environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
+        ended = forks.run('scripts.data', 'join', *flags, env=environment, timeout=DEADLINE_SECS)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    one, two = (
+        {path.name: path.read_bytes() for path in sorted((tmp_path / name).iterdir())} for name in ('one', 'two')
+    )
+    assert one == two
+    counts = columns.read_metadata(tmp_path / 'one')['import']
+    assert counts['double outcomes'] == 2 and counts['outcomes without a decision'] == 1
+    assert counts['decisions without an outcome'] == 2

@@ -1,0 +1,86 @@
+"""The serve job serves a run's policies, whichever of both starts first, and ends when it is stopped."""
+
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.jobs.conftest import _no_source_is_read_again  # noqa: F401
+from tests.testing import served_policies
+from tests.testing.jobs import Job
+from tflearn.core.waiting import wait_until
+from tflearn.extensions.serving import serve
+from tflearn.extensions.serving.client import PolicyClient
+from tflearn.files.run_dir import RunDir, read_json
+
+OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts the job; returns it and the run directory."""
+    jobs = []
+
+    def start(connect_timeout_secs=60.0, port=0, **options):
+        run_dir = RunDir(tmp_path)
+        arguments = {
+            'run_dir': run_dir,
+            'server_options': serve.ServerOptions(port=port),
+            'options': serve.ServeOptions(poll_secs=0.05, **options),
+            'connect_timeout_secs': connect_timeout_secs,
+        }
+        jobs.append(Job(serve.serve, threading.Event(), **arguments))
+        return jobs[-1], run_dir
+
+    yield start
+    for job in jobs:
+        job.stop.set()
+        job._thread.join(60)
+
+
+def status(run_dir):
+    return read_json(run_dir.status('serve')) or {}
+
+
+def test_waits_for_the_first_policy_and_follows_new_ones(start):
+    job, run_dir = start(batching=serve.BatchOptions())
+    wait_until(lambda: status(run_dir).get('port'), 'the server', 60)
+    assert status(run_dir)['state'] == 'waiting for a policy'
+    publisher = served_policies.Publisher(run_dir.policies)
+    client = PolicyClient(f'localhost:{status(run_dir)["port"]}')
+    for step in (1, 2):
+        publisher.publish(step)
+        wait_until(lambda step=step: status(run_dir).get('greedy_policy_version') == step, f'version {step}', 60)
+        outputs, version = client.predict({'observation': OBSERVATION})
+        assert version == step and served_policies.agrees(OBSERVATION, outputs['action'], step)
+    client.close()
+    assert f'base_path: "{run_dir.greedy_policy}"' in run_dir.serving_models.read_text()
+    assert 'max_batch_size { value: 64 }' in run_dir.serving_batching.read_text()
+    job.stop.set()
+    job.join()
+    assert status(run_dir)['state'] == 'stopped'
+
+
+def test_times_out_without_a_policy(start):
+    job, run_dir = start(connect_timeout_secs=0.1, policies=('greedy_policy',))
+    with pytest.raises(TimeoutError, match=f'waiting for a version of greedy_policy in {run_dir.policies}'):
+        job.join()
+
+
+def health(port):
+    with grpc.insecure_channel(f'localhost:{port}') as channel:
+        return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), 60).status
+
+
+def test_unnamed_policy_without_versions_does_not_end_the_server(start, tmp_path):
+    RunDir(tmp_path).policy('other').mkdir(parents=True)
+    served_policies.Publisher(RunDir(tmp_path).policies).publish(1)
+    job, run_dir = start(connect_timeout_secs=0.5)
+    wait_until(lambda: status(run_dir).get('greedy_policy_version') == 1, 'the version', 60)
+    job._thread.join(1.0)
+    assert not job.ended and status(run_dir)['state'] == 'running'
+    assert health(status(run_dir)['port']) == health_pb2.HealthCheckResponse.SERVING

@@ -1,0 +1,157 @@
+"""A version that was promoted and falls short, by errors, latency or outcomes, is taken back; shadows are logged."""
+
+import contextlib
+import json
+import time
+
+import pytest
+
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+import grpc
+import numpy as np
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+from tests.testing.served_policies import OBSERVATION, Publisher
+from tflearn.core.waiting import wait_until
+from tflearn.extensions.serving.client import PolicyClient
+from tflearn.extensions.serving.decision_files import DecisionLogOptions
+from tflearn.extensions.serving.decision_log import DecisionLog
+from tflearn.extensions.serving.models import Models
+from tflearn.extensions.serving.served_version import ServedVersion
+from tflearn.extensions.serving.server import PolicyServer
+from tflearn.extensions.serving.trials import TrialOptions, Trials
+from tflearn.net.grpc_server import Refused
+from tflearn.net.server_options import ServerOptions
+from tflearn.policies import states
+
+DEADLINE_SECS = 60.0
+
+
+@pytest.fixture(scope='module')
+def published(tmp_path_factory):
+    publisher = Publisher(tmp_path_factory.mktemp('policies'))
+    publisher._exporter._keep_last = 10
+    for step in (1, 2, 3):
+        publisher.publish(step)
+    return publisher.directory
+
+
+@pytest.fixture
+def directory(published):
+    """Versions 1 to 3, of which 2 is stable, and 1 was so before."""
+    (published / states.FILE).unlink(missing_ok=True)
+    for step in (1, 2):
+        states.promote(published, step, 'stable', 'a test')
+    return published
+
+
+@contextlib.contextmanager
+def serving(directory, tmp_path, clock=time.monotonic, **options):
+    """Serves as the job does. Yields a function that asks, one that checks, the trials, and a client."""
+    models = Models(directory.parent, ServedVersion)
+    log = DecisionLog(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool')
+    make = lambda: DecisionLog(DecisionLogOptions(str(tmp_path / 'shadow')), tmp_path / 'spool')  # noqa: E731
+    trials = Trials(TrialOptions(**options), make, clock=clock)
+
+    def check():
+        models.refresh()
+        trials.check(models.get('greedy_policy'), directory)
+        models.refresh()
+        return states.read(directory).labels
+
+    check()
+    server = PolicyServer(models, ServerOptions(), log=log, trials=trials)
+    with grpc.insecure_channel(f'localhost:{server.port}') as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+
+        def ask(event_id, version=None):
+            request = predict_pb2.PredictRequest()
+            request.model_spec.name = 'greedy_policy'
+            if version:
+                request.model_spec.version.value = version
+            request.inputs['observation'].CopyFrom(tf.make_tensor_proto(OBSERVATION[:1]))
+            return stub.Predict(request, DEADLINE_SECS, [('event-id', event_id)]).model_spec.version.value
+
+        client = PolicyClient(f'localhost:{server.port}')
+        try:
+            yield ask, check, trials, client
+        finally:
+            client.close()
+            server.close(0)
+            trials.close()
+            log.close()
+
+
+def test_slow_versions_are_taken_back_canary_first_and_no_further(directory, tmp_path):
+    states.promote(directory, 3, 'canary', 'a test', share=0.5)
+    with serving(directory, tmp_path, num_requests=5, max_latency_secs=1e-9) as (ask, check, _, _):
+        for number in range(40):
+            ask(f'{number}')
+        assert check() == {'stable': 2}
+        history = states.read(directory).history[-1]
+        assert (history['who'], history['change'], history['version']) == ('tflearn-serve', 'rollback', 3)
+        assert history['why'] == '5 of 5 requests took more than 1e-09 s'
+        for number in range(10):
+            ask(f'{number}')
+        assert check() == {'stable': 2}  # it has proved itself
+
+
+def test_a_stable_version_on_trial_gives_way_to_the_one_before(directory, tmp_path):
+    with serving(directory, tmp_path, num_requests=5, max_latency_secs=1e-9) as (ask, check, _, _):
+        for number in range(5):
+            assert ask(f'{number}') == 2
+        assert check() == {'stable': 1} and ask('1') == 1
+
+
+def test_errors_count_but_not_those_of_clients():
+    trials = Trials(TrialOptions(num_requests=10, max_error_share=0.2))
+    for error, number in (
+        (Refused('NOT_FOUND', 'x'), 50),
+        (KeyError('x'), 2),
+        (None, 8),
+        (KeyError('x'), 3),
+        (None, 7),
+    ):
+        for _ in range(number):
+            with contextlib.suppress(KeyError, Refused), trials.measured('p', 3):
+                if error:
+                    raise error
+    assert trials._short == {('p', 3): '3 errors in 10 requests'}
+
+
+@pytest.mark.parametrize(('rewards', 'ends'), [((0.5, 0.5), False), ((0.1, 0.9), True)])
+def test_outcomes_of_the_canary_are_compared_with_the_stable_ones(directory, tmp_path, rewards, ends):
+    states.promote(directory, 3, 'canary', 'a test', share=0.5)
+    rng = np.random.default_rng(0)
+    settings = {'outcome_margin': 0.4, 'num_decisions': 60, 'outcome_secs': 600.0, 'num_requests': 10_000}
+    later = [0.0]
+    clock = lambda: time.monotonic() + later[0]  # noqa: E731
+    with serving(directory, tmp_path, clock, **settings) as (ask, check, trials, client):
+        outcomes = []
+        for number in range(200):
+            version = ask(f'visit-{number}')
+            outcomes.append((f'visit-{number}', float(rng.random() < rewards[version == 2])))
+        client.record_outcomes([{'event_id': event_id, 'reward': reward} for event_id, reward in outcomes if reward])
+        assert check() == {'stable': 2, 'canary': 3}  # while outcomes may come
+        later[0] = 601.0
+        ask('another')  # which closes decisions
+        check()
+        assert trials._canaries['greedy_policy'][1] >= 1
+    why = states.read(directory).history[-1]['why']
+    assert ('lower bound of the difference' in why) == ends
+
+
+def test_shadows_are_logged_beside_and_never_answer(directory, tmp_path):
+    states.promote(directory, 3, 'shadow', 'a test')
+    with serving(directory, tmp_path) as (ask, check, trials, _):
+        assert [ask(f'visit-{number}') for number in range(20)] == [2] * 20
+        assert check() == {'stable': 2, 'shadow': 3}
+        wait_until(lambda: not trials._shadows, 'the shadow', DEADLINE_SECS)
+    given, shadowed = (
+        [json.loads(line) for file in sorted(folder.glob('decisions-*')) for line in file.read_text().splitlines()]
+        for folder in (tmp_path, tmp_path / 'shadow')
+    )
+    assert [(line['arm'], line['version'], line['action']) for line in given] == [('stable', 2, 0)] * 20
+    assert [(line['arm'], line['version'], line['action']) for line in shadowed] == [('shadow', 3, 1)] * 20
+    assert [line['id'] for line in shadowed] == [line['id'] for line in given]

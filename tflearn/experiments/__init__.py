@@ -1,1 +1,0 @@
-"""Several runs of one problem: seeds, comparisons, searches for hyperparameters, reports."""

@@ -1,0 +1,454 @@
+"""Kubernetes: the manifests of a run, as one JSON list that `kubectl apply -f` takes. Nothing is submitted.
+
+What they are stands in `kubernetes.yaml`; this fills it in. What a cluster needs besides (secrets, tolerations, ...) is
+in a file of one's own, which is merged into the pods.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import yaml
+
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import NonNegativeInt, checked_dataclass
+from tflearn.extensions.clusters import places
+from tflearn.files.run_dir import RunDir
+from tflearn.launch.topology import (
+    COORDINATOR_ADDRESS,
+    MAX_RESTARTS,
+    OWN_ADDRESS,
+    WITH_ADDRESS,
+    Job,
+    Resources,
+    Topology,
+)
+
+Manifest = dict[str, Any]
+GIN_FOLDER = '/etc/tflearn/gin'  # in the containers, where the run's own gin files are
+_TEMPLATE = pathlib.Path(__file__).with_name('kubernetes.yaml')
+_STOP_MARGIN_SECS = 30  # what Kubernetes needs besides the job
+_START_SECS = 120  # loading the libraries
+_KEPT_SECS = 7 * 24 * 3600  # what has ended can be looked at for so long
+_GPU, _TPU = 'nvidia.com/gpu', 'google.com/tpu'
+_NODE_LABELS = {_GPU: 'cloud.google.com/gke-accelerator', _TPU: 'cloud.google.com/gke-tpu-accelerator'}
+_TPU_TOPOLOGY = 'cloud.google.com/gke-tpu-topology'
+_MAX_CONFIG_BYTES = 1_000_000
+_PATCHED = ('metadata', 'pod', 'container')
+_ALL_KINDS = '*'
+
+
+@dataclasses.dataclass(frozen=True)
+class PodOptions:
+    """The run's pods.
+
+    Attributes:
+      image: the container image, see docs/docker.md; required.
+      patch: a file of JSON or YAML that is merged into the pods of each kind of job, see docs/clusters.md; '': nothing.
+      accelerator_label: the node label that an accelerator's kind is compared with; '' is GKE's.
+      tpu_topology: the layout of the TPU chips, such as 2x4; accelerators are TPU chips then, else GPUs.
+    """
+
+    image: str = ''
+    patch: str = ''
+    accelerator_label: str = ''
+    tpu_topology: str = ''
+
+    def __post_init__(self) -> None:
+        if self.tpu_topology and not re.fullmatch(r'\d+x\d+(x\d+)?', self.tpu_topology):
+            raise UserValueError(f'got tpu_topology={self.tpu_topology}; need a layout such as 2x4 or 2x2x4')
+
+
+@dataclasses.dataclass(frozen=True)
+class VolumeOptions:
+    """The volume of the run directory, which all machines mount.
+
+    Attributes:
+      claim: the name of a PersistentVolumeClaim that is there; '': the run's own, which part=claims renders.
+      storage_class: of the run's own claim; '' is the cluster's default.
+      storage_gb: the size of the run's own claim [GB].
+    """
+
+    claim: str = ''
+    storage_class: str = ''
+    storage_gb: int = 50
+
+
+@checked_dataclass(frozen=True)
+class KubernetesOptions:
+    """What the manifests say besides the jobs' resources.
+
+    Attributes:
+      queue: Kueue's LocalQueue that the learner waits in; '': none.
+      cluster_queue: the ClusterQueue that `queue` is made for; '': it is there already.
+      part: 'run': what `kubectl delete` may delete at the run's end; 'claims': the claim of its directory.
+      namespace: where everything is.
+      max_collectors: up to how many collectors the autoscaler starts; 0: their number stays, and they end with the run.
+      metric: the external metric that the autoscaler reads: the share of time that the learner waits for data.
+      serve_replicas: servers of the policies; 0: none.
+    """
+
+    pods: PodOptions = PodOptions()
+    volume: VolumeOptions = VolumeOptions()
+    queue: str = ''
+    cluster_queue: str = ''
+    part: Literal['run', 'claims'] = 'run'
+    namespace: str = 'default'
+    max_collectors: NonNegativeInt = 0
+    metric: str = 'tflearn_train_data_wait_share'
+    serve_replicas: NonNegativeInt = 1
+
+    def __post_init__(self) -> None:
+        if self.cluster_queue and not self.queue:
+            raise UserValueError('got cluster_queue without queue; need the name of the queue to make; set queue=NAME')
+        if self.part == 'claims' and self.volume.claim:
+            raise UserValueError(f'got part=claims and claim={self.volume.claim}, which is there; need one of them')
+        if self.part == 'run' and not self.pods.image:
+            raise UserValueError(
+                'got no image; need --backend_option=image=REGISTRY/NAME:TAG; docs/docker.md says how to build one'
+            )
+
+
+def read_options(texts: Sequence[str]) -> KubernetesOptions:
+    """Returns the options of 'name=value' texts; see `places.read_options`."""
+    return places.read_options(KubernetesOptions, texts)
+
+
+def render(topology: Topology, run_dir: RunDir, package: str, options: KubernetesOptions) -> str:
+    """Returns the manifests as JSON, which is YAML too.
+
+    Args:
+      topology: the run's jobs.
+      run_dir: the run's directory in the containers, where the volume is mounted.
+      package: not used: the image has console commands.
+      options: what the jobs' resources do not say.
+    """
+    del package
+    return json.dumps({'apiVersion': 'v1', 'kind': 'List', 'items': manifests(topology, run_dir, options)}, indent=2)
+
+
+def submit(topology: Topology, run_dir: RunDir, package: str, options: KubernetesOptions) -> NoReturn:
+    """Submits nothing. Raises ValueError, which says what to do."""
+    raise UserValueError(
+        'got --backend=kubernetes without --render; need kubectl to submit it: '
+        'tflearn-launch ... --render | kubectl apply -f -'
+    )
+
+
+def manifests(topology: Topology, run_dir: RunDir, options: KubernetesOptions) -> list[Manifest]:
+    """Returns all objects of a run, in the order in which they are made."""
+    run = _Run(topology, run_dir, options)
+    made = run.claims() if options.part == 'claims' else run.objects()
+    for manifest in made:
+        own = {'namespace': options.namespace, 'labels': run.labels('run')}
+        manifest['metadata'] = {**own, **manifest['metadata']}
+    return made
+
+
+class _Run:
+    """The objects of one run; `name` begins the name of each of them."""
+
+    def __init__(self, topology: Topology, run_dir: RunDir, options: KubernetesOptions):
+        self._topology, self._run_dir, self._options = topology, run_dir, options
+        self._template = yaml.safe_load(_TEMPLATE.read_text(encoding='utf-8'))
+        self._patch = _read_patch(options.pods.patch, self._template['requests'])
+        self.name = places.label(f'tflearn-{run_dir.root.name}')
+        self._of_all = {
+            'run': self.name,
+            'claim': options.volume.claim or f'{self.name}-run',
+            'image': options.pods.image,
+            'root_dir': str(run_dir.root),
+            'grace_secs': round(topology.stop_timeout_secs) + _STOP_MARGIN_SECS,
+            'max_restarts': MAX_RESTARTS,
+            'kept_secs': _KEPT_SECS,
+            'user_error': self._template['user_error'],
+            'gin_items': [{'key': _key(path), 'path': path} for path in topology.gin_files],
+        }
+
+    def claims(self) -> list[Manifest]:
+        """Returns the claim of the volume that all jobs share."""
+        volume = self._options.volume
+        return self._made('claims', storage_gb=volume.storage_gb, storage_class=volume.storage_class or None)
+
+    def objects(self) -> list[Manifest]:
+        """Returns all other objects."""
+        group, options = self._topology.group, self._options
+        made = self._gin_files()
+        for kind in WITH_ADDRESS:
+            if jobs := group(kind):
+                made += self._made(
+                    'servers',
+                    **self._service(kind),
+                    labels=self.labels(kind),
+                    replicas=len(jobs),
+                    pod=self._pod(jobs[0]),
+                )
+        if len(group('replay_server')) > 1:
+            made += self._made('metrics', labels=self.labels('metrics'), pod=self._metrics_pod())
+        made += [*self._learner(), *self._collectors()]
+        made += self._made('evaluate', pod=self._pod(group('evaluate')[0], 'Never'))
+        if options.serve_replicas:
+            words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', '--port=8500']
+            pod = self._program_pod('serve', [*words, '--metrics_port=9100'], Resources(), ('serve', 'scraped'))
+            made += self._made('serve', labels=self.labels('serve'), replicas=options.serve_replicas, pod=pod)
+        return [*made, *self._network(), *self._disruption()]
+
+    def labels(self, kind: str) -> Manifest:
+        """Returns the labels of the pods of a kind."""
+        return {'app.kubernetes.io/name': 'tflearn', 'app.kubernetes.io/instance': self.name, 'tflearn/job': kind}
+
+    def _made(self, part: str, **values: Any) -> Any:
+        """Returns a part of the template, filled in."""
+        return _filled(self._template[part], {**self._of_all, **values})
+
+    def _ports(self, kind: str) -> dict[str, Manifest]:
+        """Returns the ports of a kind by name, the first one first: its own, and the coordinator's if it is that."""
+        ports = self._template['ports'].get(kind, {})
+        is_host = kind == self._topology.host
+        return {name: port for name, port in ports.items() if name != 'coordinator' or is_host}
+
+    def _service(self, kind: str) -> Manifest:
+        """Returns the Service of a kind, and its ports."""
+        ports = {name: port['number'] for name, port in self._ports(kind).items()}
+        services = self._template['services']
+        return {
+            'service': f'{self.name}-{services[kind]}',
+            'service_ports': [{'name': name, 'port': port, 'targetPort': name} for name, port in ports.items()],
+            'container_ports': [{'name': name, 'containerPort': port} for name, port in ports.items()],
+            'port': next(iter(ports.values())),
+        }
+
+    def _address(self, kind: str, pod: str, port: int) -> str:
+        """Returns the address of a server; `pod` is its number, of several."""
+        service = self._service(kind)['service']
+        return f'{service}-{pod}.{service}:{port}' if len(self._topology.group(kind)) > 1 else f'{service}:{port}'
+
+    def _gin_files(self) -> list[Manifest]:
+        """Returns the run's own gin files; nothing if an image has all that the run reads."""
+        data = {_key(path): text for path, text in self._topology.gin_files.items()}
+        if (size := sum(len(text.encode()) for text in data.values())) > _MAX_CONFIG_BYTES:
+            raise UserValueError(
+                f'got {size} bytes of gin files; need at most {_MAX_CONFIG_BYTES}, which a ConfigMap takes; put them '
+                'into the image, under the folder of the packaged ones'
+            )
+        return self._made('gin_files', gin_files=data) if data else []
+
+    def _learner(self) -> list[Manifest]:
+        """Returns the learner, and the queue that it waits in."""
+        (job,), options = self._topology.group('train'), self._options
+        on_tpu = {'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'}
+        queued = {**self.labels('run'), 'kueue.x-k8s.io/queue-name': options.queue}
+        jobset = self._made(
+            'learner',
+            workers=job.workers,
+            exclusive=on_tpu if options.pods.tpu_topology else None,
+            suspended=bool(options.queue) or None,
+            queue_labels=queued if options.queue else None,
+            pod=self._pod(job, 'Never'),
+        )
+        if not options.cluster_queue:
+            return jobset
+        return self._made('queue', queue=options.queue, cluster_queue=options.cluster_queue) + jobset
+
+    def _collectors(self) -> list[Manifest]:
+        """Returns the collectors, and what starts more of them while the learner waits for data."""
+        jobs, options = self._topology.group('collect'), self._options
+        if not options.max_collectors:
+            return self._made('collectors', replicas=len(jobs), pod=self._pod(jobs[0], 'Never'))
+        if options.max_collectors < len(jobs):
+            raise UserValueError(
+                f'got max_collectors={options.max_collectors} and --num_collectors={len(jobs)}; need at least as '
+                'many; raise max_collectors'
+            )
+        return self._made(
+            'scaled_collectors',
+            labels=self.labels('collect'),
+            replicas=len(jobs),
+            max_collectors=options.max_collectors,
+            metric=options.metric,
+            pod=self._pod(jobs[0]),
+        )
+
+    def _network(self) -> list[Manifest]:
+        rules = []
+        for kind in self._template['ports']:
+            for port in self._ports(kind).values() if self._topology.group(kind) else ():
+                clients = [client for client in port['clients'] if self._topology.group(client)]
+                rules.append(self._made('rule', pods=self._selector(clients), port=port['number']))
+        return self._made('network', pods=self._selector([job.kind for job in self._topology.jobs]), rules=rules)
+
+    def _selector(self, kinds: Sequence[str]) -> Manifest:
+        return self._made('selector', kinds=list(dict.fromkeys(kinds)))
+
+    def _disruption(self) -> list[Manifest]:
+        kept: dict[str, Any] = {'replay_server': 0}
+        kept |= {'collect': '25%'} if self._options.max_collectors else {}
+        kept |= {'serve': 1} if self._options.serve_replicas else {}
+        return [
+            manifest
+            for kind, most in kept.items()
+            for manifest in self._made('disruption', kind=places.label(kind), most=most, labels=self.labels(kind))
+        ]
+
+    def _pod(self, job: Job, restart: str = 'Always') -> Manifest:
+        """Returns the template of the pods of a job.
+
+        Args:
+          job: the job, or the first of its kind; a server's name has its pod's number, a collector's its index, or is
+            its pod's where pods have none.
+          restart: the pod's restart policy.
+        """
+        own_flags, topology = ('--collector_name=', '--name=', '--shard=', '--index='), self._topology
+        alone = job.kind == 'replay_server' and len(topology.group(job.kind)) == 1
+        kind = 'scaled_collect' if job.kind == 'collect' and restart != 'Never' else job.kind
+        name = {} if alone else self._template['own_name'].get(kind, {})
+        words = [self._with_addresses(word, job) for word in _program(job.command) if not word.startswith(own_flags)]
+        parts = [part for part in ('train',) if job.kind == part]
+        parts += ['server'] if job.kind in WITH_ADDRESS else []
+        parts += ['workers'] if job.workers > 1 else []
+        parts += ['reports'] if round(topology.silent_timeout_secs) and job.workers == 1 else []  # else only the chief
+        hosts = [f'"{self.name}-learner-0-{i}.{self.name}:2222"' for i in range(job.workers)]
+        template = self._program_pod(
+            job.kind,
+            [*words, *(name['flags'] if name else [])],
+            job.resources,
+            parts,
+            **(self._service(job.kind) if job.kind in WITH_ADDRESS else {}),
+            restart=restart,
+            environment=name.get('env'),
+            start_periods=max(_START_SECS, round(topology.connect_timeout_secs)) // 5,
+            set_name=name.get('status', f'name={job.name}'),
+            silent_secs=round(topology.silent_timeout_secs),
+            status=str(self._run_dir.status('').parent),
+            hosts=','.join(hosts),
+        )
+        if alone:
+            metrics = self._metrics_pod()
+            template['spec']['containers'] += metrics['spec']['containers']
+            template['metadata'] = _merged(metrics['metadata'], template['metadata'])
+        return template
+
+    def _metrics_pod(self) -> Manifest:
+        """Returns the template of the pod that Prometheus asks for the numbers of all jobs."""
+        words = ['tflearn-run-metrics', f'--root_dir={self._run_dir.root}', f'--run={self.name}', '--host=0.0.0.0']
+        return self._program_pod('metrics', [*words, '--port=9100'], Resources(), ('scraped',))
+
+    def _program_pod(
+        self, kind: str, words: Sequence[str], resources: Resources, parts: Sequence[str], **values: Any
+    ) -> Manifest:
+        """Returns the template of pods that run the program `words`, with further parts of the template."""
+        reads_files = any(word.startswith(f'--gin_file={GIN_FOLDER}/') for word in words)
+        values = {
+            'restart': 'Always',
+            'environment': None,
+            **values,
+            'labels': self.labels(kind),
+            'name': places.label(kind),
+            'program': words[0],
+            'flags': list(words[1:]),
+            'resources': self._amounts(kind, resources),
+            'nodes': self._nodes(resources) or None,
+        }
+        made = self._made('pod', **values)
+        for part in (*(('gin_files',) if reads_files else ()), *parts):
+            made = _merged(made, _filled(self._template['parts'][part], {**self._of_all, **values}))
+        for patched in (_ALL_KINDS, kind):
+            made = _merged(made, self._patch.get(patched, {}))
+        return {'metadata': made['metadata'], 'spec': {**made['pod'], 'containers': [made['container']]}}
+
+    def _with_addresses(self, word: str, job: Job) -> str:
+        """Returns a word of a job's command with the addresses of services and of their pods."""
+        host = self._topology.host
+        word = word.replace(COORDINATOR_ADDRESS, self._address(host, '0', self._ports(host)['coordinator']['number']))
+        if OWN_ADDRESS not in word:
+            return word
+        return word.replace(OWN_ADDRESS, self._address(job.kind, '$(ORDINAL)', self._service(job.kind)['port']))
+
+    def _amounts(self, kind: str, resources: Resources) -> Manifest:
+        counted: Mapping[str, int] = resources.custom
+        if resources.accelerators:
+            counted = {**counted, self._device: resources.accelerators}
+        limits = {name: str(count) for name, count in counted.items()}
+        if resources.memory_gb:
+            limits['memory'] = f'{round(resources.memory_gb * 1000)}M'
+        cores = {'cpu': str(resources.cores)} if resources.cores else {}
+        requests = {**self._template['requests'][kind], **cores, **limits}
+        return {'requests': requests, **({'limits': limits} if limits else {})}
+
+    @property
+    def _device(self) -> str:
+        return _TPU if self._options.pods.tpu_topology else _GPU
+
+    def _nodes(self, resources: Resources) -> dict[str, str]:
+        if not resources.accelerators:
+            return {}
+        options = self._options.pods
+        label = options.accelerator_label or _NODE_LABELS[self._device]
+        nodes = {label: resources.accelerator} if resources.accelerator else {}
+        return nodes | ({_TPU_TOPOLOGY: options.tpu_topology} if options.tpu_topology else {})
+
+
+def _filled(template: Any, values: Mapping[str, Any]) -> Any:
+    """Returns a template with values for its words in angle brackets.
+
+    A value that is all of a text keeps its type. A list is joined to the list that it stands in; a key whose value is
+    None is left out.
+    """
+    if isinstance(template, dict):
+        filled = {key: _filled(value, values) for key, value in template.items()}
+        return {key: value for key, value in filled.items() if value is not None}
+    if isinstance(template, list):
+        parts = [_filled(item, values) for item in template]
+        return [each for part in parts for each in (part if isinstance(part, list) else [part])]
+    if not isinstance(template, str):
+        return template
+    if whole := re.fullmatch(r'<(\w+)>', template):
+        return values[whole[1]]
+    return re.sub(r'<(\w+)>', lambda found: str(values[found[1]]), template)
+
+
+def _read_patch(file: str, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Returns what the file merges into pods, by kind of job.
+
+    Raises:
+      ValueError: if it cannot be read, or has keys that nothing reads.
+    """
+    if not file:
+        return {}
+    try:
+        patch = yaml.safe_load(pathlib.Path(file).read_text(encoding='utf-8'))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        words = ' '.join(str(error).split())
+        raise UserValueError(f'got patch={file}, which cannot be read ({words}); need JSON or YAML') from error
+    of_kinds = patch if isinstance(patch, dict) else {}
+    unknown = [str(kind) for kind in of_kinds if kind not in (_ALL_KINDS, *kinds)]
+    for kind, parts in of_kinds.items():
+        parts = parts if isinstance(parts, dict) else {'': None}
+        unknown += [f'{kind}.{key}' for key, value in parts.items() if key not in _PATCHED or type(value) is not dict]
+    if not isinstance(patch, dict) or unknown:
+        raise UserValueError(
+            f'got patch={file} with {", ".join(unknown) or "no object"}; need {{KIND: {{PART: {{...}}}}}} of the kinds '
+            f'{_ALL_KINDS}, {", ".join(kinds)} and the parts {", ".join(_PATCHED)}'
+        )
+    return patch
+
+
+def _merged(own: Any, more: Any) -> Any:
+    """Returns `own` with `more`: keys are added, lists appended, and other values replaced."""
+    if isinstance(own, dict) and isinstance(more, dict):
+        return {**own, **{key: _merged(own[key], value) if key in own else value for key, value in more.items()}}
+    return [*own, *more] if isinstance(own, list) and isinstance(more, list) else more
+
+
+def _program(command: Sequence[str]) -> list[str]:
+    """Returns a job's command as it is in the image: a console command instead of this Python."""
+    program = command[2].rpartition('.')[2].replace('_', '-')
+    return [f'tflearn-{program}', *command[3:]]
+
+
+def _key(path: str) -> str:
+    """Returns the key of a file in a ConfigMap, which has no folders."""
+    return re.sub(r'[^-._a-zA-Z0-9]', lambda found: f'_{ord(found[0]):x}_', path)

@@ -1,0 +1,308 @@
+"""The report of runs: one HTML page that needs nothing else. It says which setting was best, how sure that is, what was
+slow, and how to repeat it.
+"""
+
+import base64
+import collections
+import contextlib
+import dataclasses
+import html
+import pathlib
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tflearn.actors import evaluation_record, learning_curve
+from tflearn.core.errors import UserValueError
+from tflearn.extensions.experiments import checks, comparison, overview, series
+from tflearn.extensions.experiments.checks import Series
+from tflearn.extensions.experiments.comparison import Axis, Comparison, Group
+from tflearn.files.run_dir import RunDir, read_json, write_atomically
+from tflearn.launch.reports import COLLECT_PARTS, quoted, shares
+
+_MAX_VIDEO_BYTES = 2_500_000
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:">
+<link rel="icon" href="data:,">
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #222 }}
+table {{ border-collapse: collapse; margin: 1em 0 }} th, td {{ padding: .25em .7em; border-bottom: 1px solid #ddd;
+text-align: left; vertical-align: top }} img, video {{ max-width: 100% }}
+pre {{ background: #f4f4f4; padding: .7em; overflow-x: auto; font-size: 13px }}
+dl {{ background: #eef4fb; padding: .7em 1em }} dt {{ font-weight: bold }} dd {{ margin: 0 0 .6em 1em }}
+</style></head><body>
+<h1>{title}</h1>
+{body}
+</body></html>
+"""
+
+
+def write(
+    runs: Sequence[str],
+    output: pathlib.Path,
+    axis: Axis = 'env_steps',
+    metric: str = 'return',
+    lower_is_better: bool = False,
+) -> str:
+    """Writes the page; returns the answers that it begins with as lines of text. For the arguments see `compare`.
+
+    Raises:
+      ValueError: if there is no run, or no evaluation with the metric.
+    """
+    groups = comparison.groups_of(runs)
+    found = comparison.of_groups(groups, axis, metric, lower_is_better)
+    order = sorted(found.groups, key=lambda group: group.score[0], reverse=not lower_is_better)
+    page = _Page(dataclasses.replace(found, groups=tuple(order)), groups)
+    title = f'Report of {", ".join(group.label for group in order)}'
+    write_atomically(output, _PAGE.format(title=html.escape(title), body=page.body()))
+    return '\n'.join(f'{question} {answer}' for question, answer in page.answers().items())
+
+
+class _Page:
+    """The parts of the page. The first group of the comparison is the best one."""
+
+    def __init__(self, found: Comparison, groups: Mapping[str, Sequence[RunDir]]):
+        self.found = found
+        self._groups = {group.label: groups[group.label] for group in found.groups}
+        self._series = {label: [_read_series(run) for run in its_runs] for label, its_runs in self._groups.items()}
+        self._times = {
+            label: [_times(run, its) for run, its in zip(its_runs, self._series[label], strict=True)]
+            for label, its_runs in self._groups.items()
+        }
+
+    def answers(self) -> dict[str, str]:
+        """Returns the four answers by their questions."""
+        best = self.found.groups[0]
+        return {
+            'Which setting was best?': f'{best.label}: {self.found.metric} {_estimate(best)}',
+            'How sure is that?': self._certainty(best),
+            'What was slow?': '; '.join(f'{label}: {_bottleneck(times)}' for label, times in self._times.items()),
+            'How do I repeat it?': _command(best.label, self._groups[best.label]),
+        }
+
+    def _certainty(self, best: Group) -> str:
+        texts = [] if len(best.names) > 1 else [f'{best.label} is one run, which says little: run several seeds']
+        sign = -1.0 if self.found.lower_is_better else 1.0
+        for other in self.found.groups[1:]:
+            number, low, high = comparison.probability_of_improvement(sign * best.scores, sign * other.scores)
+            single = min(len(best.names), len(other.names)) < 2
+            verdict = 'better' if low > 0.5 else 'not decided, more seeds would tell'
+            verdict = '(a single run decides nothing)' if single else f'[{low:.2g}, {high:.2g}]: {verdict}'
+            texts.append(
+                f'a run of {best.label} is better than one of {other.label} with probability {number:.2g} {verdict}'
+            )
+        if len(self.found.groups) == 1 and not texts:
+            texts.append(f'there is no other setting to compare with; the interval is of {len(best.names)} runs')
+        return '; '.join(texts)
+
+    def body(self) -> str:
+        """Returns the page's body."""
+        parts = ['<dl>']
+        for question, answer in self.answers().items():
+            answer = html.escape(answer)
+            parts.append(f'<dt>{question}</dt><dd>{f"<code>{answer}</code>" if "repeat" in question else answer}</dd>')
+        parts += ['</dl>', self._curves(), self._slow(), self._distribution(), self._video(), self._endings()]
+        return '\n'.join([*parts, self._configuration(), self._repeat()])
+
+    def _curves(self) -> str:
+        table = _table(self.found.head, [row.cells for row in self.found.rows()])
+        pictures = [_picture(self.found.draw, f'{self.found.metric} by {self.found.axis}')]
+        if self.found.axis != 'secs':
+            with contextlib.suppress(UserValueError):  # evaluations that do not know when their policy was exported
+                by_secs = comparison.of_groups(self._groups, 'secs', self.found.metric, self.found.lower_is_better)
+                pictures.append(_picture(by_secs.draw, f'{self.found.metric} by seconds'))
+        return f'<h2>Learning curves</h2><p>{html.escape(self.found.about)}.</p>{table}{"".join(pictures)}'
+
+    def _slow(self) -> str:
+        rows = []
+        for label, its_runs in self._groups.items():
+            for run, times, its_series in zip(its_runs, self._times[label], self._series[label], strict=True):
+                wrong = [finding for finding in checks.run_all(its_series) if finding.wrong]
+                looks = '; '.join(f'{finding.check}: {finding.text}' for finding in wrong)
+                parts = map(shares, times)
+                rows.append([label, run.root.name, *parts, _bottleneck([times]), _speed(run, its_series), looks or '-'])
+        head = ['group', 'run', "learner's time", "collectors' time", 'bottleneck', 'speed', 'tflearn-doctor finds']
+        return f'<h2>What was slow</h2>{_table(head, rows)}'
+
+    def _distribution(self) -> str:
+        """The returns of the episodes in each run's best evaluation."""
+        rows, pooled = [], {}
+        for label, its_runs in self._groups.items():
+            found = {run: best for run in its_runs if (best := self._best(run)) is not None}
+            pooled[label] = np.concatenate([best['returns'] for best in found.values()])
+            for run, best in found.items():
+                quantiles = np.quantile(best['returns'], (0.0, 0.25, 0.5, 0.75, 1.0))
+                numbers = [best['train_step'], len(best['returns']), best['mean_return'], *quantiles]
+                rows.append([label, run.root.name, *(f'{number:.6g}' for number in numbers)])
+
+        def draw(path: pathlib.Path) -> None:
+            with learning_curve.image(path) as axes:
+                for label, returns in pooled.items():
+                    axes.ecdf(returns, complementary=True, label=f'{label} ({len(returns)} episodes)')
+                axes.set_xlabel('return')
+                axes.set_ylabel('share of the episodes with at least this return')
+
+        head = ['group', 'run', 'train step', 'episodes', 'mean', 'least', '25%', 'median', '75%', 'greatest']
+        return (
+            '<h2>Episodes of the best evaluation</h2>'
+            f'<p>Returns of the greedy policy that was best by its evaluation.</p>{_table(head, rows)}'
+            + _picture(draw, 'distribution of returns')
+        )
+
+    def _best(self, run: RunDir) -> dict[str, Any] | None:
+        """Returns the best evaluation of a run by the metric."""
+        found = {
+            number: each
+            for each in evaluation_record.read(run.evaluations)
+            if (number := evaluation_record.value(each, self.found.metric)) is not None
+        }
+        return found[(min if self.found.lower_is_better else max)(found)] if found else None
+
+    def _video(self) -> str:
+        """The newest video of the best run up to its best policy, or why there is none."""
+        group = self.found.groups[0]
+        name = group.names[int((np.argmin if self.found.lower_is_better else np.argmax)(group.scores))]
+        run = next(run for run in self._groups[group.label] if run.root.name == name)
+        best = (self._best(run) or {}).get('train_step', 0)
+        steps = {int(path.name.rpartition('_')[2]): path for path in run.videos.glob('train_step_*')}
+        files = sorted(steps[min(steps, key=lambda step: abs(step - best))].glob('*.mp4')) if steps else []
+        if not files:
+            text = 'None was recorded (evaluate.evaluate.record_video = @gymnasium_env.record).'
+        elif files[0].stat().st_size > _MAX_VIDEO_BYTES:
+            text = f'It is too large for this page: {html.escape(str(files[0]))}'
+        else:
+            content = base64.b64encode(files[0].read_bytes()).decode()
+            text = f'{run.root.name}, {files[0].parent.name.replace("_", " ")} (best: {best}):<br>'
+            text += f'<video controls src="data:video/mp4;base64,{content}"></video>'
+        return f'<h2>Video of the best policy</h2><p>{text}</p>'
+
+    def _endings(self) -> str:
+        rows = [[label, run.root.name, *overview.cells(run)] for label, its in self._groups.items() for run in its]
+        return f'<h2>What ended the runs</h2>{_table(["group", "run", *overview.HEAD], rows)}'
+
+    def _configuration(self) -> str:
+        values = {
+            label: [{name: repr(value) for name, value in overview.settings(run).items()} for run in its_runs]
+            for label, its_runs in self._groups.items()
+        }
+        names = {name: None for its in values.values() for each in its for name in each if not name.endswith('.seed')}
+        rows = [
+            [name, *(' or '.join(sorted({each.get(name, 'unset') for each in its})) for its in values.values())]
+            for name in names
+        ]
+        rows = [row for row in rows if len({*row[1:]}) > 1 or ' or ' in row[1]]
+        texts = [
+            f'<details><summary>{html.escape(f"{label}, {its[0].root.name}: config.gin")}</summary>'
+            f'<pre>{html.escape(its[0].config.read_text(encoding="utf-8"))}</pre></details>'
+            for label, its in self._groups.items()
+            if its[0].config.exists()
+        ]
+        differences = _table(['setting', *values], rows) if rows else '<p>No setting differs, besides the seeds.</p>'
+        return f'<h2>Configuration</h2>{differences}{"".join(texts)}'
+
+    def _repeat(self) -> str:
+        lines = []
+        for label, its_runs in self._groups.items():
+            policy = read_json(its_runs[0].greedy_policy / 'best' / 'metadata.json') or {}
+            names = ('tflearn_version', 'tensorflow_version', 'code_revision')
+            facts = [f'{name} {policy[name]}' for name in names if name in policy]
+            lines += [f'# {label}: {", ".join(facts)}', _command(label, its_runs), '']
+        return f'<h2>Repeat it</h2><pre>{html.escape(chr(10).join(lines))}</pre>'
+
+
+def _read_series(run: RunDir) -> Series:
+    with contextlib.suppress(UserValueError):  # without summaries
+        return series.read(run)
+    return {}
+
+
+Times = tuple[Mapping[str, float], Mapping[str, float]]  # seconds of the learner's parts, and of the collectors'
+
+
+def _times(run: RunDir, its_series: Series) -> Times:
+    """Returns where a run's time went, as far as it is recorded."""
+    statuses = run.statuses()
+    train = statuses.get('train', {})
+    apart = [each for name, each in statuses.items() if name != 'train' and 'policy_secs' in each]
+    # The learner's status has the seconds of all collectors, also of those in processes of their own.
+    sources = [train] if 'policy_secs' in train else apart
+    collectors: dict[str, float] = {
+        part: sum(float(each.get(f'{part}_secs') or 0.0) for each in sources) for part in COLLECT_PARTS
+    }
+    rate = its_series.get('train/steps_per_sec')
+    if rate is None:
+        return {}, collectors
+    secs = np.diff(rate.steps, prepend=0) / np.maximum(rate.values, 1e-9)
+    parts = {'waiting for data': 0.0, 'publishing, exporting, saving': 0.0}
+    for part, tag, unit in zip(parts, ('data_wait_share', 'trigger_secs'), (secs, np.ones_like(secs)), strict=True):
+        if points := its_series.get(f'train/{tag}'):
+            parts[part] = float((np.interp(rate.steps, points.steps, points.values) * unit).sum())
+    if not apart and not run.commands.exists():  # collected in the learner's process
+        parts['collecting'] = float(np.sum([*collectors.values()]))
+    return {'training': max(0.0, float(secs.sum() - np.sum([*parts.values()]))), **parts}, collectors
+
+
+def _speed(run: RunDir, its_series: Series) -> str:
+    done = read_json(run.done) or {}
+    secs, rss = done.get('seconds') or 0.0, its_series.get('train/rss_mb')
+    rates = [f'{done[name] / secs:,.0f} {name.replace("_", " ")}s/s' for name in ('train_step', 'env_steps') if secs]
+    return ', '.join([*rates, *([f'learner {rss.values[-1]:,.0f} MB'] if rss else [])]).replace('stepss', 'steps')
+
+
+def _bottleneck(times: Sequence[Times]) -> str:
+    """Names what took the greatest part of the time of some runs."""
+    learner, collectors = collections.Counter[str](), collections.Counter[str]()
+    for of_learner, of_collectors in times:
+        learner.update(of_learner)  # type: ignore[arg-type]  # which adds any numbers
+        collectors.update(of_collectors)  # type: ignore[arg-type]
+    if not learner.total():
+        return 'not recorded (train.SummaryOptions.interval_steps)'
+    ((most, secs),) = learner.most_common(1)
+    text = f"{most}, {secs / learner.total():.0%} of the learner's time"
+    if most in ('waiting for data', 'collecting') and collectors.total():
+        ((part, secs),) = collectors.most_common(1)
+        text += f"; of the collectors' time {part} took {secs / collectors.total():.0%}"
+    return text
+
+
+def _command(label: str, runs: Sequence[RunDir]) -> str:
+    """Returns the command that repeats the runs of a group, in another directory."""
+    first = runs[0]
+    if not first.config.exists():
+        return f'# {label} recorded no configuration: repeat the call that started it'
+    config, seeds = quoted(first.config), [re.fullmatch(r'seed_(\d+)', run.root.name) for run in runs]
+    root, in_processes = f'--root_dir={shlex.quote(f"runs/{pathlib.Path(label).name}_again")}', first.commands.exists()
+    if all(seeds):
+        numbers = sorted(int(seed[1]) for seed in seeds if seed)
+        mode = '' if in_processes else ' --mode=synchronous'
+        return f'tflearn-seeds --gin_file={config} {root} --first_seed={numbers[0]} --seeds={len(numbers)}{mode}'
+    if in_processes:
+        return f'tflearn-launch --gin_file={config} {root}'
+    return f'tflearn-synchronous --gin_file={config} {root}'
+
+
+def _estimate(group: Group) -> str:
+    score, low, high = group.score
+    interval = '' if np.isnan(low) else f' [{low:.4g}, {high:.4g}]'
+    return f'{score:.4g}{interval} over {len(group.names)} run{"s" * (len(group.names) > 1)}'
+
+
+def _picture(draw: Callable[[pathlib.Path], object], text: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / 'picture.png'
+        draw(path)
+        content = base64.b64encode(path.read_bytes()).decode()
+    return f'<p><img alt="{html.escape(text)}" src="data:image/png;base64,{content}"></p>'
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    def row(cells: Sequence[object], tag: str) -> str:
+        return f'<tr>{"".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)}</tr>'
+
+    return f'<table>{row(head, "th")}{"".join(row(each, "td") for each in rows)}</table>'

@@ -1,0 +1,216 @@
+"""Off-policy evaluation of a run's exported policy on recorded episodes: no environment is needed."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from tf_agents.trajectories import policy_step
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.core.errors import UserValueError
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.data import columns
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.extensions.product import evaluation
+from tflearn.extensions.product.evaluation import Evaluation, OpeOptions, RecordedSteps
+from tflearn.extensions.product.linear_models import MAX_INPUTS
+from tflearn.files.run_dir import RunDir
+from tflearn.jobs import chosen_policy
+from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError
+from tflearn.policies.loader import LoadedPolicy
+
+_NUM_SAMPLES = 8  # actions of a stochastic policy in each state
+_NUM_ROWS, _NUM_EPISODES = 4096, 256  # of a call of the policy
+
+# Time steps and actions [B], and the policy's state before them -> an array [B, ...], and the next state.
+_Call = Callable[..., tuple[np.ndarray, Any]]
+
+
+def evaluate_on_data(
+    run_dir: RunDir,
+    paths: Sequence[str],
+    filters: Mapping[str, Any],
+    policy: str = 'greedy_policy',
+    train_step: int | None = None,
+    epsilon: float = 0.0,
+    **options: Any,
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Estimates the value of an exported policy from recorded episodes.
+
+    Args:
+      run_dir: the directory of the run that exported the policy.
+      paths: the data sets, see `Dataset`.
+      filters: which episodes are read, see `Dataset`.
+      policy: the name of the policy that is evaluated.
+      train_step: the train step of its version; None takes the run's result, else the newest.
+      epsilon: the share of uniformly random actions among the policy's own, in [0, 1].
+      **options: see `OpeOptions`.
+
+    Returns:
+      (estimates, facts): the facts, for a JSON file, are the estimates and what was evaluated.
+
+    Raises:
+      ValueError: if there is no such policy or data set, they are of different environments, the reward is no single
+        number, or the policy draws actions of unknown probabilities.
+    """
+    dataset, ope_options = Dataset(paths, **filters), OpeOptions(**options)
+    loaded = chosen_policy.load(run_dir, policy, train_step)
+    reader = EpisodeReader(dataset)
+    specs = columns.read_specs(reader.directories[0])
+    loaded.check(specs)
+    logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, reader.directories)))
+    episodes, log_behaviour = read(dataset, specs)
+    recorded = _recorded(episodes, log_behaviour, specs, loaded, epsilon)
+    found = evaluation.evaluate(recorded, ope_options, _bounds(specs))
+    facts = {
+        'policy': str(loaded.path),
+        'train_step': loaded.train_step,
+        'epsilon': epsilon,
+        'data': [str(directory) for directory in reader.directories],
+        'options': dataclasses.asdict(ope_options),
+    }
+    return found, facts | found.json()
+
+
+def read(dataset: Dataset, specs: EnvironmentSpecs) -> tuple[list[Any], np.ndarray | None]:
+    """Returns the episodes, and the log-probabilities of all their rows [S]; None if a data set has none.
+
+    Raises:
+      ValueError: if there are no episodes, or the reward is no single number.
+    """
+    if tf.nest.is_nested(specs.reward) or specs.reward.shape.rank:
+        raise UserValueError(f'got episodes with the reward {specs.reward}; need a single number')
+    plain = columns.data_spec(specs)
+    with_info = columns.data_spec(specs, columns.LOG_PROBABILITY)
+    (column,) = set(columns.columns_of(with_info)) - set(columns.columns_of(plain))
+    known = all(column in columns.read_columns(each) for each in EpisodeReader(dataset).directories)
+    episodes = list(EpisodeReader(dataset, with_info if known else plain).episodes())
+    if not episodes:
+        raise UserValueError('got no episodes that pass the filters; need at least two')
+    if not known:
+        return episodes, None
+    rows = [policy_step.get_log_probability(episode.policy_info) for episode in episodes]
+    return episodes, np.concatenate(rows).astype(np.float64)
+
+
+def joined(episodes: Sequence[Any]) -> tuple[Any, np.ndarray]:
+    """Returns the rows of all episodes, a Trajectory [S] without policy info, and the number of rows of each, [E]."""
+    without_info = [episode._replace(policy_info=()) for episode in episodes]
+    rows = tf.nest.map_structure(lambda *leaves: np.concatenate(leaves), *without_info)
+    return rows, np.array([len(episode.reward) for episode in episodes])
+
+
+def is_step(rows: Any) -> np.ndarray:
+    """Returns whether an action was taken in each row and had its effect, [S]."""
+    return np.asarray((rows.step_type != ts.StepType.LAST) & (rows.next_step_type != ts.StepType.FIRST))
+
+
+def log_probabilities(
+    policy: LoadedPolicy, specs: EnvironmentSpecs, rows: Any, lengths: np.ndarray, epsilon: float
+) -> np.ndarray:
+    """Returns the log-probabilities of the actions in all rows, [S], under a policy mixed with random actions.
+
+    Raises:
+      ValueError: as `ActionProbabilities`.
+    """
+    policy.check(specs)
+    known = ActionProbabilities(policy, specs, epsilon, chosen_policy.mask_of(policy, specs))
+    return _log_probability(known, policy, rows, lengths)
+
+
+def _recorded(
+    episodes: Sequence[Any],
+    log_behaviour: np.ndarray | None,
+    specs: EnvironmentSpecs,
+    policy: LoadedPolicy,
+    epsilon: float,
+) -> RecordedSteps:
+    """Returns the episodes' rows, and what the policy does in them."""
+    rows, lengths = joined(episodes)
+    acting, mask = chosen_policy.acting(policy, specs, epsilon, 0)
+    log_target, choices, samples = None, None, np.zeros((0, len(rows.reward), 0))
+    with contextlib.suppress(NoDensityError):
+        known = ActionProbabilities(policy, specs, epsilon, mask)
+        log_target = _log_probability(known, policy, rows, lengths)
+        if known.num_choices:
+            choices = _over_rows(policy, lambda step, _, state: known.probabilities(step, state), rows, lengths)
+    if choices is None:
+        num_samples = _NUM_SAMPLES if policy.is_stochastic or epsilon else 1
+
+        def draw(time_step: ts.TimeStep, _: Any, state: Any) -> tuple[np.ndarray, Any]:
+            steps = [acting.action(time_step, state) for _ in range(num_samples)]
+            return np.stack([_numbers(action) for action, _ in steps], axis=1), steps[0][1]
+
+        samples = np.clip(_over_rows(policy, draw, rows, lengths).swapaxes(0, 1), *_bounds(specs))
+    # As the environment does: an action beyond a bound has the effect of the bound.
+    actions = np.clip(_numbers(rows.action), *_bounds(specs))
+    if choices is not None:
+        actions = actions - float(np.asarray(specs.action.minimum))
+    return RecordedSteps(
+        lengths,
+        _observations(rows.observation),
+        is_step(rows),
+        rows.reward.astype(np.float64),
+        rows.discount.astype(np.float64),
+        actions,
+        log_behaviour,
+        log_target,
+        choices,
+        samples,
+    )
+
+
+def _time_steps(rows: Any) -> ts.TimeStep:
+    """Returns what the policy saw: the reward and the discount of a time step are those of the row before."""
+    first = rows.step_type == ts.StepType.FIRST
+    reward = np.where(first, 0, np.roll(rows.reward, 1)).astype(rows.reward.dtype)
+    discount = np.where(first, 1, np.roll(rows.discount, 1)).astype(rows.discount.dtype)
+    return ts.TimeStep(rows.step_type, reward, discount, rows.observation)
+
+
+def _log_probability(known: ActionProbabilities, policy: LoadedPolicy, rows: Any, lengths: np.ndarray) -> np.ndarray:
+    call = lambda time_step, action, state: known.log_probability(time_step, state, action)  # noqa: E731
+    return _over_rows(policy, call, rows, lengths)
+
+
+def _over_rows(policy: LoadedPolicy, call: _Call, rows: Any, lengths: np.ndarray) -> np.ndarray:
+    """Returns what `call` returns for all rows [S, ...], in order; a policy with memory takes the episodes in time."""
+    given = (_time_steps(rows), rows.action)
+    at = lambda index: tf.nest.map_structure(lambda leaf: leaf[index], given)  # noqa: E731
+    num_rows, starts = int(lengths.sum()), np.cumsum(lengths) - lengths
+    if not tf.nest.flatten(policy.initial_state(1)):
+        return np.concatenate([call(*at(slice(i, i + _NUM_ROWS)), ())[0] for i in range(0, num_rows, _NUM_ROWS)])
+    result: np.ndarray | None = None
+    for begin in range(0, len(lengths), _NUM_EPISODES):
+        first, size = starts[begin : begin + _NUM_EPISODES], lengths[begin : begin + _NUM_EPISODES]
+        state = policy.initial_state(len(first))
+        for t in range(size.max()):
+            index, inside = first + np.minimum(t, size - 1), t < size
+            found, state = call(*at(index), state)
+            result = np.zeros((num_rows, *found.shape[1:])) if result is None else result
+            result[index[inside]] = found[inside]
+    return np.asarray(result)
+
+
+def _bounds(specs: EnvironmentSpecs) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the least and the greatest of each number of an action, float64 [number of numbers]."""
+    broadcast = lambda name: lambda spec: np.broadcast_to(getattr(spec, name), (1, *spec.shape))  # noqa: E731
+    low, high = (_numbers(tf.nest.map_structure(broadcast(name), specs.action))[0] for name in ('minimum', 'maximum'))
+    return low, high
+
+
+def _numbers(nest: Any) -> np.ndarray:
+    """Returns all numbers of each row, float64 [S, number of numbers]."""
+    leaves = tf.nest.flatten(nest)
+    return np.concatenate([np.reshape(leaf, (len(leaf), -1)).astype(np.float64) for leaf in leaves], axis=1)
+
+
+def _observations(observation: Any) -> np.ndarray:
+    """Returns the numbers of the observations; without their values if no value is fitted to so many."""
+    leaves = tf.nest.flatten(observation)
+    size = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves)
+    return _numbers(observation) if size <= MAX_INPUTS else np.broadcast_to(0.0, (len(leaves[0]), size))

@@ -1,0 +1,280 @@
+"""Logs of other programs -> a data set: vocabularies first, then rows, put together to episodes in bounded memory.
+
+Rows of an episode may stand anywhere in the files. They are divided by a hash of the episode among files on disk, each
+of which fits into memory. The same rows give the same data set, whatever the format and wherever the blocks end.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import IO, Any, TypeVar
+
+import numpy as np
+
+from tflearn.core.errors import UserValueError
+from tflearn.data import arrays, columns, metadata
+from tflearn.data.conversion import new_directory
+from tflearn.data.records import Records
+from tflearn.data.writer import EpisodeWriter
+from tflearn.extensions.product import tables
+from tflearn.extensions.product.log_rows import ACTION, ROWS_OF_A_FILE, ColumnMap, Report, RowEncoder, read_map
+from tflearn.extensions.product.outcomes import OPEN, OutcomeOptions, Outcomes, options_of
+from tflearn.files.run_dir import read_json, write_json
+
+MAX_CATEGORIES = 100_000
+_NUM_PARTS = 64
+_MAX_AHEAD = 2  # items
+_MAX_ENCODED = 1 << 15  # rows
+_T = TypeVar('_T')
+_KEPT = {'episode': 'key', 'id': 'id'}
+# The columns of a server's decisions.
+_DECISIONS = {'id': 'id', 'time': 'time', 'propensity': 'probability', 'outcomes': {}}
+
+
+def import_logs(
+    paths: Sequence[pathlib.Path],
+    column_map: pathlib.Path,
+    output: pathlib.Path,
+    vocabularies: pathlib.Path | None = None,
+    compress: bool = False,
+    outcomes: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> str:
+    """Writes the episodes of logs to a new data set, see `run`; returns what was found, in lines.
+
+    Args:
+      paths: files in CSV, Parquet or JSON lines.
+      column_map: the file that says what each column means.
+      output: the new directory.
+      vocabularies: an earlier data set, whose vocabularies are taken.
+      compress: compress the files with gzip.
+      outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then.
+      **options: see `Report`.
+    """
+    report = Report(**options)
+    mapped = read_map(column_map, _DECISIONS if outcomes is not None else {})
+    joined = None if outcomes is None else options_of(mapped.outcomes, **outcomes)
+    run(paths, mapped, output, report, vocabularies, compress, joined)
+    return str(report)
+
+
+def run(
+    paths: Sequence[pathlib.Path],
+    mapped: ColumnMap,
+    output: pathlib.Path,
+    report: Report,
+    vocabularies: pathlib.Path | None = None,
+    compress: bool = False,
+    outcomes: OutcomeOptions | None = None,
+) -> None:
+    """Writes the episodes of logs to a new data set, which appears whole.
+
+    Args:
+      paths: files, of any of the formats, in their order.
+      mapped: what each column means.
+      output: the new directory.
+      report: counts what is found.
+      vocabularies: an earlier data set, whose vocabularies are taken; None collects them from the data.
+      compress: compress the files with gzip.
+      outcomes: gives the rewards, if the logs have none; the map has an id and a time then.
+
+    Raises:
+      ValueError: if there are more bad rows than the report allows, or no episode at all, or more categories than
+        MAX_CATEGORIES, or the directory exists.
+    """
+    words = _vocabularies(paths, mapped, vocabularies)
+    encoder, keys = RowEncoder(mapped, words, report), mapped.keys
+    info = arrays.spec(_policy_info(np.zeros(1, encoder.dtype), keys))
+    stored = columns.columns_of(columns.data_spec(encoder.specs, info))
+    with new_directory(output) as begun:
+        writer = EpisodeWriter(begun, encoder.specs, stored, compress=compress)
+        with contextlib.closing(writer), contextlib.ExitStack() as stack:
+            rows = _encoded(paths, mapped, encoder)
+            if outcomes:
+                joined = Outcomes(outcomes, report)
+                parts = stack.enter_context(_divided(joined.blocks(), joined.dtype, 'id'))
+                rows = map(joined.join, stack.enter_context(_divided(rows, encoder.dtype, 'id')), parts)
+            if by := next((_KEPT[name] for name in _KEPT if name in keys), None):
+                if by == 'key' or not outcomes:
+                    rows = stack.enter_context(_divided(rows, encoder.dtype, by))
+                order = _Order(paths, keys, report)
+                rows = (order(part) for part in rows if len(part))
+            else:
+                rows = (part[~part['bad']] for part in rows)
+            for records in _ahead(_records(writer, rows, keys)):
+                writer.write_records(records)
+        if not writer.num_episodes:
+            waiting = f' ({report.counts[OPEN]} {OPEN}: wait, or give --until)' if report.counts[OPEN] else ''
+            raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}{waiting}; need at least one')
+        report.counts.update(episodes=writer.num_episodes, steps=writer.num_steps)
+        categories = {each.name for each in mapped.features if each.kind == 'category'}
+        write_json(begun / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
+        facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
+        columns.write_metadata(begun, {**facts, **metadata.versions()})
+
+
+def _vocabularies(
+    paths: Sequence[pathlib.Path], mapped: ColumnMap, earlier: pathlib.Path | None
+) -> dict[str, list[str]]:
+    """Returns the values of each category: those of the map, else of an earlier data set, else all, sorted."""
+    words = {each.name: list(each.values) for each in mapped.features if each.kind == 'category'}
+    if earlier is not None:
+        known = read_json(earlier / metadata.VOCABULARIES, *(name for name, values in words.items() if not values))
+        if known is None:
+            raise UserValueError(
+                f'got {earlier} without a {metadata.VOCABULARIES} of {", ".join(words)}; need a data set of such'
+            )
+        words = {name: values or known[name] for name, values in words.items()}
+    missing = {each.name: each.columns[0] for each in mapped.features if words.get(each.name) == []}
+    found: dict[str, set[str]] = {name: set() for name in missing}
+    for path in paths if missing else ():
+        names = list(dict.fromkeys(missing.values()))
+        for block in tables.read(path, names, (), categories=names):
+            for name, column in missing.items():
+                array = block.columns[column]
+                feature = mapped.feature(name)
+                found[name].update(tables.distinct(tables.lists(array)[0] if feature and feature.length else array))
+                if len(found[name]) > MAX_CATEGORIES:
+                    raise UserValueError(
+                        f'got {name} with more than {MAX_CATEGORIES} values; need at most that; hash them'
+                    )
+    action = mapped.feature(ACTION)
+    if action and action.kind == 'integer':
+        low, high = map(int, action.bounds)
+        words[ACTION] = [str(value) for value in range(low, high + 1)]
+    for name, values in found.items():
+        words[name] = sorted(values, key=lambda text: (len(text), text) if text.isdigit() else (1 << 30, text))
+        if not values:
+            raise UserValueError(f'got no value of {name} in {missing[name]!r}; need at least one')
+    return words
+
+
+def _encoded(paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder) -> Iterator[np.ndarray]:
+    """Yields the rows of all files."""
+    for i, path in enumerate(paths):
+        for block in _ahead(tables.read(path, mapped.names, mapped.numeric)):
+            yield encoder(path, i, block)
+
+
+def _ahead(items: Iterator[_T]) -> Iterator[_T]:
+    """Yields items that a thread has ready before they are needed."""
+    with concurrent.futures.ThreadPoolExecutor(1, 'log_import') as pool:
+        waiting = collections.deque(pool.submit(lambda: next(items, None)) for _ in range(_MAX_AHEAD))
+        while (item := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(lambda: next(items, None)))
+            yield item
+
+
+@contextlib.contextmanager
+def _divided(blocks: Iterator[np.ndarray], dtype: np.dtype, by: str) -> Iterator[Iterator[np.ndarray]]:
+    """Divides rows among files; yields an iterator over their rows, where all of one `by` stand in one file."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(_NUM_PARTS)]
+        for rows in _ahead(blocks):
+            part = (rows[by] % np.uint64(_NUM_PARTS)).astype(np.uint8)
+            places = np.argsort(part, kind='stable')
+            bounds = np.searchsorted(part[places], np.arange(_NUM_PARTS + 1)).tolist()
+            rows = rows[places]
+            for i, file in enumerate(files):
+                file.write(rows[bounds[i] : bounds[i + 1]].data)
+        yield map(_content, files, itertools.repeat(dtype))
+
+
+def _content(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
+    with file:
+        file.seek(0)
+        return np.fromfile(file, dtype)
+
+
+@dataclasses.dataclass
+class _Order:
+    """Puts the rows of whole episodes in order: without doubles, and without the episodes that have a bad row."""
+
+    paths: Sequence[pathlib.Path]
+    keys: Collection[str]
+    report: Report
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        if (rows['row'][1:] < rows['row'][:-1]).any():
+            rows = rows[np.argsort(rows['row'])]
+        first = _first_rows(rows)
+        if (first[1:] < first[:-1]).any():
+            order = np.argsort(first, kind='stable')
+            rows, first = rows[order], first[order]
+        if 'time' in self.keys:
+            back = _same(rows, 'key') & (rows['time'][1:] < rows['time'][:-1])
+            self._found(rows, 'disorder', 1 + np.flatnonzero(back), 'the time after the row before it')
+            if back.any():
+                rows = rows[np.lexsort((rows['row'], rows['time'], first))]
+        if 'id' in self.keys:
+            by = ('row', 'id', 'key') if 'episode' in self.keys else ('row', 'id')
+            order = np.lexsort([rows[name] for name in by])
+            double = order[1:][np.logical_and.reduce([_same(rows[order], name) for name in by[1:]])]
+        else:
+            double = 1 + np.flatnonzero(_same(rows, 'key')) if 'time' in self.keys else np.arange(0)
+            for name in (name for name in rows.dtype.names if name not in ('row', 'key')):
+                double = double[_equal(rows[name][double], rows[name][double - 1])]
+        if not self._found(rows, 'duplicate', double, 'each row once') and len(double):
+            rows = np.delete(rows, double)
+        if rows['bad'].any():
+            left_out = np.unique(rows['key'][rows['bad']])
+            self.report.counts['episodes left out'] += len(left_out)
+            rows = rows[~np.isin(rows['key'], left_out)]
+        return rows
+
+    def _found(self, rows: np.ndarray, kind: str, which: np.ndarray, need: str) -> bool:
+        """Counts rows; returns whether they are refused, and marks them then."""
+        refused = self.report.found(kind, 'rows', len(which))
+        for i in which.tolist() if refused else ():
+            rows['bad'][i] = True
+            file, row = divmod(int(rows['row'][i]), ROWS_OF_A_FILE)
+            self.report.bad(f'{self.paths[file].name}, row {row}', f'a {kind}', f'{need}, by --refuse')
+        return refused
+
+
+def _first_rows(rows: np.ndarray) -> np.ndarray:
+    """Returns for each row, in the order of the files, the index of the first one of its episode."""
+    begins = np.flatnonzero(np.r_[True, ~_same(rows, 'key')])  # of rows of one episode that stand together
+    _, first, episode = np.unique(rows['key'][begins], return_index=True, return_inverse=True)
+    return np.repeat(begins[first][episode], np.diff(np.r_[begins, len(rows)]))
+
+
+def _same(rows: np.ndarray, name: str) -> np.ndarray:
+    """Returns whether each row but the first one has the value of the row before."""
+    return _equal(rows[name][1:], rows[name][:-1])
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns whether rows are equal."""
+    return np.asarray((one == other).all(axis=tuple(range(1, one.ndim))))
+
+
+def _policy_info(rows: np.ndarray, keys: Collection[str]) -> dict[str, np.ndarray]:
+    """Returns what a data set keeps of the decisions: probabilities, times, and the hashes of names."""
+    info = {name: rows[_KEPT[name]].view(np.int64) for name in ('episode', 'id') if name in keys}
+    if 'time' in keys:
+        info['time'] = rows['time']
+    if 'propensity' in rows.dtype.names:
+        info['log_probability'] = np.log(np.maximum(rows['propensity'], 1e-30))
+    return info
+
+
+def _records(writer: EpisodeWriter, ordered: Iterator[np.ndarray], keys: Collection[str]) -> Iterator[Records]:
+    """Yields the records of episodes, several at a time: few enough for the processor's cache."""
+    for rows in ordered:
+        bounds = np.flatnonzero(np.r_[True, ~_same(rows, 'key'), True]) if len(rows) else np.zeros(1, np.int64)
+        cuts = np.searchsorted(bounds, np.arange(0, len(rows), _MAX_ENCODED))
+        for first, after in itertools.pairwise(np.unique(np.r_[cuts, len(bounds) - 1]).tolist()):
+            part = rows[bounds[first] : bounds[after]]
+            names = [name for name in part.dtype.names if name.startswith('observation.')]
+            observation = {name.partition('.')[2]: part[name] for name in names}
+            truncated = part['truncated'] if 'truncated' in part.dtype.names else None
+            info, begins = _policy_info(part, keys), bounds[first:after] - bounds[first]
+            yield writer.encoder.encode(
+                *arrays.rows_of(observation, part[ACTION], part['reward'], info, begins, truncated)
+            )

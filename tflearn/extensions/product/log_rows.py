@@ -1,0 +1,357 @@
+"""The rows of a log as numbers: each block of a table becomes rows of one NumPy dtype; what is wrong is counted.
+
+And what each column of the log means: `ColumnMap`, the file of `tflearn-data import --columns`, in TOML.
+"""
+
+import collections
+import dataclasses
+import pathlib
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from tf_agents.specs import tensor_spec
+
+from tflearn.core.errors import UserOSError, UserValueError
+from tflearn.core.settings import PositiveInt, Range, checked_dataclass
+from tflearn.core.types import EnvironmentSpecs
+from tflearn.extensions.product import tables
+
+_COLUMNS = ('reward', 'propensity', 'truncated')  # numbers of a step
+_KEYS = ('episode', 'id', 'time')
+_OUTCOMES = 'outcomes'
+ACTION = 'action'
+
+
+@checked_dataclass(frozen=True)
+class Feature:
+    """A part of a step, and the columns that it is of.
+
+    Attributes:
+      name: such as 'observation.age' or 'action'.
+      columns: the columns, several for a vector of numbers.
+      kind: numbers; integers from `low` to `high`; categories, each an index into a vocabulary; or a list of the
+        actions that are allowed.
+      length: the number of elements, if the column has lists; shorter ones are filled.
+      missing: the number that takes the place of one that is missing; None makes such a row a bad one.
+      values: the vocabulary; () takes all values of the data.
+      low: the least integer, 0 by default, or the least number of an action, -1 by default.
+      high: the greatest one; 1 by default for numbers.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    kind: Literal['number', 'integer', 'category', 'mask'] = 'number'
+    length: PositiveInt | None = None
+    missing: Annotated[float, Range()] | None = None
+    values: tuple[str, ...] = ()
+    low: Annotated[float, Range()] | None = None
+    high: Annotated[float, Range()] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == 'integer' and (self.high is None or self.bounds[0] > self.bounds[1]):
+            raise UserValueError(
+                f'got {self.name} of integers from {self.low} to {self.high}; need both, or `high` alone'
+            )
+        if len(self.columns) != 1 and (self.kind != 'number' or self.length or not self.columns):
+            raise UserValueError(
+                f'got {self.name} of {len(self.columns)} columns; need one, or several of one number each'
+            )
+        low, high = self.bounds
+        if self.kind == 'integer' and self.missing is not None and not low <= self.missing <= high:
+            raise UserValueError(f'got {self.name} with missing = {self.missing:g}; need {low:g} to {high:g}')
+        if len(set(self.values)) < len(self.values):
+            raise UserValueError(f'got {self.name} with a value twice in `values`; need each once')
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest number, of integers and actions."""
+        low = self.low if self.low is not None else 0 if self.kind == 'integer' else -1
+        return low, 1 if self.high is None else self.high
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its tensor, of all kinds but a mask."""
+        return (self.length,) if self.length else (len(self.columns),) if len(self.columns) > 1 else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnMap:
+    """What each column of a log means.
+
+    Attributes:
+      features: the observation's, then the action, then those of `_COLUMNS` that are there.
+      keys: the columns of the episode, the row's id and the time, by these names; those that are there.
+      outcomes: the columns of outcomes that come in other files, see `OutcomeOptions`.
+    """
+
+    features: tuple[Feature, ...]
+    keys: Mapping[str, str]
+    outcomes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are read."""
+        return list(dict.fromkeys([*(name for each in self.features for name in each.columns), *self.keys.values()]))
+
+    @property
+    def numeric(self) -> set[str]:
+        """Those that hold numbers."""
+        return {name for each in self.features if each.kind in ('number', 'integer') for name in each.columns}
+
+    def feature(self, name: str) -> Feature | None:
+        """Returns the part of this name."""
+        return next((each for each in self.features if each.name == name), None)
+
+
+def read_map(path: pathlib.Path, given: Mapping[str, Any] = types.MappingProxyType({})) -> ColumnMap:
+    """Reads the file; raises ValueError for another one, and OSError if it cannot be read.
+
+    Args:
+      given: what holds unless the file has it.
+    """
+    try:
+        return parse_map({**given, **tomllib.loads(path.read_text(encoding='utf-8'))})
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserOSError(f'got --columns={path}, which cannot be read ({error}); need a file in TOML') from error
+
+
+def parse_map(given: Mapping[str, Any]) -> ColumnMap:
+    """Returns the map of TOML's tables."""
+    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES)
+    for name in given:
+        if name not in known:
+            raise UserValueError(f'got {name!r} among the columns; need one of {", ".join(known)}')
+    observation = given.get('observation')
+    is_complete = ACTION in given and ('reward' in given or _OUTCOMES in given)
+    if not isinstance(observation, dict) or not observation or not is_complete:
+        raise UserValueError(f'got the columns of {", ".join(given) or "nothing"}; need observation, action and reward')
+    parts = {f'observation.{name}': value for name, value in observation.items()}
+    parts |= {name: given[name] for name in (ACTION, *_COLUMNS) if name in given}
+    keys = {name: given[name] for name in _KEYS if name in given}
+    for name, value in keys.items():
+        if not isinstance(value, str):
+            raise UserValueError(f'got {name} = {value!r}; need the name of a column')
+    found = ColumnMap(tuple(_feature(name, value) for name, value in parts.items()), keys, given.get(_OUTCOMES, {}))
+    action = found.feature(ACTION)
+    masks = [each.name for each in found.features if each.kind == 'mask']
+    if action is None or action.kind == 'mask' or (masks and action.kind == 'number'):
+        raise UserValueError(
+            f'got an action of another kind, with the masks {masks}; need a category or an integer beside masks'
+        )
+    return found
+
+
+def _feature(name: str, value: Any) -> Feature:
+    given = {'column': value} if isinstance(value, str) else value
+    keys = ('column', *(field.name for field in dataclasses.fields(Feature) if field.name != 'name'))
+    if not isinstance(given, dict) or not set(given) <= set(keys):
+        raise UserValueError(f'got {name} = {value!r}; need a column, or a table of {", ".join(keys)}')
+    rest = {key: value for key, value in given.items() if key not in ('column', 'columns', 'values')}
+    columns = given.get('columns', [given.get('column', name.rpartition('.')[2])])
+    try:
+        return Feature(name, tuple(map(str, columns)), values=tuple(map(str, given.get('values', ()))), **rest)
+    except UserValueError as error:
+        raise UserValueError(f'got {name} wrong: {error}') from error
+
+
+REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
+ROWS_OF_A_FILE = 1 << 40  # 'row' is that times the number of the file, and the row in it
+_MAX_NAMED = 10
+
+Vocabularies = Mapping[str, Sequence[str]]
+
+
+@dataclasses.dataclass
+class Report:
+    """What was found in a log.
+
+    Attributes:
+      refused: which of `REFUSALS` make a row a bad one.
+      max_bad_rows: bad rows that are left out; one more is an error.
+      counts: of rows by what was done with them.
+    """
+
+    refused: Sequence[str] = ()
+    max_bad_rows: int = 0
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    def bad(self, place: str, got: str, need: str) -> None:
+        """Counts a bad row; raises ValueError if that is one too many."""
+        self.counts['bad rows'] += 1
+        if self.counts['bad rows'] > self.max_bad_rows:
+            most = f'--max_bad_rows={self.max_bad_rows}'
+            raise UserValueError(f'got {got} in {place}; need {need}; correct it, or allow more than {most}')
+        if self.counts['bad rows'] <= _MAX_NAMED:
+            logging.warning('left out a row: got %s in %s; need %s', got, place, need)
+
+    def found(self, kind: str, name: str, count: int) -> bool:
+        """Counts what `kind` of `REFUSALS` was found in a part; returns whether it is refused."""
+        if count:
+            self.counts[f'{kind}: {name}'] += count
+        return kind in self.refused
+
+    def __str__(self) -> str:
+        return '\n'.join(f'{name}: {count}' for name, count in sorted(self.counts.items()))
+
+
+class RowEncoder:
+    """Blocks of a table -> rows.
+
+    Attributes:
+      dtype: of a row: its parts by their names, and what orders it: 'key' (of its episode), 'id', 'time' and 'row';
+        'bad' rows only name an episode that is left out.
+      specs: the specs of the environment that the log is of.
+    """
+
+    def __init__(self, column_map: ColumnMap, vocabularies: Vocabularies, report: Report):
+        """Takes the vocabularies of all categories, by the names of their parts."""
+        self._map, self._report = column_map, report
+        self._vocabularies = {name: tables.vocabulary(values) for name, values in vocabularies.items()}
+        self._num_actions = len(vocabularies.get(ACTION, ()))
+        action = column_map.feature(ACTION)
+        self._start = int(action.bounds[0]) if action and action.kind == 'integer' else 0
+        fields: list[Any] = [('key', 'u8'), ('id', 'u8'), ('time', 'f8'), ('row', 'i8'), ('bad', '?')]
+        for each in column_map.features:
+            kind = {'number': 'f4', 'integer': 'i8', 'category': 'i8', 'mask': 'i1'}[each.kind]
+            fields.append((each.name, kind, (self._num_actions,) if each.kind == 'mask' else each.shape))
+        if not column_map.feature('reward'):  # outcomes have it
+            fields.append(('reward', 'f4'))
+        self.dtype = np.dtype(fields)
+        parts = {each.name.removeprefix('observation.'): self._spec(each) for each in column_map.features}
+        observed = {name: parts[name] for name in parts if f'observation.{name}' in (self.dtype.names or ())}
+        self.specs = EnvironmentSpecs(observed, parts[ACTION])
+
+    def _spec(self, feature: Feature) -> tf.TypeSpec:
+        shape = self.dtype[feature.name].shape
+        if feature.kind == 'mask':
+            return tensor_spec.BoundedTensorSpec(shape, tf.int8, 0, 1)
+        if feature.kind == 'category':
+            # An observation that no vocabulary has is 0.
+            size = len(self._vocabularies[feature.name]) - (feature.name == ACTION)
+            return tensor_spec.BoundedTensorSpec(shape, tf.int64, 0, size)
+        if feature.name == ACTION or feature.kind == 'integer':
+            dtype = tf.int64 if feature.kind == 'integer' else tf.float32
+            return tensor_spec.BoundedTensorSpec(shape, dtype, *feature.bounds)
+        return tf.TensorSpec(shape, tf.float32)
+
+    def __call__(self, path: pathlib.Path, number: int, block: tables.Block) -> np.ndarray:
+        """Returns the rows of a block of a file, [N] of `dtype`; `number` is that of the file."""
+        rows = np.zeros(len(block.rows), self.dtype)
+        rows['row'] = rows['key'] = number * ROWS_OF_A_FILE + block.rows
+        self._report.counts['rows'] += len(rows) + len(block.lost)
+        one = BlockChecks(block, self._report)
+        for each in self._map.features:
+            rows[each.name] = self._part(one, each)
+        self._check(one, rows)
+        if 'time' in self._map.keys:
+            rows['time'] = one.numbers(Feature('time', (self._map.keys['time'],)), tables.times)[0]
+        for field, name in (('key', 'episode'), ('id', 'id')):
+            if column := self._map.keys.get(name):
+                rows[field], missing = tables.hashes(block.columns[column])
+                one.mark(missing, column, f'the {name}')
+        one.report_bad(path)
+        rows['bad'][list(block.bad)] = True
+        return rows
+
+    def _part(self, one: 'BlockChecks', feature: Feature) -> np.ndarray:
+        """Returns the values of a part, [N, ...]."""
+        if feature.kind in ('number', 'integer') and not feature.length:
+            values = one.numbers(feature)
+            return np.stack(values, axis=-1) if len(values) > 1 else values[0]
+        column = feature.columns[0]
+        array = one.block.columns[column]
+        if feature.kind == 'category' and not feature.length:
+            return self._categories(one, feature, array, np.arange(len(array)))
+        flat, lengths, missing = tables.lists(array)
+        lists = np.repeat(np.arange(len(lengths)), lengths)
+        places = np.arange(len(lists)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        if feature.kind == 'mask':
+            found, _ = tables.indices(flat, self._vocabularies[ACTION])
+            one.mark(missing, column, 'the allowed actions')
+            one.mark(lists[found < 0], column, 'actions of the vocabulary')
+            allowed = np.zeros((len(lengths), self._num_actions), np.int8)
+            allowed[lists[found >= 0], found[found >= 0]] = 1
+            return allowed
+        size = feature.length or 0
+        one.mark(lengths > size, column, f'at most {size} elements')
+        kept = places < size
+        if feature.kind == 'category':
+            filled = np.zeros((len(lengths), size), np.int64)
+            filled[lists[kept], places[kept]] = self._categories(one, feature, flat, lists)[kept]
+            return filled
+        if feature.missing is None:
+            one.mark(lengths < size, column, f'{size} elements, or `missing` in the column map')
+        numbers = np.full((len(lengths), size), feature.missing or 0.0)
+        numbers[lists[kept], places[kept]] = one.checked(feature, column, tables.numbers(flat), lists)[kept]
+        return numbers
+
+    def _categories(self, one: 'BlockChecks', feature: Feature, array: Any, rows: np.ndarray) -> np.ndarray:
+        """Returns the index of each value; an observation's begin with 1, and those not in the vocabulary are 0."""
+        found, missing = tables.indices(array, self._vocabularies[feature.name])
+        if feature.name == ACTION:
+            one.mark(rows[found < 0], feature.columns[0], 'an action of the vocabulary')
+            return np.maximum(found, 0)
+        for kind, which in (('missing', missing), ('unknown', (found < 0) & ~missing)):
+            if self._report.found(kind, feature.name, int(np.count_nonzero(which))):
+                one.mark(rows[which], feature.columns[0], f'a value that is not {kind}, by --refuse')
+        return found + 1
+
+    def _check(self, one: 'BlockChecks', rows: np.ndarray) -> None:
+        """Marks actions that were not possible, and probabilities that are none."""
+        for each in self._map.features:
+            column, values = each.columns[0], rows[each.name]
+            if each.name == 'propensity':
+                one.mark(~((values > 0) & (values <= 1)), column, 'a probability above 0, and at most 1')
+            elif each.name == ACTION and each.kind == 'number':
+                low, high = each.bounds
+                outside = (values < low) | (values > high)
+                one.mark(outside.reshape(len(rows), -1).any(axis=1), column, f'{low:g} to {high:g}')
+            elif each.kind == 'mask':
+                allowed = values[np.arange(len(rows)), rows[ACTION] - self._start] == 1
+                one.mark(~allowed, column, 'the action of the row among those that are allowed')
+
+
+class BlockChecks:
+    """The rows of one block, and what is wrong with them."""
+
+    def __init__(self, block: tables.Block, report: Report):
+        self.block, self._report = block, report
+
+    def mark(self, rows: np.ndarray, column: str, need: str) -> None:
+        """Marks rows as bad: by their indices, or bool [N]. The first reason of a row counts."""
+        for i in (np.flatnonzero(rows) if rows.dtype == bool else rows).tolist():
+            if i not in self.block.bad:
+                value = self.block.columns[column][i].as_py()
+                self.block.bad[i] = f'{column} = {None if value == "" else value!r:.60}', need
+
+    def report_bad(self, path: pathlib.Path) -> None:
+        """Reports all bad rows."""
+        bad = {int(self.block.rows[i]): reason for i, reason in self.block.bad.items()}
+        for row, reason in sorted({**self.block.lost, **bad}.items()):
+            self._report.bad(f'{path.name}, row {row}', *reason)
+
+    def numbers(self, feature: Feature, read: Any = tables.numbers) -> list[np.ndarray]:
+        """Returns the numbers of each column of a part, [N]."""
+        rows, arrays = np.arange(len(self.block.rows)), self.block.columns
+        return [self.checked(feature, column, read(arrays[column]), rows) for column in feature.columns]
+
+    def checked(self, feature: Feature, column: str, found: Any, rows: np.ndarray) -> np.ndarray:
+        """Returns numbers; marks the rows of those that are none."""
+        values, missing, wrong = found
+        need = 'a time, as a number or by ISO 8601' if feature.name == 'time' else 'a finite number'
+        if feature.kind == 'integer':
+            low, high = feature.bounds
+            need, known = f'an integer from {low:g} to {high:g}', ~missing & ~wrong
+            wrong = wrong | (known & ~((values >= low) & (values <= high) & (values == np.floor(values))))
+        self.mark(rows[wrong], column, need)
+        if feature.missing is None:
+            self.mark(rows[missing], column, f'{need}, or `missing` in the column map')
+        elif self._report.found('missing', feature.name, int(np.count_nonzero(missing))):
+            self.mark(rows[missing], column, 'a value that is not missing, by --refuse')
+        least = feature.bounds[0] if feature.kind == 'integer' else 0.0
+        return np.where(missing | wrong, least if feature.missing is None else feature.missing, values)

@@ -1,0 +1,162 @@
+"""The tensors of TensorFlow Serving's REST interface: JSON in rows ("instances") or columns ("inputs"), and back."""
+
+import base64
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.extensions.serving.served_version import InvalidRequest, Signature
+from tflearn.net import http_request
+
+_MAX_RANK, _MAX_LISTS = 32, 1 << 17
+
+_KINDS = {'i': 'iu', 'u': 'iu', 'f': 'iuf', 'V': 'iuf', 'b': 'b', 'O': 'O'}  # those of JSON for each of a dtype
+
+
+class PredictJson(NamedTuple):
+    """A request.
+
+    Attributes:
+      form: 'instances' or 'inputs'.
+      values: a tensor for each input by name, or that of the only input: of 64 bits, bool, or bytes.
+      signature: the signature's name, '' for the default one.
+      output_filter: the outputs that are asked for; () is all.
+    """
+
+    form: str
+    values: Mapping[str, np.ndarray] | np.ndarray
+    signature: str
+    output_filter: Sequence[str]
+
+    def named(self, signature: Signature) -> Mapping[str, np.ndarray]:
+        """Returns the values by name. Raises InvalidRequest if they lack a name that the signature needs."""
+        if self.form == 'instances' and not signature.batched:
+            raise InvalidRequest(f'got "instances" for {signature.name}, whose inputs are no batches; need "inputs"')
+        if not isinstance(self.values, np.ndarray):
+            return self.values
+        if len(signature.inputs) != 1:
+            raise InvalidRequest(f'got "{self.form}" without names; need those of {sorted(signature.inputs)}')
+        return {next(iter(signature.inputs)): self.values}
+
+
+def parse_object(body: memoryview) -> dict[str, Any]:
+    """Returns the JSON object in a body, of few lists. Raises ValueError if there is none."""
+    data = bytes(body)
+    if (count := data.count(b'[') + data.count(b'{')) > _MAX_LISTS:  # each takes many times its bytes in memory
+        raise InvalidRequest(f'got {count} lists and objects; need at most {_MAX_LISTS}')
+    return http_request.json_object(data)
+
+
+def parse(body: memoryview) -> PredictJson:
+    """Returns the request in a body. Raises ValueError if there is none."""
+    message = parse_object(body)
+    forms = [form for form in ('instances', 'inputs') if form in message]
+    signature, names = message.get('signature_name', ''), message.get('output_filter', [])
+    if len(forms) != 1:
+        raise InvalidRequest(f'got {" and ".join(forms) or "neither"}; need either "instances" or "inputs"')
+    if not isinstance(signature, str) or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise InvalidRequest('got another signature_name or output_filter; need a string, or a list of strings')
+    form = forms[0]
+    given = message[form]
+    if form == 'instances':
+        given = _columns(given)
+    if not _is_object(given):
+        return PredictJson(form, _tensor(form, given), signature, names)
+    return PredictJson(form, {name: _tensor(name, value) for name, value in given.items()}, signature, names)
+
+
+def to_array(name: str, values: np.ndarray, dtype: tf.DType) -> np.ndarray:
+    """Returns a tensor of a dtype. Raises InvalidRequest if the values are of another kind."""
+    wanted = np.dtype(dtype.as_numpy_dtype)
+    if values.size and values.dtype.kind not in _KINDS[wanted.kind]:
+        raise InvalidRequest(f'got {name} of {values.dtype}; need {dtype.name}')
+    if dtype.is_integer and values.size and not dtype.min <= values.min() <= values.max() <= dtype.max:
+        raise InvalidRequest(f'got {name} with values from {values.min()} to {values.max()}; need {dtype.name}')
+    with np.errstate(over='ignore'):
+        return values.astype(wanted)
+
+
+def answer(form: str, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Returns the message with the outputs of a request; the name of an only output is left out."""
+    lists = {name: _json(name, output) for name, output in outputs.items()}
+    if form == 'inputs':
+        return {'outputs': _only(lists)}
+    return {'predictions': [_only(dict(zip(lists, row, strict=True))) for row in zip(*lists.values(), strict=True)]}
+
+
+def _columns(rows: Any) -> Any:
+    """Returns rows of named values as named columns; other rows are the column of the only input."""
+    if not isinstance(rows, list) or not rows:
+        raise InvalidRequest('got other "instances"; need a list of one row or more')
+    if not any(map(_is_object, rows)):
+        return rows
+    if not all(map(_is_object, rows)) or any(row.keys() != rows[0].keys() for row in rows):
+        raise InvalidRequest('got "instances" of several kinds; need objects with the same names, or values only')
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict) and not _is_binary(value)
+
+
+def _is_binary(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {'b64'} and isinstance(value['b64'], str)
+
+
+def _tensor(name: str, value: Any) -> np.ndarray:
+    """Returns the tensor in a nested list. Raises InvalidRequest if there is none."""
+    level: list[Any] = [value]
+    shape: list[int] = []
+    while level and isinstance(level[0], list):
+        size = len(level[0])
+        if len(shape) == _MAX_RANK or any(type(each) is not list or len(each) != size for each in level):
+            raise InvalidRequest(f'got {name[:80]} with lists of several sizes; need a tensor')
+        shape.append(size)
+        level = list(itertools.chain.from_iterable(level))
+    kinds = set(map(type, level))
+    dtypes = (np.bool_,) if kinds == {bool} else (np.int64, np.uint64) if kinds == {int} else (np.float64,)
+    if kinds <= {str, dict} and kinds:
+        dtypes, level = (np.object_,), [_bytes(name, each) for each in level]
+    elif kinds != {bool} and not kinds <= {int, float}:
+        names = ', '.join(sorted(kind.__name__ for kind in kinds))
+        raise InvalidRequest(f'got {name[:80]} with {names}; need numbers, strings, or true and false')
+    for dtype in dtypes:
+        with contextlib.suppress(OverflowError):
+            return np.array(level, dtype).reshape(shape)
+    raise InvalidRequest(f'got {name[:80]} with a number that is too large; need one of 64 bits')
+
+
+def _bytes(name: str, value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode(errors='surrogatepass')
+    if not _is_binary(value):
+        raise InvalidRequest(f'got {name[:80]} with an object; need values, or {{"b64": ...}}')
+    try:
+        return base64.b64decode(value['b64'], validate=True)
+    except ValueError as error:
+        raise InvalidRequest(f'got {name[:80]} with {value["b64"][:80]!r} ({error}); need Base64') from error
+
+
+def _json(name: str, array: np.ndarray) -> Any:
+    if array.dtype.kind in 'OS':
+        is_binary = name.endswith('_bytes')
+        return np.vectorize(_encoded if is_binary else _text, otypes=[object])(array).tolist()
+    if array.dtype.itemsize < 8 and array.dtype.kind not in 'iub':  # 0.2, not 0.20000000298
+        array = array.astype(np.float32).astype(str).astype(np.float64)
+    return array.tolist()
+
+
+def _encoded(value: bytes) -> dict[str, str]:
+    return {'b64': base64.b64encode(value).decode()}
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors='replace')
+
+
+def _only(values: Mapping[str, Any]) -> Any:
+    return next(iter(values.values())) if len(values) == 1 else values
