@@ -1,12 +1,15 @@
-"""Logs in CSV, Parquet and JSON lines become episodes by the real program; each bad row is named."""
+"""Logs in CSV, Parquet and JSON lines become episodes; each bad row is named. The program does the same."""
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
 
 from tests.testing import forks
+from tflearn.core import extensions
+from tflearn.core.errors import UserError
 from tflearn.data import arrays, columns, statistics
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product.split import split
@@ -76,11 +79,11 @@ def write(folder, kind, rows=ROWS, names=NAMES):
     return path
 
 
-def imported(folder, path, *more, output='data', mapped=MAP):
-    """Imports a log; returns the program, and the data set's directory."""
+def import_logs(folder, path, output='data', mapped=MAP, **options):
+    """Imports a log in this process; returns what was found, in lines, and the data set's directory."""
     (folder / 'map.toml').write_text(mapped)
-    flags = (f'--from={path}', f'--columns={folder}/map.toml', f'--output={folder}/{output}', *more)
-    return run(*flags), folder / output
+    found = extensions.load('import').import_logs([path], folder / 'map.toml', folder / output, **options)
+    return found.splitlines(), folder / output
 
 
 def episodes_of(directory):
@@ -89,8 +92,7 @@ def episodes_of(directory):
 
 @pytest.mark.parametrize('kind', ['csv', 'parquet', 'jsonl'])
 def test_every_format_gives_the_same_episodes(tmp_path, kind):
-    ended, data = imported(tmp_path, write(tmp_path, kind))
-    assert ended.returncode == 0, ended.stderr
+    lines, data = import_logs(tmp_path, write(tmp_path, kind))
     by_session = {len(each['reward']) + each['observation.place'][0, 0]: each for each in episodes_of(data)}
     a, b = by_session[3 + 1.0], by_session[3 + 7.0]
     assert a['observation.age'].tolist() == [30, 31, 31] and b['observation.age'].tolist() == [40, -1, -1]
@@ -110,18 +112,37 @@ def test_every_format_gives_the_same_episodes(tmp_path, kind):
     np.testing.assert_allclose(np.exp(b['policy_info.log_probability'][:2]), [0.5, 0.25], rtol=1e-6)
     assert b['policy_info.time'].tolist()[:2] == [4, 5]
     counts = columns.read_metadata(data)['import']
-    assert counts == COUNTS and f'duplicate: rows: {1}' in ended.stdout.splitlines()
+    assert counts == COUNTS and f'duplicate: rows: {1}' in lines
     assert read_json(data / 'vocabularies.json') == {
         'action': ['cup', 'lid', 'pot'], 'observation.country': ['de', 'fr'], 'observation.seen': ['cup', 'lid', 'pot']
     }  # fmt: skip
 
 
-def test_many_rows_in_many_blocks_are_equal_in_all_formats(tmp_path):
+def test_the_program_does_the_same(tmp_path):
+    _, here = import_logs(tmp_path, write(tmp_path, 'csv'), output='here')
+    flags = (f'--from={tmp_path}/log.csv', f'--columns={tmp_path}/map.toml', f'--vocabularies={here}')
+    ended = run(*flags, f'--output={tmp_path}/data')
+    assert ended.returncode == 0, ended.stderr
+    assert 'duplicate: rows: 1' in ended.stdout.splitlines()
+    one, other = ([path.read_bytes() for path in sorted(each.glob('*.tfrecord'))] for each in (here, tmp_path / 'data'))
+    assert one == other
+    ended = run(*flags, f'--output={tmp_path}/refused', '--refuse=unknown')
+    assert ended.returncode == 2 and 'Traceback' not in ended.stderr
+    need = "tflearn-data: error: got country = 'it' in log.csv, row 3; need a value that is not unknown, by --refuse"
+    assert ended.stderr.splitlines()[-1].startswith(need)
+    assert not (tmp_path / 'refused').exists()
+
+
+def test_many_rows_in_many_blocks_are_equal_in_all_formats(tmp_path, monkeypatch):
+    importing = extensions.load('import')
+    monkeypatch.setattr(importing.tables, '_BLOCK_BYTES', 1 << 17)
+    monkeypatch.setattr(importing.tables, '_BLOCK_ROWS', 1 << 11)
+    monkeypatch.setattr(importing, '_MAX_ENCODED', 1 << 11)
     random = np.random.default_rng(7)
-    n = 70_000  # more than one block of each format
+    n = 7_000  # more than one block of each format
     place, items = random.normal(size=(n, 2)).astype(np.float32), random.integers(0, 30, n)
     place[:, 0] = np.arange(n)
-    sessions, dates = random.integers(0, 9_000, n), np.datetime64('2026-01-01') + np.arange(n).astype('m8[s]')
+    sessions, dates = random.integers(0, 900, n), np.datetime64('2026-01-01') + np.arange(n).astype('m8[s]')
     rows = [
         (f's{s}', str(t), x, y, int(item), int(item % 2))
         for s, t, (x, y), item in zip(sessions, dates, place.astype(float).tolist(), items, strict=True)
@@ -130,15 +151,15 @@ def test_many_rows_in_many_blocks_are_equal_in_all_formats(tmp_path):
     found = {}
     for kind in ('csv', 'parquet', 'jsonl'):
         path = write(tmp_path, kind, rows, ('s', 't', 'x', 'y', 'item', 'r'))
-        ended, data = imported(tmp_path, path, output=kind, mapped=mapped)
-        assert ended.returncode == 0, ended.stderr
+        assert path.stat().st_size > 2 * importing.tables._BLOCK_BYTES or kind == 'parquet'
+        _, data = import_logs(tmp_path, path, output=kind, mapped=mapped)
         found[kind] = [path.read_bytes() for path in sorted(data.glob('*.tfrecord'))]
     assert found['csv'] == found['parquet'] == found['jsonl']
     episodes = episodes_of(tmp_path / 'csv')
     assert len(episodes) == len(set(sessions)) and sum(len(each['reward']) - 1 for each in episodes) == n
     assert sum(each['reward'].sum() for each in episodes) == (items % 2).sum()
     steps = {x: (item, t) for x, item, t in zip(place[:, 0], items, dates.astype('M8[s]').astype(float), strict=True)}
-    for each in episodes[::50]:
+    for each in episodes[::5]:
         got = zip(each['action'], each['policy_info.time'], strict=True)
         assert [steps[x] for x in each['observation.x'][:-1]] == list(got)[:-1]
         assert (np.diff(each['policy_info.time'][:-1]) >= 0).all()
@@ -191,20 +212,18 @@ def test_a_bad_row_ends_the_import_in_one_line(bad_log, tmp_path, name):
     path = tmp_path / 'log.csv'
     lines = (bad_log / 'log.csv').read_bytes().split(b'\n')[: 1 + len(ROWS)]
     path.write_bytes(b'\n'.join([*lines, row.encode('latin1'), b'']))
-    ended = run(f'--from={path}', f'--columns={bad_log}/map.toml', f'--output={tmp_path}/data')
-    assert ended.returncode == 2
-    last = ended.stderr.splitlines()[-1]
-    assert last.startswith(f'tflearn-data: error: got {got} in log.csv, row {2 + len(ROWS)}; need {need}'), last
-    assert not (tmp_path / 'data').exists() and 'Traceback' not in ended.stderr
+    message = f'got {got} in log.csv, row {2 + len(ROWS)}; need {need}'
+    with pytest.raises(UserError, match=f'^{re.escape(message)}'):
+        import_logs(tmp_path, path, mapped=(bad_log / 'map.toml').read_text())
+    assert not (tmp_path / 'data').exists()
 
 
-def test_bad_lines_of_json_are_named(tmp_path):
+def test_bad_lines_of_json_are_named(tmp_path, caplog):
     path = write(tmp_path, 'jsonl')
     path.write_text(path.read_text() + '{"session": "a", "clicks"\n[1]\n')
-    ended, data = imported(tmp_path, path, '--max_bad_rows=2')
-    assert ended.returncode == 0, ended.stderr
-    assert 'in log.jsonl, row 6; need a JSON object' in ended.stderr
-    assert "got b'[1]' (no object) in log.jsonl, row 7; need" in ended.stderr
+    _, data = import_logs(tmp_path, path, max_bad_rows=2)
+    assert 'in log.jsonl, row 6; need a JSON object' in caplog.text
+    assert "got b'[1]' (no object) in log.jsonl, row 7; need" in caplog.text
     assert len(episodes_of(data)) == 2
 
 
@@ -219,20 +238,19 @@ def test_bad_lines_of_json_are_named(tmp_path):
 )
 def test_what_is_counted_can_be_refused(tmp_path, refused, message):
     rows = ROWS if refused != 'missing' else [(*row[:5], 1, *row[6:]) for row in ROWS]
-    ended, data = imported(tmp_path, write(tmp_path, 'csv', rows), f'--refuse={refused}')
-    assert ended.returncode == 2 and not data.exists()
-    assert message in ended.stderr.splitlines()[-1]
+    with pytest.raises(UserError, match=re.escape(message)):
+        import_logs(tmp_path, write(tmp_path, 'csv', rows), refused=[refused])
+    assert not (tmp_path / 'data').exists()
 
 
 def test_vocabularies_of_an_earlier_data_set_are_kept(tmp_path):
-    assert imported(tmp_path, write(tmp_path, 'csv'))[0].returncode == 0
+    import_logs(tmp_path, write(tmp_path, 'csv'))
     split(Dataset([str(tmp_path / 'data')]), tmp_path / 'parts', 0.5, by='time')
     statistics.copy(Dataset([str(tmp_path / 'data'), str(tmp_path / 'parts/train')]), tmp_path / 'copy')
     later = [row for row in ROWS if row[4] != 'cup'][:1]
     for earlier in ('data', 'parts/held_out', 'copy'):
-        more = (f'--vocabularies={tmp_path}/{earlier}',)
-        ended, data = imported(tmp_path, write(tmp_path, 'csv', later), *more, output=f'after_{earlier[:4]}')
-        assert ended.returncode == 0, ended.stderr
+        path, output = write(tmp_path, 'csv', later), f'after_{earlier[:4]}'
+        _, data = import_logs(tmp_path, path, output, vocabularies=tmp_path / earlier)
         assert columns.read_columns(data) == columns.read_columns(tmp_path / 'data')
         assert columns.read_specs(data) == columns.read_specs(tmp_path / 'data')
         assert episodes_of(data)[0]['action'][0] == 2
@@ -260,8 +278,8 @@ def test_vocabularies_of_an_earlier_data_set_are_kept(tmp_path):
     ],
 )
 def test_wrong_column_maps_are_refused(tmp_path, mapped, message):
-    ended, _ = imported(tmp_path, write(tmp_path, 'csv'), mapped=mapped)
-    assert ended.returncode == 2 and message in ended.stderr.splitlines()[-1]
+    with pytest.raises(UserError, match=re.escape(message)):
+        import_logs(tmp_path, write(tmp_path, 'csv'), mapped=mapped)
 
 
 @pytest.mark.parametrize(
@@ -276,8 +294,8 @@ def test_wrong_column_maps_are_refused(tmp_path, mapped, message):
 def test_files_that_are_no_logs_are_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    ended, _ = imported(tmp_path, tmp_path / name)
-    assert ended.returncode == 2 and message in ended.stderr.splitlines()[-1]
+    with pytest.raises(UserError, match=re.escape(message)):
+        import_logs(tmp_path, tmp_path / name)
 
 
 def test_arrays_become_episodes(tmp_path):

@@ -1,4 +1,4 @@
-"""Outcomes that come later are joined with a server's decisions by the real program: the same files, one data set."""
+"""Outcomes that come later are joined with a server's decisions: the same files, one data set."""
 
 import json
 import os
@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from tests.testing import forks
+from tflearn.core import extensions
+from tflearn.core.errors import UserError
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.files.run_dir import log_files
 
 pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
 
@@ -53,11 +56,12 @@ def outcomes(folder, rows=OUTCOMES, name='outcomes-1.jsonl'):
     return write(folder / name, ('event_id', 'time', 'reward'), rows)
 
 
-def join(folder, *flags, output='data', mapped=MAP, files=None):
+def join(folder, output='data', mapped=MAP, files=None, **options):
+    """Joins the decisions in a folder with outcomes, in this process."""
     (folder / 'map.toml').write_text(mapped)
-    given = (f'--decisions={folder}', *(f'--outcomes={path}' for path in files or [folder]))
-    flags = (*given, f'--columns={folder}/map.toml', f'--output={folder}/{output}', *flags)
-    return forks.run('scripts.data', 'join', *flags, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    given = {'paths': log_files(files or [folder], 'outcomes'), **options}
+    paths = log_files([folder], 'decisions')
+    return extensions.load('import').import_logs(paths, folder / 'map.toml', folder / output, outcomes=given)
 
 
 def rewards(directory):
@@ -70,8 +74,7 @@ def rewards(directory):
 def test_outcomes_within_the_window_count(tmp_path, combine, of_a):
     decisions(tmp_path)
     outcomes(tmp_path)
-    ended = join(tmp_path, '--window_secs=30', '--default_reward=-1', f'--combine={combine}')
-    assert ended.returncode == 0, ended.stderr
+    join(tmp_path, window_secs=30.0, default_reward=-1.0, combine=combine)
     assert rewards(tmp_path / 'data') == {100.0: [of_a], 110.0: [-1.0], 120.0: [3.0], 130.0: [-1.0]}
     counts = columns.read_metadata(tmp_path / 'data')['import']
     assert counts == {
@@ -90,10 +93,14 @@ def test_outcomes_within_the_window_count(tmp_path, combine, of_a):
     assert (spec.minimum, spec.maximum, spec.dtype.name) == (0, 2, 'int64')
 
 
-def test_decisions_before_the_last_seconds_are_left_out_with_their_sessions(tmp_path):
+def test_the_program_leaves_out_decisions_before_the_last_seconds_with_their_sessions(tmp_path):
     decisions(tmp_path)
     outcomes(tmp_path)
-    ended = join(tmp_path, '--window_secs=30', '--default_reward=-1', '--last_secs=85')  # of a log that ends at 200
+    (tmp_path / 'map.toml').write_text(MAP)
+    files = (f'--decisions={tmp_path}', f'--outcomes={tmp_path}', f'--columns={tmp_path}/map.toml')
+    # Of a log that ends at 200.
+    flags = ('--window_secs=30', '--default_reward=-1', '--last_secs=85', f'--output={tmp_path}/data')
+    ended = forks.run('scripts.data', 'join', *files, *flags, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stderr
     assert rewards(tmp_path / 'data') == {120.0: [3.0], 130.0: [-1.0]}
     assert columns.read_metadata(tmp_path / 'data')['import']['decisions that are too old'] == 2
@@ -102,18 +109,16 @@ def test_decisions_before_the_last_seconds_are_left_out_with_their_sessions(tmp_
 def test_a_log_whose_windows_are_all_open_is_named(tmp_path):
     decisions(tmp_path)
     outcomes(tmp_path)
-    ended = join(tmp_path, '--window_secs=3600')
-    assert ended.returncode == 2
-    assert re.search(
-        r'no complete episode in .*decisions-1.jsonl \(\d decisions whose window is open: wait', ended.stderr
-    )
+    message = r'no complete episode in .*decisions-1.jsonl \(\d decisions whose window is open: wait'
+    with pytest.raises(UserError, match=message):
+        join(tmp_path, window_secs=3600.0)
     assert not (tmp_path / 'data').exists()
 
 
 def test_without_a_default_and_a_window_only_what_has_outcomes_is_kept(tmp_path):
     decisions(tmp_path)
     outcomes(tmp_path)
-    assert join(tmp_path).returncode == 0
+    join(tmp_path)
     assert rewards(tmp_path / 'data') == {100.0: [1.0], 110.0: [7.0], 120.0: [5.0], 195.0: [1.0]}
 
 
@@ -127,10 +132,9 @@ def test_sessions_become_episodes_and_wait_for_their_last_decision(tmp_path):
             for line in (tmp_path / 'decisions-1.jsonl').read_text().splitlines()
         )
     )
-    ended = join(tmp_path, '--window_secs=30', '--default_reward=0', mapped=f"episode = 'user'\n{MAP}")
-    assert ended.returncode == 0, ended.stderr
+    join(tmp_path, window_secs=30.0, default_reward=0.0, mapped=f"episode = 'user'\n{MAP}")
     assert rewards(tmp_path / 'data') == {100.0: [1.0, 3.0]}
-    assert join(tmp_path, '--default_reward=0', output='all', mapped=f"episode = 'user'\n{MAP}").returncode == 0
+    join(tmp_path, 'all', f"episode = 'user'\n{MAP}", default_reward=0.0)
     assert rewards(tmp_path / 'all') == {100.0: [1.0, 5.0], 110.0: [7.0, 0.0, 1.0]}
 
 
@@ -145,9 +149,8 @@ def test_the_same_outcomes_give_the_same_data_set_however_they_were_delivered(tm
         folder.mkdir()
         rows = came if name == 'once' else [(came * 2)[i] for i in random.permutation(10_000)]
         files = [outcomes(folder, rows[i::3], f'outcomes-{i}.jsonl') for i in range(3)]
-        flags = ('--window_secs=100', '--default_reward=0', '--combine=sum')
-        ended = join(tmp_path, *flags, output=f'data-{folder.name}', files=files)
-        assert ended.returncode == 0, ended.stderr
+        options = {'window_secs': 100.0, 'default_reward': 0.0, 'combine': 'sum'}
+        join(tmp_path, f'data-{folder.name}', files=files, **options)
         found.append([path.read_bytes() for path in sorted((tmp_path / f'data-{folder.name}').glob('*.tfrecord'))])
     assert found[0] == found[1]
     # Against a loop over all of them.
@@ -184,8 +187,8 @@ def test_the_same_outcomes_give_the_same_data_set_however_they_were_delivered(tm
 def test_what_cannot_be_joined_is_named(tmp_path, mapped, line, message):
     decisions(tmp_path)
     (tmp_path / 'outcomes-1.jsonl').write_text(f'{line}\n')
-    ended = join(tmp_path, mapped=mapped)
-    assert ended.returncode == 2 and message in ended.stderr.splitlines()[-1]
+    with pytest.raises(UserError, match=re.escape(message)):
+        join(tmp_path, mapped=mapped)
 
 
 def test_decisions_of_a_server_are_joined(tmp_path):
@@ -199,8 +202,7 @@ def test_decisions_of_a_server_are_joined(tmp_path):
         answers = {f'v{i}': ask(OBSERVATION[i % 2][None], event_id=f'v{i}') for i in range(20)}
     outcomes(tmp_path, [(name, 2e9, float(i)) for i, name in enumerate(answers)])
     mapped = "action = {kind = 'integer', high = 1}\n[observation]\nx = {column = 'observation', length = 4}"
-    ended = join(tmp_path, mapped=mapped)
-    assert ended.returncode == 0, ended.stderr
+    join(tmp_path, mapped=mapped)
     episodes = list(EpisodeReader(Dataset([str(tmp_path / 'data')])).episodes())
     assert len(episodes) == 20
     by_reward = {int(each['reward'][0]): each for each in episodes}
