@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import fakes
+from tests import fakes, streams
 from tests.testing import forks
 from tests.testing.experiences import experience
 from tests.testing.replay import DATA_SPEC, NoFlush, chunks_of, draw, ring_content, serving, write_steps
@@ -96,11 +96,13 @@ class Apart:
 
 
 @pytest.fixture
-def apart(tmp_path, kind):
+def apart(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 300)  # so that streams end soon after they are closed
     server = Apart(kind, free_port(), tmp_path, threading.Event())
     server.start()
     yield server
     server.stop.set()
+    streams.wait_until_ended()
     server.lose()
 
 
@@ -421,8 +423,7 @@ def test_items_of_several_servers_are_taken_alternately(serve, tmp_path, closing
         write(served, 12)
 
 
-def test_a_reader_goes_on_after_a_restart_and_waits_no_longer_than_it_may(apart, closing, monkeypatch):
-    monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 300)
+def test_a_reader_goes_on_after_a_restart_and_waits_no_longer_than_it_may(apart, closing):
     spec = apart.storage.signature['chunk']
     stream = closing(reader.TableReader(apart.address, apart.storage, STREAM, [spec], 4, 3.0))
     stream.start(reader.one_by_one, 1)
