@@ -15,6 +15,7 @@ from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.train_loop import LoopOptions
 from tflearn.learner.triggers import PeriodicAction
 from tflearn.sampling.source import Source
 
@@ -102,7 +103,7 @@ def test_names_data_of_another_kind(tmp_path, make_agent):
 
 
 def test_prepare_compiles_the_summary_program_if_needed(tmp_path, make_agent):
-    agent, options = make_agent(), LearnerOptions(None, SummaryOptions(4))
+    agent, options = make_agent(), LearnerOptions(None, SummaryOptions(4), loop=LoopOptions(jit_compile=False))
     learner = Learner(agent, CountedSource(), RunDir(tmp_path), options=options)
     built, before = learner.num_traces, [variable.numpy() for variable in agent.policy.variables()]
     learner.prepare(3)
@@ -121,7 +122,7 @@ def test_prepare_compiles_the_summary_program_if_needed(tmp_path, make_agent):
 
 
 def test_prepare_does_not_wait_for_the_program_of_a_late_summary(tmp_path, make_agent):
-    options = LearnerOptions(None, SummaryOptions(5_000))
+    options = LearnerOptions(None, SummaryOptions(5_000), loop=LoopOptions(jit_compile=False))
     learner = Learner(make_agent(), CountedSource(), RunDir(tmp_path), options=options)
     built = learner.num_traces
     learner.prepare(5_000)

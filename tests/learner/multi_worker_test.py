@@ -9,26 +9,27 @@ import signal
 import numpy as np
 import pytest
 
-from tests.testing import forks, lanes
+from tests.learner import worker_program
+from tests.testing import forks
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_address
+from tflearn.learner.learner import Learner
 
 DEADLINE_SECS = 240
 
 
 class Cluster:
-    """Processes of worker_program, each with its log; those that still run at the end are killed."""
+    """Two processes of worker_program, each with its log; those that still run at the end are killed."""
 
-    def __init__(self, directory, event, size=2):
+    def __init__(self, directory, event):
         directory.mkdir(exist_ok=True)
         self.directory, self.logs, self.processes = directory, [], []
-        addresses = [free_address() for _ in range(size)]
-        for worker in range(size):
+        addresses = [free_address() for _ in range(2)]
+        for worker in range(2):
             config = {'cluster': {'worker': addresses}, 'task': {'type': 'worker', 'index': worker}}
-            environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': ''}
-            if size > 1:
-                environment['TF_CONFIG'] = json.dumps(config)
+            environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': '', 'TF_CONFIG': json.dumps(config)}
             self.logs.append(directory / f'{worker}.log')
             program = 'tests.learner.worker_program'
             self.processes.append(forks.start(program, directory, event, log=self.logs[-1], env=environment))
@@ -55,23 +56,25 @@ class Cluster:
         return status, self.logs[worker].read_text()
 
     def results(self):
-        for worker in range(len(self.processes)):
+        """Returns facts and values of a run without incidents, at its end."""
+        for worker in (0, 1):
             status, log = self.end(worker)
             assert status == 0, log[-3000:]
-        workers = range(len(self.processes))
-        facts = [json.loads((self.directory / f'{worker}.json').read_text()) for worker in workers]
-        return facts, [dict(np.load(self.directory / f'{worker}.npz')) for worker in workers]
+        return self.left()
+
+    def left(self):
+        """Returns the facts and values that the workers have left."""
+        facts = [json.loads((self.directory / f'{worker}.json').read_text()) for worker in (0, 1)]
+        return facts, [dict(np.load(self.directory / f'{worker}.npz')) for worker in (0, 1)]
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Returns a function (name, event, size) -> facts, values of a run without incidents."""
-
-    def run(name, event, size=2):
-        with Cluster(tmp_path / name, event, size) as cluster:
-            return cluster.results()
-
-    return run
+def _alone(directory, first_step):
+    """Takes the next 20 train steps in this process, with the global batch; returns their values."""
+    agent = worker_program.make_agent()
+    with Learner(agent, worker_program.dataset_fn(first_step, None), RunDir(directory)) as learner:
+        assert learner.step == first_step
+        learner.run(worker_program.NUM_STEPS)
+    return worker_program.values_of(agent)
 
 
 def _assert_near(values, others, **tolerance):
@@ -80,13 +83,13 @@ def _assert_near(values, others, **tolerance):
         np.testing.assert_allclose(value, others[name], err_msg=name, **tolerance)
 
 
-def test_two_workers_equal_one_process_with_the_global_batch(tmp_path, run):
-    facts, (chief, other) = run('two', 'train')
+def test_two_workers_equal_one_process_also_resumed_and_when_one_dies_the_other_ends_with_an_error(tmp_path):
+    with Cluster(tmp_path / 'two', 'train') as cluster:
+        facts, (chief, other) = cluster.results()
     assert [fact['step'] for fact in facts] == [20, 20]
     assert [fact['difference'] for fact in facts] == [0.0, 0.0]
     _assert_near(chief, other, rtol=0, atol=0)
-    _, (alone,) = run('one', 'alone', size=1)
-    _assert_near(chief, alone, rtol=1e-3, atol=1e-5)
+    _assert_near(chief, _alone(tmp_path / 'one', 0), rtol=1e-3, atol=1e-5)
     assert 'worker 1 of 2' in (tmp_path / 'two' / '1.log').read_text()
     assert (
         '2 replica(s) fed by 2 input pipeline(s), 1 each; batch 4 per replica, 8 global; worker 0 of 2, the chief'
@@ -99,17 +102,28 @@ def test_two_workers_equal_one_process_with_the_global_batch(tmp_path, run):
     assert not pathlib.Path(facts[1]['run_dir']).exists(), "what only the chief's files are for is removed"
     # Both resume from the chief's checkpoint, and so does one process with the global batch.
     shutil.copytree(tmp_path / 'two', tmp_path / 'again')
-    facts, (chief, other) = run('two', 'train')
+    with Cluster(tmp_path / 'two', 'endless') as cluster:
+        for worker in (0, 1):
+            cluster.wait_for('at train step 40', worker)
+        facts, (chief, other) = cluster.left()
+        _kill(cluster, 0)
     assert [fact['step'] for fact in facts] == [40, 40]
     _assert_near(chief, other, rtol=0, atol=0)
-    facts, (alone,) = run('again', 'alone', size=1)
-    assert facts[0]['step'] == 40
-    _assert_near(chief, alone, rtol=1e-3, atol=1e-4)
+    _assert_near(chief, _alone(tmp_path / 'again', 20), rtol=1e-3, atol=1e-4)
+
+
+def _kill(cluster, victim):
+    """Kills a worker: the other one ends with an error."""
+    cluster.processes[victim].kill()
+    status, log = cluster.end(1 - victim)
+    assert status not in (0, -signal.SIGKILL)
+    # TensorFlow's own service may end the process first.
+    assert 'PeerStopped: lost another worker (' in log or 'heartbeat' in log.lower(), log[-3000:]
 
 
 @pytest.mark.slow  # tests/jobs/multi_worker_train_test.py does so with tflearn-train
 def test_a_request_to_stop_one_worker_stops_both_at_the_same_step(tmp_path):
-    with Cluster(tmp_path / 'run', 'stop') as cluster:
+    with Cluster(tmp_path / 'run', 'endless') as cluster:
         for worker in (0, 1):
             cluster.wait_for('at train step 8', worker)
         cluster.processes[1].send_signal(signal.SIGTERM)
@@ -118,17 +132,12 @@ def test_a_request_to_stop_one_worker_stops_both_at_the_same_step(tmp_path):
     _assert_near(chief, other, rtol=0, atol=0)
 
 
-@lanes.classic
-@pytest.mark.parametrize('victim', [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_when_a_worker_dies_the_other_ends_with_an_error(tmp_path, victim):
-    with Cluster(tmp_path / 'run', 'kill') as cluster:
+@pytest.mark.slow  # the test above kills the chief
+def test_when_another_worker_dies_the_chief_ends_with_an_error(tmp_path):
+    with Cluster(tmp_path / 'run', 'endless') as cluster:
         for worker in (0, 1):
             cluster.wait_for('at train step 8', worker)
-        cluster.processes[victim].kill()
-        status, log = cluster.end(1 - victim)
-    assert status not in (0, -signal.SIGKILL)
-    # TensorFlow's own service may end the process first.
-    assert 'PeerStopped: lost another worker (' in log or 'heartbeat' in log.lower(), log[-3000:]
+        _kill(cluster, 1)
 
 
 @pytest.mark.slow

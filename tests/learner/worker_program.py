@@ -1,6 +1,7 @@
-"""A program for multi_worker_test: one worker of TF_CONFIG, or a single process. Arguments: directory, what happens.
+"""A program for multi_worker_test: one worker of TF_CONFIG. Arguments: directory, what happens.
 
-It trains a DQN agent for 20 train steps with a global batch of 8, and leaves `<worker>.npz` and `<worker>.json`.
+It trains a DQN agent for 20 train steps with a global batch of 8, or until it is ended. After 20 steps, and at the end,
+it leaves `<worker>.npz` and `<worker>.json`.
 """
 
 import json
@@ -65,7 +66,7 @@ def dataset_fn(first_step, stuck_at):
             first_row = tf.cast(step, tf.int32) * GLOBAL_BATCH_SIZE + tf.cast(replica, tf.int32) * size
             return transitions(first_row, size), {}
 
-        return tf.data.Dataset.counter().map(batch, deterministic=True).repeat()
+        return tf.data.Dataset.counter().map(batch).repeat()
 
     return make
 
@@ -79,7 +80,7 @@ def main(directory, event):
     logging.set_verbosity(logging.INFO)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    strategy = strategies.make('multi_worker' if event != 'alone' else 'default', timeout_secs=120)
+    strategy = strategies.make('multi_worker', timeout_secs=120)
     layout = strategies.layout(strategy)
     logging.info(layout.describe(GLOBAL_BATCH_SIZE // layout.replicas))
     with strategy.scope():
@@ -91,29 +92,32 @@ def main(directory, event):
             first_step = 20 if run_dir.checkpoints.exists() and any(run_dir.checkpoints.iterdir()) else 0
             learner = Learner(agent, dataset_fn(first_step, stuck_at), run_dir, strategy=strategy)
             agreement.check_same(learner.step, 'the restored train step')
-        if layout.workers > 1:
-            assert agreement.least(layout.worker + 5) == agreement.of_chief(layout.worker + 5) == 5
-            assert agreement.greatest(layout.worker + 5) == 6
-            try:
-                agreement.check_same(layout.worker, 'the worker')
-            except ValueError as error:
-                logging.info(error)
+        assert agreement.least(layout.worker + 5) == agreement.of_chief(layout.worker + 5) == 5
+        assert agreement.greatest(layout.worker + 5) == 6
+        try:
+            agreement.check_same(layout.worker, 'the worker')
+        except ValueError as error:
+            logging.info(error)
         consistency = ReplicaConsistency(strategy, agent)
         trigger, before = PeriodicAction(consistency, every_steps=STEPS_PER_CALL), learner.step
-        endless = event in ('stop', 'kill')
-        while not agreement.on_any(stop.is_set()) and (endless or learner.step < before + NUM_STEPS):
+        while not agreement.on_any(stop.is_set()) and (event == 'endless' or learner.step < before + NUM_STEPS):
             with watchdog.guard(f'{STEPS_PER_CALL} train steps from train step {learner.step}'):
                 learner.run(STEPS_PER_CALL)
                 trigger(learner.step - STEPS_PER_CALL, learner.step)
+            if learner.step == before + NUM_STEPS:
+                leave(pathlib.Path(directory), layout.worker, agent, learner.step, run_dir, consistency)
             logging.info('at train step %d', learner.step)
         with watchdog.guard('the last checkpoint'):
             learner.close()
         leave(pathlib.Path(directory), layout.worker, agent, learner.step, run_dir, consistency)
 
 
+def values_of(agent):
+    return {name.replace('/', '|'): variable.numpy() for name, variable in named_variables(agent).items()}
+
+
 def leave(directory, worker, agent, step, run_dir, consistency):
-    values = {name.replace('/', '|'): variable.numpy() for name, variable in named_variables(agent).items()}
-    np.savez(directory / f'{worker}.npz', **values)
+    np.savez(directory / f'{worker}.npz', **values_of(agent))
     facts = {'step': step, 'run_dir': str(run_dir.root), 'difference': consistency.difference}
     (directory / f'{worker}.json').write_text(json.dumps(facts))
 

@@ -19,6 +19,7 @@ from tflearn.agents import ddpg, sac, td3
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
+from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import converted, products
 from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import PolicyExporter
@@ -26,6 +27,7 @@ from tflearn.policies.products import ProductOptions
 
 FEATURES = {name: tf.TensorSpec((), tf.int64) for name in ('callee_users', 'node_count')}
 ACTION = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 2, 'action')
+SMALL = NetworkOptions(fc_layer_params=(8,))
 NAMES = {'action': 'inlining_decision', 'logits': 'inlining_logits'}
 
 
@@ -166,7 +168,7 @@ def test_normal_distribution(tmp_path):
 
 def test_squashed_normal_distribution(tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'Pendulum-v1'))
-    raw = sac.make_agent(specs, create_train_step(), sac.EXPERIENCE).collect_policy
+    raw = sac.make_agent(specs, create_train_step(), sac.EXPERIENCE, network=SMALL).collect_policy
     version = PolicyExporter(raw, tmp_path / 'raw').export(1, {})
     products.save(version, tmp_path / 'drawn', ProductOptions(2000))
     observation = np.zeros((2000, 3), np.float32)
@@ -184,7 +186,7 @@ def test_squashed_normal_distribution(tmp_path):
 @pytest.mark.parametrize('algorithm', [ddpg, td3])
 def test_a_policy_that_adds_noise_itself_draws_its_actions(algorithm, tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'Pendulum-v1'))
-    raw = algorithm.make_agent(specs, create_train_step(), algorithm.EXPERIENCE).collect_policy
+    raw = algorithm.make_agent(specs, create_train_step(), algorithm.EXPERIENCE, network=SMALL).collect_policy
     version = PolicyExporter(raw, tmp_path / 'raw').export(1, {})
     products.save(version, tmp_path / 'drawn', ProductOptions(100, tflite=False))
     act = tf.saved_model.load(str(tmp_path / 'drawn')).signatures['action']
