@@ -2,11 +2,13 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
+from tflearn.core.errors import UserValueError
 from tflearn.extensions.clusters import places, slurm
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS, Addresses, Resources, load, run_topology
@@ -48,8 +50,24 @@ def test_resources_and_options_are_those_of_slurm(run_dir):
     train, collect = directives(made['train']), directives(made['collect'])
     assert {'--nodes=2', '--ntasks=2', '--cpus-per-task=4', '--mem=7629M', '--gpus-per-node=a100:2'} <= set(train)
     assert {'--array=0-2', '--cpus-per-task=1', '--gres=sim:1', '--nodes=1'} <= set(collect)
-    assert {'--partition=gpu', '--time=04:00:00', '--constraint=a b', '--exclusive'} <= set(collect)
+    assert {'--partition=gpu', '--time=04:00:00', "--constraint='a b'", '--exclusive'} <= set(collect)
     assert not any(line.startswith(('--qos', '--account')) for line in collect)
+
+
+def test_a_directory_with_any_name_is_one_directive(tmp_path):
+    run_dir = RunDir(tmp_path / "it's 100%a # run")
+    train = directives(slurm.scripts(topology(), run_dir, 'p', slurm.SlurmOptions())['train'])
+    (output,) = [line for line in train if line.startswith('--output')]
+    assert shlex.split(output) == [f"--output={tmp_path}/it's 100%%a # run/logs/slurm_train.log"]
+
+
+@pytest.mark.parametrize('where', ['root_dir', 'partition', 'sbatch'])
+def test_a_line_break_becomes_no_command_of_the_script(tmp_path, where):
+    text = 'a\ntouch /tmp/owned'
+    run_dir = RunDir(tmp_path / (text.replace('/', '_') if where == 'root_dir' else 'run'))
+    given = {} if where == 'root_dir' else {where: f"--comment='{text}'" if where == 'sbatch' else text}
+    with pytest.raises(UserValueError, match='need printable characters: a line break would end the comment'):
+        slurm.scripts(topology(), run_dir, 'p', slurm.SlurmOptions(**given))
 
 
 def test_workers_of_a_learner_are_the_tasks_of_a_step(run_dir):

@@ -138,7 +138,9 @@ def _script(topology: Topology, kind: str, run_dir: RunDir, package: str, option
     lines = [f'--job-name=tflearn-{name}-{kind}', '--requeue', '--open-mode=append', f'--signal=B:TERM@{grace}']
     array = len(jobs) > 1 or first.name == f'{kind}_0'
     lines += [f'--array=0-{len(jobs) - 1}'] if array else []
-    lines += [f'--output={run_dir.log("slurm_" + kind + ("_%a" if array else ""))}']
+    log = run_dir.log('slurm_' + kind + ('_%a' if array else ''))
+    folder = str(log.parent).replace('%', '%%')  # alone it begins a pattern, such as the task's number
+    lines += [f'--output={folder}/{log.name}']
     lines += [f'--nodes={first.workers}', f'--ntasks={first.workers}', '--ntasks-per-node=1']
     lines += _resource_options(first.resources)
     named = {'partition': options.partition, 'account': options.account, 'qos': options.qos, 'time': options.time}
@@ -156,7 +158,18 @@ def _script(topology: Topology, kind: str, run_dir: RunDir, package: str, option
         max_requeues=_MAX_REQUEUES,
         grace=grace,
     )
-    return '\n'.join(['#!/bin/bash', *(f'#SBATCH {line}' for line in lines), body])
+    return '\n'.join(['#!/bin/bash', *map(_directive, lines), body])
+
+
+def _directive(option: str) -> str:
+    """Returns the line of a batch script for an option of sbatch, which reads such lines like a shell."""
+    if not option.isprintable():
+        raise UserValueError(
+            f'got {option!a} for sbatch; need printable characters: a line break would end the comment; choose '
+            'another root_dir, or another value'
+        )
+    name, _, value = option.partition('=')
+    return f'#SBATCH {name}={shlex.quote(value)}' if value else f'#SBATCH {name}'
 
 
 def _grace_secs(topology: Topology) -> int:
