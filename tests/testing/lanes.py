@@ -32,7 +32,7 @@ CLASSIC_ONLY = (
     *(f'scripts/{name}_test.py' for name in ('command_lines', 'coordinator', 'data', 'evaluate')),
     *(f'scripts/{name}_test.py' for name in ('exit_status', 'job_process', 'job_setup', 'launch')),
     *(f'extensions/serving/{name}_test.py' for name in ('clients', 'request_queue', 'server_load', 'server_tls')),
-    *('changed_sources_test.py', 'jobs/evaluate_test.py', 'jobs/policy_exports_test.py'),
+    *('changed_sources_test.py', 'changed_tests_test.py', 'jobs/evaluate_test.py', 'jobs/policy_exports_test.py'),
     'extensions/product/evaluation_test.py',
     *('jobs/replay_server_test.py', 'jobs/run_metrics_test.py'),
     'extensions/experiments/doctor_test.py',
