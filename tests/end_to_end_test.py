@@ -30,7 +30,6 @@ from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import train
 from tflearn.policies.versions import newest_version
 
-NUM_TRAIN_STEPS = 1_500
 LAYERS = (16,)
 TINY = [
     '--root_dir=run',
@@ -39,7 +38,7 @@ TINY = [
         f'--gin_bindings={binding}'
         for binding in (
             f'networks.NetworkOptions.fc_layer_params={LAYERS}',
-            f'train.StopConditions.num_train_steps={NUM_TRAIN_STEPS}',
+            'train.StopConditions.num_train_steps=1_000_000',  # no run takes so many
             'train.Intervals.steps_per_call=50',
             'train.Intervals.publish_interval_steps=50',
             'train.Intervals.export_interval_steps=100',
@@ -55,18 +54,29 @@ TINY = [
         )
     ),
 ]
+# The run saves when it is asked to, and at its end.
+SAVES_LATE = '--gin_bindings=train.LearnerOptions.checkpoint_interval_steps=1_000_000'
 OTHER_NETWORK = '--gin_bindings=networks.NetworkOptions.fc_layer_params=(17, 5)'
 MISTAKE_SECS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """How a launch ended before its run did. Its directory is not to be touched: work on a copy."""
+    """How a launch ended before its run did. Its directory is not to be touched: work on a copy.
+
+    Attributes:
+      run_dir: the run.
+      code: of the launch's exit.
+      output: what it printed.
+      progress: how far the run was then.
+      saved_on_request: files that were written to the directories of the checkpoints at SIGUSR2.
+    """
 
     run_dir: RunDir
     code: int
     output: str
     progress: Progress
+    saved_on_request: tuple[frozenset[pathlib.Path], ...] = ()
 
     def copy(self, folder: pathlib.Path) -> RunDir:
         return RunDir(shutil.copytree(self.run_dir.root, folder / 'run'))
@@ -74,13 +84,19 @@ class Attempt:
 
 @pytest.fixture(scope='module')
 def interrupted(tmp_path_factory) -> Attempt:
-    """A run that met Ctrl-C in the middle of training."""
+    """A run that was asked to save in the middle of training, and then met Ctrl-C."""
     folder = tmp_path_factory.mktemp('interrupted')
     run_dir = RunDir(folder / 'run')
-    with Program('launch', *TINY, folder=folder) as launch:
-        launch.wait_for(lambda: metric(run_dir, 'train', 'train_step') > 0, 'the middle of training')
+    folders = [run_dir.checkpoints, run_dir.replay_checkpoints]
+    with Program('launch', *TINY, SAVES_LATE, '--profile_python=profiles', folder=folder) as launch:
+        launch.wait_for(lambda: metric(run_dir, 'train', 'train_step') > 200, 'the middle of training')
+        before = [{*path.glob('*')} for path in folders]
+        launch.send(signal.SIGUSR2)
+        new = lambda: [frozenset(path.glob('*')) - known for path, known in zip(folders, before, strict=True)]  # noqa: E731
+        launch.wait_for(lambda: all(new()), 'checkpoints')
+        saved_on_request = tuple(new())
         launch.send(signal.SIGINT)
-        return Attempt(run_dir, launch.end(), launch.output, progress(run_dir))
+        return Attempt(run_dir, launch.end(), launch.output, progress(run_dir), saved_on_request)
 
 
 @pytest.fixture(scope='module')
@@ -106,23 +122,15 @@ def start(tmp_path):
         yield lambda *words, **options: programs.enter_context(Program(*words, folder=tmp_path, **options))
 
 
-def test_a_signal_saves_now_and_each_job_s_python_is_profiled(start, tmp_path):
-    run_dir = RunDir(tmp_path / 'run')
-    late = [f'--gin_bindings=train.{each}' for each in (
-        'StopConditions.num_train_steps=1_000_000', 'LearnerOptions.checkpoint_interval_steps=1_000_000'
-    )]  # fmt: skip
-    launch = start('launch', *TINY, *late, '--profile_python=profiles')
-    launch.wait_for(lambda: metric(run_dir, 'train', 'train_step') > 200, 'the middle of training')
-    folders = [run_dir.checkpoints, run_dir.replay_checkpoints]
-    before = [{*folder.glob('*')} for folder in folders]
-    launch.send(signal.SIGUSR2)
-    launch.wait_for(
-        lambda: all({*folder.glob('*')} > known for folder, known in zip(folders, before, strict=True)), 'checkpoints'
-    )
-    launch.send(signal.SIGINT)
-    assert launch.end() == 128 + signal.SIGINT, launch.output
+def test_a_signal_saves_now(interrupted):
+    of_learner, of_replay = interrupted.saved_on_request
+    assert of_learner and of_replay, 'the learner and the replay server have saved before the end'
+
+
+def test_each_job_s_python_is_profiled(interrupted):
+    profiles = interrupted.run_dir.root.parent / 'profiles'
     for job, function in (('train', 'session.py'), ('collect_0', 'actor.py'), ('evaluate', 'evaluate.py')):
-        profile = pstats.Stats(str(tmp_path / 'profiles' / f'{job}.prof'))
+        profile = pstats.Stats(str(profiles / f'{job}.prof'))
         assert any(file.endswith(function) for file, _, _ in profile.stats), job
 
 
@@ -134,7 +142,7 @@ def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(interrupted):
         '\nThe run was stopped by SIGINT; what it learned is in run/train/checkpoints. '
         'The same command continues from there.\n'
     )
-    assert 0 < interrupted.progress.train_step < NUM_TRAIN_STEPS
+    assert interrupted.progress.train_step > 200
     for job in ('train', 'evaluate', 'collect_0', 'replay_server'):
         assert read_json(run_dir.status(job))['state'] == 'stopped'
         assert not pathlib.Path(f'/proc/{pid(run_dir, job)}/exe').exists()
@@ -158,41 +166,42 @@ def test_a_run_continues_and_starts_a_killed_train_job_again(interrupted, orphan
 @pytest.mark.slow
 def test_the_same_command_continues_to_the_end_and_then_reports_it(orphaned, start, tmp_path):
     run_dir = orphaned.copy(tmp_path)
-    launch = start('launch', *TINY)
-    assert launch.end() == 0, launch.output
     step = orphaned.progress.train_step
+    end = f'--gin_bindings=train.StopConditions.num_train_steps={step + 500}'
+    launch = start('launch', *TINY, end)
+    assert launch.end() == 0, launch.output
     assert f'train step {step}, {run_dir.checkpoints}/ckpt-{step}' in run_dir.log('train').read_text()
     assert progress(run_dir).follows(orphaned.progress)
-    check_finished(run_dir, launch.output, tmp_path)
+    check_finished(run_dir, launch.output, tmp_path, step + 500)
 
     before = saved(run_dir)
-    again = start('launch', *TINY, name='again')
+    again = start('launch', *TINY, end, name='again')
     assert again.end() == 0
-    assert again.output.startswith(f'This run is already finished: num_train_steps {NUM_TRAIN_STEPS} reached; ')
+    assert again.output.startswith(f'This run is already finished: num_train_steps {step + 500} reached; ')
     assert again.output.count('\n') == 1
     assert saved(run_dir) == before
 
-    steps = NUM_TRAIN_STEPS + 500
+    steps = step + 1_000
     more = start('launch', *TINY, f'--gin_bindings=train.StopConditions.num_train_steps = {steps}', name='more')
     assert more.end() == 0, more.output
-    changed = f'stop_conditions.StopConditions.num_train_steps {NUM_TRAIN_STEPS} -> {steps} (takes effect from now'
+    changed = f'stop_conditions.StopConditions.num_train_steps {step + 500} -> {steps} (takes effect from now'
     assert changed in more.output
     assert read_json(run_dir.done)['train_step'] == steps
-    assert read_json(run_dir.root / 'DONE-1')['train_step'] == NUM_TRAIN_STEPS
+    assert read_json(run_dir.root / 'DONE-1')['train_step'] == step + 500
 
 
-def check_finished(run_dir: RunDir, output: str, folder: pathlib.Path) -> None:
+def check_finished(run_dir: RunDir, output: str, folder: pathlib.Path, end: int) -> None:
     """Checks the run summary that launch prints, and the files of the run directory."""
     done = read_json(run_dir.done)
-    assert done['reason'] == f'num_train_steps {NUM_TRAIN_STEPS} reached'
-    assert done['train_step'] == done['evaluation']['train_step'] == NUM_TRAIN_STEPS
+    assert done['reason'] == f'num_train_steps {end} reached'
+    assert done['train_step'] == done['evaluation']['train_step'] == end
     assert done['env_steps'] > 0
     assert done['seconds'] > 0
-    assert done['policy'] == f'policies/greedy_policy/{NUM_TRAIN_STEPS}'
+    assert done['policy'] == f'policies/greedy_policy/{end}'
     assert done['evaluation']['mean_return'] == sum(done['evaluation']['returns']) / 2
 
     result, *where = output.splitlines()[-6:]
-    assert result.startswith(f'The run is done: {done["reason"]}; train step 1,500, ')
+    assert result.startswith(f'The run is done: {done["reason"]}; train step {end:,}, ')
     places = ('run/learning_curve.png', 'run/summaries', 'run/train/checkpoints', f'run/{done["policy"]}')
     for line, place in zip(where, (*places, 'run/commands.txt'), strict=True):
         assert place in line
@@ -202,21 +211,21 @@ def check_finished(run_dir: RunDir, output: str, folder: pathlib.Path) -> None:
 
     evaluations = [json.loads(line) for line in run_dir.evaluations.read_text().splitlines()]
     assert evaluations[0]['train_step'] == 0
-    assert evaluations[-1]['train_step'] == NUM_TRAIN_STEPS
+    assert evaluations[-1]['train_step'] == end
     for evaluation in evaluations:
         assert {'train_step', 'env_steps', 'mean_return', 'num_episodes', 'returns'} <= evaluation.keys()
         assert len(evaluation['returns']) == evaluation['num_episodes'] == 2
 
     configured = job_config.configure(train.train, dict.fromkeys(GIVEN_BY_PROGRAMS), run_dir.config)
     assert configured.text == run_dir.config.read_text()
-    assert gin.query_parameter('train.StopConditions.num_train_steps') == NUM_TRAIN_STEPS
-    check_policy(run_dir, folder)
+    assert gin.query_parameter('train.StopConditions.num_train_steps') == end
+    check_policy(run_dir, folder, end)
 
 
-def check_policy(run_dir: RunDir, folder: pathlib.Path) -> None:
+def check_policy(run_dir: RunDir, folder: pathlib.Path, step: int) -> None:
     """Checks that the exported policy acts, without us, as the agent in the checkpoint does."""
     observations = np.random.default_rng(0).normal(size=(2, 64, 4)).astype(np.float32)
-    policy = run_dir.greedy_policy / str(NUM_TRAIN_STEPS)
+    policy = run_dir.greedy_policy / str(step)
     actions = results.actions_of_standalone_program(policy, observations, folder)
     live = results.actions_of_the_checkpoint(run_dir, LAYERS, observations)
     np.testing.assert_array_equal(actions['actions'], live)
@@ -225,12 +234,7 @@ def check_policy(run_dir: RunDir, folder: pathlib.Path) -> None:
 
 def test_jobs_by_hand_in_any_order_while_collectors_come_and_go(start, tmp_path):
     run_dir = RunDir(tmp_path / 'run')
-    endless = '--gin_bindings=train.StopConditions.num_train_steps=1_000_000'
-    flags = [
-        *TINY,
-        endless,
-        '--gin_bindings=train.Intervals.export_interval_steps=1_000',
-    ]
+    flags = [*TINY, '--gin_bindings=train.Intervals.export_interval_steps=1_000']
     addresses = Addresses()
     order = ['replay_server', 'collect', 'train', 'evaluate']
     seed = random.randrange(2**32)

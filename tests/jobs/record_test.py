@@ -14,7 +14,7 @@ from tf_agents.policies import greedy_policy, policy_saver, q_policy
 from tf_agents.trajectories import time_step as ts
 
 from tests import fakes
-from tests.testing import jobs
+from tests.testing import golden_runs, jobs
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import uniform
 from tflearn.agents import dqn, ppo, sac
@@ -26,10 +26,8 @@ from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs import initial_agent
-from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.record import Quota, _Acting, describe, extract, record
 from tflearn.jobs.run import Run
-from tflearn.jobs.synchronous import synchronous
 from tflearn.policies import loader
 from tflearn.replay import backend, stored_episodes
 from tflearn.replay.storage import Storage
@@ -48,11 +46,7 @@ def run_record(run_dir, output, **settings):
 @pytest.fixture(scope='module')
 def run_dir(tmp_path_factory):
     """A run of few steps, with exported policies of two train steps."""
-    run = jobs.SmallRun(tmp_path_factory.mktemp('run'))
-    settings = {'num_environments': 2, 'export_interval_steps': 20, 'num_train_steps': 20, 'seed': 1}
-    given = {'run_dir': run.dir, 'stop': threading.Event(), 'exports': ExportOptions(('greedy_policy',)), **settings}
-    synchronous(**jobs.job_arguments(synchronous, {**run.factories(), **given}))
-    return run.dir
+    return golden_runs.dqn(tmp_path_factory.mktemp('dqn'))
 
 
 def test_the_exported_policy_acts(run_dir, tmp_path):

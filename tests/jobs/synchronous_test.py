@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.data import data_sets
-from tests.testing import jobs, lanes, learner, written_summaries
+from tests.testing import golden_runs, jobs, lanes, learner, written_summaries
 from tflearn.agents import appo, dqn, impala, ppo, reinforce, td3, v_mpo
 from tflearn.core.errors import UserRuntimeError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Reuse, Slicing, Uniform
@@ -431,18 +431,18 @@ def test_behavior_cloning_from_files_with_the_data_s_mean_and_variance(tmp_path)
 
 @pytest.fixture(scope='module')
 def of_dqn(tmp_path_factory):
-    """The directory of a run that has ended after 40 train steps."""
-    return run_synchronously(tmp_path_factory.mktemp('dqn'), num_train_steps=40)
+    """The directory of a run that has ended after 20 train steps."""
+    return golden_runs.dqn(tmp_path_factory.mktemp('dqn'))
 
 
 @pytest.mark.parametrize(
     ('optimizers', 'steps'),
-    [((), 20), pytest.param(('agent',), 60, marks=pytest.mark.slow), (('agent/_optimizer',), 60)],
+    [((), 10), pytest.param(('agent',), 30, marks=pytest.mark.slow), (('agent/_optimizer',), 30)],
 )
 def test_begins_with_the_optimizer_of_another_run(of_dqn, tmp_path, optimizers, steps):
     given = {'checkpoint': str(of_dqn.root), 'optimizers': optimizers}
     reader = tf.train.load_checkpoint(
-        str(run_synchronously(tmp_path / 'after', num_train_steps=20, **given).checkpoints)
+        str(run_synchronously(tmp_path / 'after', num_train_steps=10, **given).checkpoints)
     )
     (name,) = (
         name

@@ -44,7 +44,7 @@ def test_each_seed_is_a_run_and_they_are_compared(two_seeds):
             'evaluate.evaluate.seed': 1_000_000 + seed,
         }
         assert f'seed {seed}: done: num_train_steps 60 reached, mean return' in two_seeds.output
-    assert '| runs | 2 | ' in two_seeds.output
+    assert '| run | 2 | ' in two_seeds.output
     assert (two_seeds.root / 'comparison.md').read_text().partition('\n\n![')[0] in two_seeds.output
     assert {'comparison.md', 'comparison.png', 'comparison.csv'} <= {path.name for path in two_seeds.root.iterdir()}
 

@@ -3,13 +3,12 @@
 import functools
 import json
 import pathlib
-import threading
 
 import numpy as np
 import pytest
 
 import tflearn
-from tests.testing import jobs
+from tests.testing import golden_runs
 from tflearn.agents import ppo
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing
 from tflearn.data import columns
@@ -20,7 +19,6 @@ from tflearn.files.run_dir import RunDir
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.record import Quota, record
 from tflearn.jobs.run import Run
-from tflearn.jobs.synchronous import synchronous
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
@@ -28,12 +26,7 @@ CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 @pytest.fixture(scope='module')
 def run_dir(tmp_path_factory):
     """A run of few steps, with exported policies of two train steps."""
-    run = jobs.SmallRun(tmp_path_factory.mktemp('run'))
-    policies = ExportOptions(('greedy_policy', 'raw_policy', 'collect_policy'))
-    settings = {'num_environments': 2, 'export_interval_steps': 20, 'num_train_steps': 20, 'seed': 1}
-    given = {'run_dir': run.dir, 'stop': threading.Event(), 'exports': policies, **settings}
-    synchronous(**jobs.job_arguments(synchronous, {**run.factories(), **given}))
-    return run.dir
+    return golden_runs.dqn(tmp_path_factory.mktemp('dqn'))
 
 
 @pytest.fixture(scope='module')
