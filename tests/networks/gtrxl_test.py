@@ -115,8 +115,18 @@ def test_gtrxl_computes_its_equations():
     np.testing.assert_allclose(outputs[0], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('name', ['impala', 'r2d2', 'recurrent_sac', 'reinforce', 'bc'])
-@pytest.mark.parametrize('kind', ['gru', 'gtrxl'])
+WITH_MEMORY = ('impala', 'r2d2', 'recurrent_sac', 'reinforce', 'bc')
+
+
+@pytest.mark.parametrize(
+    ('name', 'kind'),
+    [
+        *((name, 'gtrxl') for name in WITH_MEMORY),
+        # A GRU's state is one tensor, as in PPO's test of it.
+        *((name, 'gru') for name in WITH_MEMORY[:2]),
+        *(pytest.param(name, 'gru', marks=pytest.mark.slow) for name in WITH_MEMORY[2:]),
+    ],
+)
 def test_agents_train_with_it(name, kind):
     algorithm = ALGORITHMS[name]
     agent = algorithm.make(None, experiences.changed(algorithm.experience, store_policy_state=False), KINDS[kind])
