@@ -60,7 +60,7 @@ NOT_RUN = {
     r'--format=(minari|rlds)|expert_rlds': 'needs the extras minari and rlds; tests/data/conversion_test.py',
     r'runs/(news|inlining)|simulated_product': 'loop_test.py, simulated_product_test.py of tests/extensions/product/',
     r'-m pytest': 'the tests of an algorithm that the reader adds; tests/docs_code_test.py trains it',
-    r'-m pstats': "Python's own; tests/end_to_end_test.py makes such a file",
+    r'-m pstats': "Python's own; tests/runs/end_to_end_test.py makes such a file",
     r'--tls_certificate': 'needs certificates; tests/extensions/serving/server_tls_test.py',
 }
 # What is replaced in a command.
@@ -261,7 +261,7 @@ def test_a_log_becomes_a_served_policy(user):
     assert answers[-1].stdout.splitlines()[-1] == 'cup 300'
 
 
-@pytest.mark.slow  # tests/end_to_end_test.py starts the same jobs
+@pytest.mark.slow  # tests/runs/end_to_end_test.py starts the same jobs
 def test_jobs_by_hand(user):
     by_hand = [(program, words) for place, program, words in OURS if 'runs/by_hand' in str(words)]
     assert [program for program, _ in by_hand] == ['replay_server', 'collect', 'train', 'evaluate']

@@ -47,7 +47,7 @@ MODULES = {
     'control.py': ('coordinator',),
     'estimators.py': ('data', 'extensions/product'),
 }
-CONFORMANCE = ('tests/conformance_test.py',)
+CONFORMANCE = ('tests/runs/conformance_test.py',)
 SEED = 1
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 OPERATORS = {

@@ -5,8 +5,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import re
-import signal
 import threading
 
 import gymnasium
@@ -14,16 +12,14 @@ import numpy as np
 import pytest
 
 import tflearn
-from tests.testing import forks, jobs, lanes, written_summaries
-from tflearn.agents import dqn, ppo
+from tests.testing import jobs, written_summaries
+from tflearn.agents import dqn
 from tflearn.core.errors import UserError
-from tflearn.core.waiting import wait_until
 from tflearn.environments import vector_env
 from tflearn.files.run_dir import read_json
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_settings import Intervals
-from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.transforms import rewards, transformed
 
 SMALL = {
@@ -230,20 +226,6 @@ def test_an_error_in_an_evaluation_ends_the_run(tmp_path):
     assert run.best_return >= 5.0
 
 
-@pytest.mark.slow  # tests/docs_code_test.py runs that of docs/python.md synchronously; below, objects are a gin file
-def test_a_gin_file_in_several_processes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
-    run = tflearn.train('dqn_cartpole', mode='processes', gin_bindings=jobs.SMALL_BINDINGS)
-    assert (run.reason, run.train_step) == ('num_train_steps 60 reached', 60)
-    assert run.run_dir.root == tmp_path / 'runs' / 'dqn_cartpole'
-    assert len(run.evaluations[-1]['returns']) == 2
-    assert run.policy(np.zeros((5, 4))).shape == (5,)
-    assert 'num_train_steps = 60' in run.run_dir.config.read_text()
-    again = tflearn.train('dqn_cartpole', mode='processes', gin_bindings=jobs.SMALL_BINDINGS)
-    assert again.evaluations == run.evaluations
-
-
 @pytest.mark.parametrize(
     ('arguments', 'error', 'message'),
     [
@@ -264,100 +246,6 @@ def test_a_wrong_configuration_is_refused_before_any_work(tmp_path, monkeypatch,
     assert not list(tmp_path.iterdir())
 
 
-@lanes.classic
-def test_python_objects_in_several_processes(tmp_path, monkeypatch):
-    """Of an agent that learns from a queue: the objects are written as a gin file, which the programs read."""
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
-    experience = tflearn.Experience(
-        tflearn.Slicing(9, 8, cross_episodes=True),
-        tflearn.Queue(max_size=8, versions_ahead=1, training=tflearn.Iteration(2, 8)),
-        tflearn.BatchItems(2),
-    )
-    given = {**SMALL, 'make_agent': functools.partial(ppo.make_agent, optimizer=OptimizerOptions({'ppo': 1e-3}))}
-    given |= {'experience': experience, 'num_train_steps': 40, 'max_secs': 300.0, 'seed': 5}
-    run = tflearn.train(**given, root_dir=tmp_path, mode='processes', num_collectors=2)
-    assert (run.reason, run.train_step) == ('num_train_steps 40 reached', 40)
-    assert [len(evaluation['returns']) for evaluation in run.evaluations] == [3] * len(run.evaluations)
-    assert (run.run_dir.status('collect_1')).exists()
-    text = run.run_dir.config.read_text()
-    assert "learning_rate = {'ppo': 0.001}" in text and 'publish_interval_steps = 1\n' in text
-    given['intervals'] = Intervals(4, given.pop('export_interval_steps'))
-    again = tflearn.train(**given, root_dir=tmp_path, mode='processes', num_collectors=2)
-    assert again.evaluations == run.evaluations
-    assert 'publish_interval_steps = 4\n' in (tmp_path / 'run.gin').read_text()
-
-
 def test_processes_need_the_main_thread(tmp_path):
     with concurrent.futures.ThreadPoolExecutor() as pool, pytest.raises(RuntimeError, match='on another thread'):
         pool.submit(tflearn.train, 'dqn_cartpole', root_dir=tmp_path).result()
-
-
-PROGRAM = """
-import functools, signal, sys
-import tflearn
-from tflearn.agents import dqn
-from tflearn.environments import gymnasium_env
-from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.networks.networks import NetworkOptions
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-run = tflearn.train(
-    make_environment=functools.partial(gymnasium_env.make, 'CartPole-v1'),
-    make_agent=functools.partial(dqn.make_agent, network=NetworkOptions((8,))),
-    experience=tflearn.Experience(
-        replay=tflearn.Uniform(min_size=50, samples_per_insert=8.0), batch=tflearn.BatchItems(8)
-    ),
-    num_train_steps=int(sys.argv[1]),
-    num_episodes=2,
-    export_interval_steps=50,
-    exports=ExportOptions(('greedy_policy',)),
-    root_dir='run',
-)
-"""
-
-
-@lanes.classic
-def test_ctrl_c_saves_a_checkpoint_and_the_same_call_goes_on(tmp_path):
-    program, log = tmp_path / 'program.py', tmp_path / 'log'
-    program.write_text(PROGRAM)
-    process = forks.start(str(program), 10**7, log=log, cwd=tmp_path)
-    try:
-        evaluated = lambda: re.search(r'train step [1-9]\d*: mean return', log.read_text())  # noqa: E731
-        wait_until(lambda: evaluated() or process.poll() is not None, 'an evaluation', 200)
-        process.send_signal(signal.SIGINT)
-        code, output = process.wait(200), log.read_text()
-    finally:
-        process.kill()
-    assert code == -signal.SIGINT or 'KeyboardInterrupt' in output
-    run_dir = tflearn.RunDir(tmp_path / 'run')
-    steps = [int(path.stem.rpartition('-')[2]) for path in run_dir.checkpoints.glob('ckpt-*.index')]
-    assert max(steps) > 0, output
-    code = forks.start(str(program), max(steps) + 10, log=log, cwd=tmp_path).wait(200)
-    output = log.read_text()
-    assert code == 0, output
-    assert f'finished: num_train_steps {max(steps) + 10} reached' in output
-    assert 'waiting for' not in output
-
-
-AGAIN = f"""
-import sys
-import tflearn
-
-for seed in (1, 1, 2, 2):
-    print('call', file=sys.stderr, flush=True)
-    bindings = [*{jobs.SMALL_BINDINGS!r}, f'train.Initial.seed = {{seed}}']
-    tflearn.train('dqn_cartpole', root_dir='run', mode='synchronous', gin_bindings=bindings)
-"""
-
-
-def test_each_call_of_an_ended_run_says_so_and_what_was_changed(tmp_path):
-    program, log = tmp_path / 'program.py', tmp_path / 'log'
-    program.write_text(AGAIN)
-    assert forks.start(str(program), log=log, cwd=tmp_path).wait(200) == 0, log.read_text()
-    again = log.read_text().split('call\n')[2:]
-    assert ['nothing to do' in text for text in again] == [True] * 3
-    assert ['changed since: train_settings.Initial.seed 1 -> 2 (no effect' in text for text in again] == [
-        False,
-        True,
-        True,
-    ]

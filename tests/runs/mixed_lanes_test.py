@@ -1,7 +1,7 @@
 """One run of both lanes over Valkey: one collects, the other learns, and both act by the exported policy.
 
-Slow: `TFLEARN_TEST_OTHER_PYTHON=FILE scripts/test -m slow tests/mixed_lanes_test.py`; FILE is a Python with the other
-lane's lock.
+Slow: `TFLEARN_TEST_OTHER_PYTHON=FILE scripts/test -m slow tests/runs/mixed_lanes_test.py`; FILE is a Python with the
+other lane's lock.
 """
 
 import os
