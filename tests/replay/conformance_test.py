@@ -256,7 +256,8 @@ def test_a_queue_source_takes_each_item_once(serve, closing):
     assert trajectory.observation[:, :, 0].numpy().astype(int).tolist() == expected
     assert (info['policy_version'].numpy() == 7).all()
     assert served.table().size == 0
-    write(served, 6)  # a stream ends with an item
+    source.close()
+    write(served, 6).join(30)  # a stream ends with an item
 
 
 def test_a_queue_source_drops_what_is_too_old(serve, closing):
@@ -268,7 +269,8 @@ def test_a_queue_source_drops_what_is_too_old(serve, closing):
     _, info = draw(source, 2)
     assert info['policy_version'].numpy().ravel().tolist() == [2] * 10 + [3] * 10
     assert source.metrics() == {'stale_sequences': 5, 'greatest_policy_lag': 1}
-    write(served, 6, 3)
+    source.close()
+    write(served, 6, 3).join(30)
 
 
 # Scans, mirrors, priorities, draws of the server.

@@ -15,6 +15,9 @@ from tflearn.policies import updates
 
 DEADLINE_SECS = 120.0
 ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
+# By default no module outside of the folder may import it (tests/architecture_test.py), and the current lane, which has
+# no Reverb, runs all jobs.
+whole_runs = pytest.mark.slow
 PROGRAM = ('tests.testing.without', without.REVERB)
 
 
@@ -40,6 +43,7 @@ def test_every_name_can_be_imported():
     assert ended.stdout.endswith(' names\n')
 
 
+@whole_runs
 def test_a_run_is_exported_and_evaluated(trained, tmp_path):
     step = updates.steps(RunDir(trained).greedy_policy)[0]  # after the call that passes train step 10
     ended = run('scripts.export', f'--root_dir={trained}', f'--train_step={step}', f'--output={tmp_path / "full"}')
@@ -51,6 +55,7 @@ def test_a_run_is_exported_and_evaluated(trained, tmp_path):
     assert len(read_json(output)['returns']) == 2
 
 
+@whole_runs
 def test_a_run_is_served(trained, tmp_path):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     from tflearn.extensions.serving.client import PolicyClient
@@ -77,6 +82,7 @@ def test_a_run_is_served(trained, tmp_path):
         process.kill()
 
 
+@whole_runs
 def test_training_on_files(tmp_path):
     data_sets.write(tmp_path / 'data', 60)
     flags = (f'--root_dir={tmp_path / "run"}', '--gin_file=algorithms/bc', f'--data={tmp_path / "data"}')

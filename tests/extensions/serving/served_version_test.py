@@ -1,5 +1,6 @@
 """A served version computes what the exported one does, and rejects invalid requests with a reason."""
 
+import functools
 import gc
 
 import numpy as np
@@ -18,13 +19,19 @@ def export(kind, directory):
     return policy, PolicyExporter(policy, directory).export(1, {})
 
 
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+    """Returns a function kind -> a policy and its exported version, which stay as they are."""
+    return functools.cache(lambda kind: export(kind, tmp_path_factory.mktemp(kind)))
+
+
 @pytest.mark.parametrize('options', [None, served_version.BatchOptions(max_batch_size=4)], ids=['single', 'batched'])
 @pytest.mark.parametrize(
     'kind',
     ['greedy', 'recurrent', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('nested', 'greedy_actor'))],
 )
-def test_outputs_equal_those_of_the_saved_model(kind, options, tmp_path):
-    policy, path = export(kind, tmp_path)
+def test_outputs_equal_those_of_the_saved_model(exported, kind, options):
+    policy, path = exported(kind)
     served, model = ServedVersion(path, options), tf.saved_model.load(str(path))
     for batch_size in (1, 3, 9):  # the last is more than one batch
         inputs = signatures.flat_dict(signatures.to_plain(example_policies.time_step(policy, batch_size)))
@@ -51,8 +58,8 @@ def test_two_loads_of_a_version_share_no_batches(tmp_path):
     assert not np.array_equal(answers[0], answers[1])
 
 
-def test_a_version_that_is_loaded_again_starts_no_threads(tmp_path):
-    _, path = export('greedy', tmp_path)
+def test_a_version_that_is_loaded_again_starts_no_threads(exported):
+    _, path = exported('greedy')
 
     made = []  # the number of the next new queue; the threads of a queue never end
     for _ in range(4):
@@ -63,8 +70,8 @@ def test_a_version_that_is_loaded_again_starts_no_threads(tmp_path):
 
 
 @pytest.fixture(scope='module')
-def signature(tmp_path_factory):
-    _, path = export('nested', tmp_path_factory.mktemp('nested'))
+def signature(exported):
+    _, path = exported('nested')
     return ServedVersion(path, max_rows=8).signature('serving_default')
 
 
