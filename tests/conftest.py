@@ -13,7 +13,7 @@ import tflearn  # noqa: F401  (first: tf.keras is Keras 2)
 import tensorflow as tf
 from absl import logging
 
-from tests.testing import forked_workers, lanes
+from tests.testing import forked_workers, lanes, without_extensions
 
 # TFLEARN_TEST_SEED=N scripts/test: the same tests with other random numbers.
 SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
@@ -27,6 +27,7 @@ def pytest_addoption(parser):
     parser.addoption(
         '--documents', choices=('all', 'none', 'only'), default='all', help='run the tests of documents and packaging?'
     )
+    parser.addoption('--without-extensions', action='store_true', help='refuse imports of tflearn.extensions')
 
 
 def pytest_configure(config):
@@ -36,11 +37,15 @@ def pytest_configure(config):
     logging.set_verbosity(logging.INFO)
     gc.set_threshold(50_000, 20, 20)  # see `_small_heap`
     forked_workers.configure(config)
+    if config.option.without_extensions:
+        without_extensions.install()
 
 
 def pytest_ignore_collect(collection_path, config):
     """Leaves out files that are not asked for, and those of which the lane runs nothing, which the summary names."""
     if lanes.is_other(collection_path, config.option.documents):
+        return True
+    if config.option.without_extensions and without_extensions.uses_them(collection_path):
         return True
     if left_out := lanes.leaves_out(collection_path):
         _left_out.add(left_out)

@@ -4,7 +4,6 @@ The public names are those of `__init__.pyi`. They are loaded on first use: `imp
 """
 
 import ast
-import importlib
 import os
 import pathlib
 import sys
@@ -13,6 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from tflearn.core.errors import UserImportError
+from tflearn.core.extensions import imported
 
 __version__ = '0.1.0'
 # Name -> its module, and its name there.
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f'module tflearn has no attribute {name!r}; it has {", ".join(__all__)}')
     module, attribute = _HOMES[name]
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(imported(module), attribute)
 
 
 def __dir__() -> list[str]:

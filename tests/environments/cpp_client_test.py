@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from tests.docs_test import DOCS
 from tests.environments import playing
+from tests.testing.docs_blocks import DOCS
 
 COMPILER = shutil.which('g++') or shutil.which('clang++')
 NUM_EPISODES = 2

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.docs_test import DOCS
 from tests.testing import experiences
+from tests.testing.docs_blocks import DOCS
 from tflearn.agents import ppo
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.core.waiting import wait_until

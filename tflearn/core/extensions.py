@@ -5,40 +5,26 @@ import types
 
 from tflearn.core.errors import UserImportError
 
-# Extension -> what it brings to the core, by name: a module.
-_BROUGHT = {
-    'clusters': {
-        'kubernetes': 'tflearn.extensions.clusters.kubernetes',
-        'queued_resources': 'tflearn.extensions.clusters.queued_resources',
-        'ray': 'tflearn.extensions.clusters.ray_cluster',
-        'slurm': 'tflearn.extensions.clusters.slurm',
-    },
-    'experiments': {'metric_checks': 'tflearn.extensions.experiments.series'},
-    'games': {'partners': 'tflearn.extensions.games.partners'},
-    'product': {'import': 'tflearn.extensions.product.log_import', 'split': 'tflearn.extensions.product.split'},
-    'serving': {'policy_client': 'tflearn.extensions.serving.client'},
-    'stores': {'objects': 'tflearn.extensions.stores.objects', 'run_directories': 'tflearn.extensions.stores.opening'},
+_PACKAGE = 'tflearn.extensions'
+# What extensions bring to the core -> the module, in its extension.
+_MODULES = {
+    'import': 'product.log_import',
+    'kubernetes': 'clusters.kubernetes',
+    'metric_checks': 'experiments.series',
+    'objects': 'stores.objects',
+    'partners': 'games.partners',
+    'policy_client': 'serving.client',
+    'queued_resources': 'clusters.queued_resources',
+    'ray': 'clusters.ray_cluster',
+    'run_directories': 'stores.opening',
+    'slurm': 'clusters.slurm',
+    'split': 'product.split',
 }
-_HOMES = {name: (extension, module) for extension, brought in _BROUGHT.items() for name, module in brought.items()}
 
 
 def load(name: str) -> types.ModuleType:
-    """Returns the module that an extension brings by this name.
-
-    Raises:
-      ImportError: if the extension is not there, or a library that it needs.
-    """
-    extension, module = _HOMES[name]
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        # A library of the extension that is missing has its own message.
-        if not f'{module}.'.startswith(f'{error.name}.'):
-            raise
-        raise UserImportError(
-            f"got no extension {extension}, which brings {name}; need it installed; pip install 'tflearn-agents"
-            f"[{extension}]'"
-        ) from error
+    """Returns the module that an extension brings by this name; see `imported`."""
+    return imported(f'{_PACKAGE}.{_MODULES[name]}')
 
 
 def find(name: str) -> types.ModuleType | None:
@@ -47,3 +33,21 @@ def find(name: str) -> types.ModuleType | None:
         return load(name)
     except UserImportError:
         return None
+
+
+def imported(module: str) -> types.ModuleType:
+    """Returns a module of the library, which may be one of an extension, by its full name.
+
+    Raises:
+      ImportError: if its extension is not there, or a library that it needs.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f'{error.name}.'.startswith(f'{_PACKAGE}.'):
+            raise  # a library is missing, whose message names it
+        extension = module.removeprefix(f'{_PACKAGE}.').partition('.')[0]
+        raise UserImportError(
+            f'got no extension {extension}, which brings {module}; need it installed; '
+            f"pip install 'tflearn-agents[{extension}]'"
+        ) from error
