@@ -51,10 +51,10 @@ from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.replay.reverb.server import ReplayServer  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
-from tflearn.sampling import sources  # noqa: E402
+from tflearn.sampling import episode_files  # noqa: E402
+from tflearn.sampling.episode_files import Reading  # noqa: E402
 from tflearn.sampling.ring_source import LocalReplay  # noqa: E402
 from tflearn.sampling.source import Source  # noqa: E402
-from tflearn.sampling.sources import Reading  # noqa: E402
 
 NUM_STORED = {'dqn': 100_000, 'sac': 100_000, 'pixels': 10_000}
 NUM_ENVIRONMENTS = 10
@@ -121,7 +121,7 @@ def _learners(
     sides: dict[str, tuple[Run, int]] = {MIRROR: (_learner(case, replay, directory / 'mirror', stack), 0)}
     for number, (side, reading) in enumerate(READINGS.items()):
         window = int(WINDOW_SHARE * num_stored)
-        source = sources.from_files(
+        source = episode_files.from_files(
             Dataset([str(directory / 'data')]),
             experience,
             columns.data_spec(case.specs),

@@ -205,18 +205,27 @@ def _learner(case: str, experience: dict, root: str, jit_compile: str, replay: s
     from tflearn.learner import xla_loop
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.train_loop import LoopOptions
+    from tflearn.replay.backend import Shards
+    from tflearn.replay.reader import TableReader
     from tflearn.replay.storage import Storage
-    from tflearn.sampling import sources
-    from tflearn.sampling.feed_source import wait_for_feed
+    from tflearn.sampling import queues, replay_servers
+    from tflearn.sampling.feed_source import FeedReader, FeedSource, wait_for_feed
 
     found = learner_cases.CASES[case]
     settings = found.experience(**experience)
     agent = found.make_agent(found.specs, create_train_step(), settings)
     storage = Storage(settings, initial_agent.data_spec(agent, settings))
-    given = (storage, agent, tf.distribute.get_strategy(), _DEADLINE_SECS, 0)
     if feed_address:
         wait_for_feed(feed_address, storage, _DEADLINE_SECS)
-    source = sources.make((feed_address or replay,), *given, fed=bool(feed_address))
+    if not settings.replay.learns_from_old_items:
+        address, reader = (feed_address, FeedReader) if feed_address else (replay, TableReader)
+        strategy = tf.distribute.get_strategy()
+        source = queues.make((address,), storage, agent, strategy, _DEADLINE_SECS, 0, reader)
+    elif feed_address:
+        source = FeedSource(feed_address, storage, 1, _DEADLINE_SECS)
+    else:
+        batch_size = settings.per_replica_batch_size
+        source = replay_servers.make(Shards((replay,)), storage, batch_size, _DEADLINE_SECS, 0)
     xla_loop.AUTO_AFTER_STEPS = 0  # 'auto' chooses at once
     loop = LoopOptions(jit_compile='auto' if jit_compile == 'auto' else False)
     options = LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=loop)

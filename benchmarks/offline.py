@@ -33,8 +33,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import offline_report  # noqa: E402
 from tflearn.actors.evaluation_record import EvaluationRecord  # noqa: E402
 from tflearn.core.errors import UserError  # noqa: E402
-from tflearn.data import writer  # noqa: E402
 from tflearn.data.reader import Dataset, EpisodeReader  # noqa: E402
+from tflearn.data.shards import find_shards  # noqa: E402
 from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
 
 _MIXED = ('random', 'medium', 'expert')
@@ -271,7 +271,7 @@ def _mean_of(facts: Iterable[Mapping[str, float]]) -> float:
 def _data(root: pathlib.Path, name: str, task: Task, level: str, options: argparse.Namespace) -> pathlib.Path:
     """Records a data set, or what is missing of it; returns its directory."""
     directory = root / name / 'data' / level
-    if sum(shard.episodes for shard in writer.shards(directory)) >= task.episodes:
+    if sum(shard.episodes for shard in find_shards(directory)) >= task.episodes:
         return directory
     behaviour = _behaviour(root, name, task, options)
     which = {

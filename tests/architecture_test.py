@@ -118,6 +118,12 @@ RULES = {
             'x.py:3: got 11 fields of X; need at most 10',
         ),
     ],
+    budget.kinds_of_replay: [
+        (
+            {'tflearn/a.py': 'x = isinstance(replay, experience.Queue | Uniform)\n' * 9},
+            'a.py:9: got 9 isinstance on Iteration, Prioritized, Queue, Reuse, Uniform; need at most 8',
+        ),
+    ],
     budget.constructor_arguments: [
         (
             {'tflearn/a.py': 'class A:\n  def __init__(self, a, b, c, d, e, *, f, g, h, i): pass'},

@@ -71,7 +71,7 @@ def test_each_loss_trains_its_own_part():
     _, made = agent._losses(data, None, training=True)
     for loss, own in zip(made.values(), parts, strict=True):
         with tf.GradientTape(persistent=True) as tape:
-            losses, _ = loss()
+            losses, _ = loss({})
             share = tf.reduce_mean(losses)
         for name, variables in parts.items():
             gradients = tape.gradient(share, variables)

@@ -151,8 +151,8 @@ def test_the_burn_in_has_no_gradient(agent):
     with tf.GradientTape() as tape:
         tape.watch(data.observation)
         _, made = agent._losses(data, None, True)
-        assert np.isfinite(made['critic']()[0]).all()
-        value = made['actor']()[0]
+        assert np.isfinite(made['critic']({})[0]).all()
+        value = made['actor']({})[0]
     gradient = tape.gradient(value, data.observation).numpy()
     assert not gradient[:, :BURN_IN].any()
     assert gradient[2, BURN_IN:-1].any()

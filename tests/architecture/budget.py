@@ -21,6 +21,9 @@ GIVEN_CONSTRUCTORS = (
 )
 # Folders within a package: of files that are alike and do not know each other.
 COLLECTIONS = ('tflearn/replay/reverb', 'tflearn/replay/local', 'tflearn/replay/valkey')
+# The classes of `Experience.replay` and `Queue.training`.
+REPLAY_KINDS = {'Uniform', 'Prioritized', 'Queue', 'Iteration', 'Reuse'}
+MAX_KIND_QUESTIONS = 8
 FORBIDDEN_WORDS = {'util', 'utils', 'common', 'helper', 'helpers', 'misc'}
 
 
@@ -102,6 +105,24 @@ def options_fields(files: Sequence[SourceFile]) -> list[str]:
         for node in ast.walk(file.syntax)
         if isinstance(node, ast.ClassDef) and any('frozen=True' in ast.unparse(item) for item in node.decorator_list)
         if (count := sum(_is_field(item) for item in node.body)) > MAX_OPTIONS_FIELDS
+    ]
+
+
+def kinds_of_replay(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that few places ask which class a replay or its training is: the classes answer by their attributes."""
+    found = [
+        file.at(node.lineno)
+        for file in files
+        if file.parts[0] in ('tflearn', 'scripts')
+        for node in ast.walk(file.syntax)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == 'isinstance' and len(node.args) == 2
+        if any(ast.unparse(part).split('.')[-1] in REPLAY_KINDS for part in ast.walk(node.args[1]))
+    ]
+    if len(found) <= MAX_KIND_QUESTIONS:
+        return []
+    return [
+        f'{", ".join(found)}: got {len(found)} isinstance on {", ".join(sorted(REPLAY_KINDS))}; need at most '
+        f'{MAX_KIND_QUESTIONS}; ask for what it does, such as learns_from_old_items, or give the kinds an attribute'
     ]
 
 

@@ -9,8 +9,9 @@ from tests.data import data_sets
 from tests.data.reader_test import rewrite
 from tests.testing import structured
 from tflearn.core.errors import UserError
-from tflearn.data import columns, statistics, writer
+from tflearn.data import columns, statistics
 from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.shards import find_shards
 
 
 def values(features, name, dtype):
@@ -25,7 +26,7 @@ def wrong_spec(directory):
 
 def truncated_file(directory):
     data_sets.write(directory / 'data', 8)
-    (shard,) = writer.shards(directory / 'data')
+    (shard,) = find_shards(directory / 'data')
     shard.path.write_bytes(shard.path.read_bytes()[:-9])
 
 
@@ -66,14 +67,14 @@ def wrong_format(directory):
 
 def unreadable(directory):
     data_sets.write(directory / 'data', 8)
-    (shard,) = writer.shards(directory / 'data')
+    (shard,) = find_shards(directory / 'data')
     target = shard.path.rename(directory / 'moved')
     shard.path.symlink_to(target.with_name('gone'))
 
 
 def no_episodes(directory):
     data_sets.write(directory / 'data', 8)
-    for shard in writer.shards(directory / 'data'):
+    for shard in find_shards(directory / 'data'):
         shard.path.unlink()
 
 

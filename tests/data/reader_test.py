@@ -14,6 +14,7 @@ from tests.testing import forged, structured
 from tflearn.data import columns, writer
 from tflearn.data import reader as reader_module
 from tflearn.data.reader import Dataset, EpisodeReader, Part
+from tflearn.data.shards import find_shards
 
 
 def read(directory, spec=data_sets.SPEC, **filters):
@@ -64,7 +65,7 @@ def damage(path, offset, value=0xFF):
 
 def test_damaged_records_are_skipped_up_to_a_limit(tmp_path, caplog):
     wanted = data_sets.split(data_sets.write(tmp_path, 60))
-    (shard,) = writer.shards(tmp_path)
+    (shard,) = find_shards(tmp_path)
     size = shard.path.stat().st_size
     damage(shard.path, size // 2)
     with pytest.raises(RuntimeError, match=rf'got 1 damaged records, the last one in {shard.path} at byte \d+: .*corr'):
@@ -80,7 +81,7 @@ def test_damaged_records_are_skipped_up_to_a_limit(tmp_path, caplog):
 
 def test_the_end_of_a_truncated_file_is_one_damaged_record(tmp_path):
     wanted = data_sets.split(data_sets.write(tmp_path, 60))
-    (shard,) = writer.shards(tmp_path)
+    (shard,) = find_shards(tmp_path)
     shard.path.write_bytes(shard.path.read_bytes()[:-20])
     assert_equal(read(tmp_path, max_damaged=1), wanted[:-1])
     with pytest.raises(RuntimeError, match='got 1 damaged records'):
@@ -89,7 +90,7 @@ def test_the_end_of_a_truncated_file_is_one_damaged_record(tmp_path):
 
 def test_a_damaged_compressed_file_ends_there(tmp_path):
     wanted = data_sets.split(data_sets.write(tmp_path, 400, compress=True))
-    (shard,) = writer.shards(tmp_path)
+    (shard,) = find_shards(tmp_path)
     data = shard.path.read_bytes()
     shard.path.write_bytes(data[: len(data) // 2])
     with pytest.raises((OSError, EOFError)):
@@ -101,7 +102,7 @@ def test_a_damaged_compressed_file_ends_there(tmp_path):
 
 def rewrite(directory, change):
     """Writes the file again with `change`d features."""
-    (shard,) = writer.shards(directory)
+    (shard,) = find_shards(directory)
     examples = [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(shard.path))]
     with tf.io.TFRecordWriter(str(shard.path)) as file:
         for example in examples:
@@ -150,7 +151,7 @@ def _no_json(directory):
 
 
 def _no_files(directory):
-    for shard in writer.shards(directory):
+    for shard in find_shards(directory):
         shard.path.unlink()
 
 
@@ -248,7 +249,7 @@ def test_a_shuffled_part_goes_on_at_each_position(tmp_path, num_pipelines, monke
 
 def test_a_damaged_record_among_others_is_skipped_and_named(tmp_path, caplog):
     data_sets.write(tmp_path, 60)
-    (shard,) = writer.shards(tmp_path)
+    (shard,) = find_shards(tmp_path)
     wanted = rows_of(read(tmp_path))
     examples = [record.numpy() for record in tf.data.TFRecordDataset(str(shard.path))]
     spoilt = tf.train.Example.FromString(examples[4])
@@ -270,7 +271,7 @@ def test_a_damaged_record_among_others_is_skipped_and_named(tmp_path, caplog):
 def test_a_forged_length_is_a_damaged_record(tmp_path, length):
     """Its checksum is right, and TensorFlow would make room for it: a segmentation fault."""
     data_sets.write(tmp_path, 60)
-    (shard,) = writer.shards(tmp_path)
+    (shard,) = find_shards(tmp_path)
     shard.path.write_bytes(forged.header(length) + shard.path.read_bytes()[12:])
     with pytest.raises(RuntimeError, match='got 1 damaged records, the last one in .*corrupted: a record of'):
         read(tmp_path)

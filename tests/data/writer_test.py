@@ -12,12 +12,13 @@ from tests.testing import structured
 from tflearn.core.errors import UserOSError
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.shards import find_shards
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter
 
 
 def test_files_hold_complete_episodes_and_say_so(tmp_path):
     data_sets.write(tmp_path / 'data', num_steps=30, file_bytes=1500)
-    shards = writer.shards(tmp_path / 'data')
+    shards = find_shards(tmp_path / 'data')
     # Episodes of 3 and of 5 steps, and a boundary row each.
     assert sum(shard.episodes for shard in shards) == 30 // 4 + 30 // 6
     assert sum(shard.steps for shard in shards) == 3 * (30 // 4) + 5 * (30 // 6)
@@ -31,7 +32,7 @@ def test_a_writer_continues_and_removes_what_a_killed_one_left(tmp_path):
     (tmp_path / '.data-00001.tfrecord').write_bytes(b'half')
     (tmp_path / '.other-00000.tfrecord').write_bytes(b'of another writer')
     data_sets.write(tmp_path, num_steps=8)
-    assert [(shard.number, shard.episodes) for shard in writer.shards(tmp_path)] == [(0, 3), (1, 3)]
+    assert [(shard.number, shard.episodes) for shard in find_shards(tmp_path)] == [(0, 3), (1, 3)]
     assert sorted(path.name for path in tmp_path.glob('.*')) == ['.other-00000.tfrecord']
     assert EpisodeWriter(tmp_path, fakes.CheckedEnvironment().specs).num_episodes == 6
 
@@ -63,7 +64,7 @@ def test_a_recorder_counts_episodes_that_are_not_written_yet(tmp_path):
     made.close()
     assert (made.num_episodes, made.num_steps) == (recorder.num_episodes, recorder.num_steps)
     made.close()
-    files = [shard.path.read_bytes() for name in ('data', 'again') for shard in writer.shards(tmp_path / name)]
+    files = [shard.path.read_bytes() for name in ('data', 'again') for shard in find_shards(tmp_path / name)]
     assert len(files) == 2 and files[0] == files[1]
 
 
@@ -79,7 +80,7 @@ def test_other_columns_are_refused(tmp_path):
     data_sets.write(tmp_path, num_steps=8)
     with pytest.raises(ValueError, match=r'got episodes with observation\.a: float32\[3\].* write to another'):
         data_sets.write(tmp_path, environment=structured.make_environment('dict of vectors'))
-    assert sum(shard.episodes for shard in writer.shards(tmp_path)) == 3
+    assert sum(shard.episodes for shard in find_shards(tmp_path)) == 3
 
 
 def test_the_description_is_readable(tmp_path):

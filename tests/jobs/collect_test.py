@@ -21,8 +21,9 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env, vector_env
 from tflearn.jobs.collect import collect
+from tflearn.jobs.collect_limits import CreditLimit, VersionLimit
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit, EpisodeMetricsOptions
-from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
+from tflearn.jobs.collection import Collection
 from tflearn.networks.networks import NetworkOptions
 
 FREE = Experience(replay=Uniform(min_size=1, max_size=10_000, sampling='server'), chunk_steps=4)

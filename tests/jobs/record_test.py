@@ -21,8 +21,9 @@ from tflearn.agents import dqn, ppo, sac
 from tflearn.core.experience import Experience, Queue, Slicing, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, specs_of
-from tflearn.data import columns, writer
+from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.shards import find_shards
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs import initial_agent
@@ -88,7 +89,7 @@ def test_random_actions_need_no_run_and_a_second_call_continues(tmp_path):
     assert len(more) == 12
     starts = {tuple(episode['observation'][0]) for episode in more}
     assert len(starts) == len(more), 'the second call did not repeat the episodes of the first'
-    assert [shard.number for shard in writer.shards(tmp_path / 'data')] == [0, 1]
+    assert [shard.number for shard in find_shards(tmp_path / 'data')] == [0, 1]
 
 
 def test_epsilon_changes_some_actions(run_dir, tmp_path):
@@ -119,7 +120,7 @@ def test_an_environment_without_an_end_ends_the_recording(tmp_path, caplog):
             RunDir(tmp_path / 'run'), tmp_path / 'data', make_environment=make_environment, policy='random',
             max_steps_per_episode=50,
         )  # fmt: skip
-    assert sum(shard.episodes for shard in writer.shards(tmp_path / 'data')) == 3, 'its share of six'
+    assert sum(shard.episodes for shard in find_shards(tmp_path / 'data')) == 3, 'its share of six'
 
 
 def test_steps_are_a_quota(tmp_path):
@@ -270,7 +271,7 @@ def test_mistakes_are_refused(run_dir, tmp_path):
             run=Run(run_dir), make_environment=pendulum, output=str(tmp_path / 'data'),
             num_environments=2,
         )  # fmt: skip
-    assert not writer.shards(tmp_path / 'data')
+    assert not find_shards(tmp_path / 'data')
 
 
 # Batches hold exactly the data that collectors write, with behaviour statistics, policy versions and policy states.

@@ -135,7 +135,7 @@ def cloned(tmp_path, make_environment, wanted, **given):
 def test_several_choices_with_starts_of_their_own(tmp_path):
     wanted = {'gear': 6, 'several': np.int64([2, -3])}
     _, version = cloned(tmp_path, environment(NESTED), wanted)
-    products.save(version, tmp_path / 'product', products.ProductOptions(500, parameters=True))
+    products.ProductOptions(500, parameters=True).save(version, tmp_path / 'product')
     product = tf.saved_model.load(str(tmp_path / 'product')).signatures['action']
     zero = {'observation_kind': tf.zeros(500, tf.int64), 'observation_size': tf.zeros((500, 2))}
     drawn = product(**{name.removeprefix('observation_'): value for name, value in zero.items()})

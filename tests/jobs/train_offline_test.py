@@ -27,9 +27,9 @@ from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.policies import external
 from tflearn.replay.storage import Storage
-from tflearn.sampling import sources
+from tflearn.sampling import episode_files
+from tflearn.sampling.episode_files import Reading, Validation
 from tflearn.sampling.ring_source import LocalReplay
-from tflearn.sampling.sources import Reading, Validation
 
 make_agent = functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), epsilon=0.0)
 
@@ -54,7 +54,7 @@ def test_files_give_the_sequences_of_the_environment(tmp_path, slicing, storage)
     rows = data_sets.write(tmp_path, 60, fakes.CheckedEnvironment(lengths, truncated=(False, True, False, True)))
     batch = BatchItems(4096)  # so that one draw has all of them
     experience = Experience(slicing=slicing, replay=Uniform(min_size=1), batch=batch)
-    source = sources.from_files(
+    source = episode_files.from_files(
         Dataset([str(tmp_path)]), experience, data_sets.SPEC, tf.distribute.get_strategy(), 0, Reading(storage)
     )
     replay = LocalReplay(Storage(experience, data_sets.SPEC), len(lengths), 4096)

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.testing.learner import batch
-from tflearn.learner import dry_run
+from tflearn.learner import dry_run, tpu_data
 from tflearn.learner.batches import DatasetBatches
 from tflearn.learner.dry_run import ClusterShape
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
@@ -150,8 +150,8 @@ def test_compiles_the_learners_own_step(make_agent, make_dataset_fn):
 
 def test_accepts_numbers_of_known_shapes():
     spec = {'image': tf.TensorSpec((4, 2, 8), tf.uint8), 'step': tf.TensorSpec((4,), tf.int64), 'x': tf.TensorSpec(())}
-    assert dry_run.refused_data(spec) == []
-    dry_run.check_for_tpu(spec)
+    assert tpu_data.refused_data(spec) == []
+    tpu_data.check_for_tpu(spec)
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_accepts_numbers_of_known_shapes():
     ],
 )
 def test_names_data(leaf, line):
-    (found,) = dry_run.refused_data({'fits': tf.TensorSpec((4,)), 'x': leaf})
+    (found,) = tpu_data.refused_data({'fits': tf.TensorSpec((4,)), 'x': leaf})
     assert found.startswith(line) and '\n' not in found
     with pytest.raises(ValueError, match='need'):
-        dry_run.check_for_tpu({'x': leaf})
+        tpu_data.check_for_tpu({'x': leaf})
 
 
 def _graph(function):

@@ -57,7 +57,7 @@ def test_a_policy_that_computes_in_bfloat16_is_a_product_without_a_tflite_model(
     network.create_variables()
     policy = q_policy.QPolicy(ts.time_step_spec(observation), example_policies.DISCRETE, network)
     version = PolicyExporter(greedy_policy.GreedyPolicy(policy), tmp_path / 'policy').export(1, {})
-    products.save(version, tmp_path / 'product', ProductOptions(batch_size=4))
+    ProductOptions(batch_size=4).save(version, tmp_path / 'product')
     assert not (tmp_path / 'product' / products.TFLITE).exists()
     rows = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
     saved = tf.saved_model.load(str(tmp_path / 'product'))
@@ -92,7 +92,7 @@ def load(path, signature='action'):
 def test_greedy_policy_with_chosen_names_and_logits(exported, tmp_path):
     output = tmp_path / 'product'
     options = ProductOptions(time_step=True, parameters=True, names=NAMES)
-    products.save(exported['greedy_policy'], output, options, exported['raw_policy'])
+    options.save(exported['greedy_policy'], output, exported['raw_policy'])
     saved, run_tflite = load(output)
     inputs = {'callee_users', 'node_count', 'step_type', 'reward', 'discount'}
     assert {name: spec.shape for name, spec in saved.structured_input_signature[1].items()} == dict.fromkeys(inputs, 1)
@@ -130,8 +130,8 @@ def test_greedy_policy_with_chosen_names_and_logits(exported, tmp_path):
 
 @lanes.numpy_1
 def test_stochastic_policy_draws_by_its_logits(exported, tmp_path):
-    products.save(exported['raw_policy'], tmp_path / 'one', ProductOptions(parameters=True))
-    products.save(exported['raw_policy'], tmp_path / 'many', ProductOptions(400, 'draw', names={'action': 'choice'}))
+    ProductOptions(parameters=True).save(exported['raw_policy'], tmp_path / 'one')
+    ProductOptions(400, 'draw', names={'action': 'choice'}).save(exported['raw_policy'], tmp_path / 'many')
     features = {'callee_users': np.array([1]), 'node_count': np.array([2])}
     saved, run_tflite = load(tmp_path / 'one')
     probabilities = tf.nn.softmax(run_tflite(**features)['logits']).numpy()[0]
@@ -150,8 +150,8 @@ def test_normal_distribution(tmp_path):
     example_policies.reweigh(raw)
     version = PolicyExporter(raw, tmp_path / 'raw').export(1, {})
     greedy = PolicyExporter(greedy_policy.GreedyPolicy(raw), tmp_path / 'greedy').export(1, {})
-    products.save(version, tmp_path / 'drawn', ProductOptions(500, parameters=True))
-    products.save(greedy, tmp_path / 'mode', ProductOptions(500, parameters=True, tflite=False), version)
+    ProductOptions(500, parameters=True).save(version, tmp_path / 'drawn')
+    ProductOptions(500, parameters=True, tflite=False).save(greedy, tmp_path / 'mode', version)
     observation = np.repeat([[0.1, -0.2, 0.3, 0.4]], 500, axis=0).astype(np.float32)
     mode = tf.saved_model.load(str(tmp_path / 'mode')).signatures['action'](observation=tf.constant(observation))
     assert not (tmp_path / 'mode' / 'model.tflite').exists()
@@ -170,7 +170,7 @@ def test_squashed_normal_distribution(tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'Pendulum-v1'))
     raw = sac.make_agent(specs, create_train_step(), sac.EXPERIENCE, network=SMALL).collect_policy
     version = PolicyExporter(raw, tmp_path / 'raw').export(1, {})
-    products.save(version, tmp_path / 'drawn', ProductOptions(2000))
+    ProductOptions(2000).save(version, tmp_path / 'drawn')
     observation = np.zeros((2000, 3), np.float32)
     own = tf.saved_model.load(str(version)).signatures['serving_default'](observation=tf.constant(observation))[
         'action'
@@ -180,7 +180,7 @@ def test_squashed_normal_distribution(tmp_path):
         assert np.all(np.abs(drawn) <= 2.0)
         np.testing.assert_allclose(np.quantile(drawn, (0.1, 0.5, 0.9)), np.quantile(own, (0.1, 0.5, 0.9)), atol=0.25)
     with pytest.raises(ValueError, match='whose distribution has distribution; need logits, or loc and scale_diag'):
-        products.save(version, tmp_path / 'other', ProductOptions(parameters=True))
+        ProductOptions(parameters=True).save(version, tmp_path / 'other')
 
 
 @pytest.mark.parametrize('algorithm', [ddpg, td3])
@@ -188,7 +188,7 @@ def test_a_policy_that_adds_noise_itself_draws_its_actions(algorithm, tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'Pendulum-v1'))
     raw = algorithm.make_agent(specs, create_train_step(), algorithm.EXPERIENCE, network=SMALL).collect_policy
     version = PolicyExporter(raw, tmp_path / 'raw').export(1, {})
-    products.save(version, tmp_path / 'drawn', ProductOptions(100, tflite=False))
+    ProductOptions(100, tflite=False).save(version, tmp_path / 'drawn')
     act = tf.saved_model.load(str(tmp_path / 'drawn')).signatures['action']
     drawn = act(observation=tf.zeros((100, 3)))['action'].numpy()
     assert np.all(np.abs(drawn) <= 2.0) and drawn.std() > 0.01
@@ -196,15 +196,15 @@ def test_a_policy_that_adds_noise_itself_draws_its_actions(algorithm, tmp_path):
 
 def test_policies_without_parameters_and_with_a_state(tmp_path):
     version = PolicyExporter(example_policies.recurrent(), tmp_path / 'recurrent').export(1, {})
-    products.save(version, tmp_path / 'state', ProductOptions(tflite=False))
+    ProductOptions(tflite=False).save(version, tmp_path / 'state')
     saved = tf.saved_model.load(str(tmp_path / 'state')).signatures['action']
     assert set(saved.structured_outputs) == {'action', 'policy_state_0', 'policy_state_1'}
     assert set(saved.structured_input_signature[1]) == {'observation', 'policy_state_0', 'policy_state_1'}
     exploring = PolicyExporter(example_policies.epsilon_greedy(), tmp_path / 'exploring').export(1, {})
-    products.save(exploring, tmp_path / 'explores', ProductOptions(tflite=False))
+    ProductOptions(tflite=False).save(exploring, tmp_path / 'explores')
     assert (tmp_path / 'explores' / 'output_spec.json').is_file()
     with pytest.raises(ValueError, match='whose distribution has no parameters; need logits, or loc and scale_diag'):
-        products.save(exploring, tmp_path / 'other', ProductOptions(parameters=True))
+        ProductOptions(parameters=True).save(exploring, tmp_path / 'other')
 
 
 @lanes.numpy_1
@@ -212,7 +212,7 @@ def test_rejects_what_does_not_fit(exported, tmp_path):
     greedy = exported['greedy_policy']
 
     def save(raw=None, **options):
-        products.save(greedy, tmp_path / 'product', ProductOptions(tflite=False, **options), raw)
+        ProductOptions(tflite=False, **options).save(greedy, tmp_path / 'product', raw)
 
     with pytest.raises(ValueError, match=r'got names for \w+; the inputs and outputs of the model are action, callee_'):
         save(names={'callee_user': 'users'})

@@ -20,11 +20,12 @@ from tflearn.core import extras
 from tflearn.core.experience import Prioritization, Prioritized, Queue
 from tflearn.core.waiting import Stopped, wait_until
 from tflearn.launch.local import free_port
-from tflearn.replay import backend, reader, writers
+from tflearn.replay import backend, item_reader, reader, writers
 from tflearn.replay.backend import Shards
 from tflearn.replay.checkpoints import DamagedCheckpoint
 from tflearn.replay.chunks import chunk_id
 from tflearn.replay.priorities import PriorityUpdater
+from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY, STREAM, Storage, TableSpec
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.mirror import ReplayMirror
@@ -248,7 +249,7 @@ def write(served, num_steps, version=7, addresses=None):
 
 def test_a_queue_source_takes_each_item_once(serve, closing):
     served = serve(QUEUE)
-    source = closing(QueueSource([served.address], served.storage, 5, 60.0, seed=0))
+    source = closing(QueueSource([served.address], served.storage, 5, 60.0, TableReader, seed=0))
     thread = write(served, 48)  # 40 items, twice what the queue holds
     trajectory, info = draw(source, 8)
     thread.join(30)
@@ -262,7 +263,7 @@ def test_a_queue_source_takes_each_item_once(serve, closing):
 
 def test_a_queue_source_drops_what_is_too_old(serve, closing):
     served = serve(experience(Queue, max_size=100, batch_size=5, max_policy_lag=1))
-    source = closing(QueueSource([served.address], served.storage, 5, 60.0, seed=0))
+    source = closing(QueueSource([served.address], served.storage, 5, 60.0, TableReader, seed=0))
     for version in (1, 2, 3):
         write(served, 6, version).join(30)
     source.on_version(3)
@@ -413,7 +414,7 @@ def test_a_writer_changes_to_another_server_and_returns(apart, serve, monkeypatc
 
 def test_items_of_several_servers_are_taken_alternately(serve, tmp_path, closing):
     two = [serve(QUEUE, checkpoints=tmp_path / name / 'checkpoints') for name in 'ab']
-    source = closing(QueueSource([served.address for served in two], two[0].storage, 4, 60.0, seed=0))
+    source = closing(QueueSource([served.address for served in two], two[0].storage, 4, 60.0, TableReader, seed=0))
     for version, served in enumerate(two):
         write(served, 12, version).join(30)
     source.start()
@@ -428,7 +429,7 @@ def test_items_of_several_servers_are_taken_alternately(serve, tmp_path, closing
 def test_a_reader_goes_on_after_a_restart_and_waits_no_longer_than_it_may(apart, closing):
     spec = apart.storage.signature['chunk']
     stream = closing(reader.TableReader(apart.address, apart.storage, STREAM, [spec], 4, 3.0))
-    stream.start(reader.one_by_one, 1)
+    stream.start(item_reader.one_by_one, 1)
     insert_chunks(apart, 0, 1, (STREAM,))
     wait_until(stream.size, 'the first chunk', 30)
     apart.lose()

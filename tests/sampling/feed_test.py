@@ -146,7 +146,7 @@ def test_items_of_a_queue_arrive_once(served, dispatch):
     elements = feed_worker.of_items([reader], Blocks(found.storage))
     with working(dispatch(), found.storage, elements, elements) as address:
         fill(found, 24, (5,)).join(30)  # 4 episodes: 20 items
-        source = QueueSource((address,), found.storage, 5, 60.0, seed=0, make_reader=FeedReader)
+        source = QueueSource((address,), found.storage, 5, 60.0, FeedReader, seed=0)
         trajectory, _ = draw(source, 4, compiled=True)
         firsts = trajectory.observation[:, :, 0].numpy().astype(int).reshape(-1, 2)
         # Several requests are on the way, so that one element may overtake another.

@@ -13,6 +13,7 @@ from tests.testing.experiences import experience
 from tests.testing.replay import draw, fill, write_steps
 from tflearn.core.experience import Queue, Reuse
 from tflearn.core.waiting import Stopped, wait_until
+from tflearn.replay.reader import TableReader
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.queue_source import QueueSource
 
@@ -26,9 +27,8 @@ def start(serve):
 
         def make(**changes):
             served = serve(experience(Queue, **({'max_size': 1000, 'batch_size': 5} | changes)))
-            source = QueueSource(
-                [served.address], served.storage, served.storage.experience.per_replica_batch_size, 60.0, seed=0
-            )
+            batch_size = served.storage.experience.per_replica_batch_size
+            source = QueueSource([served.address], served.storage, batch_size, 60.0, TableReader, seed=0)
             # A stream waits for an item without a deadline, and only then notices that it is closed.
             stack.callback(lambda: fill(served, 6, (5,)).join(30))
             stack.callback(source.close)
@@ -141,7 +141,7 @@ def test_short_queue_blocks_the_writer(start):
 def test_takes_items_from_several_servers(serve, tmp_path):
     settings = experience(Queue, max_size=1000, batch_size=10)
     served = [serve(settings, checkpoints=tmp_path / str(i)) for i in range(2)]
-    source = QueueSource([one.address for one in served], served[0].storage, 10, 60.0)
+    source = QueueSource([one.address for one in served], served[0].storage, 10, 60.0, TableReader)
     for one in served:
         fill(one, 12, (5,)).join(30)
     trajectory, _ = draw(source, 2)
@@ -156,7 +156,7 @@ def test_takes_items_evenly_from_full_servers(serve, tmp_path):
     """Within a batch and from batch to batch; a third server has no items, and is not waited for."""
     settings = experience(Queue, max_size=100, batch_size=3)
     served = [serve(settings, checkpoints=tmp_path / str(i)) for i in range(3)]
-    source = QueueSource([one.address for one in served], served[0].storage, 3, 60.0)
+    source = QueueSource([one.address for one in served], served[0].storage, 3, 60.0, TableReader)
     for one, version in zip(served[:2], (1, 2), strict=True):
         writer = ReplayWriter(one.address, one.storage, 1, one.stop)
         write_steps(writer, fakes.CheckedEnvironment((1000,)), 41, version)  # 40 items

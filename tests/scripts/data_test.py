@@ -6,7 +6,7 @@ import pytest
 
 from tests.data import data_sets
 from tests.testing import forks
-from tflearn.data import writer
+from tflearn.data.shards import find_shards
 
 DEADLINE_SECS = 120.0
 ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
@@ -28,7 +28,7 @@ def test_recording_ends_after_the_steps_of_the_flag_or_the_gin_file(tmp_path):
     flags = (f'--root_dir={tmp_path}/run', '--gin_file=dqn_cartpole', '--policy=random', f'--output={tmp_path}/data')
     recorded = run('data', 'record', *flags, '--steps=50')
     assert recorded.returncode == 0, recorded.stderr
-    num_steps = sum(shard.steps for shard in writer.shards(tmp_path / 'data'))
+    num_steps = sum(shard.steps for shard in find_shards(tmp_path / 'data'))
     assert 50 <= num_steps < 300
     quota = (
         'from tflearn.jobs import record',

@@ -265,7 +265,7 @@ PROVIDERS = {
     'sac.make_agent.gamma=1': "'sac' (add --gin_bindings='from tflearn.agents import sac'); need",
     'make_agent=@sac.make_agent': "'sac' (add --gin_bindings='from tflearn.agents import sac'); need",
     'Dataset.paths="a"': "'Dataset' (write train.Dataset); need",
-    'Reading.order="epochs"': "'Reading' (add --gin_bindings='from tflearn.sampling import sources' and write",
+    'Reading.order="epochs"': "'Reading' (add --gin_bindings='from tflearn.sampling import episode_files' and write",
     'train.Dataset.paths="a"': 'uses train.Dataset (bind a parameter that takes it to @train.Dataset()',
 }
 

@@ -101,11 +101,11 @@ class AWACAgent(actor_critic.ActorCriticAgent):
         (taken,), counts = tf.nest.flatten(batch.action), batch.counts
         seen, _ = self._seen(batch.observation)
 
-        def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def critic_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             bootstraps = self._value(batch.next_observation, self._target_critics, num_samples=1)
             return actor_critic.critic_loss(batch, bootstraps, self._critics.of_actions(seen, taken, training))
 
-        def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def actor_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             distribution = self._distribution(batch.observation, training)
             log_probs = common.log_probability(distribution, batch.action, self.action_spec)
             legal = offline_loss.legal_counts(log_probs, self._mask is not None)

@@ -107,7 +107,7 @@ def make_agent(
 
 def _check(specs: EnvironmentSpecs, experience: Experience, loss: BCLoss) -> None:
     replay = experience.replay
-    if not isinstance(replay, Uniform):
+    if not replay.draws_uniformly:
         raise UserValueError(
             f'got Experience.replay of the type {type(replay).__name__}; behavioural cloning needs Uniform: it '
             'imitates what was recorded, in any order'
@@ -182,7 +182,7 @@ class BCAgent(ActorValueAgent):
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         counts, masked = parts.counts(experience), self._network.action_mask is not None
 
-        def loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             now = parts.now(experience)
             observation, _ = self._normalized(now.observation, now.reward)
             step_type = experience.step_type[:, :-1] if self._network.state_spec else None

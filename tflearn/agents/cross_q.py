@@ -92,9 +92,10 @@ class CrossQAgent(sac.SACAgent):
         """Returns the loss of the critics, and the one of actor and temperature, which use the same draws."""
         counts, made = super()._losses(experience, weights, training)
 
-        def policy_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            losses, metrics = zip(made['actor'](), made['alpha'](), strict=True)
-            return tf.add_n(losses), metrics[0] | metrics[1]
+        def policy_loss(earlier: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            actor_losses, metrics = made['actor'](earlier)
+            alpha_losses, of_alpha = made['alpha'](metrics)
+            return actor_losses + alpha_losses, metrics | of_alpha
 
         return counts, {'critic': made['critic'], 'actor': policy_loss}
 

@@ -95,16 +95,16 @@ class DiscreteSACAgent(actor_critic.ActorCriticAgent):
         """Returns the losses of critics, actor and temperature."""
         batch = actor_critic.of_steps(experience, self._options.gamma, self._options.reward_scale)
 
-        def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def critic_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             bootstraps, _ = self._value_and_entropy(batch.next_observation, self._target_critics)
             values = self._critics.of_actions(self._seen(batch.observation)[0], batch.action, training)
             return actor_critic.critic_loss(batch, bootstraps, values)
 
-        def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def actor_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             value, entropy = self._value_and_entropy(batch.observation, self._critics, training)
             return -value, {'actor_loss': -value, 'value': value, 'entropy': entropy}
 
-        def alpha_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def alpha_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             _, entropy = self._value_and_entropy(batch.observation, self._critics)
             wanted = self._options.target_entropy_share * self._greatest_entropy(batch.observation)
             losses = tf.exp(self._log_alpha) * tf.stop_gradient(entropy - wanted)

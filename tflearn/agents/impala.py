@@ -22,7 +22,7 @@ from tflearn.agents.actor_value import ActorValueAgent, ActorValueNetwork, compl
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.core.experience import BatchItems, Experience, Queue, Slicing
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, checked, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.networks import heads, recurrent
@@ -152,7 +152,7 @@ def make_optimizers(problem: Problem) -> dict[str, Optimizer]:
     Raises:
       ValueError: see `make_agent`.
     """
-    if isinstance(problem.experience.replay, Prioritized):
+    if problem.experience.replay.prioritization:
         raise UserValueError(
             'got Experience.replay=Prioritized(...); need Queue or Uniform: it returns no errors of items'
         )
@@ -190,7 +190,7 @@ class ImpalaAgent(ActorValueAgent):
         return self._network.policy_variables if 'value' in self._optimizers else [self._network]
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
-        def loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             options, unroll = self._options, self._unroll(experience, training)
             log_ratios, loss_of, more = self._objective(unroll, training)
             targets, advantages = self._vtrace_targets(unroll, log_ratios)

@@ -131,12 +131,12 @@ class IQLAgent(ActorValueAgent):
         (taken,) = tf.nest.flatten(batch.action)
         recorded = tf.stop_gradient(tf.reduce_min(self._target_critics.of_actions(seen, taken), axis=1))
 
-        def value_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def value_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             (_, value), _ = self._network(batch.observation, training=training)
             losses = offline_loss.expectile_losses(recorded - value, options.expectile)
             return losses, {'value_loss': losses, 'value': value}
 
-        def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def actor_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             (distribution, value), _ = self._network(batch.observation, training=training)
             advantages = recorded - value
             factors = offline_loss.advantage_weights(advantages, options.inverse_temperature, options.max_weight)
@@ -146,7 +146,7 @@ class IQLAgent(ActorValueAgent):
             metrics = {'actor_loss': losses, 'advantage': advantages, 'advantage_weight': factors}
             return losses, metrics | {'log_likelihood': log_probs}
 
-        def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def critic_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             (_, values), _ = self._network(batch.next_observation)
             return actor_critic.critic_loss(batch, values, self._critics.of_actions(seen, taken, training))
 

@@ -43,7 +43,7 @@ from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core import moments
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import BatchItems, Experience, Prioritized, Queue
+from tflearn.core.experience import BatchItems, Experience, Queue
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs, leaf_paths
 from tflearn.networks import encoder, spec_checks
@@ -112,7 +112,7 @@ def make_agent(
     spec_checks.check_one_discrete_action(specs.action, 'a linear bandit')
     spec_checks.check_observation(specs.observation, 'a linear bandit')
     replay = experience.replay
-    if isinstance(replay, Prioritized) or (isinstance(replay, Queue) and replay.training is not None):
+    if replay.prioritization or replay.training:
         raise UserValueError(
             f'got Experience.replay={replay!r}; a linear bandit needs a Queue without training, or Uniform: it counts '
             'an item each time that it is drawn'
@@ -254,7 +254,7 @@ class LinearBanditAgent(parts.PartsAgent):
         shaped = lambda values: tf.reshape(tf.cast(values, tf.float32), tf.shape(counts))  # noqa: E731
         errors = shaped(tf.square(reward[:, 0] - predicted))
         metrics = {'reward': shaped(reward), 'deviation': shaped(deviation)}
-        return counts, {'bandit': lambda: (errors, metrics)}
+        return counts, {'bandit': lambda _: (errors, metrics)}
 
     def _trained(self, part: str) -> list[Any]:
         return []

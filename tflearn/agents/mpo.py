@@ -168,13 +168,13 @@ class MPOAgent(actor_critic.ActorCriticAgent):
         batch = actor_critic.of_n_steps(experience, options.gamma, options.reward_scale)
         (taken,), (seen, _) = tf.nest.flatten(batch.action), self._seen(batch.observation)
 
-        def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def critic_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             before = self._distribution(batch.next_observation, actor=self._target_actor)
-            _, log_shares, values = self._valued(batch.next_observation, before)
+            log_shares, values = self._valued(batch.next_observation, before)[1:]
             bootstraps = tf.reduce_sum(tf.exp(log_shares) * values, axis=0)
             return actor_critic.critic_loss(batch, bootstraps, self._critics.of_actions(seen, taken, training))
 
-        def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def actor_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             now = self._distribution(batch.observation, training)
             before = self._distribution(batch.observation, actor=self._target_actor)
             actions, log_shares, values = self._valued(batch.observation, before)

@@ -13,7 +13,7 @@ from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Queue
+from tflearn.core.experience import Experience
 from tflearn.core.train_step import Draws
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.critics import Targets
@@ -23,8 +23,10 @@ from tflearn.optimization.optimizers import Optimizer, OptimizerOptions, Rate, s
 
 ERRORS = 'td_error'  # the metric that becomes the items' priorities; the default of `Prioritization.error`
 
-# Returns the losses of the batch's rows, or this replica's share of their mean, a scalar; and metrics, alike.
-Loss = Callable[[], tuple[tf.Tensor, dict[str, tf.Tensor]]]
+Metrics = Mapping[str, tf.Tensor]
+# Takes the metrics of the parts that were trained before on this batch. Returns the losses of the batch's rows, or this
+# replica's share of their mean, a scalar; and metrics, alike.
+Loss = Callable[[Metrics], tuple[tf.Tensor, dict[str, tf.Tensor]]]
 # What an agent minimizes on a batch of B items: counts, float32 [B], [B, T] or [B * T], 0 for rows that are left out,
 # such as those between two episodes, else 1; and losses of that shape, by the names of the parts, in the order in which
 # they are trained. Among the metrics `td_error` is the error of a row, of which `errors` makes that of its item.
@@ -152,7 +154,7 @@ class PartsAgent(tf_agent.TFAgent):
         for part, loss in losses.items():
             names, due = self._optimized(part) if trains else (), self._due(part) if trains else None
             groups = [_variables(self._trained(name)) for name in names]
-            evaluate = functools.partial(self._evaluated, part, loss, reduce, groups)
+            evaluate = functools.partial(self._evaluated, part, functools.partial(loss, dict(metrics)), reduce, groups)
             # In replica context a branch may compute gradients, but not apply them.
             if due is None:
                 share, found, gradients, halves = evaluate(with_half=summarizes_halves())
@@ -186,7 +188,7 @@ class PartsAgent(tf_agent.TFAgent):
     def _evaluated(
         self,
         part: str,
-        loss: Loss,
+        loss: Callable[[], tuple[tf.Tensor, dict[str, tf.Tensor]]],
         reduce: Callable[[tf.Tensor], tf.Tensor],
         groups: Sequence[Sequence[tf.Variable]],
         dense: bool = False,
@@ -282,7 +284,7 @@ def check_experience(
       ValueError: for a queue, stored states of the policy without memory, or sequences that are too short.
     """
     replay, slicing = experience.replay, experience.slicing
-    if isinstance(replay, Queue):
+    if not replay.learns_from_old_items:
         raise UserValueError(
             f'got a Queue as Experience.replay; {algorithm} needs Uniform or Prioritized: it learns from old items'
         )

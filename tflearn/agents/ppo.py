@@ -25,7 +25,7 @@ from tflearn.agents.normalizer import Normalizers, make_normalizers
 from tflearn.agents.parts import Problem
 from tflearn.agents.self_imitation import SelfImitation
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
+from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.core.moments import variable
 from tflearn.core.settings import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, checked, checked_dataclass
 from tflearn.core.types import Agent
@@ -211,7 +211,7 @@ def make_agent(
         holds no policy states, or `minibatch_steps` is less than a sequence.
     """
     replay = problem.experience.replay
-    if isinstance(replay, Queue) and replay.training is None:
+    if not replay.learns_from_old_items and replay.training is None:
         if loss.kl_coefficient and loss.kl_target is not None:
             raise UserValueError(
                 f'got kl_target={loss.kl_target} without Queue.training=Iteration(...), after which the coefficient '
@@ -251,7 +251,7 @@ def make_networks(
       ValueError: see `make_agent`.
     """
     network, replay = complete(problem, algorithm), problem.experience.replay
-    if not isinstance(replay, Queue) or isinstance(replay.training, Reuse):
+    if replay.learns_from_old_items or replay.reuse:
         raise UserValueError(
             f'got Experience.replay={replay!r}; {algorithm} needs a Queue without Reuse, since it learns only from new '
             'items; set Queue.training=Iteration(...) for several steps on them'
@@ -273,8 +273,8 @@ def _check_sequences(experience: Experience) -> None:
             'got a network with memory and Slicing.store_policy_state=False; need True: the ratios of probabilities '
             'compare with a policy that started each sequence with its own state'
         )
-    iteration = replay.training if isinstance(replay, Queue) else None
-    if isinstance(iteration, Iteration) and iteration.minibatch_steps < slicing.sequence_length - 1:
+    iteration = replay.iteration
+    if iteration and iteration.minibatch_steps < slicing.sequence_length - 1:
         raise UserValueError(
             f'got a network with memory and Iteration.minibatch_steps={iteration.minibatch_steps} with '
             f'Slicing.sequence_length={slicing.sequence_length}; need at least {slicing.sequence_length - 1}: a '
@@ -407,7 +407,7 @@ class PPOAgent(ActorValueAgent):
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Takes samples and the weight of each."""
         samples, counts = experience
-        return counts, {'ppo': lambda: self._losses_of(samples, counts, training)}
+        return counts, {'ppo': lambda _: self._losses_of(samples, counts, training)}
 
     def _demonstrate(self, episodes: Any, share: float) -> None:
         """Takes recorded episodes, of which each train step imitates some steps; see `self_imitation`.

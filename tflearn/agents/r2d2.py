@@ -174,7 +174,7 @@ class R2D2Agent(parts.PartsAgent):
         # Rows between two episodes, and those in which an environment failed, have no action.
         valid = trained.next_step_type != ts.StepType.FIRST
 
-        def loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             values, bootstraps = self._values(experience, training)
             discounts = options.gamma * trained.discount
             returns = n_step_returns(trained.reward, discounts, bootstraps, valid, options.n_step)

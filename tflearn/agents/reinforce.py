@@ -5,7 +5,6 @@ Learning 8). Unlike TF-Agents' agent, it trains on unclipped actions, and the re
 replicas. TF-Agents' loss fails without a complete episode, and includes padding when it normalizes returns.
 """
 
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +17,7 @@ from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.normalizer import make_normalizers
 from tflearn.agents.parts import Problem
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.core.experience import BatchItems, Experience, Queue, Slicing
 from tflearn.core.settings import Fraction, NonNegativeFloat, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.networks.networks import NetworkOptions
@@ -86,7 +85,7 @@ def make_agent(
 
 def _check(experience: Experience) -> None:
     replay, slicing = experience.replay, experience.slicing
-    if not isinstance(replay, Queue) or not slicing.pad_episodes or isinstance(replay.training, Iteration):
+    if replay.learns_from_old_items or not slicing.pad_episodes or replay.iteration:
         raise UserValueError(
             f'got Experience.replay={replay!r}, pad_episodes={slicing.pad_episodes}; need a Queue without Iteration, '
             'and True: REINFORCE learns once from complete episodes'
@@ -123,8 +122,7 @@ class ReinforceAgent(ActorValueAgent):
         return info, taken
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
-        loss = functools.partial(self._loss_of, experience, weights, training)
-        return _counts(experience), {'reinforce': loss}
+        return _counts(experience), {'reinforce': lambda _: self._loss_of(experience, weights, training)}
 
     def _loss_of(
         self, experience: Any, weights: tf.Tensor | None, training: bool

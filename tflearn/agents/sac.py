@@ -195,11 +195,38 @@ def make_networks(
     return Networks(actor, *critics_lib.make(specs.observation, specs.action, network, options))
 
 
+def critic_targets(
+    reward: tf.Tensor, discount: tf.Tensor, bootstraps: tf.Tensor, log_probs: tf.Tensor, alpha: tf.Tensor
+) -> tf.Tensor:
+    """Returns y = r + gamma (Q'(s', a') - alpha log pi(a' | s')), without a gradient, float32 [R, N].
+
+    Args:
+      reward: r, float32 [R].
+      discount: gamma, 0 at the end of an episode, float32 [R].
+      bootstraps: Q'(s', a') of the target critics, float32 [R, N]; the paper's is the least of them.
+      log_probs: log pi(a' | s'), float32 [R].
+      alpha: the temperature.
+    """
+    values = bootstraps - (alpha * log_probs)[:, tf.newaxis]
+    return tf.stop_gradient(reward[:, tf.newaxis] + discount[:, tf.newaxis] * values)
+
+
+def actor_losses(log_probs: tf.Tensor, value: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
+    """Returns alpha log pi(a | s) - Q(s, a) of actions that the actor drew, float32 [R]."""
+    return tf.stop_gradient(alpha) * log_probs - value
+
+
+def temperature_losses(log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy: float) -> tf.Tensor:
+    """Returns - log alpha (log pi(a | s) + target entropy); the estimated entropy is - log pi(a | s), float32 [R]."""
+    return log_alpha * (entropy - target_entropy)
+
+
 class SACAgent(ActorCriticAgent):
     """See the module.
 
     The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`, `alpha_loss`; `value`
-    in the unit of returns; `entropy` [nats], estimated by the drawn actions; and `alpha`.
+    in the unit of returns; `entropy` [nats], estimated by the drawn actions; and `alpha`. With CQL also
+    `excess_gap`: the critics' gaps, less the target gap.
     """
 
     def __init__(self, problem: Problem, *args: Any, rule: ensemble.Rule, conservative: Conservative = Conservative()):
@@ -220,38 +247,38 @@ class SACAgent(ActorCriticAgent):
         return [self._log_alpha] if part == 'alpha' else super()._trained(part)
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
-        batch, gaps, drawn = self._transitions(experience), [], []
-        draws = self._draws
+        batch = self._transitions(experience)
+        draws = self._draws if training else None
 
-        def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def critic_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             action, log_probs = self._draw(batch, following=True)
             values, following = self._both_values(batch, action, training)
-            bootstraps = self._rule.bootstraps(following, draws) - (tf.exp(self._log_alpha) * log_probs)[:, tf.newaxis]
-            targets = tf.stop_gradient(batch.reward[:, tf.newaxis] + batch.discount[:, tf.newaxis] * bootstraps)
-            losses = self._rule.losses(values, targets)
-            metrics = {'critic_loss': losses, parts.ERRORS: ensemble.errors(values, targets)}
+            bootstraps = self._rule.bootstraps(following, self._draws)
+            y = critic_targets(batch.reward, batch.discount, bootstraps, log_probs, tf.exp(self._log_alpha))
+            losses = self._rule.losses(values, y)
+            metrics = {parts.ERRORS: ensemble.errors(values, y)}
             if self._conservative.weight:
-                gaps.append(self._excess_gaps(batch))
-                losses += self._conservative_weight() * gaps[0]
-                metrics['critic_loss'] = losses
-            return losses, metrics
+                metrics['excess_gap'] = self._excess_gaps(batch)
+                losses += self._conservative_weight() * metrics['excess_gap']
+            return losses, metrics | {'critic_loss': losses}
 
-        def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def actor_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             action, log_probs = self._draw(batch, training)
-            drawn.append(tf.stop_gradient(log_probs))
-            values = self._values(batch, action, self._critics, draws=draws if training else None)
-            value = self._rule.value(values)
-            losses = tf.stop_gradient(tf.exp(self._log_alpha)) * log_probs - value
-            return losses, {'actor_loss': losses, 'value': value}
+            value = self._rule.value(self._values(batch, action, self._critics, draws=draws))
+            losses = actor_losses(log_probs, value, tf.exp(self._log_alpha))
+            return losses, {'actor_loss': losses, 'value': value, 'entropy': -tf.stop_gradient(log_probs)}
 
-        def alpha_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            # The actor's own draws: others would cost another pass through its network.
-            losses = self._log_alpha * (-drawn[-1] - self._target_entropy)
-            return losses, {'alpha_loss': losses, 'entropy': -drawn[-1], 'alpha': tf.exp(self._log_alpha)}
+        def alpha_loss(earlier: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            # Of the actor's own draws: others would cost another pass through its network.
+            losses = temperature_losses(self._log_alpha, earlier['entropy'], self._target_entropy)
+            return losses, {'alpha_loss': losses, 'alpha': tf.exp(self._log_alpha)}
+
+        def conservative_loss(earlier: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            return -self._conservative_weight() * tf.stop_gradient(earlier['excess_gap']) / 2, {}
 
         made = {'critic': critic_loss, 'actor': actor_loss, 'alpha': alpha_loss}
         if self._conservative.target_gap is not None:
-            made['conservative'] = lambda: (-self._conservative_weight() * tf.stop_gradient(gaps[0]) / 2, {})
+            made['conservative'] = conservative_loss
         return batch.counts, made
 
     def _transitions(self, experience: Any) -> Any:

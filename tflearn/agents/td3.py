@@ -268,21 +268,21 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the losses of critics and actor on sequences [B, n + 1, ...]."""
         batch = actor_critic.of_n_steps(experience, self._options.gamma, self._options.reward_scale)
-        taken, found = self._join(batch.action), []
+        taken = self._join(batch.action)
 
-        def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def critic_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             bootstraps = self._bootstraps(batch)
             values = tf.squeeze(self._critics(batch.observation, taken, training), axis=2)
-            # Before the critics change, which the actor's loss uses as it is then.
-            found.append(self._value_scale(batch, values[:, 0]))
             losses, metrics = actor_critic.critic_loss(batch, bootstraps, values)
             return losses, metrics | {'value': values[:, 0]}
 
-        def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def actor_loss(earlier: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             action = self._join(self._actor(batch.observation, training=training)[0])
             losses = -tf.squeeze(self._critics(batch.observation, action, num=1), axis=[1, 2])
-            if found[0] is not None:
-                losses = found[0] * losses + distances(action, taken, self._bounds())
+            # By the values before the critics' step on this batch.
+            scale = self._value_scale(batch, earlier['value'])
+            if scale is not None:
+                losses = scale * losses + distances(action, taken, self._bounds())
             return losses, {'actor_loss': losses}
 
         return batch.counts, {'critic': critic_loss, 'actor': actor_loss}

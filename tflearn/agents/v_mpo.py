@@ -241,7 +241,7 @@ class VMPOAgent(ppo.PPOAgent):
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         samples, counts = experience
-        return counts, {'v_mpo': lambda: self._losses_of(samples, counts, training)}
+        return counts, {'v_mpo': lambda _: self._losses_of(samples, counts, training)}
 
     def _losses_of(
         self, samples: ppo.Samples, counts: tf.Tensor, training: bool

@@ -18,7 +18,7 @@ from tflearn.api import process_run, synchronous_run
 from tflearn.config import files
 from tflearn.config.reader import import_text
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
-from tflearn.core.experience import Experience, Queue
+from tflearn.core.experience import Experience
 from tflearn.core.types import AgentFactory, EnvironmentFactory, check_agent_factory, check_call
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.jobs.collect import collect
@@ -347,7 +347,8 @@ def gin_text(arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str
     """Returns the gin file of a run in several processes; the arguments are those of `synchronous_run.of_objects`."""
     given, made = grouped(arguments), GinText()
     initial, intervals = given.get('initial', Initial()), given.get('intervals', Intervals())
-    if isinstance(given['experience'].replay, Queue) and not {'intervals', 'publish_interval_steps'} & arguments.keys():
+    has_interval = bool({'intervals', 'publish_interval_steps'} & arguments.keys())
+    if not given['experience'].replay.learns_from_old_items and not has_interval:
         given['intervals'] = dataclasses.replace(intervals, publish_interval_steps=1)  # data of the newest weights
     if initial.seed is not None:
         options = given.get('collect_options', CollectOptions())

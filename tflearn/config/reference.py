@@ -66,6 +66,7 @@ SECTIONS = (
         ('optimization',),
         r'optimizers\.OptimizerOptions|schedules\.[a-z]\w+',
     ),
+    Section('Models for products', ('policies',), r'products\.ProductOptions'),
     Section('Networks', ('networks',), r'\w+\.(make_network|from_\w+)', frozenset({'spec', 'name'})),
     Section(
         'Environments',

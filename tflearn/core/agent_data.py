@@ -15,7 +15,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Iteration, Queue
+from tflearn.core.experience import Experience
 from tflearn.core.types import DEMONSTRATED, Agent, check_agent, check_keras, integer_bounds, zeros
 
 _demonstrated: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar('demonstrated', default=None)
@@ -54,8 +54,7 @@ def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
                 f'got a {kind} whose data have {spec.name or "a tensor"} of the shape {spec.shape}; need all '
                 'dimensions known, since the replay stores rows of a fixed size; pad it, and add a mask'
             )
-    replay = experience.replay
-    if isinstance(replay, Queue) and isinstance(replay.training, Iteration):
+    if experience.replay.iteration:
         _check_iteration(agent, kind)
 
 

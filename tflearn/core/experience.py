@@ -1,5 +1,7 @@
 """Experience: the data that a learner consumes. Tables, writers, rate limiters and batches are derived from it."""
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -172,6 +174,16 @@ class Uniform:
         resumed run fills it again.
     """
 
+    learns_from_old_items: ClassVar[bool] = True
+    draws_uniformly: ClassVar[bool] = True
+    prioritization: ClassVar[None] = None
+    training: ClassVar[None] = None
+    iteration: ClassVar[None] = None
+    reuse: ClassVar[None] = None
+    max_policy_lag: ClassVar[None] = None
+    versions_ahead: ClassVar[None] = None
+    episode_steps: ClassVar[None] = None
+
     max_size: PositiveInt = 100_000
     min_size: PositiveInt = 1_000
     samples_per_insert: PositiveFloat | None = None
@@ -199,6 +211,15 @@ class Prioritized:
       max_mirror_gb: see `Uniform`.
       max_saved_gb: see `Uniform`.
     """
+
+    learns_from_old_items: ClassVar[bool] = True
+    draws_uniformly: ClassVar[bool] = False
+    training: ClassVar[None] = None
+    iteration: ClassVar[None] = None
+    reuse: ClassVar[None] = None
+    max_policy_lag: ClassVar[None] = None
+    versions_ahead: ClassVar[None] = None
+    episode_steps: ClassVar[None] = None
 
     max_size: PositiveInt = 100_000
     min_size: PositiveInt = 1_000
@@ -234,14 +255,58 @@ class Queue:
         `max_policy_lag` = 0 training is exactly on-policy: all steps of an item were taken with the newest weights.
     """
 
+    learns_from_old_items: ClassVar[bool] = False
+    draws_uniformly: ClassVar[bool] = False
+    prioritization: ClassVar[None] = None
     min_size: ClassVar[int] = 1
     samples_per_insert: ClassVar[None] = None
+    max_times_sampled: ClassVar[int] = 1
+    sampling: ClassVar[Sampling] = 'server'  # the server hands out its items in their order
+    max_mirror_gb: ClassVar[float] = 0.0
+    max_saved_gb: ClassVar[float] = math.inf  # an item that is lost is never trained on
 
     max_size: PositiveInt = 100_000
     max_policy_lag: NonNegativeInt | None = None
     versions_ahead: NonNegativeInt | None = None
     training: Iteration | Reuse | None = None
     episode_steps: PositiveInt | None = None
+
+    @property
+    def iteration(self) -> Iteration | None:
+        """The `Iteration` in which a learner trains; None if it trains in none."""
+        return self.training if isinstance(self.training, Iteration) else None
+
+    @property
+    def reuse(self) -> Reuse | None:
+        """How batches are used again; None if they are not."""
+        return self.training if isinstance(self.training, Reuse) else None
+
+
+# Code asks a replay by these names, and never which kind it is:
+#   learns_from_old_items: whether items are drawn again and in any order; otherwise each is used by the weights of its
+#     time, and then gone.
+#   draws_uniformly: whether all stored items are equally likely to be drawn.
+#   prioritization: how items are drawn by priority; None if they are not.
+#   iteration, reuse: how a learner takes several train steps with the same items; None if it does not.
+Replay = Uniform | Prioritized | Queue
+
+
+def check_feed(replay: Replay) -> None:
+    """Checks that a feed can deliver the items of a replay.
+
+    Raises:
+      ValueError: if its priorities, or credits, would need every item to arrive and an answer for it.
+    """
+    if replay.prioritization:
+        raise UserValueError(
+            'got a feed with Experience.replay=Prioritized(...), whose priorities would have to go back to the '
+            'servers; need Uniform, or Queue; or a learner that reads the servers itself (no --feed_address)'
+        )
+    if replay.versions_ahead is not None:
+        raise UserValueError(
+            f'got a feed with Queue.versions_ahead={replay.versions_ahead}, whose credits count every item; a feed '
+            'delivers items at most once, and loses some with a worker; need Queue.versions_ahead=None'
+        )
 
 
 @checked_dataclass(frozen=True)
@@ -294,7 +359,7 @@ class Experience:
             if not isinstance(value := getattr(self, name), kinds):
                 names = ' or '.join(kind.__name__ for kind in kinds)
                 raise UserTypeError(f'got Experience.{name}={value!r}; need {names} of tflearn.core.experience')
-        steps = self.replay.episode_steps if isinstance(self.replay, Queue) else None
+        steps = self.replay.episode_steps
         if steps is not None and (steps >= self.slicing.sequence_length or self.slicing.cross_episodes):
             raise UserValueError(
                 f'got Queue.episode_steps={steps} with {self.slicing}; need items of at least {steps + 1} rows '
@@ -316,4 +381,23 @@ class Experience:
     @property
     def versions_ahead(self) -> int | None:
         """See `Queue`; None for another replay."""
-        return self.replay.versions_ahead if isinstance(self.replay, Queue) else None
+        return self.replay.versions_ahead
+
+    def of_one_replica(self, num_replicas: int) -> 'Experience':
+        """Returns the experience with which one replica alone has the batches of each of `num_replicas`.
+
+        Raises:
+          ValueError: if minibatches, which all replicas share, cannot be divided among them.
+        """
+        replay: Any = self.replay
+        if replay.iteration is None:
+            return self
+        steps = replay.iteration.minibatch_steps
+        if steps % num_replicas:
+            raise UserValueError(
+                f'got Iteration.minibatch_steps={steps} for {num_replicas} replicas; need a number that '
+                f'{num_replicas} divides, since each replica gets a batch of the same size; set it to '
+                f'{-(-steps // num_replicas)} times {num_replicas}'
+            )
+        training = dataclasses.replace(replay.iteration, minibatch_steps=steps // num_replicas)
+        return dataclasses.replace(self, replay=dataclasses.replace(replay, training=training))

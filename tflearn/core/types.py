@@ -5,7 +5,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,9 @@ from tf_agents.typing import types
 from tf_agents.utils import nest_utils
 
 from tflearn.core.errors import UserTypeError, UserValueError
-from tflearn.core.experience import Experience
+
+if TYPE_CHECKING:  # a policy is loaded without the settings of a learner's data
+    from tflearn.core.experience import Experience
 
 WEIGHTS = 'weights'  # importance weights in the info of a batch
 DEMONSTRATED = 'demonstrated'  # which items of a batch are demonstrations, bool [B], in its info
@@ -170,7 +172,7 @@ class Agent(Protocol):
 class AgentFactory(Protocol):
     """Makes an agent for an environment; hyperparameters are bound beforehand."""
 
-    def __call__(self, specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
+    def __call__(self, specs: EnvironmentSpecs, train_step: tf.Variable, experience: 'Experience') -> Agent:
         """Makes the agent. Settings of the data, such as the sequence length, come from `experience`."""
 
 

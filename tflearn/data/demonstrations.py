@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import BatchItems, Experience, Queue, Schedule, Uniform
+from tflearn.core.experience import BatchItems, Experience, Schedule
 from tflearn.core.settings import NonNegativeInt, PositiveInt, Range, checked_dataclass
 from tflearn.core.types import AgentFactory
 from tflearn.data.reader import Dataset
@@ -49,7 +49,7 @@ class Demonstrations:
     def check(self, experience: Experience) -> None:
         """Raises a ValueError if such an experience cannot have demonstrations, or a batch has no room for them."""
         replay, size = experience.replay, experience.per_replica_batch_size
-        if isinstance(replay, Queue):
+        if not replay.learns_from_old_items:
             self._check_queue()
             return
         if replay.sampling == 'server' or replay.max_times_sampled:
@@ -106,5 +106,5 @@ class Cloning:
     experience: Experience = Experience(batch=BatchItems(256))
 
     def __post_init__(self) -> None:
-        if not isinstance(self.experience.replay, Uniform):
+        if not self.experience.replay.draws_uniformly:
             raise UserValueError(f'got Cloning.experience with replay={self.experience.replay!r}; need Uniform(...)')

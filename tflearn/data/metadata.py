@@ -14,7 +14,8 @@ import tensorflow as tf
 import tflearn
 from tflearn.core.types import EnvironmentFactory
 from tflearn.data import columns
-from tflearn.data.writer import EpisodeWriter, shards
+from tflearn.data.shards import find_shards
+from tflearn.data.writer import EpisodeWriter
 from tflearn.files.run_dir import read_json, write_json
 
 RECORDINGS, COPIED = 'recordings', 'copied_from'
@@ -114,7 +115,7 @@ def _overlap(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, An
 def _digest(directory: pathlib.Path) -> str:
     """Returns a digest of a data set's files: their names, sizes, begins and ends, so that it takes no time."""
     digest = hashlib.sha256()
-    for shard in shards(directory):
+    for shard in find_shards(directory):
         size = shard.path.stat().st_size
         digest.update(f'{shard.path.name} {size}\n'.encode())
         with shard.path.open('rb') as file:

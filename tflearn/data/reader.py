@@ -19,9 +19,10 @@ from tflearn.core import record_files
 from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError
 from tflearn.core.settings import NonNegativeInt, PositiveInt, Range, checked_dataclass
 from tflearn.core.types import differ_in_start, integer_bounds, named_leaves
-from tflearn.data import columns, writer
+from tflearn.data import columns
 from tflearn.data.columns import Column
 from tflearn.data.records import RETURN, Decoder, Features
+from tflearn.data.shards import Shard, find_shards
 from tflearn.files.run_dir import local_path
 
 _MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are decoded together
@@ -87,7 +88,7 @@ class Part:
         if not 0 <= self.pipeline < self.num_pipelines:
             raise UserValueError(f'got pipeline {self.pipeline} of {self.num_pipelines}; need an index below that')
 
-    def files(self, shards: Sequence[writer.Shard]) -> list[writer.Shard]:
+    def files(self, shards: Sequence[Shard]) -> list[Shard]:
         """Returns the files that hold episodes of this pipeline: about the same number of steps for each."""
         if self._divides_episodes(shards):
             return list(shards)
@@ -100,7 +101,7 @@ class Part:
                 mine.add(i)
         return [shard for i, shard in enumerate(shards) if i in mine]
 
-    def episode_divisor(self, shards: Sequence[writer.Shard]) -> int:
+    def episode_divisor(self, shards: Sequence[Shard]) -> int:
         """Returns n: each n-th record of a file is of this pipeline."""
         return self.num_pipelines if self._divides_episodes(shards) else 1
 
@@ -108,7 +109,7 @@ class Part:
         """Returns whether an episode is on this side of the split."""
         return not self.validation_share or (zlib.crc32(record) < self.validation_share * 2**32) == self.validation
 
-    def _divides_episodes(self, shards: Sequence[writer.Shard]) -> bool:
+    def _divides_episodes(self, shards: Sequence[Shard]) -> bool:
         return len(shards) < self.num_pipelines
 
 
@@ -152,7 +153,7 @@ class EpisodeReader:
             if not described:
                 _check_starts(directory, data_spec)
         self._decode = Decoder(self.columns, computed, need_finite)
-        self._shards = [shard for directory in self.directories for shard in writer.shards(directory)]
+        self._shards = [shard for directory in self.directories for shard in find_shards(directory)]
         if not self._shards:
             raise UserValueError(f'got no episodes in {", ".join(map(str, self.directories))}; need at least one file')
         self._every = part.episode_divisor(self._shards)
@@ -256,7 +257,7 @@ class EpisodeReader:
         passes = self._passes(features)
         return passes, features if passes and self._part.holds(record) else None
 
-    def _groups(self, shard: writer.Shard, passed_over: int) -> Iterator[tuple[int, list[tuple[bytes, str]]]]:
+    def _groups(self, shard: Shard, passed_over: int) -> Iterator[tuple[int, list[tuple[bytes, str]]]]:
         """Yields several records of a file, and how many were read by then; passes over the first ones.
 
         A group ends at the same record wherever the first one begins.
@@ -271,11 +272,11 @@ class EpisodeReader:
         if group:
             yield number, group
 
-    def _own_records(self, shard: writer.Shard) -> Iterator[tuple[bytes, str]]:
+    def _own_records(self, shard: Shard) -> Iterator[tuple[bytes, str]]:
         records = self._records(shard)
         return records if self._every == 1 else itertools.islice(records, self._part.pipeline, None, self._every)
 
-    def _records(self, shard: writer.Shard) -> Iterator[tuple[bytes, str]]:
+    def _records(self, shard: Shard) -> Iterator[tuple[bytes, str]]:
         """Yields records, and where each is in its file."""
         path, offset, size = shard.path, 0, _size(shard.path)
         compressed = path.suffix == '.gz'
@@ -371,7 +372,7 @@ def _check_columns(directory: pathlib.Path, found: Sequence[Column], needed: Seq
         )
 
 
-def _at_once(shard: writer.Shard) -> int:
+def _at_once(shard: Shard) -> int:
     """Returns how many records are decoded together: a call of numpy takes longer than a short episode."""
     return max(1, min(_MAX_AT_ONCE, _BYTES_AT_ONCE * shard.episodes // max(1, _size(shard.path))))
 

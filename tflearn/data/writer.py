@@ -6,7 +6,7 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,31 +17,10 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns
 from tflearn.data.columns import Column
 from tflearn.data.records import FIRST, LAST, Encoder, Records
+from tflearn.data.shards import SUFFIX, find_shards
 
-SUFFIX = '.tfrecord'
 _MIN_ROWS = 64  # that a recorder has room for
 _MAX_BYTES = 4 << 20  # of rows that it takes together
-_SHARD = re.compile(r'(?P<writer>[\w.]+)-(?P<number>\d{5})-e(?P<episodes>\d+)-s(?P<steps>\d+)\.tfrecord(\.gz)?')
-
-
-class Shard(NamedTuple):
-    """A complete file of a data set: its name holds what is in it, so it is complete as soon as it has that name."""
-
-    path: pathlib.Path
-    writer: str
-    number: int
-    episodes: int
-    steps: int
-
-
-def shards(directory: pathlib.Path) -> list[Shard]:
-    """Returns the complete files of a data set, in the order of their names."""
-    found = ((path, _SHARD.fullmatch(path.name)) for path in sorted(directory.glob(f'*{SUFFIX}*')))
-    return [
-        Shard(path, match['writer'], int(match['number']), int(match['episodes']), int(match['steps']))
-        for path, match in found
-        if match
-    ]
 
 
 @dataclasses.dataclass
@@ -123,7 +102,7 @@ class EpisodeWriter:
         columns.describe(directory, specs, stored, metadata or {})
         for left in directory.glob(f'.{name}-*{SUFFIX}*'):
             left.unlink()
-        mine = [shard for shard in shards(directory) if shard.writer == name]
+        mine = [shard for shard in find_shards(directory) if shard.writer == name]
         self._number = max((shard.number for shard in mine), default=-1) + 1
         self.num_episodes = sum(shard.episodes for shard in mine)
         self.num_steps = sum(shard.steps for shard in mine)

@@ -18,7 +18,7 @@ from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
-from tflearn.sampling import sources
+from tflearn.sampling import recorded
 
 _STEPS_PER_CALL = 200
 _CHECKPOINT_STEPS = 1_000
@@ -59,7 +59,7 @@ def clone(
     experience = cloning.experience
     cloner = initial_agent.make(cloning.make_agent, specs, experience, strategy, precision)
     batch_size = experience.per_replica_batch_size * layout.replicas
-    replay = sources.loaded(cloning.dataset, initial_agent.storage(cloner, experience), batch_size, seed)
+    replay = recorded.loaded(cloning.dataset, initial_agent.storage(cloner, experience), batch_size, seed)
     options = LearnerOptions(
         checkpoint_interval_steps=_CHECKPOINT_STEPS,
         summaries=SummaryOptions(max(1, cloning.num_train_steps // _SUMMARIES)),

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import math
 import os
-import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,15 +19,16 @@ from tflearn.coordinator.reports import CreditReader
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
 from tflearn.coordinator.weights_transport import Lost, Refused
 from tflearn.core import extensions, strategies
-from tflearn.core.experience import Experience, Queue
+from tflearn.core.experience import Experience
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.train_step import set_env_steps
 from tflearn.core.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
 from tflearn.core.waiting import LOG_EVERY_SECS, Jitter, Stopped, wait_until
 from tflearn.files.run_dir import Status
 from tflearn.jobs import initial_agent, run_contract
+from tflearn.jobs.collect_limits import CreditLimit, VersionLimit
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, own_address
-from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
+from tflearn.jobs.collection import Collection
 from tflearn.jobs.run import Run
 from tflearn.policies.variables import published_variables
 from tflearn.replay.backend import Shards
@@ -75,33 +75,33 @@ def collect(
     status, name = run.status(run.name), run.name
     status.update(f'waiting for the coordinator at {run.coordinator.address}')
     use_threads()
-    environment = make_environment(num_environments=num_environments, seed=_set_seed(options.seed, name))
     try:
         with contextlib.ExitStack() as ending:
+            # What acts: the agent's collect policy, in environments of this process.
+            environment = make_environment(num_environments=num_environments, seed=_set_seed(options.seed, name))
             ending.callback(environment.close)
             agent, storage = initial_agent.make_for_data(make_agent, environment.specs, experience)
             served = _served(agent, options, run, ending)
             collection = Collection(environment, agent.collect_policy, options, experience, name, served)
-            variables = published_variables(agent.collect_policy)
+            # Whom it acts for: the run's coordinator takes it in if its data and networks are the run's.
             connected = Coordinator(run.coordinator, name, run.stop)
             ending.callback(connected.close)
-            role = Role('collect', contract=run_contract.contract(agent, storage))
-            connected.join(role, run.connect_timeout_secs)
-            servers = _servers(connected, own_address(data_addresses, name), storage, run)
+            contract = run_contract.contract(agent, storage)
+            connected.join(Role('collect', contract=contract), run.connect_timeout_secs)
+            servers = _Servers(connected, own_address(data_addresses, name))
+            servers.wait(storage, run)
+            # With what it acts: the learner's weights, once there are some.
+            variables = published_variables(agent.collect_policy)
             weights = Subscriber(connected, variables, agent.train_step_counter, run.stop)
             ending.callback(weights.close)
             status.update('waiting for weights from the learner')
             weights.wait(run.connect_timeout_secs)
-            reporter: _Reporter  # needs the writer
-            keep_waiting = lambda: _keep_waiting(weights, reporter)  # noqa: E731
-            given = run.stop, keep_waiting, run.connect_timeout_secs
-            writer = ReplayWriter(servers, storage, environment.num_environments, *given)
-            sender = reports.Reporter(connected, environment.num_environments, options.lease_secs)
-            reporter = _Reporter(sender, connected, collection, weights, writer, status, options)
-            ending.callback(reporter.close)
-            limit = _limit(options, experience, connected, sender.acquired_lease, ending)
-            is_queue = isinstance(experience.replay, Queue)
-            _run(collection, weights, writer, reporter, limit, run.stop, options.max_env_steps, is_queue)
+            collector = _Collector(run, status, connected, servers, storage, collection, weights, options)
+            ending.callback(collector.close)
+            limit = _limit(options, experience, connected, collector.acquired_lease, ending)
+            # For a queue, whose data should be new, it checks for newer weights before each step.
+            steps = 1 if limit or not experience.replay.learns_from_old_items else _STEPS_PER_RUN
+            collector.run(limit, steps)
         status.update('stopped' if run.stop.is_set() else 'finished')
     except Stopped as stopped:
         logging.info('%s', stopped)
@@ -111,31 +111,40 @@ def collect(
         raise
 
 
-def _servers(coordinator: Coordinator, own: str | None, storage: Storage, run: Run) -> Callable[[], Sequence[str]]:
-    """Waits for a replay server; returns a function of those that this collector writes to, in its order."""
-    known: list[tuple[str, ...]] = [()] if own is None else [(own,)]
-    ask_at = [0.0]
+class _Servers:
+    """The replay servers that a collector writes to, in its order."""
 
-    def servers() -> Sequence[str]:
-        if own is None and time.monotonic() >= ask_at[0]:
-            ask_at[0] = time.monotonic() + _LOOKUP_SECS
+    def __init__(self, coordinator: Coordinator, own: str | None):
+        """Asks nobody yet; `own` is the collector's only server, None those that are registered."""
+        self._coordinator, self._own = coordinator, own
+        self._known: tuple[str, ...] = () if own is None else (own,)
+        self._ask_at = 0.0
+
+    def __call__(self) -> Sequence[str]:
+        """Returns those that are known by now."""
+        if self._own is None and time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + _LOOKUP_SECS
             with contextlib.suppress(Lost, Refused):  # those that are known stay
-                if any(found := coordinator.addresses(REPLAY_ROLE)):
-                    known[0] = Shards(tuple(found)).ranked(coordinator.name)
-        return known[0]
+                if any(found := self._coordinator.addresses(REPLAY_ROLE)):
+                    self._known = Shards(tuple(found)).ranked(self._coordinator.name)
+        return self._known
 
-    wait_until(servers, f'a replay server of {coordinator.what}', run.connect_timeout_secs, run.stop)
-    if len(known[0]) == 1:  # of several any will do
-        Shards(known[0]).wait(storage, run.connect_timeout_secs, run.stop)
-    return servers
+    def wait(self, storage: Storage, run: Run) -> None:
+        """Waits for a replay server; raises as `wait_until` does."""
+        what = f'a replay server of {self._coordinator.what}'
+        wait_until(self, what, run.connect_timeout_secs, run.stop)
+        if len(self._known) == 1:  # of several any will do
+            Shards(self._known).wait(storage, run.connect_timeout_secs, run.stop)
 
 
 def _served(agent: Agent, options: CollectOptions, run: Run, ending: contextlib.ExitStack) -> ActingPolicy | None:
     """Returns the served collect policy; None if the options name no server."""
     if options.served_at is None:
         return None
-    given = agent.collect_policy, None, run.connect_timeout_secs, run.stop
-    policy = extensions.load('policy_client').RemotePolicy(options.served_at, 'collect_policy', *given)
+    remote_policy = extensions.load('policy_client').RemotePolicy
+    policy = remote_policy(
+        options.served_at, 'collect_policy', agent.collect_policy, None, run.connect_timeout_secs, run.stop
+    )
     ending.callback(policy.close)
     return policy
 
@@ -159,58 +168,6 @@ def _set_seed(seed: int | None, name: str) -> int | None:
     return mixed
 
 
-def _pull(weights: Subscriber) -> bool:
-    """Assigns new weights if there are any. Returns whether training continues."""
-    if weights.pull():
-        set_env_steps(weights.newest.env_steps)
-    return not weights.newest.finished
-
-
-def _keep_waiting(weights: Subscriber, reporter: '_Reporter') -> bool:
-    """Returns whether a blocked write should wait on; reports meanwhile, which renews the lease."""
-    reporter.report_if_due('running')
-    return _pull(weights)
-
-
-def _run(
-    collection: Collection,
-    weights: Subscriber,
-    writer: ReplayWriter,
-    reporter: '_Reporter',
-    limit: VersionLimit | CreditLimit | None,
-    stop: threading.Event,
-    max_env_steps: int | None,
-    is_queue: bool,
-) -> None:
-    """Collects; for a queue, whose data should be new, it checks for newer weights before each step."""
-    metrics, waits, acted = collection.metrics, False, weights.newest.policy_version
-    while _pull(weights) and not stop.is_set():
-        count = writer.num_complete_sequences if isinstance(limit, CreditLimit) else metrics.episodes
-        if limit and limit.update(weights.newest.policy_version, count):
-            if not waits:  # the learner should get everything that these weights collected
-                writer.flush_to_learner()
-            waits = True
-            reporter.report_if_due('waiting for newer weights')
-            weights.wait_for_next(_STOP_POLL_SECS)
-            continue
-        if waits and isinstance(limit, CreditLimit) and weights.newest.policy_version > acted + 1:
-            writer.begin_with_next()  # others acted meanwhile: new items must not hold steps of an older policy
-        waits, acted = False, weights.newest.policy_version
-        # Simulators may be slow: weights are to be refreshed, and leases renewed, all the same.
-        until = time.monotonic() + REPORT_SECS
-        for _ in range(1 if limit or is_queue else _STEPS_PER_RUN):
-            newest = weights.newest
-            write = functools.partial(writer, policy_version=newest.policy_version)
-            collection.run(1, write, newest.env_steps, newest.train_step)
-            if time.monotonic() >= until:
-                break
-        reporter.report_if_due('running')
-        if max_env_steps is not None and max(metrics.env_steps, weights.newest.env_steps) >= max_env_steps:
-            logging.info('the collectors have taken max_env_steps=%d: collection ends', max_env_steps)
-            writer.flush()
-            return
-
-
 def _limit(
     options: CollectOptions,
     experience: Experience,
@@ -229,26 +186,102 @@ def _limit(
     return VersionLimit(episodes.max_episodes_per_version, secs, episodes.versions_ahead)
 
 
-class _Reporter:
-    """Reports the collector's progress to the learner, the status file and the log."""
+class _Collector:
+    """Acts with the newest weights, writes the steps, and reports to the learner, the status file and the log."""
 
     def __init__(
         self,
-        reporter: reports.Reporter,
+        run: Run,
+        status: Status,
         coordinator: Coordinator,
+        servers: Callable[[], Sequence[str]],
+        storage: Storage,
         collection: Collection,
         weights: Subscriber,
-        writer: ReplayWriter,
-        status: Status,
         options: CollectOptions,
     ):
-        self._reporter, self._coordinator = reporter, coordinator
-        self._collection, self._weights, self._writer, self._status = collection, weights, writer, status
-        self._reports_episodes = options.reports_metrics(reporter.acquired_lease.lease.name)
-        self._max_env_steps, self._timeout_secs = options.max_env_steps, options.server_timeout_secs
-        self._jitter = Jitter(f'{reporter.acquired_lease.lease.name}/reports')
+        """Opens the stream to the replay server; takes no step.
+
+        Args:
+          run: the run, and the collector's name.
+          status: the job's status.
+          coordinator: the coordinator, which has taken the collector in.
+          servers: returns the replay servers that are known.
+          storage: the replay tables' layout.
+          collection: takes the steps.
+          weights: the learner's weights.
+          options: the job's options.
+        """
+        self._stop, self._status, self._coordinator = run.stop, status, coordinator
+        self._collection, self._weights, self._options = collection, weights, options
+        num_environments = collection.num_environments
+        self._reporter = reports.Reporter(coordinator, num_environments, options.lease_secs)
+        self._reports_episodes = options.reports_metrics(run.name)
+        self._jitter = Jitter(f'{run.name}/reports')
         self._logged_at = time.monotonic()
         self._report_at = -math.inf
+        # The last part: while it waits for its server it asks `_keep_waiting`, which reports once there is a writer.
+        self._is_open = False
+        self._writer = ReplayWriter(
+            servers, storage, num_environments, run.stop, self._keep_waiting, run.connect_timeout_secs
+        )
+        self._is_open = True
+
+    @property
+    def acquired_lease(self) -> AcquiredLease:
+        """The collector's lease."""
+        return self._reporter.acquired_lease
+
+    def run(self, limit: VersionLimit | CreditLimit | None, steps_per_check: int) -> None:
+        """Collects until training is over, the job is stopped, or the run has `max_env_steps`.
+
+        Args:
+          limit: what makes it wait for newer weights; None does not.
+          steps_per_check: batched steps between two looks for newer weights.
+        """
+        writer, metrics, weights = self._writer, self._collection.metrics, self._weights
+        waits, acted = False, weights.newest.policy_version
+        while self._pull() and not self._stop.is_set():
+            count = writer.num_complete_sequences if isinstance(limit, CreditLimit) else metrics.episodes
+            if limit and limit.update(weights.newest.policy_version, count):
+                if not waits:  # the learner should get everything that these weights collected
+                    writer.flush_to_learner()
+                waits = True
+                self.report_if_due('waiting for newer weights')
+                weights.wait_for_next(_STOP_POLL_SECS)
+                continue
+            if waits and isinstance(limit, CreditLimit) and weights.newest.policy_version > acted + 1:
+                writer.begin_with_next()  # others acted meanwhile: new items must not hold steps of an older policy
+            waits, acted = False, weights.newest.policy_version
+            self._act(writer, steps_per_check)
+            self.report_if_due('running')
+            most = self._options.max_env_steps
+            if most is not None and max(metrics.env_steps, weights.newest.env_steps) >= most:
+                logging.info('the collectors have taken max_env_steps=%d: collection ends', most)
+                writer.flush()
+                return
+
+    def _act(self, writer: ReplayWriter, num_steps: int) -> None:
+        newest = self._weights.newest
+        write = functools.partial(writer, policy_version=newest.policy_version)
+        # Simulators may be slow: weights are to be refreshed, and leases renewed, all the same.
+        until = time.monotonic() + REPORT_SECS
+        for _ in range(num_steps):
+            self._collection.run(1, write, newest.env_steps, newest.train_step)
+            if time.monotonic() >= until:
+                break
+
+    def _pull(self) -> bool:
+        """Assigns new weights if there are any. Returns whether training continues."""
+        if self._weights.pull():
+            set_env_steps(self._weights.newest.env_steps)
+        return not self._weights.newest.finished
+
+    def _keep_waiting(self) -> bool:
+        """Returns whether a blocked write should wait on; reports meanwhile, which renews the lease."""
+        if self._is_open:
+            self.report_if_due('running')
+        return self._pull()
 
     def report_if_due(self, state: str) -> None:
         """Reports once a second on average, and logs every ten seconds; `state` is what the collector does now.
@@ -259,7 +292,9 @@ class _Reporter:
         now = time.monotonic()
         if now >= self._report_at:
             pause = REPORT_SECS if self._report(state) else _RETRY_SECS if self._coordinator.is_silent else REPORT_SECS
-            self._coordinator.check('collecting continues with the newest weights', self._timeout_secs, self._line())
+            self._coordinator.check(
+                'collecting continues with the newest weights', self._options.server_timeout_secs, self._line()
+            )
             self._report_at = time.monotonic() + self._jitter.next(pause)
         if now - self._logged_at >= LOG_EVERY_SECS:
             logging.info('%s: %s', state, self._line())
@@ -287,7 +322,8 @@ class _Reporter:
         acquired_lease = self._reporter.acquired_lease
         acquired_lease.begin_if_expired(self._writer.num_complete_sequences)
         delivered = max(0, self._writer.num_confirmed_sequences - acquired_lease.began_at)
-        limit = {} if self._max_env_steps is None else {reports.ENV_STEPS_LIMIT: self._max_env_steps}
+        most = self._options.max_env_steps
+        limit = {} if most is None else {reports.ENV_STEPS_LIMIT: most}
         counts, version = {**self._counts(), **limit}, self._weights.newest.policy_version
         is_sent = self._reporter.report(counts, episodes if self._reports_episodes else [], delivered, max(0, version))
         self._status.update(

@@ -10,7 +10,7 @@ from tf_agents.policies import tf_policy
 from tflearn.actors import exploration
 from tflearn.actors.episode_recorder import OnEpisode
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Queue
+from tflearn.core.experience import Experience
 from tflearn.core.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked_dataclass
 from tflearn.core.waiting import LEASE_SECS, PEER_TIMEOUT_SECS
 
@@ -118,7 +118,7 @@ class CollectOptions:
         if self.initial_random_steps is not None:
             return self.initial_random_steps, False
         actions, replay = tf.nest.flatten(policy.action_spec), experience.replay
-        if isinstance(replay, Queue) or not all(spec.dtype.is_floating for spec in actions):
+        if not replay.learns_from_old_items or not all(spec.dtype.is_floating for spec in actions):
             return 0, True
         try:
             exploration.uniform(policy)

@@ -146,7 +146,7 @@ def _product(
     with contextlib.ExitStack() as checked:
         if versions.is_complete(raw / version.name):
             raw = checked.enter_context(digests.checked(raw / version.name)).parent
-        products.save(copy, path, options, raw / version.name)
+        options.save(copy, path, raw / version.name)
     if output is None:
         versions.point_latest(path.parent)
     return path

@@ -11,7 +11,7 @@ from absl import logging
 
 from tflearn.coordinator.client import Coordinator
 from tflearn.core.errors import UserRuntimeError, UserValueError
-from tflearn.core.experience import Experience, Queue
+from tflearn.core.experience import Experience, check_feed
 from tflearn.core.types import AgentFactory, EnvironmentFactory, specs_of
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import read_json, write_json
@@ -21,7 +21,7 @@ from tflearn.net import server_options
 from tflearn.replay.backend import Shards, check_shards
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling import feed_server, feed_source, feed_worker, sources
+from tflearn.sampling import feed_server, feed_source, feed_worker, replay_servers
 
 _REPORT_SECS = 1.0
 # TensorFlow's destructor of a server waits for calls of Python that wait for Python's lock, which it holds itself: a
@@ -64,7 +64,7 @@ def feed(
       TimeoutError: if a server is not found, or no data arrive in time.
       ValueError: if such experience cannot be fed, or the servers, or other workers, have other data.
     """
-    feed_source.check(experience.replay)
+    check_feed(experience.replay)
     own = host or (
         'localhost' if feed_address.rpartition(':')[0] in server_options.LOCAL_HOSTS else socket.gethostname()
     )
@@ -126,11 +126,11 @@ def _elements(
     shards: Shards, storage: Storage, layout: feed_source.Blocks, timeout_secs: float, index: int
 ) -> feed_worker.Elements:
     """Returns the elements that a worker feeds."""
-    if isinstance(storage.experience.replay, Queue):
+    if not storage.experience.replay.learns_from_old_items:
         spec = [tf.TensorSpec(storage.item_shape, tf.uint8)]
         readers = [TableReader(each, storage, REPLAY, spec, 1, timeout_secs) for each in shards.addresses]
         return feed_worker.of_items(readers, layout)
     # Each worker has new chunks of its own, and all of those that were there before.
     batch_size = storage.experience.per_replica_batch_size
-    source = sources.of_replay(shards, storage, batch_size, timeout_secs, index, begins_filled=True)
+    source = replay_servers.make(shards, storage, batch_size, timeout_secs, index, begins_filled=True)
     return feed_worker.of_batches(source, layout)

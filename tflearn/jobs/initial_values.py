@@ -9,7 +9,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Queue
+from tflearn.core.experience import Experience
 from tflearn.core.types import Agent
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import EpisodeReader
@@ -81,7 +81,7 @@ def demonstrate(agent: Agent, demonstrations: Demonstrations | None, experience:
     Raises:
       ValueError: if it does not imitate episodes, or they do not have the columns that it needs.
     """
-    if demonstrations is None or not isinstance(experience.replay, Queue):
+    if demonstrations is None or experience.replay.learns_from_old_items:
         return
     if not hasattr(agent, 'demonstrate'):
         raise UserValueError(

@@ -2,9 +2,10 @@
 
 import collections
 import functools
+import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from absl import logging
@@ -16,10 +17,9 @@ from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.files import numbered
 from tflearn.files.run_dir import RunDir
-from tflearn.policies import disagreement, products, versions
+from tflearn.policies import disagreement, versions
 from tflearn.policies.export_check import ExportMismatch
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.policies.products import ProductOptions
 
 _WAIT_SECS = 600.0
 _MAX_WAITING = 8  # exports until the first one is checked
@@ -28,6 +28,20 @@ _FAILURES = (OSError, RuntimeError, FloatingPointError, tf.errors.OpError)
 _MAX_MISMATCHES = 3  # exports in a row that act differently from the live policy, after which training ends
 _RAW = 'raw_policy'
 _TEXTS = ('run/config_hash', 'run/code_revision')
+
+
+class MakesProducts(Protocol):
+    """Makes the model of an exported version for a product. A run that makes none loads no converters.
+
+    Attributes:
+      parameters: whether the model also returns the parameters of the action's distribution.
+    """
+
+    @property
+    def parameters(self) -> bool: ...
+
+    def save(self, version: pathlib.Path, output: pathlib.Path, raw: pathlib.Path | None = None) -> None:
+        """Writes the model of `version`; see `policies.products.ProductOptions`."""
 
 
 @checked_dataclass(frozen=True)
@@ -43,7 +57,7 @@ class ExportOptions:
       disagreement: whether the greedy policy also computes how far the agent's critics disagree on its actions, their
         standard deviation: evaluations have it as 'info/disagreement'. The critics are in the exported model then.
       products: the models for products that are made of each version but those of the raw policy, in
-        `RunDir.product`; None makes none.
+        `RunDir.product`: a `policies.products.ProductOptions`; None makes none.
     """
 
     policies: tuple[str, ...] = ('greedy_policy', 'collect_policy', 'raw_policy')
@@ -51,7 +65,7 @@ class ExportOptions:
     update_interval_steps: PositiveInt | None = None
     keep_updates: PositiveInt = 100
     disagreement: bool = False
-    products: ProductOptions | None = None
+    products: MakesProducts | None = None
 
     def __post_init__(self) -> None:
         if not self.policies or not set(self.policies) <= _POLICIES.keys() or isinstance(self.policies, str):
@@ -284,7 +298,7 @@ class PolicyExports:
         if self._options.products and not output.exists():
             numbered.remove_leftovers(output.parent)
             raw = self._run_dir.policy(_RAW) / str(step)
-            products.save(self._run_dir.policy(policy) / str(step), output, self._options.products, raw)
+            self._options.products.save(self._run_dir.policy(policy) / str(step), output, raw)
             versions.point_latest(output.parent)
             versions.prune(output.parent, self._options.keep_last)
 

@@ -25,7 +25,8 @@ from tflearn.core.types import AgentFactory, EnvironmentFactory, EnvironmentSpec
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.data import columns, conversion, metadata, statistics
 from tflearn.data.reader import Dataset, EpisodeReader
-from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
+from tflearn.data.shards import find_shards
+from tflearn.data.writer import EpisodeRecorder, EpisodeWriter
 from tflearn.environments import spaces, window
 from tflearn.jobs import chosen_policy, initial_agent
 from tflearn.jobs.run import Run
@@ -109,7 +110,7 @@ def record(
     """
     found = chosen_policy.find(run.dir, policy, train_step)
     directory = pathlib.Path(output)
-    earlier = shards(directory)
+    earlier = find_shards(directory)
     if quota.is_met(sum(shard.episodes for shard in earlier), sum(shard.steps for shard in earlier)):
         logging.info('%s has %s already', directory, quota)
         return
@@ -194,7 +195,7 @@ def play(
             run=run, make_environment=stage.make, output=written, quota=Quota(num_episodes), num_environments=1,
             policy=policy if keys is None else act, train_step=train_step, seed=seed,
         )  # fmt: skip
-        known = shards(pathlib.Path(written))
+        known = find_shards(pathlib.Path(written))
         episodes = EpisodeReader(Dataset([written])).episodes() if known else ()
         returns = ', '.join(f'{np.sum(episode["reward"]):.6g}' for episode in episodes)
     return f'returns: {returns or "none, since no episode ended"}'

@@ -12,7 +12,7 @@ from absl import logging
 
 from tflearn.core import strategies, waiting
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Queue
+from tflearn.core.experience import Experience
 from tflearn.core.resumable import Resumable
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import Agent, AgentFactory, BatchedEnvironment, EnvironmentFactory
@@ -27,9 +27,10 @@ from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay import backend
+from tflearn.replay.item_reader import DirectReader
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling import episode_rows, ring_source, sources
+from tflearn.sampling import episode_rows, queues, recorded, ring_source
 from tflearn.sampling.source import Source
 
 
@@ -91,7 +92,7 @@ def synchronous(
         )
     device.check_no_dry_run('the synchronous job')
     initial.check_no_cloning('the synchronous job')
-    if not isinstance(experience.replay, Queue):
+    if experience.replay.learns_from_old_items:
         ring_source.check_local(experience)
     _check_no_episode_limit(collect_options)
     stop_conditions = with_limit(stop_conditions, collect_options)
@@ -142,7 +143,7 @@ def _replay(
 ) -> Iterator[tuple[Source, Callable[[Any, int], None]]]:
     """Opens the replay for the time of the block: a source of batches, and what writes steps."""
     experience, num_environments = storage.experience, environment.num_environments
-    if not isinstance(experience.replay, Queue):
+    if experience.replay.learns_from_old_items:
         yield _make_replay(storage, num_environments, agent, initial, seed)
         return
     initial_values.demonstrate(agent, initial.demonstrations, experience)
@@ -150,7 +151,8 @@ def _replay(
     endless = dataclasses.replace(experience, replay=dataclasses.replace(experience.replay, max_size=sys.maxsize))
     with backend.in_process(dataclasses.replace(storage, experience=endless).make_tables()) as address:
         writer = ReplayWriter(address, storage, num_environments, stop)
-        yield sources.make([address], storage, agent, strategies.make('default'), math.inf, seed), writer
+        strategy = strategies.make('default')
+        yield queues.make([address], storage, agent, strategy, math.inf, seed, DirectReader), writer
 
 
 def _make_replay(
@@ -165,13 +167,13 @@ def _make_replay(
         replay.begin_collection()
         size = replay.metrics()['replay_size']
         logging.info('filled the replay with %d sequences of %d recorded episodes', size, reader.num_read)
-    return sources.with_demonstrations(replay, demonstrations, storage, agent, seed), replay
+    return recorded.with_demonstrations(replay, demonstrations, storage, agent, seed), replay
 
 
 def _is_too_large(storage: Storage) -> bool:
     """Returns whether checkpoints are to be without the replay."""
     replay = storage.experience.replay
-    if isinstance(replay, Queue) or storage.mirror_bytes <= 1e9 * replay.max_saved_gb:
+    if storage.mirror_bytes <= 1e9 * replay.max_saved_gb:
         return False
     logging.info(
         'the replay takes up to %.3g GB, more than max_saved_gb=%g: a resumed run fills it again',

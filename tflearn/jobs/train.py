@@ -26,16 +26,18 @@ from tflearn.jobs.remote_collectors import RemoteCollectors
 from tflearn.jobs.run import Run
 from tflearn.jobs.session import Session, only_learner, set_seed
 from tflearn.jobs.train_settings import Data, Device, Initial, Intervals, Settings
-from tflearn.learner import batches, dry_run, machine, train_loop
+from tflearn.learner import batches, dry_run, machine, tpu_data, train_loop
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
 from tflearn.policies.variables import published_variables
 from tflearn.replay import backend
 from tflearn.replay.backend import Shards
+from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import Storage
-from tflearn.sampling import sources
-from tflearn.sampling.feed_source import wait_for_feed
+from tflearn.sampling import mix, queues, recorded, replay_servers
+from tflearn.sampling.feed_source import FeedReader, FeedSource, wait_for_feed
+from tflearn.sampling.mix import Mix
 from tflearn.sampling.source import Source
 
 _TRACE_SECS = 300.0
@@ -142,9 +144,47 @@ def _source(
     seed: int,
     initial: Initial,
 ) -> Source:
-    feeds = (data.feed_address,) if data.feed_address else ()
-    given = (storage, agent, strategy, data.timeout_secs, seed, data.weights, initial.demonstrations)
-    return sources.make(feeds or addresses, *given, fed=bool(feeds))
+    """Makes the source of batches for this process: of a feed, of a queue, or of the replay servers' tables.
+
+    Args:
+      data: where batches come from.
+      addresses: the replay servers' addresses, 'host:port'; without `Data.weights` they share one replay.
+      storage: the replay tables' layout.
+      agent: the agent to train.
+      strategy: the strategy that the agent was made in.
+      seed: the run's seed; each worker draws differently.
+      initial: the demonstrations that are in the batches too.
+
+    Raises:
+      ValueError: if a batch is too small for its shares, several workers cannot prepare iterations together, or the
+        demonstrations cannot be used.
+    """
+    layout, size = strategies.layout(strategy), storage.experience.per_replica_batch_size
+    logging.info('%s', layout.describe(size))
+    seed += layout.worker
+    replicas_here, pipeline = layout.replicas // layout.workers, (layout.worker, layout.workers)
+    if not storage.experience.replay.learns_from_old_items:
+        servers, reader = ((data.feed_address,), FeedReader) if data.feed_address else (addresses, TableReader)
+        return queues.make(servers, storage, agent, strategy, data.timeout_secs, seed, reader)
+    if data.feed_address:
+        return FeedSource(data.feed_address, storage, replicas_here, data.timeout_secs)
+    if data.weights:
+        shares = mix.sizes(size, data.weights)
+        parts = []
+        for i, (address, share) in enumerate(zip(addresses, shares, strict=True)):
+            own_seed = seed + i * layout.workers  # no worker draws as another one does from another server
+            batch_size = share * replicas_here
+            table = Shards((address,))
+            parts.append(replay_servers.make(table, storage, batch_size, data.timeout_secs, own_seed, pipeline))
+        return Mix(parts, replicas_here)
+    demonstrations, fills = initial.demonstrations, False
+    if demonstrations is not None:
+        demonstrations.check_mirrored(storage.mirrored)
+        fills = demonstrations.fill_replay
+    source = replay_servers.make(
+        Shards(tuple(addresses)), storage, size * replicas_here, data.timeout_secs, seed, pipeline, fills
+    )
+    return recorded.with_demonstrations(source, demonstrations, storage, agent, seed, replicas_here)
 
 
 def _clone(
@@ -196,11 +236,11 @@ def _dry_run(
     """
     shape = dry_run.ClusterShape.parse(str(device.dry_run))
     specs = specs_of(make_environment)
-    dry_run.check_for_tpu({'observation': specs.observation, 'action': specs.action}, 'the environment')
-    experience = sources.of_one_replica(experience, shape.replicas)
+    tpu_data.check_for_tpu({'observation': specs.observation, 'action': specs.action}, 'the environment')
+    experience = experience.of_one_replica(shape.replicas)
     strategy = strategies.make('cpu')
     agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
-    storage = sources.without_content(initial_agent.storage(agent, experience))
+    storage = initial_agent.storage(agent, experience).without_content()
     with strategy.scope():
         unfed = dataclasses.replace(data, feed_address='')
         source = _source(

@@ -14,8 +14,9 @@ from tflearn.core.background import Watchdog
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.types import AgentFactory, EnvironmentSpecs
-from tflearn.data import columns, metadata, writer
+from tflearn.data import columns, metadata
 from tflearn.data.reader import Dataset, find_directories
+from tflearn.data.shards import find_shards
 from tflearn.files.run_dir import read_json
 from tflearn.jobs import initial_agent, initial_values
 from tflearn.jobs.collectors import Collectors
@@ -27,9 +28,9 @@ from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.validation import Validator
 from tflearn.policies import versions
-from tflearn.sampling import ring_source, sources
+from tflearn.sampling import episode_files, ring_source
+from tflearn.sampling.episode_files import Reading, Validation
 from tflearn.sampling.mix import Mix
-from tflearn.sampling.sources import Reading, Validation
 
 _TIMEOUT_SECS = 900.0  # for a train step, a batch of the validation, and what is written in the end
 
@@ -96,9 +97,9 @@ def train_offline(
             data_spec, max_epochs = initial_agent.data_spec(agent, experience), data_stop_conditions.max_epochs
             validator: Validator | None = None
             with agreement.together('the data set'):
-                source = sources.from_files(dataset, experience, data_spec, strategy, seed, reading, max_epochs)
+                source = episode_files.from_files(dataset, experience, data_spec, strategy, seed, reading, max_epochs)
                 if validation.share:
-                    kept = sources.validation_episodes(dataset, experience, data_spec, validation.share)
+                    kept = episode_files.validation_episodes(dataset, experience, data_spec, validation.share)
                     validator = Validator(kept.all_batches, validation.interval_steps, data_stop_conditions)
                     settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
             source.most_owed = _steps_per_call(source.most_owed, settings, validation)
@@ -112,7 +113,7 @@ def train_offline(
 def _check(
     experience: Experience, initial: Initial, validation: Validation, data_stop_conditions: DataStopConditions
 ) -> None:
-    sources.check_files(experience)
+    episode_files.check(experience)
     ring_source.check_local(experience)
     initial.check_no_cloning('the offline job')
     if initial.demonstrations is not None:
@@ -159,7 +160,7 @@ def environment_specs(dataset: Dataset) -> EnvironmentSpecs:
 
 def _checksum(dataset: Dataset) -> int:
     """Returns a checksum of the files' names, in which are their numbers of episodes and steps."""
-    names = [shard.path.name for directory in find_directories(dataset) for shard in writer.shards(directory)]
+    names = [shard.path.name for directory in find_directories(dataset) for shard in find_shards(directory)]
     return zlib.crc32('\n'.join(names).encode())
 
 

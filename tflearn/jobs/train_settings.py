@@ -6,14 +6,13 @@ from typing import Any, Literal
 
 from tflearn.core.background import Watchdog
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Iteration, Prioritized, Queue, Uniform
+from tflearn.core.experience import Experience, Replay, check_feed
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.waiting import PEER_TIMEOUT_SECS
 from tflearn.data.demonstrations import Cloning, Demonstrations
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.sampling import feed_source
 from tflearn.sampling.source import Source
 
 
@@ -165,11 +164,11 @@ class Data:
                 f'got Data.weights={tuple(self.weights)} for Data.addresses={tuple(self.addresses)}; need one for each'
             )
 
-    def check(self, replay: Uniform | Prioritized | Queue, initial: Initial) -> None:
+    def check(self, replay: Replay, initial: Initial) -> None:
         """Raises a ValueError if the servers cannot be read together, or something needs them beside a feed."""
-        if self.weights and not isinstance(replay, Uniform):
+        if self.weights and not replay.draws_uniformly:
             raise UserValueError(f'got Data.weights with Experience.replay={replay!r}; need Uniform, or no weights')
-        if self.addresses and not (self.weights or isinstance(replay, Queue)):
+        if self.addresses and not (self.weights or not replay.learns_from_old_items):
             raise UserValueError(
                 f'got Data.addresses with Experience.replay={replay!r}; need a Queue, Uniform with weights, or none'
             )
@@ -179,7 +178,7 @@ class Data:
             )
         if not self.feed_address:
             return
-        feed_source.check(replay)
+        check_feed(replay)
         if self.addresses:
             raise UserValueError(f'got Data.addresses={tuple(self.addresses)} with a feed; need one of them')
         if initial.demonstrations is not None:
@@ -249,8 +248,7 @@ class Settings:
         """Raises a ValueError if nothing ends the run, or these settings do not fit its experience."""
         self.stop_conditions.check(*other_conditions)
         replay, demonstrations = experience.replay, self.initial.demonstrations
-        has_iterations = isinstance(replay, Queue) and isinstance(replay.training, Iteration)
-        if self.intervals.unit == 'iterations' and not has_iterations:
+        if self.intervals.unit == 'iterations' and replay.iteration is None:
             raise UserValueError(
                 f"got Intervals.unit='iterations' with Experience.replay={replay!r}; need a Queue with "
                 "training=Iteration(...), or 'train_steps'"

@@ -17,7 +17,7 @@ from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.core.experience import Prioritization
 from tflearn.core.types import WEIGHTS
 from tflearn.core.workers import Agreement
-from tflearn.learner import dry_run
+from tflearn.learner import tpu_data
 from tflearn.sampling.source import Source
 
 
@@ -101,7 +101,7 @@ def check_dataset(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) ->
             f'got a dataset of {size}; need an endless one for several workers or a TPU; end it with .repeat()'
         )
     if tpu:
-        dry_run.check_for_tpu(dataset.element_spec)
+        tpu_data.check_for_tpu(dataset.element_spec)
 
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
@@ -241,7 +241,7 @@ class SourceBatches:
         self._makes_ahead = (self._replicas_here > 1 or self._device is not None) and source.max_draw_steps > 1
         self._agreement, self._surplus = Agreement(strategy), 0
         if isinstance(strategy, tf.distribute.TPUStrategy):
-            dry_run.check_for_tpu(self.host_spec)
+            tpu_data.check_for_tpu(self.host_spec)
         self.prioritization = source.prioritization
         self.has_rounds = source.has_rounds
 

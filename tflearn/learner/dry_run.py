@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_agents.utils import nest_utils
 
 from tflearn.core.errors import UserValueError, first_few
+from tflearn.learner import tpu_data
 
 _NOT_COMPILED = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
 
@@ -130,7 +131,7 @@ def of_step(
       shape: where it would run.
       reads_on_one_host: see `DryRunReport`.
     """
-    refusals, secs = refused_data(batch), None
+    refusals, secs = tpu_data.refused_data(batch), None
     if not refusals:
         start = time.perf_counter()
         with tf.summary.record_if(False):
@@ -167,7 +168,7 @@ def of_dataset_fn(
             continue
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
             lines.append('got a dataset that may end; need an endless one for a TPU; end it with .repeat()')
-        lines += refused_data(dataset.element_spec)
+        lines += tpu_data.refused_data(dataset.element_spec)
         specs.append(dataset.element_spec)
         if specs[-1] != specs[0]:
             lines.append(
@@ -214,33 +215,6 @@ def _compile(step: Callable[[Any], Any], batch: Any) -> str | None:
 _HOST_OPS = ('PyFunc', 'PyFuncStateless', 'EagerPyFunc', 'Print', 'PrintV2', 'WriteFile', 'ReadFile')
 _HOST_PREFIXES = ('Write', 'Reverb')  # WriteSummary, WriteScalarSummary, ...; the replay's client
 _MAX_NAMED = 3
-
-
-def refused_data(spec: Any, what: str = 'the data') -> list[str]:
-    """Returns what a TPU refuses in tensors that a step is given, one line for each.
-
-    Args:
-      spec: nest of tensor specs.
-      what: what they belong to, for the lines.
-    """
-    lines = []
-    for name, leaf in nest_utils.flatten_with_joined_paths(spec, expand_composites=True):
-        if leaf.dtype == tf.string:
-            lines.append(f'got strings in {name} of {what}; need numbers on a TPU; leave them out, or encode them')
-        if leaf.dtype == tf.float64:
-            lines.append(f'got float64 in {name} of {what}; need float32 on a TPU; cast it where the data are made')
-        if leaf.shape.rank is None or None in leaf.shape.as_list():
-            lines.append(
-                f'got the shape {leaf.shape} of {name} in {what}; need all dimensions known on a TPU; pad it, give '
-                'every item the same sequence length, and batch with drop_remainder=True'
-            )
-    return lines
-
-
-def check_for_tpu(spec: Any, what: str = 'the data') -> None:
-    """Raises a ValueError if a TPU refuses tensors of this spec; it names the first reason. See `refused_data`."""
-    if refusals := refused_data(spec, what):
-        raise UserValueError(refusals[0])
 
 
 def refused_operations(graph: tf.Graph) -> list[str]:

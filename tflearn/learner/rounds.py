@@ -18,7 +18,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core import agent_data, strategies
 from tflearn.core.errors import UserRuntimeError, UserValueError
-from tflearn.core.experience import Experience, Iteration, Queue, Reuse
+from tflearn.core.experience import Experience, Iteration
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import WEIGHTS, Agent, zeros
 from tflearn.learner.learner import Learner
@@ -333,12 +333,11 @@ class RoundSource(OfSamples, tf.train.experimental.PythonState):
 def _iteration(experience: Experience) -> Iteration | None:
     """Returns how the steps of a round become minibatches; None if sequences are trained on as they are."""
     replay = experience.replay
-    training = replay.training if isinstance(replay, Queue) else None
-    if not isinstance(replay, Queue) or isinstance(training, Reuse):
+    if replay.learns_from_old_items or replay.reuse:
         raise UserValueError(
             f'got Experience.replay={replay!r} for rounds; need a Queue, with training=Iteration(...) or None'
         )
-    return training
+    return replay.iteration
 
 
 def _check_replicas(strategy: tf.distribute.Strategy, preprocesses: bool, kind: str) -> None:

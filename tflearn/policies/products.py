@@ -76,39 +76,37 @@ class ProductOptions:
                 f'got the names {", ".join(map(repr, wrong))}; need letters, digits and "_", a letter first'
             )
 
+    def save(self, version: pathlib.Path, output: pathlib.Path, raw: pathlib.Path | None = None) -> None:
+        """Makes the model of an exported version, compares it with the version, and renames it to `output`.
 
-def save(version: pathlib.Path, output: pathlib.Path, options: ProductOptions, raw: pathlib.Path | None = None) -> None:
-    """Makes the model of an exported version, compares it with the version, and renames it to `output`.
+        Args:
+          version: a complete version.
+          output: the model's path.
+          raw: the version of the raw policy at the same train step, for the parameters of a greedy policy.
 
-    Args:
-      version: a complete version.
-      output: the model's path.
-      options: see `ProductOptions`.
-      raw: the version of the raw policy at the same train step, for the parameters of a greedy policy.
-
-    Raises:
-      ValueError: if `output` exists, a name in the options is none of the model's or is given twice, the policy has no
-        such parameters, or TFLite lacks an operation.
-      ExportMismatch: if the model acts otherwise than the version; nothing is written then.
-    """
-    with numbered.new(output) as written:
-        product = _Product(version, options, raw)
-        tf.saved_model.save(product.module, str(written), signatures={options.signature: product.function})
-        product.compare(tf.saved_model.load(str(written)).signatures[options.signature])
-        outputs = _output_spec(written, options.signature, product.outputs)
-        (written / OUTPUT_SPEC).write_text(json.dumps(outputs, indent=2) + '\n')
-        if options.tflite and export_check.has_low_precision(product.function.get_concrete_function()):
-            logging.warning(
-                '%s gets no %s: the policy computes in bfloat16 or float16, TFLite in float32', output, TFLITE
-            )
-        elif options.tflite:
-            model = converted.convert_tflite(written, signature=options.signature)
-            _check_names(model, outputs)
-            if product.exact:
-                product.compare(lambda **given: converted.run_tflite(model, given, options.signature))
-            (written / TFLITE).write_bytes(model)
-        for name in (policy_saver.POLICY_SPECS_PBTXT, versions.METADATA):
-            shutil.copyfile(version / name, written / name)
+        Raises:
+          ValueError: if `output` exists, a name in the options is none of the model's or is given twice, the policy
+            has no such parameters, or TFLite lacks an operation.
+          ExportMismatch: if the model acts otherwise than the version; nothing is written then.
+        """
+        with numbered.new(output) as written:
+            product = _Product(version, self, raw)
+            tf.saved_model.save(product.module, str(written), signatures={self.signature: product.function})
+            product.compare(tf.saved_model.load(str(written)).signatures[self.signature])
+            outputs = _output_spec(written, self.signature, product.outputs)
+            (written / OUTPUT_SPEC).write_text(json.dumps(outputs, indent=2) + '\n')
+            if self.tflite and export_check.has_low_precision(product.function.get_concrete_function()):
+                logging.warning(
+                    '%s gets no %s: the policy computes in bfloat16 or float16, TFLite in float32', output, TFLITE
+                )
+            elif self.tflite:
+                model = converted.convert_tflite(written, signature=self.signature)
+                _check_names(model, outputs)
+                if product.exact:
+                    product.compare(lambda **given: converted.run_tflite(model, given, self.signature))
+                (written / TFLITE).write_bytes(model)
+            for name in (policy_saver.POLICY_SPECS_PBTXT, versions.METADATA):
+                shutil.copyfile(version / name, written / name)
 
 
 class _Product:

@@ -1,5 +1,4 @@
 """TableReader: reads items of a replay table into a small queue in this process. ShardedReader: of several tables.
-DirectReader: of a table that is in this process itself, without a queue.
 
 A stream cannot be interrupted and may wait for a lost server without a deadline, so it runs on its own thread. The
 reader of the queue can be stopped, logs what it waits for, and gives up at a deadline.
@@ -18,21 +17,16 @@ from absl import logging
 
 from tflearn.core import background
 from tflearn.core.errors import UserTimeoutError
-from tflearn.core.experience import Queue
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.replay import backend
+from tflearn.replay.item_reader import ItemReader, Prepare, Readers, unconverted
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 
 _POLL_SECS = 0.25
 _CHECK_CLOSED_MS = 5_000
-_CLOSE_SECS = 1.0
 _POLL_BATCH_SECS = 0.001
 _LOST_SECS = 2.0
 _REFRESH_SECS = 1.0
-
-Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
-# For functions of datasets: AutoGraph would read their source in its file, where another one may stand by then.
-unconverted = tf.autograph.experimental.do_not_convert
 
 
 class _Blocks:
@@ -68,7 +62,7 @@ class _Blocks:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-class TableReader:
+class TableReader(ItemReader):
     """Reads a table until it is closed or no data have arrived for too long.
 
     Attributes:
@@ -90,12 +84,8 @@ class TableReader:
           capacity: the queue's capacity [elements].
           timeout_secs: how long to wait for data before `error` is set.
         """
-        self._address, self._storage, self._table = address, storage, table
-        self._timeout_secs = timeout_secs
-        self._closed = threading.Event()
-        self._threads: list[background.Thread] = []
-        self._waits_since: float | None = None
-        self.error: Exception | None = None
+        super().__init__(address, table)
+        self._storage, self._timeout_secs = storage, timeout_secs
         self._ahead = _Blocks(capacity) if backend.connect(address).has_stream else None
         self.takes_in_graphs = self._ahead is None
         with tf.device('CPU:0'):
@@ -118,11 +108,6 @@ class TableReader:
         for thread in (draw, watch):
             thread.start()
 
-    @property
-    def closed(self) -> bool:
-        """Whether the reader was closed."""
-        return self._closed.is_set()
-
     def size(self) -> int:
         """Returns the number of elements in the queue."""
         return self._ahead.size() if self._ahead else int(self._queue.size().numpy())
@@ -138,29 +123,6 @@ class TableReader:
             if isinstance(count, int) and count == 1:
                 return [tf.expand_dims(component, 0) for component in tf.nest.flatten(self._queue.dequeue())]
             return tf.nest.flatten(self._queue.dequeue_many(count))
-
-    def wait(self, secs: float) -> None:
-        """Waits for `secs`, as a caller that cannot continue without data: the deadline counts until `resume`."""
-        if self._waits_since is None:
-            self._waits_since = time.monotonic()
-        self._closed.wait(secs)
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether a caller cannot continue without data."""
-        return self._waits_since is not None
-
-    def sleep(self, secs: float) -> None:
-        """Waits for `secs`, or until the reader is closed."""
-        self._closed.wait(secs)
-
-    def resume(self) -> None:
-        """Records that data arrived, which ends the wait that `wait` began."""
-        self._waits_since = None
-
-    def close(self) -> None:
-        """Stops reading at the next item. May be called from any thread."""
-        Readers([self]).close()
 
     def _draw(self, prepare: Prepare, in_flight: int, num_streams: int) -> None:
         """Reads until closed; an earlier failure becomes `error`."""
@@ -213,7 +175,7 @@ class TableReader:
         """Returns what the streams consist of."""
         # After a silence it checks whether it is closed. If several items are in flight, one that arrives just then is
         # lost. That must not happen with a queue.
-        timeout_ms = -1 if isinstance(self._storage.experience.replay, Queue) else _CHECK_CLOSED_MS
+        timeout_ms = _CHECK_CLOSED_MS if self._storage.experience.replay.learns_from_old_items else -1
         client = backend.connect(self._address)
         return client.samples(self._table, self._storage.item_shape, in_flight, timeout_ms)
 
@@ -258,61 +220,6 @@ class TableReader:
         tables = backend.counts(self._address)
         table = f'with {ReplayStatistics.of(tables[REPLAY], self._storage)}' if tables else 'which does not answer'
         return f'the replay server at {self._address}, {table}'
-
-
-class DirectReader(TableReader):
-    """Takes the items of a server of this process when it is asked for them: on no thread, so in a fixed order."""
-
-    def start(self, prepare: Prepare, in_flight: int, num_streams: int = 1) -> None:
-        """Nothing: no item is read ahead."""
-
-    def size(self) -> int:
-        """Returns the number of items in the table."""
-        tables = backend.counts(self._address)
-        return tables[self._table].size if tables else 0
-
-    def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
-        """See `TableReader.take`; not for a graph."""
-        return [tf.constant(np.stack(backend.connect_own(self._address).take(self._table, int(count))))]
-
-
-class Readers:
-    """Readers of several servers, which are waited for and closed together."""
-
-    def __init__(self, readers: Sequence[TableReader]):
-        """Takes readers that have not begun, or have."""
-        self.each = tuple(readers)
-
-    @property
-    def error(self) -> Exception | None:
-        """Why there are no more data; None if there are, or if they were closed."""
-        return next((reader.error for reader in self.each if reader.error), None)
-
-    @property
-    def closed(self) -> bool:
-        """Whether one was closed, or its server gave no data in time."""
-        return any(reader.closed for reader in self.each)
-
-    def wait(self, secs: float) -> None:
-        """See `TableReader.wait`."""
-        for reader in self.each:
-            reader.wait(secs / len(self.each))
-
-    def resume(self) -> None:
-        """See `TableReader.resume`."""
-        for reader in self.each:
-            reader.resume()
-
-    def close(self) -> None:
-        """Closes all, and waits for them together, while their servers are still up: see `TableReader.close`."""
-        closing = [reader for reader in self.each if not reader.closed]
-        for reader in closing:
-            reader._closed.set()
-        deadline = time.monotonic() + _CLOSE_SECS
-        for reader in closing:
-            if reader._threads and threading.current_thread() not in reader._threads:
-                for thread in reader._threads[:]:  # a stream would wait for a lost server forever
-                    thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class ShardedReader(Readers):
@@ -470,10 +377,3 @@ class ShardedReader(Readers):
         ]
         owners = np.repeat(np.arange(len(counts)), counts)[order]
         return [*columns, np.concatenate(expected)[order].astype(np.float32), owners.astype(np.int32)]
-
-
-def one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns single items, without additional buffers; see `TableReader.start`."""
-    options = tf.data.Options()
-    options.autotune.enabled = False  # it would add buffers
-    return samples.map(unconverted(lambda sample: sample.data['chunk'])).with_options(options)

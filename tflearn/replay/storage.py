@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Prioritized, Queue, Uniform
+from tflearn.core.experience import Experience
 from tflearn.core.layout import ColumnLayout
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay.chunks import ID_BYTES
@@ -35,6 +35,7 @@ _MAX_STREAM_CHUNKS = 256
 _MAX_STREAM_BYTES = 64 * 1024 * 1024
 _MIN_STREAM_CHUNKS = 16
 _MIRROR_SPARE = 1.25
+_SMALL_SIZE = 256  # items of a replay without content
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Storage:
         return self._num_starts(self.mirrored)
 
     def _num_starts(self, mirrored: bool) -> int:
-        if not self._draws_are_alike or (isinstance(self.experience.replay, Prioritized) and not mirrored):
+        if not self._draws_are_alike or (self.experience.replay.prioritization and not mirrored):
             return 1
         max_bytes = _MAX_CHUNK_BYTES if mirrored else _MAX_DRAWN_CHUNK_BYTES
         return max(1, min(self.experience.chunk_steps, max_bytes // self.layout.num_bytes))
@@ -149,7 +150,7 @@ class Storage:
     def _draws_are_alike(self) -> bool:
         """Whether draws are independent of each other and sequences are short, so that they can share a chunk."""
         replay, length = self.experience.replay, self.experience.slicing.sequence_length
-        if not isinstance(replay, Uniform | Prioritized) or replay.max_times_sampled:
+        if not replay.learns_from_old_items or replay.max_times_sampled:
             return False
         return length <= _MAX_CHUNKED_LENGTH
 
@@ -211,7 +212,7 @@ class Storage:
     def mirrored(self) -> bool:
         """Whether the learner draws from its own mirror of the table."""
         replay = self.experience.replay
-        if not isinstance(replay, Uniform | Prioritized) or replay.sampling == 'server':
+        if replay.sampling == 'server':
             return False
         small = self.mirror_bytes <= 1e9 * replay.max_mirror_gb
         return replay.sampling == 'learner' or (self._draws_are_alike and small)
@@ -219,7 +220,8 @@ class Storage:
     @property
     def can_be_sharded(self) -> bool:
         """Whether items of several servers can be drawn as those of one: by the learner or by priority, or in order."""
-        return self.mirrored or isinstance(self.experience.replay, Prioritized | Queue)
+        replay = self.experience.replay
+        return self.mirrored or not replay.learns_from_old_items or replay.prioritization is not None
 
     @property
     def stream_chunks(self) -> int:
@@ -239,14 +241,22 @@ class Storage:
         """The names of the tables that a writer inserts its chunks into."""
         return (REPLAY, STREAM) if self.mirrored else (REPLAY,)
 
+    def without_content(self) -> 'Storage':
+        """Returns a storage whose batches are drawn in the same way, by a source with little memory: for a dry run."""
+        replay: Any = self.experience.replay
+        if replay.learns_from_old_items:
+            size, sampling = min(replay.max_size, _SMALL_SIZE), 'learner' if self.mirrored else 'server'
+            replay = dataclasses.replace(replay, max_size=size, min_size=1, sampling=sampling)
+        return dataclasses.replace(self, experience=dataclasses.replace(self.experience, replay=replay))
+
     def make_tables(self) -> list[TableSpec]:
         """Returns the tables: the replay and, if the learner mirrors it, the stream of new items."""
         settings = self.experience.replay
-        if isinstance(settings, Queue):
+        if not settings.learns_from_old_items:
             return [TableSpec(REPLAY, settings.max_size, self.signature)]
         # The learner computes the priorities, so that their exponent may follow a schedule; with a mirror it draws, and
         # limits the ratio.
-        order: Literal['scan', 'priority', 'uniform'] = 'priority' if isinstance(settings, Prioritized) else 'uniform'
+        order: Literal['scan', 'priority', 'uniform'] = 'priority' if settings.prioritization else 'uniform'
         order = 'scan' if self.mirrored else order
         limits = (
             {} if self.mirrored else rate_limits(self.experience, self.sequences_per_chunk, self.sequences_per_draw)

@@ -10,7 +10,6 @@ import numpy as np
 from absl import logging
 
 from tflearn.core import background
-from tflearn.core.experience import Prioritized, Queue
 from tflearn.core.resumable import Resumable
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
 from tflearn.replay import backend
@@ -84,7 +83,7 @@ class ReplayWriter(Resumable):
         # At least a chunk of each environment, so that they act while the server receives their last steps.
         self._max_pending = max(num_environments, _MAX_PENDING_STEPS // storage.num_starts)
         replay = storage.experience.replay
-        if isinstance(replay, Queue):  # pending items count as items of the queue
+        if not replay.learns_from_old_items:  # pending items count as items of the queue
             self._max_pending = min(self._max_pending, replay.max_size - 1)
         self._pending: collections.deque[_Sent] = collections.deque()  # the oldest first
         self._confirmed_at = time.monotonic()
@@ -93,7 +92,7 @@ class ReplayWriter(Resumable):
         self._chunks = ChunkBuilder(storage.experience, storage.num_starts, num_environments, storage.layout.num_bytes)
         # A mirrored table is read once, in any order.
         self._priority = 1.0
-        if isinstance(replay, Prioritized) and not storage.mirrored:
+        if replay.prioritization and not storage.mirrored:
             self._priority = replay.prioritization.initial_priority
         self._open()
 

@@ -15,11 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Prioritized, Queue
+from tflearn.core.experience import check_feed
 from tflearn.core.layout import ColumnLayout
 from tflearn.core.waiting import wait_until
 from tflearn.replay.chunks import with_version
-from tflearn.replay.reader import Prepare, TableReader
+from tflearn.replay.item_reader import Prepare
+from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import Storage
 from tflearn.sampling.feed_server import state_of
 from tflearn.sampling.source import Batch, Planned
@@ -42,10 +43,10 @@ class Blocks:
     """
 
     def __init__(self, storage: Storage):
-        """Computes the layout; raises ValueError if such experience cannot be fed, see `check`."""
+        """Computes the layout; raises ValueError if such experience cannot be fed."""
         experience = storage.experience
-        check(experience.replay)
-        self.is_queue = isinstance(experience.replay, Queue)
+        check_feed(experience.replay)
+        self.is_queue = not experience.replay.learns_from_old_items
         self.signature = storage.layout.text
         length = experience.slicing.num_rows
         row = {'policy_version': tf.TensorSpec((), tf.int64), 'trajectory': storage.data_spec}
@@ -99,24 +100,6 @@ class Blocks:
                     f'got {where} for other data: its {name} is {contract.get(name)}; need {ours[name]}; start all '
                     'jobs with the same gin file and version of tflearn'
                 )
-
-
-def check(replay: Any) -> None:
-    """Checks that experience of this kind can be fed.
-
-    Raises:
-      ValueError: if its priorities, or credits, would need every item to arrive and an answer for it.
-    """
-    if isinstance(replay, Prioritized):
-        raise UserValueError(
-            'got a feed with Experience.replay=Prioritized(...), whose priorities would have to go back to the '
-            'servers; need Uniform, or Queue; or a learner that reads the servers itself (no --feed_address)'
-        )
-    if isinstance(replay, Queue) and replay.versions_ahead is not None:
-        raise UserValueError(
-            f'got a feed with Queue.versions_ahead={replay.versions_ahead}, whose credits count every item; a feed '
-            'delivers items at most once, and loses some with a worker; need Queue.versions_ahead=None'
-        )
 
 
 _POLL_SECS = 0.0005

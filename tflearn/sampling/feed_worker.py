@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflearn.replay.reader import Readers, TableReader, one_by_one
+from tflearn.replay.item_reader import Readers, one_by_one
+from tflearn.replay.reader import TableReader
 from tflearn.sampling.feed_source import Blocks
 from tflearn.sampling.source import Source
 

@@ -23,7 +23,8 @@ from tflearn.core import background
 from tflearn.core.waiting import Stopped, wait_until
 from tflearn.replay import backend
 from tflearn.replay.chunks import chunk_id, chunk_rows
-from tflearn.replay.reader import Readers, TableReader, one_by_one
+from tflearn.replay.item_reader import ItemReader, Readers, one_by_one
+from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY, STREAM, Storage, error_buffer
 from tflearn.sampling.ring_source import RingSource
 
@@ -181,7 +182,7 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
                 self._error = error
                 self.close()
 
-    def _ingest_from(self, reader: TableReader) -> int:
+    def _ingest_from(self, reader: ItemReader) -> int:
         """Writes chunks of one server. Returns their number."""
         count = min(reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
         if count:
@@ -191,7 +192,7 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
             return len(chunks)
         return 0
 
-    def _take(self, reader: TableReader, count: int) -> Sequence[np.ndarray] | np.ndarray:
+    def _take(self, reader: ItemReader, count: int) -> Sequence[np.ndarray] | np.ndarray:
         """Returns some of the next `count` chunks, of which there are as many; each as it came, not copied."""
         if not reader.takes_in_graphs:
             return np.asarray(reader.take(count)[0])
@@ -200,7 +201,7 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
         arguments = {'args': program.captured_inputs, 'Tout': [output.dtype for output in program.outputs]}
         return [np.asarray(chunk)[0] for chunk in tf.raw_ops.StatefulPartitionedCall(f=program.name, **arguments)]
 
-    def _program(self, reader: TableReader, count: int) -> Any:
+    def _program(self, reader: ItemReader, count: int) -> Any:
         take = tf.function(lambda: [reader.take(1)[0] for _ in range(count)], autograph=False)
         return take.get_concrete_function()
 

@@ -13,9 +13,9 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserTypeError
-from tflearn.core.experience import Queue, Reuse
+from tflearn.core.experience import Reuse
 from tflearn.replay.chunks import with_version
-from tflearn.replay.reader import DirectReader, Readers, TableReader, one_by_one
+from tflearn.replay.item_reader import ItemReader, Readers, one_by_one
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling.source import Batch, Planned
 
@@ -121,8 +121,8 @@ class QueueSource(Planned):
         storage: Storage,
         batch_size: int,
         timeout_secs: float,
+        make_reader: Callable[..., ItemReader],
         seed: int | None = None,
-        make_reader: Callable[..., TableReader] = TableReader,
     ):
         """Takes nothing before `start`, or the first `grant`.
 
@@ -130,11 +130,11 @@ class QueueSource(Planned):
           addresses: the replay servers' addresses, 'host:port'. Items are taken alternately from all servers that have
             some, so that none of them waits for another.
           batch_size: items in a train step, over all replicas of this process.
-          make_reader: makes what reads the items at an address.
+          make_reader: makes what reads the items at an address, with the arguments of a `TableReader`.
         """
         experience = storage.experience
         replay = experience.replay
-        if not isinstance(replay, Queue):
+        if replay.learns_from_old_items:
             raise UserTypeError(f'got Experience.replay={replay!r}; need Queue(...)')
         self._storage, self._batch_size = storage, batch_size
         self._item_shape = (experience.slicing.num_rows, storage.layout.num_bytes)
@@ -143,10 +143,10 @@ class QueueSource(Planned):
         self._given = self._readers = Readers(
             [make_reader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses]
         )
-        self.has_rounds = all(isinstance(reader, DirectReader) for reader in self._readers.each)
+        self.has_rounds = not any(reader.reads_ahead for reader in self._readers.each)
         self._max_policy_lag, self._episode_steps = replay.max_policy_lag, replay.episode_steps
         self._num_others = 0
-        reuse = replay.training if isinstance(replay.training, Reuse) else None
+        reuse = replay.reuse
         if reuse:
             self.steps_per_batch = reuse.times * (1 + reuse.replay_proportion)
         self._plan = ReusePlan(reuse, max(1, min(_MAX_DRAW_STEPS, self._ahead // batch_size)), seed)

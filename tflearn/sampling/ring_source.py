@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience, Prioritized, Uniform
+from tflearn.core.experience import Experience, Prioritization
 from tflearn.core.resumable import Resumable
 from tflearn.core.types import WEIGHTS
 from tflearn.replay.chunks import ChunkBuilder, pack
@@ -96,11 +96,11 @@ class ByPriority(Resumable):
 
     _KEPT = ('_tree', '_known', '_drawn', 'counts')
 
-    def __init__(self, ring: RingBuffer, replay: Prioritized, seed: int):
-        """Makes the tree."""
+    def __init__(self, ring: RingBuffer, prioritization: Prioritization, max_size: int, seed: int):
+        """Makes the tree, of `max_size` items."""
         self._ring, self._seed = ring, seed
-        self.prioritization = replay.prioritization
-        self._tree, self._max_size = SumTree(replay.max_size), replay.max_size
+        self.prioritization = prioritization
+        self._tree, self._max_size = SumTree(max_size), max_size
         self._known = ring.window_ever  # the sequences that the tree has
         self._drawn = np.empty((0, 0), np.int64)  # of the newest draw, counted over all ever written
         self.counts = {'priorities_updated': 0, 'priorities_clipped': 0, 'priorities_not_finite': 0}
@@ -172,8 +172,8 @@ class RingSource(Source):
         self._by_priority: ByPriority | None = None
         self._max_grant = sys.maxsize
         logging.info('the replay takes %.1f MB for %d sequences', storage.mirror_bytes / 1e6, replay.max_size)
-        if isinstance(replay, Prioritized):
-            self._by_priority = ByPriority(self._ring, replay, seed)
+        if replay.prioritization:
+            self._by_priority = ByPriority(self._ring, replay.prioritization, replay.max_size, seed)
             self.prioritization = replay.prioritization
             # So that each draw knows all errors before it.
             self._max_grant = self.max_draw_steps = min(self.max_draw_steps, _MAX_DRAW_STEPS)
@@ -215,7 +215,7 @@ def check_local(experience: Experience) -> None:
       ValueError: for a queue, or a limit of an item's draws.
     """
     replay = experience.replay
-    if not isinstance(replay, Uniform | Prioritized) or replay.max_times_sampled:
+    if not replay.learns_from_old_items or replay.max_times_sampled:
         raise UserValueError(
             f'got Experience.replay={replay!r} for a replay within one process, which draws without a limit; need '
             'Uniform(...) or Prioritized(...) with max_times_sampled=0, or a replay server'

@@ -8,12 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.core.errors import UserTypeError
-from tflearn.core.experience import Prioritization, Prioritized
+from tflearn.core.experience import Prioritization
 from tflearn.core.types import WEIGHTS
 from tflearn.replay.backend import Sample
 from tflearn.replay.chunks import with_version
+from tflearn.replay.item_reader import unconverted
 from tflearn.replay.priorities import PriorityUpdater, importance_weights
-from tflearn.replay.reader import ShardedReader, TableReader, unconverted
+from tflearn.replay.reader import ShardedReader, TableReader
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling.source import Batch, Source
 
@@ -156,7 +157,7 @@ class PrioritizedSampler(ReplaySampler):
           TypeError: if the experience has another replay.
         """
         replay = storage.experience.replay
-        if not isinstance(replay, Prioritized):
+        if replay.prioritization is None:
             raise UserTypeError(f'got Experience.replay={replay!r}; need Prioritized(...)')
         self.prioritization: Prioritization = replay.prioritization
         addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)

@@ -19,7 +19,7 @@ from tflearn.core import histograms
 from tflearn.core.action_mask import ActionMask, mask_of
 from tflearn.core.agent_data import WrappedAgent
 from tflearn.core.errors import UserTypeError, UserValueError
-from tflearn.core.experience import Experience, Queue, Slicing
+from tflearn.core.experience import Experience, Slicing
 from tflearn.core.types import Agent, AgentFactory, EnvironmentSpecs, check_agent, check_agent_factory
 from tflearn.transforms import rewards
 from tflearn.transforms.hindsight import Hindsight
@@ -49,7 +49,7 @@ def make_agent(
         have, the transformed rewards are not one number, or `make_agent` refuses its arguments or makes an agent that
         changes sequences itself.
     """
-    if isinstance(experience.replay, Queue) and any(isinstance(item, Hindsight) for item in transforms):
+    if not experience.replay.learns_from_old_items and any(isinstance(item, Hindsight) for item in transforms):
         raise UserValueError(
             f'got Hindsight with Experience.replay={experience.replay!r}; need Uniform or Prioritized, and an agent '
             'such as DQN or SAC: actions were not taken for the new goals'

@@ -20,8 +20,9 @@ from tflearn.core.experience import Prioritization
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, is_listening, wait_until
 from tflearn.replay import backend
+from tflearn.replay.item_reader import unconverted
 from tflearn.replay.priorities import PriorityUpdater
-from tflearn.replay.reader import TableReader, unconverted
+from tflearn.replay.reader import TableReader
 from tflearn.replay.reverb import library
 from tflearn.replay.storage import Storage
 

@@ -1,0 +1,28 @@
+"""The files of a data set of episodes, and what their names say of them."""
+
+import pathlib
+import re
+from typing import NamedTuple
+
+SUFFIX = '.tfrecord'
+_SHARD = re.compile(r'(?P<writer>[\w.]+)-(?P<number>\d{5})-e(?P<episodes>\d+)-s(?P<steps>\d+)\.tfrecord(\.gz)?')
+
+
+class Shard(NamedTuple):
+    """A complete file of a data set: its name holds what is in it, so it is complete as soon as it has that name."""
+
+    path: pathlib.Path
+    writer: str
+    number: int
+    episodes: int
+    steps: int
+
+
+def find_shards(directory: pathlib.Path) -> list[Shard]:
+    """Returns the complete files of a data set, in the order of their names."""
+    found = ((path, _SHARD.fullmatch(path.name)) for path in sorted(directory.glob(f'*{SUFFIX}*')))
+    return [
+        Shard(path, match['writer'], int(match['number']), int(match['episodes']), int(match['steps']))
+        for path, match in found
+        if match
+    ]

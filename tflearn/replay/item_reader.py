@@ -1,0 +1,154 @@
+"""What reads items at an address: ItemReader; DirectReader, of a table in this process; Readers: several of them."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.core import background
+from tflearn.replay import backend
+
+_CLOSE_SECS = 1.0
+
+Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
+# For functions of datasets: AutoGraph would read their source in its file, where another one may stand by then.
+unconverted = tf.autograph.experimental.do_not_convert
+
+
+class ItemReader:
+    """Hands out the items of a table, in their order.
+
+    Attributes:
+      reads_ahead: whether items are read on threads before anybody asks for them.
+      takes_in_graphs: whether `take` is also for a graph.
+      error: why there are no more data; None if there are, or if it was closed.
+    """
+
+    reads_ahead: ClassVar[bool] = True
+    takes_in_graphs = False
+
+    def __init__(self, address: str, table: str):
+        """Reads nothing before `start`."""
+        self._address, self._table = address, table
+        self._closed = threading.Event()
+        self._threads: list[background.Thread] = []
+        self._waits_since: float | None = None
+        self.error: Exception | None = None
+
+    def start(self, prepare: Prepare, in_flight: int, num_streams: int = 1) -> None:
+        """Begins to read.
+
+        Args:
+          prepare: converts the table's `backend.Sample`s to elements.
+          in_flight: the number of items that the server may send ahead on each stream.
+          num_streams: streams that are read at the same time and divide the items among them.
+        """
+        raise NotImplementedError
+
+    def size(self) -> int:
+        """Returns the number of items that can be taken at once."""
+        raise NotImplementedError
+
+    def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
+        """Returns the next `count` items, stacked; there must be as many."""
+        raise NotImplementedError
+
+    @property
+    def closed(self) -> bool:
+        """Whether the reader was closed."""
+        return self._closed.is_set()
+
+    def wait(self, secs: float) -> None:
+        """Waits for `secs`, as a caller that cannot continue without data: the deadline counts until `resume`."""
+        if self._waits_since is None:
+            self._waits_since = time.monotonic()
+        self._closed.wait(secs)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a caller cannot continue without data."""
+        return self._waits_since is not None
+
+    def sleep(self, secs: float) -> None:
+        """Waits for `secs`, or until the reader is closed."""
+        self._closed.wait(secs)
+
+    def resume(self) -> None:
+        """Records that data arrived, which ends the wait that `wait` began."""
+        self._waits_since = None
+
+    def close(self) -> None:
+        """Stops reading at the next item. May be called from any thread."""
+        Readers([self]).close()
+
+
+class DirectReader(ItemReader):
+    """Takes the items of a server of this process when it is asked for them: on no thread, so in a fixed order."""
+
+    reads_ahead = False
+
+    def __init__(self, address: str, storage: Any, table: str, *of_queue: Any):
+        """Takes the arguments of a `TableReader`, of which those of its queue have no meaning here."""
+        del storage, of_queue
+        super().__init__(address, table)
+
+    def start(self, prepare: Prepare, in_flight: int, num_streams: int = 1) -> None:
+        """Nothing: no item is read ahead."""
+
+    def size(self) -> int:
+        """Returns the number of items in the table."""
+        tables = backend.counts(self._address)
+        return tables[self._table].size if tables else 0
+
+    def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
+        """See `ItemReader`; not for a graph."""
+        return [tf.constant(np.stack(backend.connect_own(self._address).take(self._table, int(count))))]
+
+
+class Readers:
+    """Readers of several servers, which are waited for and closed together."""
+
+    def __init__(self, readers: Sequence[ItemReader]):
+        """Takes readers that have not begun, or have."""
+        self.each = tuple(readers)
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more data; None if there are, or if they were closed."""
+        return next((reader.error for reader in self.each if reader.error), None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether one was closed, or its server gave no data in time."""
+        return any(reader.closed for reader in self.each)
+
+    def wait(self, secs: float) -> None:
+        """See `ItemReader.wait`."""
+        for reader in self.each:
+            reader.wait(secs / len(self.each))
+
+    def resume(self) -> None:
+        """See `ItemReader.resume`."""
+        for reader in self.each:
+            reader.resume()
+
+    def close(self) -> None:
+        """Closes all, and waits for them together, while their servers are still up: see `ItemReader.close`."""
+        closing = [reader for reader in self.each if not reader.closed]
+        for reader in closing:
+            reader._closed.set()
+        deadline = time.monotonic() + _CLOSE_SECS
+        for reader in closing:
+            if reader._threads and threading.current_thread() not in reader._threads:
+                for thread in reader._threads[:]:  # a stream would wait for a lost server forever
+                    thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns single items, without additional buffers; see `ItemReader.start`."""
+    options = tf.data.Options()
+    options.autotune.enabled = False  # it would add buffers
+    return samples.map(unconverted(lambda sample: sample.data['chunk'])).with_options(options)
