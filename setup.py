@@ -51,8 +51,8 @@ EXTRAS = {
     'box2d': ['box2d>=2.3.10,<3'],
     'envpool': ['envpool>=0.8.4,<2'],
     # Newer than TensorFlow 2.15 takes.
-    'jax': [f'{package}; {CURRENT}' for package in ('brax>=0.12', 'gymnax>=0.0.9', 'jax>=0.6')],
-    'pettingzoo': ['pettingzoo>=1.25,<2'],
+    'tasks': [f'{package}; {CURRENT}' for package in ('brax>=0.12', 'gymnax>=0.0.9', 'jax>=0.6')],
+    'games': ['pettingzoo>=1.25,<2'],
     'dm-control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],
     'serving': [
         # From 1.80 on, with another event engine, a Python server answers about a third fewer requests.
@@ -74,10 +74,12 @@ EXTRAS = {
     # From 1.18 on tensorflow-metadata may need a newer protobuf than TensorFlow 2.15 allows, and does not say so.
     'rlds': ['tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'],
     # gs:// needs gcsfs of the same version instead of s3fs; other stores their own package.
-    'remote': ['fsspec>=2025.2', 's3fs>=2025.2'],
+    'stores': ['fsspec>=2025.2', 's3fs>=2025.2'],
     # From 25 on it needs NumPy 2, and does not say so.
-    'tables': ['pyarrow>=16,<25'],
-    'tune': ['optuna>=5,<6'],
+    'product': ['pyarrow>=16,<25'],
+    'clusters': ['pyyaml>=6,<7'],
+    'tf-agents': [],  # TF-Agents is the core's
+    'experiments': ['optuna>=5,<6'],
     # From 1.18 on onnx needs typing-extensions 4.7, which TF-Agents of the classic lane does not take.
     'onnx': [
         f'onnx>=1.17,<1.18; {CLASSIC}',
@@ -109,7 +111,7 @@ EXTRAS = {
 }
 # For one computer without a GPU: neither the developers' tools, nor CUDA, nor JAX with its forty packages, nor MinAtar,
 # whose license is the GPL.
-_APART = ('dev', 'gpu', 'jax', 'minatar')
+_APART = ('dev', 'gpu', 'tasks', 'minatar')
 EXTRAS['all'] = sorted({each for name in EXTRAS if name not in _APART for each in EXTRAS[name]})
 
 
@@ -159,7 +161,6 @@ setuptools.setup(
         f'numpy>=1.23.5,<2; {CLASSIC}',
         f'numpy>=1.26; {CURRENT}',
         'pygame>=2.1.3,<3',
-        'pyyaml>=6,<7',
         'rich>=13.7,<16',
         'setuptools>=68,<82',
         f'tensorflow>=2.15,<2.16; {CLASSIC}',

@@ -2,8 +2,8 @@
 
     python -m benchmarks.jax_environments --rounds=5
 
-Needs the extra `jax`, with JAX 0.8: Brax's trainer calls a function that later ones do not have. Both sides train with
-1,024 environments, 16 steps of each an iteration, four epochs of 16 minibatches, and networks of two layers of 64
+Needs the extra `tasks`, with JAX 0.8: Brax's trainer calls a function that later ones do not have. Both sides train
+with 1,024 environments, 16 steps of each an iteration, four epochs of 16 minibatches, and networks of two layers of 64
 units, normalize observations, and are timed over `--secs` seconds of stepping and training, after what they compile.
 Each run is a process of its own, sides in turn. The third row is `jax_env` alone, with random actions. Brax compiles
 environments, policy and training to one program; here the actions and observations pass through NumPy, and the policy

@@ -221,7 +221,7 @@ def test_a_server_serves_until_it_is_stopped(user):
 
 
 def test_a_log_becomes_a_served_policy(user):
-    pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+    pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
     own_log = subprocess.run(
         [sys.executable, 'own_log.py'],
         cwd=user.folder,

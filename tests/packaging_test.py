@@ -26,12 +26,12 @@ from tflearn.core import extras
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OWNER = ROOT / 'owner.toml'
 EXTRAS = (
-    *('mujoco', 'atari', 'minatar', 'box2d', 'envpool', 'jax', 'dm-control', 'video', 'minari', 'rlds', 'remote'),
+    *('mujoco', 'atari', 'minatar', 'box2d', 'envpool', 'tasks', 'dm-control', 'video', 'minari', 'rlds', 'stores'),
     *('gpu', 'all'),
 )
 LANES = {'classic': ('3.11',), 'current': ('3.12', '3.13')}  # and their versions of Python
-LOCK_FILES = [(name, lane) for lane in LANES for name in ('lock', *EXTRAS) if (name, lane) != ('jax', 'classic')]
-LOCKED_EXTRAS = ('dev', 'onnx', 'pettingzoo', 'serving', 'tables', 'tune', 'valkey')  # in lock.txt: the tests need them
+LOCK_FILES = [(name, lane) for lane in LANES for name in ('lock', *EXTRAS) if (name, lane) != ('tasks', 'classic')]
+LOCKED_EXTRAS = ('clusters', 'dev', 'experiments', 'games', 'onnx', 'product', 'serving', 'valkey')  # in lock.txt
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)
 REGISTRY = re.compile(r'py' r'pi\.org|python' r'hosted|index' r'-url|--find' r'-links|debian' r'\.org')
@@ -112,7 +112,7 @@ def test_the_extra_all_is_every_other_that_anyone_can_take(wheel):
     for requirement in map(Requirement, metadata(wheel).get_all('Requires-Dist')):
         for extra in re.findall(r'extra == "([\w-]+)"', str(requirement.marker)):
             required.setdefault(extra, set()).add(re.sub(r' *(and)? *extra == .*', '', str(requirement)))
-    others = [found for name, found in required.items() if name not in ('all', 'dev', 'gpu', 'jax', 'minatar')]
+    others = [found for name, found in required.items() if name not in ('all', 'dev', 'gpu', 'tasks', 'minatar')]
     assert required['all'] == set().union(*others)
     assert not {'minatar', 'pytest'} & {Requirement(text.rstrip('; ')).name for text in required['all']}
 
@@ -123,7 +123,7 @@ def test_pages_with_the_owners_name_are_made_from_one_file():
 
 def test_extras_can_be_named_to_every_pip(wheel):
     """pip before 23.3 does not normalize the names of extras: what the metadata spell is what users have to write."""
-    assert set(metadata(wheel).get_all('Provides-Extra')) == {*EXTRAS, *LOCKED_EXTRAS}
+    assert set(metadata(wheel).get_all('Provides-Extra')) == {*EXTRAS, *LOCKED_EXTRAS, 'tf-agents'}
     named = f'{wheel}[{",".join([*EXTRAS, *LOCKED_EXTRAS])}]'
     result = run(sys.executable, '-m', 'pip', 'install', '--dry-run', '--no-index', named)
     assert 'does not provide the extra' not in result.stdout + result.stderr

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
+pytest.importorskip('fsspec', reason='needs fsspec: the extra stores')
 
 from tests.chaos.chaos_run import ROOT
 from tests.testing import s3_server

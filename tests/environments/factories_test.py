@@ -70,10 +70,10 @@ FACTORIES = {
         {'num_steps': 1010},
     ),
     'envpool': ('envpool', 'envpool', functools.partial(envpool_env.make, 'CartPole-v1'), {}),
-    'gymnax': ('gymnax', 'jax', functools.partial(jax_env.make, 'gymnax/CartPole-v1'), {}),
+    'gymnax': ('gymnax', 'tasks', functools.partial(jax_env.make, 'gymnax/CartPole-v1'), {}),
     'functions in JAX': (
         'jax',
-        'jax',
+        'tasks',
         lambda **arguments: jax_env.from_functions(cartpole, max_episode_steps=50, **arguments),
         {},
     ),
@@ -104,7 +104,7 @@ def test_missing_package_error_names_the_install_command(name):
         pytest.skip(f'{package} is installed')
     with pytest.raises(ValueError) as raised:
         factory(num_environments=2, seed=0)
-    remedy = 'run it with Python 3.12 or 3.13' if extra == 'jax' and sys.version_info < (3, 12) else "pip install '"
+    remedy = 'run it with Python 3.12 or 3.13' if extra == 'tasks' and sys.version_info < (3, 12) else "pip install '"
     assert f'which needs {package}; need that installed; {remedy}' in str(raised.value)
     assert str(raised.value).endswith(f' (the extra {extra})')
     assert '\n' not in str(raised.value)

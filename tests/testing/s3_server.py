@@ -16,7 +16,7 @@ from tflearn.launch.local import free_port
 
 _PROGRAM = os.environ.get('TFLEARN_MOTO_SERVER') or shutil.which('moto_server')
 _MISSING = [] if _PROGRAM else ['moto_server (moto[server] in any environment; TFLEARN_MOTO_SERVER=FILE says where)']
-_MISSING += [] if importlib.util.find_spec('s3fs') else ['s3fs (the extra remote)']
+_MISSING += [] if importlib.util.find_spec('s3fs') else ['s3fs (the extra stores)']
 
 # A parameter of a fixture whose tests need the server.
 S3 = pytest.param('s3', marks=[pytest.mark.skipif(bool(_MISSING), reason=f'needs {" and ".join(_MISSING)}')])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytest.importorskip('pettingzoo', reason='needs pettingzoo; pip install ".[pettingzoo]"')
+pytest.importorskip('pettingzoo', reason='needs pettingzoo; pip install ".[games]"')
 
 import tflearn
 from tests.extensions.games.example_games import Shifts, Talk

@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 from tf_agents.trajectories import policy_step
 
-pytest.importorskip('pettingzoo', reason='needs pettingzoo; pip install ".[pettingzoo]"')
+pytest.importorskip('pettingzoo', reason='needs pettingzoo; pip install ".[games]"')
 
 import tflearn
 from tests.environments import conformance

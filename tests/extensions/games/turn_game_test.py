@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip('pettingzoo', reason='needs pettingzoo; pip install ".[pettingzoo]"')
+pytest.importorskip('pettingzoo', reason='needs pettingzoo; pip install ".[games]"')
 
 import tflearn
 from benchmarks.several_agents import win_or_block

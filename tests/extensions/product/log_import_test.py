@@ -15,7 +15,7 @@ from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product.split import split
 from tflearn.files.run_dir import read_json
 
-pa = pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+pa = pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
 csv = pytest.importorskip('pyarrow.csv')
 parquet = pytest.importorskip('pyarrow.parquet')
 

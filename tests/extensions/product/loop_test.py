@@ -12,7 +12,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files.run_dir import read_json
 
-pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
 
 DEADLINE_SECS = 240.0
 ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1', 'PYTHONPATH': str(forks.CHECKOUT)}

@@ -14,7 +14,7 @@ from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files.run_dir import log_files
 
-pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
 
 DEADLINE_SECS = 120.0
 ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}

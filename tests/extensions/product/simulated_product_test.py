@@ -13,7 +13,7 @@ from tflearn.core.waiting import is_listening, wait_until
 from tflearn.files.run_dir import read_json
 from tflearn.launch.local import free_port
 
-pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
 DEADLINE_SECS = 240.0

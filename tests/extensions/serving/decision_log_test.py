@@ -290,7 +290,7 @@ def test_files_rotate_and_old_ones_are_deleted(tmp_path):
 
 
 def test_files_go_to_a_store(tmp_path):
-    pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
+    pytest.importorskip('fsspec', reason='needs fsspec: the extra stores')
     log = DecisionLog(DecisionLogOptions(f'file://{tmp_path}/store', file_secs=0.01), tmp_path / 'spool')
     log.record('greedy_policy', 7, {}, choices(), '', 'a')
     wait_until(lambda: list((tmp_path / 'store').glob('decisions-*')), 'the file', DEADLINE_SECS)

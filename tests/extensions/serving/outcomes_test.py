@@ -124,7 +124,7 @@ def test_what_cannot_wait_is_not_accepted(root, tmp_path, monkeypatch):
 
 def test_decisions_and_outcomes_of_a_server_become_one_data_set(root, tmp_path):
     """By curl's means alone: ask, report what came of it, some of it twice, and join."""
-    pytest.importorskip('pyarrow', reason='needs pip install ".[tables]"')
+    pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
     rows = np.random.default_rng(1).choice(OBSERVATION, 12)
     with serving(root, tmp_path / 'log') as (rest, _, _):
         for i, row in enumerate(rows):

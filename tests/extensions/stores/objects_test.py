@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
+pytest.importorskip('fsspec', reason='needs fsspec: the extra stores')
 
 from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.extensions.stores.objects import Objects

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
+pytest.importorskip('fsspec', reason='needs fsspec: the extra stores')
 
 from tests.testing import s3_server
 from tflearn.core.errors import UserOSError, UserRuntimeError

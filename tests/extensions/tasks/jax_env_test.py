@@ -12,7 +12,7 @@ from tests.testing import docs_blocks
 from tflearn.extensions.tasks import jax_env
 from tflearn.files.run_dir import RunDir, read_json
 
-pytest.importorskip('jax', reason='needs jax; pip install ".[jax]"')
+pytest.importorskip('jax', reason='needs jax; pip install ".[tasks]"')
 
 
 class Walk(FuncEnv):

@@ -11,8 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
-import yaml
-
+from tflearn.core import extras
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, checked_dataclass
 from tflearn.extensions.clusters import places
@@ -28,6 +27,9 @@ from tflearn.launch.topology import (
 )
 
 Manifest = dict[str, Any]
+with extras.needed_by('--backend=kubernetes'):
+    import yaml
+
 GIN_FOLDER = '/etc/tflearn/gin'  # in the containers, where the run's own gin files are
 _TEMPLATE = pathlib.Path(__file__).with_name('kubernetes.yaml')
 _STOP_MARGIN_SECS = 30  # what Kubernetes needs besides the job
