@@ -219,8 +219,8 @@ class RemoteCollectors(Collectors):
         self._publisher = Publisher(coordinator, variables)
         self._credits: CreditIssuer | None = None
         if (ahead := storage.experience.versions_ahead) is not None:
-            given = storage.experience, ahead, intervals.publish_interval_steps, strategy
-            self._credits = CreditIssuer(coordinator, source, *given)
+            steps = intervals.publish_interval_steps
+            self._credits = CreditIssuer(coordinator, source, storage.experience, ahead, steps, strategy)
         on_report = self._credits.renew if self._credits else lambda report: None
         self._reports = reports.ReportReader(coordinator, on_report, num_episodes=intervals.mean_episodes)
         self._polled: dict[str, Any] = {}

@@ -108,8 +108,10 @@ def train(
                 initial_values.load(agent, initial, run.dir)
                 source = _source(data, addresses, storage, agent, strategy, seed, initial)
                 settings = dataclasses.replace(settings.in_train_steps(source), seed=seed, watchdog=watchdog)
-                given = storage, source, strategy, settings.intervals, data.server_timeout_secs
-                collectors = RemoteCollectors(run.dir, connected, agent, *given)
+                intervals, timeout_secs = settings.intervals, data.server_timeout_secs
+                collectors = RemoteCollectors(
+                    run.dir, connected, agent, storage, source, strategy, intervals, timeout_secs
+                )
                 session = Session(run, agent, source, collectors, strategy, settings)
                 session.begin()
         session.run()

@@ -167,6 +167,7 @@ class ChunkBuilder(Resumable):
         flag.
         """
         now, waits = self._clock(), self._num_new > 0
+        # The wait of an environment without a new sequence begins with its next one.
         self._since[~waits] = now
         late = np.flatnonzero(waits & (now - self._since > secs))
         if not late.size:
@@ -190,6 +191,8 @@ class ChunkBuilder(Resumable):
         begun = age > 0
         missing = self._rule.repeats(age, begun & last[environments], self._terminated[environments])
         chunks: list[np.ndarray] = []
+        # One row of all environments at a time, since a chunk may become full with each: those that need fewer rows
+        # drop out.
         for i in range(missing.max()):
             repeated = environments[missing > i]
             self._age[repeated] += 1

@@ -202,7 +202,8 @@ class QueueSource(Planned):
             slot = self._plan.next_slot()
             if slot is None:
                 slots = self._plan.fresh_slots()
-                # A planned batch must stay in its slot until it is taken.
+                # A planned batch must stay in its slot until it is taken. Nobody waits for a new one while there are
+                # steps that can be taken.
                 if not set(slots).isdisjoint(planned) or not self._fetch(slots, waits=not planned):
                     break
             elif self._is_stale(self._oldest[slot]):
@@ -272,6 +273,8 @@ class QueueSource(Planned):
         """Returns how many items to take from each reader for a batch: alternately one from each that has some."""
         available, counts = [reader.size() for reader in self._readers.each], [0] * len(self._readers.each)
         wanted = min(self._batch_size - len(self._pool), sum(available))
+        # It goes on with the reader after the last one of the call before, so that none gets ahead of the others over
+        # many small batches.
         while wanted:
             if counts[self._next_reader] < available[self._next_reader]:
                 counts[self._next_reader] += 1

@@ -141,11 +141,14 @@ class ByPriority(Resumable):
         """Draws sequences [num_steps, B]. Returns them and N P, the expected number of each in N draws."""
         self._follow_window()
         oldest, newest = self._known
+        # By the seed and the train step alone: a resumed run draws what an undisturbed one does.
         random = np.random.default_rng((self._seed, int(step)))
         shares = random.random((int(num_steps), int(batch_size)))
         if (total := self._tree.total) > 0:
             slots = self._tree.find(shares.ravel()).reshape(shares.shape)
             expected = (newest - oldest) * self._tree.get(slots) / total
+            # The tree is a ring: sequence s is in slot s % max_size, so a slot's sequence is the first one from the
+            # oldest on with that remainder.
             sequences = oldest + (slots - oldest) % self._max_size
         else:  # of no priority above 0: like the server, uniformly
             sequences = oldest + (shares * (newest - oldest)).astype(np.int64)
