@@ -258,7 +258,7 @@ def test_python_of_a_client(user, server, monkeypatch):
 
 
 def test_no_page_is_left_out():
-    # tf_agents_script_test.py, environments/turn_game_test.py, docs_programs_test.py
+    # tf_agents_script_test.py, extensions/games/turn_game_test.py, docs_programs_test.py
     elsewhere = {'from-tf-agents-on-python-3.13.md', 'several-agents.md', 'your-logs.md'}
     found = {block.page.name for block in docs_blocks.of('python') if block.page.parent != ALGORITHMS}
     assert found == elsewhere | set(AFTER)
