@@ -28,20 +28,10 @@ FORGET_SECS = 600.0  # a sender that was silent for that long, and for two lease
 _MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
 _MAX_TEXT = 256  # characters of a name
 _MAX_VERSIONS_AHEAD = 10_000  # of the newest credits
+_MAX_ITEMS_AT_ONCE = 1 << 20
 _MAX_NAMES = 2_000  # of counts, and of an episode's metrics
 MAX_METRIC = 1e300  # of which a sum over many episodes is finite too
 MAX_VERSION = 1 << 40  # nobody publishes so often; the learner's own counters hold a million times as many
-
-# What a message may hold. A number outside of it would not fail here, but where messages are summed, compared
-# or waited for: in the learner, and again in each one that is started after it.
-Version = Annotated[int, Range(least=-1, most=MAX_VERSION)]
-Count = Annotated[int, Range(least=0, most=1 << 53)]
-Delivered = Annotated[int, Range(least=0, most=1 << 50)]  # a share counts on from it
-ItemsAtOnce = Annotated[int, Range(least=0, most=1 << 20)]
-LeaseSecs = Annotated[float, Range(above=0, most=86_400)]
-AtLeastOne = Annotated[int, Range(least=1, most=1 << 53)]
-Metric = Annotated[float, Range(least=-MAX_METRIC, most=MAX_METRIC)]
-Total = Annotated[float, Range(least=0, most=1 << 53)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +46,8 @@ class Lease:
 
     name: str
     owner: str
-    epoch: AtLeastOne = 1
-    ttl_secs: LeaseSecs = LEASE_SECS
+    epoch: int = 1
+    ttl_secs: float = LEASE_SECS
 
     @property
     def forget_secs(self) -> float:
@@ -81,10 +71,10 @@ class Report:
     lease: Lease
     counts: Mapping[str, float]
     episodes: Sequence[Mapping[str, float]] = ()
-    delivered: Delivered = 0
-    items_at_once: ItemsAtOnce = 0
-    first_episode: Count = 0
-    policy_version: Version = 0
+    delivered: int = 0
+    items_at_once: int = 0
+    first_episode: int = 0
+    policy_version: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +88,10 @@ class Share:
     """
 
     owner: str
-    epoch: AtLeastOne
-    items_at_once: Annotated[int, Range(least=1, most=1 << 20)]
-    allowed: Count
-    order: Count
+    epoch: int
+    items_at_once: int
+    allowed: int
+    order: int
 
     def plus(self, items: int) -> 'Share':
         """Returns the share with `items` more."""
@@ -121,9 +111,9 @@ class Credits:
       surplus: items allowed beyond what was wanted; negative while there is no collector to make them.
     """
 
-    policy_version: Version
-    items_per_version: Count
-    surplus: Annotated[int, Range(least=-(1 << 53), most=1 << 53)] = 0
+    policy_version: int
+    items_per_version: int
+    surplus: int = 0
     shares: tuple[Share, ...] = ()
 
     def at(self, policy_version: int) -> 'Credits':
@@ -277,9 +267,9 @@ def _decode(fields: dict[str, Any], kind: Any) -> Any:
         shares = tuple(Share(**share) for share in fields['shares'])
         return _checked(Credits(**fields | {'shares': shares}), *map(_checked, shares))
     report = Report(_checked(Lease(**fields.pop('lease'))), **fields)
-    _check_numbers('counts', report.counts, COUNT)
+    _check_numbers('counts', report.counts, _TOTAL)
     for episode in report.episodes:
-        _check_numbers('episodes', episode, METRIC)
+        _check_numbers('episodes', episode, _METRIC)
     return _checked(report)
 
 
@@ -308,5 +298,31 @@ def _check_text(what: str, text: Any) -> None:
         raise UserValueError(f'got {what}={text!a:.100}; need a printable text of 1 to {_MAX_TEXT} characters')
 
 
-_RULES = {kind: settings.rules(kind.__annotations__) for kind in (Lease, Report, Share, Credits)}
-COUNT, METRIC = settings.Rule(Total), settings.Rule(Metric)
+# What a message may hold, checked where it is read: the divisions of credits make too many to check each. A number
+# outside of it would not fail here, but where messages are summed, compared or waited for: in the learner, and again in
+# each one that is started after it.
+_COUNT = Annotated[int, Range(least=0, most=1 << 53)]
+_EPOCH = Annotated[int, Range(least=1, most=1 << 53)]
+_VERSION = Annotated[int, Range(least=-1, most=MAX_VERSION)]
+_SHARED = Annotated[int, Range(least=1, most=_MAX_ITEMS_AT_ONCE)]
+_RULES = {
+    Lease: settings.rules({'epoch': _EPOCH, 'ttl_secs': Annotated[float, Range(above=0, most=86_400)]}),
+    Report: settings.rules(
+        {
+            'delivered': Annotated[int, Range(least=0, most=1 << 50)],  # a share's `allowed` counts on from it
+            'items_at_once': Annotated[int, Range(least=0, most=_MAX_ITEMS_AT_ONCE)],
+            'first_episode': _COUNT,
+            'policy_version': _VERSION,
+        }
+    ),
+    Share: settings.rules({'epoch': _EPOCH, 'items_at_once': _SHARED, 'allowed': _COUNT, 'order': _COUNT}),
+    Credits: settings.rules(
+        {
+            'policy_version': _VERSION,
+            'items_per_version': _COUNT,
+            'surplus': Annotated[int, Range(least=-(1 << 53), most=1 << 53)],
+        }
+    ),
+}
+_TOTAL = settings.Rule(Annotated[float, Range(least=0, most=1 << 53)])
+_METRIC = settings.Rule(Annotated[float, Range(least=-MAX_METRIC, most=MAX_METRIC)])
