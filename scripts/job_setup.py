@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
-from tflearn.config import files, going_on, job_config, preview, reader
+from tflearn.config import files, going_on, job_config, reader
 from tflearn.core import waiting
 from tflearn.files.run_dir import RunDir, write_atomically
 from tflearn.launch.code_revision import code_revision, code_snapshot
@@ -71,10 +71,10 @@ def main(
         hooks = Hooks(lambda: _save(run_dir, configured), lambda: _texts(configured))
         this = Run(run_dir, stop, Access(*job_flags.coordinator()), name, hooks=hooks, **job_flags.of_run())
         statements = [*flags.FLAGS.gin_bindings, *bindings()]
-        was_done = module is None and _go_on(run_dir, gin_file, statements, f'tflearn.jobs.{job}')
         configured: job_config.ConfiguredJob = job_config.configure(
             function, {'run': this}, gin_file, statements, shared()
         )
+        was_done = module is None and _go_on(run_dir, configured, f'tflearn.jobs.{job}')
         if isinstance(result := configured.run(), str):
             print(result, flush=True)
         if not stop.is_set() and not was_done and (unused := configured.inoperative()):
@@ -114,17 +114,17 @@ def plain_main(
         job_process.run(f'tflearn-{job}', job, run, flags.FLAGS.stop_timeout_secs, flags.FLAGS.profile_python)
 
 
-def _go_on(run_dir: RunDir, gin_file: pathlib.Path, statements: Sequence[str], job: str) -> bool:
+def _go_on(run_dir: RunDir, configured: job_config.ConfiguredJob, job: str) -> bool:
     """Lets a finished run go on if its end has moved, and logs what changed. Returns whether it is finished."""
     if run_dir.done.exists() or run_dir.train_result.exists():
-        for line in going_on.begin(run_dir, preview.effective(gin_file, statements, job), job):
+        for line in going_on.begin(run_dir, configured.effective, job):
             logging.info('%s', line)
     return run_dir.done.exists()
 
 
 def _save(run_dir: RunDir, configured: job_config.ConfiguredJob) -> None:
     """Saves the configuration, and the code's differences from its revision if that is wanted."""
-    job_config.save(run_dir, configured.text)
+    job_config.save(run_dir, configured)
     if flags.FLAGS.code_snapshot:
         write_atomically(run_dir.code_snapshot, code_snapshot([pathlib.Path.cwd()]) + '\n')
 

@@ -27,7 +27,7 @@ RULES = {
         ({'scripts/train.py': 'from tflearn.learner import learner'}, 'got tflearn.learner'),
         ({'tflearn/replay/tables.py': 'from tflearn.sampling import reader'}, 'got tflearn.sampling'),
         ({'tflearn/extensions/serving/server.py': 'from tflearn.replay import server'}, 'got tflearn.replay'),
-        ({'tflearn/config/preview.py': 'from tflearn.jobs import train'}, 'got tflearn.jobs.train'),
+        ({'tflearn/config/checks.py': 'from tflearn.jobs import train'}, 'got tflearn.jobs.train'),
         ({'tflearn/jobs/train.py': 'from tflearn.config import files'}, 'got tflearn.config.files'),
         ({'tflearn/jobs/train.py': 'from tests import fakes'}, 'got tests.fakes'),
         ({'tflearn/jobs/train.py': 'from tflearn.api import training'}, 'got tflearn.api'),
@@ -94,6 +94,10 @@ RULES = {
     layers.user_errors: [
         ({'tflearn/a.py': "def f():\n  raise ValueError('got 1')"}, 'a.py:2: got ValueError(...); need UserValueError'),
         ({'scripts/a.py': "error = ImportError('got 1')"}, 'a.py:1: got ImportError(...); need UserImportError'),
+    ],
+    layers.evaluated_text: [
+        ({'tflearn/config/names.py': "x = eval('1')"}, 'names.py:1: got eval(...); need no code'),
+        ({'scripts/a.py': "def f():\n  exec('x = 1')"}, 'a.py:2: got exec(...); need no code'),
     ],
     budget.file_lines: [({'tests/long_test.py': 'x = 1\n' * 501}, 'got 501 lines')],
     budget.binary_lines: [

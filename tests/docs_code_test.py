@@ -21,7 +21,7 @@ import tflearn
 from tests.data import data_sets
 from tests.testing import docs_blocks, served_policies
 from tests.testing.docs_blocks import BLOCKS, COMMANDS, DOCS, GREEDY, JOBS, OURS, PAGES, REPLACED, ROOT
-from tflearn.config import files, preview
+from tflearn.config import files, job_config
 from tflearn.environments import external_client, gymnasium_env
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.policy_exports import ExportOptions
@@ -297,7 +297,7 @@ def _write_run(block: docs_blocks.Block, folder: pathlib.Path) -> pathlib.Path:
 @pytest.mark.parametrize('block', docs_blocks.of('gin'), ids=str)
 def test_gin(block, tmp_path):
     with docs_blocks.working_in(tmp_path):
-        preview.check(_write_run(block, tmp_path), [], JOBS)
+        job_config.check(_write_run(block, tmp_path), [], JOBS)
 
 
 def _complete() -> Iterator[object]:
@@ -420,7 +420,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
 @functools.cache
 def _check(folder, gin_file, bindings):
     with docs_blocks.working_in(folder):
-        preview.check(files.resolve(gin_file), bindings, JOBS)
+        job_config.check(files.resolve(gin_file), bindings, JOBS)
 
 
 @pytest.mark.parametrize(('place', 'program', 'words'), OURS, ids=[f'{item[0]}-{item[1]}' for item in OURS])

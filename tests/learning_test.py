@@ -11,7 +11,7 @@ from absl import logging
 
 from benchmarks import learning, offline, offline_report
 from tests.end_to_end.programs import CHECKOUT, Program
-from tflearn.config import files, preview
+from tflearn.config import files, job_config
 from tflearn.core.waiting import is_listening
 from tflearn.environments import external_client
 from tflearn.files.run_dir import RunDir, read_json
@@ -83,7 +83,7 @@ def test_simulators_in_other_processes_train_a_run_to_its_target(tmp_path):
 def test_bindings_of_the_learning_benchmark_are_valid():
     bindings = [*(f'{name}=1' for name in learning.SEEDS), *learning.QUICK_BINDINGS]
     jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
-    preview.check(files.resolve('dqn_cartpole'), bindings, jobs)
+    job_config.check(files.resolve('dqn_cartpole'), bindings, jobs)
 
 
 @pytest.mark.parametrize('task', offline.TASKS)
@@ -92,7 +92,7 @@ def test_bindings_of_the_offline_benchmark_are_valid(task):
     behaviour = [*offline.TASKS[task].behaviour, 'train.ExportOptions.keep_last=10_000']
     for gin_file, *bindings in (behaviour, *offline.TASKS[task].agents.values()):
         seeds = (f'{name}=1' for name in learning.SEEDS)
-        preview.check(files.resolve(gin_file), [*bindings, *offline.TASKS[task].evaluation, *seeds], jobs)
+        job_config.check(files.resolve(gin_file), [*bindings, *offline.TASKS[task].evaluation, *seeds], jobs)
 
 
 def rows(agent, returns, level='medium'):

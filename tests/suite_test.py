@@ -24,7 +24,7 @@ from benchmarks.suite import results as suite_results
 from benchmarks.suite import rows as suite_rows
 from benchmarks.suite import run as suite_run
 from tests.end_to_end.programs import CHECKOUT
-from tflearn.config import files, preview
+from tflearn.config import files, job_config
 from tflearn.core.waiting import wait_until
 
 SECS = 300.0
@@ -35,7 +35,7 @@ def test_bindings_of_each_row_are_valid(key):
     row = suite_rows.ROWS[key]
     bindings = [*suite_run.bindings(row.settings('tflearn')), *(f'{name}=1' for name in learning.SEEDS)]
     jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
-    preview.check(files.resolve(row.gin_file), bindings, jobs)
+    job_config.check(files.resolve(row.gin_file), bindings, jobs)
 
 
 JUDGED = judgement.all_rows(suite_rows.RESULTS)

@@ -290,6 +290,17 @@ def user_errors(files: Sequence[SourceFile]) -> list[str]:
     ]
 
 
+def evaluated_text(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that no text becomes code: what a module has is known by an import of it."""
+    return [
+        f'{file.at(node.lineno)}: got {node.func.id}(...); need no code that is made of text; import the module'
+        for file in files
+        if file.parts[0] in ('tflearn', 'scripts')
+        for node in ast.walk(file.syntax)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ('eval', 'exec')
+    ]
+
+
 def _joined(file: SourceFile) -> list[tuple[str, int]]:
     """Returns the string literals that `file` joins to a path, each with its line."""
     literals: list[ast.expr] = []

@@ -286,13 +286,13 @@ def known_flags(directory: pathlib.Path, programs: Sequence[str]) -> dict[str, l
 
 def known_names(gin_files: Sequence[str]) -> dict[str, list[str]]:
     """Returns what can be bound in a run, by gin file."""
-    from tflearn.config import checks, files, names, preview
+    from tflearn.config import checks, files, names
+    from tflearn.jobs.train import train
 
     found = {}
     for gin_file in gin_files:
-        load = preview.outlines()
-        job = names.Configurable(load('tflearn.jobs.train').train, 'tflearn.jobs.train', 'train')
-        statements, jobs = checks.read_run(files.resolve(gin_file), (), job, load)
+        job = names.Configurable(train, 'tflearn.jobs.train', 'train')
+        statements, jobs = checks.read_run(files.resolve(gin_file), (), job)
         found[gin_file] = sorted(checks._names(checks.reach(statements.bindings, jobs), jobs, checks.FLAG))
     return found
 

@@ -5,23 +5,21 @@ import importlib
 import pytest
 
 import gin
-from tflearn.config import job_config, preview, reader
+from tflearn.config import job_config, reader
 from tflearn.core.errors import UserError, UserValueError
 
 
 @pytest.fixture
 def configure(gin_folder):
-    """Configures the toy run's train job, and checks that the preview, which imports nothing, raises the same."""
+    """Configures the toy run's train job, and checks that the check before a run raises the same."""
 
-    def configure(*bindings, job='train', file='run.gin', more='', sees_less=False, **arguments):
+    def configure(*bindings, job='train', file='run.gin', more='', **arguments):
         path = gin_folder / file
         path.write_text(path.read_text() + more if path.exists() else more)
         function = getattr(importlib.import_module(f'toy.jobs.{job}'), job)
         arguments = {'run': [], **arguments}
-        early = error_of(lambda: preview.check(path, bindings, [function.__module__]))
-        if not sees_less:
-            assert early == error_of(lambda: job_config.configure(function, arguments, path, bindings))
-        assert early is None or not sees_less
+        early = error_of(lambda: job_config.check(path, bindings, [function.__module__]))
+        assert early == error_of(lambda: job_config.configure(function, arguments, path, bindings))
         return job_config.configure(function, arguments, path, bindings)
 
     return configure
@@ -320,31 +318,30 @@ def typed(specs, rate: int = None):
 
 
 @pytest.mark.parametrize(
-    ('value', 'bindings', 'sees_less'),
+    ('value', 'bindings'),
     [
-        ('odd.remade', ['toy.agents.dqn.make_agent.learning_rate=1'], False),
-        ('odd.other', ['toy.agents.sac.make_agent.alpha=1'], False),
-        ('odd.other', ['toy.agents.sac.make_agent.alhpa=1'], False),
-        ('odd.dqn.make_agent', ['make_agent.learning_rate=1'], False),
-        ('odd.plans.linear', ['schedules.linear.strat=1'], False),
-        ('odd.decorated', ['odd.decorated.specs=1'], False),
-        ('odd.Derived', ['odd.Derived.size=1'], False),
-        ('odd.decorate', [], False),
-        ('odd.alias', ['toy.agents.dqn.make_agent.learning_rate=1'], True),
-        ('odd.nested', ['odd.nested.rate=2'], True),
-        ('odd.Options', ['odd.Options.width=2'], False),
-        ('star.getLogger', [], True),
-        ('odd.Derived.make', [], True),
-        ('dynamic.made', [], True),
-        ('dynamic.late.made', [], True),
-        ('dynamic.typed', ['dynamic.typed.rate=None'], False),
-        ('package.inner.make', ['package.inner.make.rate=2'], False),
-        ('package.inner.mak', [], False),
-        ('logging.getLogger', ['logging.getLogger.name="x"'], False),
+        ('odd.remade', ['toy.agents.dqn.make_agent.learning_rate=1']),
+        ('odd.other', ['toy.agents.sac.make_agent.alpha=1']),
+        ('odd.other', ['toy.agents.sac.make_agent.alhpa=1']),
+        ('odd.dqn.make_agent', ['make_agent.learning_rate=1']),
+        ('odd.plans.linear', ['schedules.linear.strat=1']),
+        ('odd.decorated', ['odd.decorated.specs=1']),
+        ('odd.Derived', ['odd.Derived.size=1']),
+        ('odd.decorate', []),
+        ('odd.alias', ['toy.agents.dqn.make_agent.learning_rate=1']),
+        ('odd.nested', ['odd.nested.rate=2']),
+        ('odd.Options', ['odd.Options.width=2']),
+        ('star.getLogger', []),
+        ('odd.Derived.make', []),
+        ('dynamic.made', []),
+        ('dynamic.late.made', []),
+        ('dynamic.typed', ['dynamic.typed.rate=None']),
+        ('package.inner.make', ['package.inner.make.rate=2']),
+        ('package.inner.mak', []),
+        ('logging.getLogger', ['logging.getLogger.name="x"']),
     ],
 )
-def test_preview_accepts_what_source_does_not_show(configure, toy_modules, gin_folder, value, bindings, sees_less):
-    """The preview accepts names that only an import shows."""
+def test_accepts_what_source_does_not_show(configure, toy_modules, gin_folder, value, bindings):
     (toy_modules / 'toy' / 'odd.py').write_text(ODD)
     (toy_modules / 'toy' / 'dynamic.py').write_text(DYNAMIC)
     (toy_modules / 'toy' / 'star.py').write_text('if True:\n    from logging import *\n')
@@ -358,17 +355,7 @@ def test_preview_accepts_what_source_does_not_show(configure, toy_modules, gin_f
         with pytest.raises(ValueError, match='got '):
             configure(*first, *bindings)
     else:
-        configure(*first, *bindings, sees_less=sees_less)
-
-
-def test_preview_finds_modules_in_folders_without_init(tmp_path, monkeypatch):
-    (tmp_path / 'outer_folder' / 'inner_folder').mkdir(parents=True)
-    (tmp_path / 'outer_folder' / 'inner_folder' / 'games.py').write_text('def make(size=1): return size')
-    monkeypatch.syspath_prepend(tmp_path)
-    load = preview.outlines()
-    assert list(load('outer_folder.inner_folder.games').make.__signature__.parameters) == ['size']
-    with pytest.raises(ModuleNotFoundError, match="'outer_folder.other'"):
-        load('outer_folder.other.games')
+        configure(*first, *bindings)
 
 
 def test_locks_the_configuration(configure):

@@ -2,8 +2,15 @@
 
 import pytest
 
+import gin
 from tests.testing import forks
 from tflearn.config import reference
+
+
+@pytest.fixture(autouse=True)
+def _unlocked():
+    """Modules that are imported register their functions with gin, which a locked configuration refuses."""
+    gin.clear_config()
 
 
 def rows(name: str) -> list[tuple[str, str]]:

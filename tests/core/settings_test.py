@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import tflearn
-from tflearn.config.preview import outlines
 from tflearn.core import settings
 from tflearn.core.errors import UserError, UserTypeError, UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, Range, checked, checked_dataclass
@@ -164,20 +163,3 @@ def test_all_settings_with_ranges_refuse_what_is_just_outside():
     assert unchecked == [], 'decorate these with checked or checked_dataclass'
     assert wrong == []
     assert count > 100
-
-
-def test_outlines_know_the_ranges_before_tensorflow_is_loaded():
-    load = outlines()
-    differing = []
-    for owner, called, rules in _declared():
-        stub = getattr(load(called.__module__), called.__qualname__.partition('.')[0])
-        parameters = inspect.signature(stub).parameters
-        known = settings.rules({name: parameter.annotation for name, parameter in parameters.items()})
-        is_own_argument = called.__qualname__.endswith('__init__') or '.' not in called.__qualname__
-        if is_own_argument and 'anything' not in parameters and _is_checked(called):
-            differing += [
-                f'{owner}.{name}'
-                for name, rule in rules.items()
-                if name not in known or known[name].needs() != rule.needs()
-            ]
-    assert differing == []

@@ -305,24 +305,32 @@ def test_numpy_2_is_reported_in_one_line(tmp_path):
     assert ': error: got numpy 2.1.0 in ' in ended.stderr and "pip install 'numpy==1.*'" in ended.stderr
 
 
-def test_the_checks_load_no_tensorflow(tmp_path):
+OWN_TASKS = """
+import gymnasium
+from gymnasium.envs.classic_control import cartpole
+gymnasium.register('RegisteredByOwnTasks-v0', cartpole.CartPoleEnv)
+"""
+
+
+def test_the_launcher_itself_loads_no_tensorflow(tmp_path):
     (tmp_path / 'own').mkdir()
-    (tmp_path / 'own' / 'tasks.py').write_text('import tensorflow\ndef make(num_environments, seed): pass\n')
+    (tmp_path / 'own' / 'tasks.py').write_text(OWN_TASKS)
     program = """
-import pathlib, sys
-from tflearn.config import files, preview
-from tflearn.environments import registry
+import sys
 from scripts import preflight
 preflight.import_from_here()
-jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
-for run in ('dqn_cartpole', 'ppo_pendulum', 'impala_cartpole_hidden'):
-    preview.check(files.resolve(run), [], jobs, registry.check_factory)
-own = ['import own.tasks', 'make_environment=@own.tasks.make']
-steps = 'StopConditions.num_train_steps=1'
-preview.check(files.resolve('algorithms/dqn'), [*own, steps], jobs, registry.check_factory)
-registers = ['import own.tasks', 'gymnasium_env.make.name="RegisteredByOwnTasks-v0"']
-preview.check(files.resolve('dqn_cartpole'), registers, jobs, registry.check_factory)
-assert not {'tensorflow', 'tf_agents', 'reverb', 'own.tasks', 'tflearn.jobs.train'} & set(sys.modules)
+from tflearn.api import process_run
+from tflearn.files.run_dir import RunDir
+own = ['import own.tasks', 'gymnasium_env.make.name="RegisteredByOwnTasks-v0"']
+print_only = process_run.Backend(render=True)
+assert process_run.run(RunDir('run'), 'dqn_cartpole', own, package='scripts', backend=print_only) == 0
+try:
+    process_run.run(RunDir('run'), 'dqn_cartpole', own[1:], package='scripts', backend=print_only)
+except ValueError as error:
+    assert "got name='RegisteredByOwnTasks-v0'" in str(error), error
+else:
+    raise AssertionError('the unknown name was accepted')
+assert not {'tensorflow', 'tf_agents', 'reverb', 'gin', 'own.tasks', 'tflearn.jobs.train'} & set(sys.modules)
 """
     environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT), 'PYTHONSAFEPATH': '1'}  # As a console command is started.
     subprocess.run([sys.executable, '-c', program], cwd=tmp_path, env=environment, check=True, timeout=DEADLINE_SECS)
@@ -353,10 +361,10 @@ def test_ctrl_c_before_the_first_job_takes_one_line(tmp_path):
     program = """
 import sys
 from scripts import launch
-from tflearn.config import preview
+from tflearn.api import run_check
 def interrupted(*_):
     raise KeyboardInterrupt
-preview.check, sys.argv = interrupted, ['launch', '--root_dir=run', '--gin_file=dqn_cartpole']
+run_check.ask, sys.argv = interrupted, ['launch', '--root_dir=run', '--gin_file=dqn_cartpole']
 launch.main()
 """
     environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}

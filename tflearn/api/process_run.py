@@ -6,10 +6,12 @@ import importlib.util
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import tempfile
+from collections.abc import Iterator, Sequence
 
-from tflearn.config import files
+from tflearn.api import run_check
+from tflearn.config import files, going_on
+from tflearn.config.going_on import Effective
 from tflearn.core import extensions, extras
 from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.files.run_dir import RunDir
@@ -26,10 +28,9 @@ from tflearn.launch.topology import (
     run_topology,
     this_machine,
 )
-from tflearn.learner.stop_conditions import StopConditions
+from tflearn.launch.warm_parent import WarmParent
 
 _WITHOUT_RELAYS, _PER_RELAY = 200, 100  # collectors
-_EXPERIENCE = 'tflearn.core.experience'
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -51,7 +52,7 @@ class Backend:
     num_workers: int = 1
     render: bool = False
 
-    def run(self, topology: Topology, run_dir: RunDir, package: str) -> int:
+    def run(self, topology: Topology, run_dir: RunDir, package: str, warm_parent: WarmParent | None = None) -> int:
         """Runs the jobs on this machine until the run has ended, or submits them. Returns the exit code."""
         if self.name == 'local':
             if self.options:
@@ -62,7 +63,7 @@ class Backend:
             if self.render:
                 _show(reports.render(on_one_machine(topology), place(topology, this_machine())))
                 return 0
-            return local.run(topology, run_dir)
+            return local.run(topology, run_dir, warm_parent=warm_parent)
         scheduler = extensions.load(self.name)
         its_options = scheduler.read_options(self.options)
         if self.render:
@@ -152,22 +153,13 @@ def run(
         connect_timeout_secs=connect_timeout_secs,
         gin_files=gin_files,
     )
-    effective = _check(path, gin_bindings, topology, several)
-    _warn_of_empty_servers(num_replay_servers, num_collectors)
-    if not backend.render and backend.name != 'kubernetes':
-        _go_on(run_dir, effective)
-    try:
-        return backend.run(topology, run_dir, package)
-    finally:
-        reserved.close()
-
-
-def _go_on(run_dir: RunDir, effective: Any) -> None:
-    """Lets a finished run go on if its end has moved, and shows what changed."""
-    from tflearn.config import going_on  # Half a second that a wrong flag need not wait for.
-
-    for line in going_on.begin(run_dir, effective, 'tflearn.jobs.train'):
-        _show(line)
+    with contextlib.closing(reserved), _warm_parent(topology, backend) as warm_parent:
+        effective = _check(path, gin_bindings, topology, several, warm_parent)
+        _warn_of_empty_servers(num_replay_servers, num_collectors)
+        if not backend.render and backend.name != 'kubernetes':
+            for line in going_on.begin(run_dir, effective, 'tflearn.jobs.train'):
+                _show(line)
+        return backend.run(topology, run_dir, package, warm_parent)
 
 
 def _in_image(gin_file: str, path: pathlib.Path) -> tuple[str, dict[str, str]]:
@@ -267,45 +259,29 @@ def _feed_address(backend: str, reserved: contextlib.ExitStack) -> str:
     return reserved.enter_context(local.held_address())
 
 
-def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, shared: bool) -> Any:
+def _check(
+    path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, shared: bool, warm_parent: WarmParent | None
+) -> Effective:
     """Checks the configuration of all jobs, and returns it; `shared` is whether several servers share the replay."""
-    from tflearn.config import preview  # Half a second that a wrong flag need not wait for.
-    from tflearn.environments import registry
-
-    fed = bool(topology.group('feed'))
-
-    def check_factory(name: str, values: Mapping[str, Any]) -> None:
-        registry.check_factory(name, values)
-        if name.startswith('tflearn.') and name.endswith('.StopConditions') and not values.keys() - {'name'}:
-            StopConditions().check()
-        if fed:
-            _check_fed(name, values)
-        if shared:
-            _check_shared(name, values)
-
     # These have flags only, or the replay server's bindings.
     kinds = {job.kind for job in topology.jobs} - {'coordinator', 'relay', 'feed', 'feed_worker'}
-    return preview.check(path, gin_bindings, sorted(f'tflearn.jobs.{kind}' for kind in kinds), check_factory)
+    jobs = sorted(f'tflearn.jobs.{kind}' for kind in kinds)
+    fed = bool(topology.group('feed'))
+    return run_check.ask(run_check.Question(str(path), gin_bindings, jobs, fed, shared), warm_parent)
 
 
-def _check_fed(name: str, values: Mapping[str, Any]) -> None:
-    """Refuses settings that a feed cannot serve. (The jobs refuse them too.)"""
-    if name == f'{_EXPERIENCE}.Prioritized' or (
-        name == f'{_EXPERIENCE}.Queue' and values.get('versions_ahead') is not None
+@contextlib.contextmanager
+def _warm_parent(topology: Topology, backend: Backend) -> Iterator[WarmParent | None]:
+    """Gives the warm parent of the check and of the jobs on this machine, if they have one."""
+    if topology.warm_parent is None or backend.name != 'local' or backend.render:
+        yield None
+        return
+    with (
+        tempfile.TemporaryFile('w') as log,
+        contextlib.closing(WarmParent(topology.warm_parent, log)) as warm_parent,
     ):
-        setting = 'Queue.versions_ahead' if name.endswith('Queue') else 'Prioritized replay'
-        raise UserValueError(
-            f'got --num_feed_workers with {setting}; need Uniform, or Queue without versions_ahead; or no feed'
-        )
-
-
-def _check_shared(name: str, values: Mapping[str, Any]) -> None:
-    """Refuses settings with which the replay servers would draw. (The jobs refuse what needs the sizes of the data.)"""
-    if name == f'{_EXPERIENCE}.Uniform' and values.get('sampling') == 'server':
-        raise UserValueError(
-            'got several replay servers with Uniform replay, from which the servers draw; need Uniform with '
-            "sampling='learner' or 'auto', Prioritized or Queue; or one replay server"
-        )
+        warm_parent.wait_until_ready(lambda: False)
+        yield warm_parent
 
 
 def programs() -> str:

@@ -14,9 +14,9 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.config import files, going_on, job_config, names, preview
+from tflearn.api import run_check
+from tflearn.config import files, going_on, job_config, names
 from tflearn.core import background, waiting
-from tflearn.environments import registry
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
@@ -107,7 +107,7 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
       ValueError: if the configuration is wrong.
     """
     path = files.resolve(gin_file)
-    effective = preview.check(path, gin_bindings, ['tflearn.jobs.evaluate'], registry.check_factory)
+    effective = run_check.check(run_check.Question(str(path), gin_bindings, ['tflearn.jobs.evaluate']))
     for line in going_on.begin(run_dir, effective, 'tflearn.jobs.synchronous'):
         logging.info('%s', line)
     training = job_config.configure(synchronous, {'run': None}, path, gin_bindings, shared_arguments())
@@ -115,7 +115,7 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
 
     def train_job(stop: threading.Event, hooks: Hooks) -> None:
         def restored() -> None:
-            job_config.save(run_dir, training.text)
+            job_config.save(run_dir, training)
             hooks.on_restored()
 
         texts = lambda: {**training.texts(), **_code()}  # noqa: E731

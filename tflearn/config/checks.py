@@ -2,6 +2,7 @@
 
 import cmath
 import dataclasses
+import importlib
 import inspect
 import pathlib
 import types
@@ -28,7 +29,7 @@ Usage = dict[Configurable | str, set[str]]
 
 
 def read_run(
-    gin_file: pathlib.Path, flag_bindings: Sequence[str], job: Configurable, load: names.Load
+    gin_file: pathlib.Path, flag_bindings: Sequence[str], job: Configurable
 ) -> tuple[reader.Statements, list[Configurable]]:
     """Reads a run's configuration, looks up its names, and checks that all of them exist and are used.
 
@@ -44,14 +45,14 @@ def read_run(
       ImportError: if an imported module needs a package that is not installed.
     """
     statements = reader.read(gin_file, flag_bindings)
-    names.import_modules(statements.imports, load)
-    jobs = _jobs(job, statements.imports, load)
-    mistakes = names.resolve(statements, jobs, load)
+    names.import_modules(statements.imports)
+    jobs = _jobs(job, statements.imports)
+    mistakes = names.resolve(statements, jobs)
     bindings = statements.bindings
     usage = reach(bindings, jobs)
     for written, place, why in mistakes:
         functions = [item.name for item in usage if isinstance(item, Configurable)]
-        functions += names.callables(statements.imports, load)
+        functions += names.callables(statements.imports)
         valid = [f'@{name}' for name in functions] if written.startswith('@') else _names(usage, jobs, place)
         raise UserValueError(_misspelt(written, place, why, valid))
     macros = {binding.written for binding in bindings if not binding.parameter}
@@ -143,10 +144,12 @@ def _required(function: Configurable) -> list[str]:
     ]
 
 
-def _jobs(job: Configurable, imports: Iterable[reader.Import], load: names.Load) -> list[Configurable]:
+def _jobs(job: Configurable, imports: Iterable[reader.Import]) -> list[Configurable]:
     package = job.module.rpartition('.')[0]
     modules = sorted({item.module for item in imports if package and item.module.rpartition('.')[0] == package})
-    functions = {module: getattr(load(module), module.rpartition('.')[2], None) for module in modules}
+    functions = {
+        module: getattr(importlib.import_module(module), module.rpartition('.')[2], None) for module in modules
+    }
     others = [Configurable(function, module, function.__name__) for module, function in functions.items() if function]
     return list(dict.fromkeys([job, *others]))
 

@@ -1,25 +1,22 @@
 """Continues a run that has ended: compares its stop conditions and settings with those of before.
 
-A run that ended goes on if the condition that ended it was raised, or removed. The conditions are read from the gin
-files without TensorFlow, so that launch and all jobs, which may start in any order, find the same.
+A run that ended goes on if the condition that ended it was raised, or removed. Launch and all jobs, which may start in
+any order, find the same.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
 
-from tflearn.config import preview
-from tflearn.config.names import Configurable
-from tflearn.config.reader import Binding, Macro, Reference, join_scope
-from tflearn.core.errors import UserValueError
 from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, read_json
 
 # By the condition's name, which begins the reason in DONE: the functions whose parameter it is.
 _STOP, _DATA_STOP = 'stop_conditions.StopConditions', 'stop_conditions.DataStopConditions'
-_CONDITIONS = {
+CONDITIONS = {
     'num_train_steps': (_STOP,),
     'max_env_steps': (_STOP, 'collect_settings.CollectOptions'),
     'max_secs': (_STOP,),
@@ -34,19 +31,32 @@ _BEGINNING = ('train_settings.Initial', 'demonstrations.Cloning')
 Conditions = Mapping[str, float | None]
 
 
-def begin(run_dir: RunDir, now: Sequence[Binding] | None, job: str) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class Effective:
+    """The effective bindings of a run, as plain values, which JSON can hold.
+
+    Attributes:
+      conditions: the stop conditions that are bound to numbers.
+      values: what is bound, as text, by the full name of the setting.
+    """
+
+    conditions: Conditions
+    values: Mapping[str, str]
+
+
+def begin(run_dir: RunDir, now: Effective, job: str) -> list[str]:
     """Lets a finished run go on if its end has moved, before any job looks for it.
 
     Args:
-      now: its effective bindings, see `preview.effective`; None: only the jobs will know.
+      now: its effective bindings.
       job: the full name of the module of one of the run's jobs.
 
     Returns:
       Lines that name what changed since the configuration was saved, and the effect.
     """
-    if now is None or not (run_dir.config.exists() or run_dir.done.exists()):
+    if not (run_dir.config.exists() or run_dir.done.exists()):
         return []
-    goes_on = reopen(run_dir, _conditions(now))
+    goes_on = reopen(run_dir, now.conditions)
     finished = not goes_on and run_dir.done.exists()
     return [f'changed since: {text}{_effect(target, finished)}' for target, text in _changes(run_dir, now, job)]
 
@@ -76,7 +86,7 @@ def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
 def _has_moved(ended: Mapping[str, Any], counts: Mapping[str, Any], conditions: Conditions) -> bool:
     """Returns whether the condition that ended the run now lies ahead, and no other one is reached."""
     name, _, rest = str(ended['reason']).partition(' ')
-    if name not in _CONDITIONS:  # somebody asked for the end
+    if name not in CONDITIONS:  # somebody asked for the end
         return False
     try:
         old, new = float(rest.partition(' ')[0].rstrip(',:')), conditions.get(name)
@@ -90,26 +100,11 @@ def _has_moved(ended: Mapping[str, Any], counts: Mapping[str, Any], conditions: 
     )
 
 
-def _conditions(bindings: Sequence[Binding]) -> dict[str, float | None]:
-    """Returns the stop conditions that are bound to numbers; of several with one name the least."""
-    found: dict[str, float | None] = {}
-    for binding in bindings:
-        if binding.target and not binding.scope and _origin(binding.target) in _CONDITIONS.get(binding.parameter, ()):
-            value = _resolved(binding.value, bindings)
-            if isinstance(value, int | float):
-                found[binding.parameter] = min(value, found.get(binding.parameter) or value)
-    return found
-
-
-def _changes(run_dir: RunDir, now: Sequence[Binding], job: str) -> list[tuple[str, str]]:
-    """Returns the settings that differ from the saved configuration: the function's name, and the setting as text."""
-    try:
-        before = preview.effective(run_dir.config, (), job)
-    except UserValueError:  # of another version, or damaged: the job says so
+def _changes(run_dir: RunDir, now: Effective, job: str) -> list[tuple[str, str]]:
+    """Returns the settings that differ from the saved ones: the function's name, and the setting as text."""
+    if (old := read_json(run_dir.config_values)) is None:  # a run of before they were saved
         return []
-    if before is None:
-        return []
-    old, new = _values(before), _values(now)
+    new = now.values
     return [
         (name.rpartition('.')[0].rpartition('/')[2], f'{name} {old.get(name, "unset")} -> {new.get(name, "unset")}')
         for name in [*new, *(old.keys() - new.keys())]
@@ -121,37 +116,6 @@ def _changes(run_dir: RunDir, now: Sequence[Binding], job: str) -> list[tuple[st
 def _own_names(job: str) -> str:
     name = job.rpartition('.')[2]
     return f'{name}.{name}.'
-
-
-def _values(bindings: Sequence[Binding]) -> dict[str, str]:
-    return {
-        join_scope(binding.scope, f'{_origin(binding.target)}.{binding.parameter}'): _shown(
-            _resolved(binding.value, bindings)
-        )
-        for binding in bindings
-        if binding.target
-    }
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Reference) and value.target:
-        name = join_scope(value.scope, _origin(value.target))
-        return f'@{name}{"()" if value.evaluate else ""}'
-    return repr(value)
-
-
-def _resolved(value: Any, bindings: Sequence[Binding]) -> Any:
-    for _ in range(len(bindings)):
-        if not isinstance(value, Macro):
-            break
-        value = next((each.value for each in bindings if not each.parameter and each.written == value.name), None)
-    return value
-
-
-def _origin(target: Configurable) -> str:
-    """Returns the name of a function with the last part of the module that it is written in."""
-    function = target.function
-    return f'{str(function.__module__).rpartition(".")[2]}.{getattr(function, "__name__", target.attribute)}'
 
 
 def _effect(function: str, finished: bool) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import importlib
+import json
 import pathlib
 import re
 import traceback
@@ -17,7 +18,8 @@ from typing import Any
 from absl import logging
 
 import gin
-from tflearn.config import checks, names, reader
+from tflearn.config import checks, effective, names, reader
+from tflearn.config.going_on import Effective
 from tflearn.config.names import Configurable
 from tflearn.config.reader import Binding, Reference, join_scope
 from tflearn.core.errors import UserValueError
@@ -33,12 +35,18 @@ SharedArguments = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class ConfiguredJob:
-    """A job with all its arguments. `text`, the effective bindings, configures the same run as a gin file."""
+    """A job with all its arguments.
+
+    Attributes:
+      text: the effective bindings, which configure the same run as a gin file.
+      effective: the same as plain values.
+    """
 
     job: Configurable
     arguments: Mapping[str, Any]
     bindings: Sequence[Binding]
     text: str
+    effective: Effective
 
     def run(self) -> Any:
         """Runs the job, and returns what it returns.
@@ -61,7 +69,7 @@ class ConfiguredJob:
     def inoperative(self) -> list[str]:
         """Returns the bindings that this job could use and has not used so far, as they were written."""
         used = reader.read(None, [operative_text()])
-        names.resolve(used, [], importlib.import_module)
+        names.resolve(used, [])
         usage = {(item.target, item.parameter, item.scope) for item in used.bindings}
         mine = checks.reach(self.bindings, [self.job])
         return [
@@ -94,7 +102,7 @@ def configure(
     """
     gin.clear_config()  # First: a locked configuration lets no module register its functions.
     this = Configurable(job, job.__module__, job.__qualname__)
-    statements, jobs = checks.read_run(gin_file, flag_bindings, this, importlib.import_module)
+    statements, jobs = checks.read_run(gin_file, flag_bindings, this)
     package = job.__module__.rpartition('.')[0]
     shared_names = {
         f'{package}.{other.partition(".")[0]}.{other}': name for name, other in (shared_arguments or {}).items()
@@ -107,11 +115,51 @@ def configure(
             bindings.append(dataclasses.replace(binding, target=this, parameter=name))
     final = checks.final(bindings, jobs)
     checks.check_required(this, arguments.keys(), final, gin_file)
+    found = effective.of(final)  # before references get the names that gin knows
     with _gin_errors_as_user_errors():
         gin.external_configurable(job, module=job.__module__)
         gin.parse_config(_gin_text(final))
         gin.finalize()
-    return ConfiguredJob(this, arguments, bindings, gin.config_str())
+    return ConfiguredJob(this, arguments, bindings, gin.config_str(), found)
+
+
+def check(
+    gin_file: pathlib.Path,
+    flag_bindings: Sequence[str],
+    jobs: Sequence[str],
+    check_factory: Callable[[str, Mapping[str, Any]], None] = lambda *_: None,
+) -> Effective:
+    """Checks a run's names, values and packages for several jobs; returns its effective bindings.
+
+    Args:
+      jobs: the modules of the run's jobs, each of which has a function of its name.
+      check_factory: checks a function that the run uses, by its full name and the values bound to its arguments; a
+        value is None if only gin can evaluate it.
+
+    Raises:
+      ValueError, ImportError: what `configure` raises; or what `check_factory` raises.
+    """
+    gin.clear_config()
+    functions = [_function_of(job) for job in jobs]
+    statements, roots = checks.read_run(gin_file, flag_bindings, functions[0])
+    final = checks.final(statements.bindings, roots)
+    for function in functions:
+        checks.check_required(function, checks.GIVEN_BY_PROGRAMS, final, gin_file)
+    for item in checks.reach(final, roots):
+        if isinstance(item, Configurable):
+            values = {bound.parameter: _plain_value(bound) for bound in final if bound.target == item}
+            check_factory(item.full_name, values)
+    return effective.of(final)
+
+
+def _function_of(job: str) -> Configurable:
+    name = job.rpartition('.')[2]
+    return Configurable(getattr(importlib.import_module(job), name), job, name)
+
+
+def _plain_value(binding: Binding) -> Any:
+    """Returns the value of a binding if it is the same in all scopes and gin need not evaluate it."""
+    return None if binding.scope or isinstance(binding.value, reader.Macro | Reference) else binding.value
 
 
 def operative_text() -> str:
@@ -177,15 +225,17 @@ def _gin_text(bindings: Sequence[Binding]) -> str:
     return '\n'.join(['from __gin__ import dynamic_registration', *imports, *statements])
 
 
-def save(run_dir: RunDir, text: str) -> None:
-    """Writes config.gin. One that differs is kept as config-1.gin, config-2.gin, ..., and the difference is logged.
+def save(run_dir: RunDir, configured: ConfiguredJob) -> None:
+    """Writes config.gin, and the same settings by name as config_values.json.
+
+    An older config.gin that differs is kept as config-1.gin, config-2.gin, ..., and the difference is logged.
 
     A finished run keeps its configuration.
 
     Raises:
       ValueError: if the old one cannot be read.
     """
-    path = run_dir.config
+    path, text = run_dir.config, configured.text
     try:
         old = path.read_text(encoding='utf-8') if path.exists() else None
     except (OSError, UnicodeDecodeError) as error:
@@ -197,4 +247,5 @@ def save(run_dir: RunDir, text: str) -> None:
         write_atomically(kept, old)
         lines = difflib.unified_diff(old.splitlines(), text.splitlines(), kept.name, path.name, lineterm='', n=0)
         logging.info('continues with another configuration than before:\n%s', '\n'.join(lines))
+    write_atomically(run_dir.config_values, json.dumps(dict(configured.effective.values), indent=1))
     write_atomically(path, text)

@@ -1,9 +1,9 @@
 """Looks up the names in a run's gin file: modules, functions, and the nearest valid name."""
 
-import contextlib
 import dataclasses
 import difflib
 import functools
+import importlib
 import inspect
 import pathlib
 import pkgutil
@@ -17,16 +17,10 @@ from tflearn.core import extras
 from tflearn.core.errors import UserImportError, UserValueError
 
 _SOURCES = pathlib.Path(__file__).resolve().parents[1]
-# Imports a module by its name, or makes an outline of it.
-Load = Callable[[str], types.ModuleType]
 
 
 class UnknownNameError(Exception):
     """A name does not exist; the message is a half-sentence that gives the reason."""
-
-
-class UnclearNameError(Exception):
-    """Only an import of the module shows whether a name exists. Outlines raise it, `importlib` does not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +61,7 @@ class Configurable:
         return anything or parameter in self.parameters
 
 
-def import_modules(imports: Iterable[Import], load: Load) -> None:
+def import_modules(imports: Iterable[Import]) -> None:
     """Imports what a run's gin files import.
 
     Raises:
@@ -76,8 +70,7 @@ def import_modules(imports: Iterable[Import], load: Load) -> None:
     """
     for statement in imports:
         try:
-            with contextlib.suppress(UnclearNameError):
-                load(statement.module)
+            importlib.import_module(statement.module)
         except ModuleNotFoundError as error:
             missing = error.name or ''
             if not f'{statement.module}.'.startswith(f'{missing}.'):
@@ -87,11 +80,11 @@ def import_modules(imports: Iterable[Import], load: Load) -> None:
                 ) from error
             raise UserValueError(
                 f'got the import of {statement.module} in {statement.place}, but there is no module {missing}; need '
-                f'one that exists: the nearest is {nearest(missing, _modules_near(missing, load))}'
+                f'one that exists: the nearest is {nearest(missing, _modules_near(missing))}'
             ) from error
 
 
-def resolve(statements: Statements, jobs: Iterable[Configurable], load: Load) -> list[tuple[str, str, str]]:
+def resolve(statements: Statements, jobs: Iterable[Configurable]) -> list[tuple[str, str, str]]:
     """Looks up every name in `statements` and sets the targets of bindings and references.
 
     Returns:
@@ -106,12 +99,12 @@ def resolve(statements: Statements, jobs: Iterable[Configurable], load: Load) ->
             try:
                 first = use.selector.partition('.')[0]
                 if binding.place == FLAG:
-                    use.target = _find_from_anywhere(use.selector, binding.imports, known, load)
+                    use.target = _find_from_anywhere(use.selector, binding.imports, known)
                 else:
                     mine = [item for item in binding.imports if item.name == first]
-                    use.target = _find(mine[-1], use.selector, load) if mine else None
+                    use.target = _find(mine[-1], use.selector) if mine else None
                 if use.target is None:
-                    advice = _provider(first, binding.imports, statements.imports, binding.place == FLAG, load)
+                    advice = _provider(first, binding.imports, statements.imports, binding.place == FLAG)
                     raise UnknownNameError(f'no import provides {first!r}{advice}')
                 known.add(use.target)
             except UnknownNameError as error:
@@ -124,21 +117,18 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(set(candidates)), 1, cutoff=0.0)), 'none')
 
 
-def callables(imports: Iterable[Import], load: Load) -> list[str]:
+def callables(imports: Iterable[Import]) -> list[str]:
     """Returns the names of the public functions and classes that the imported modules define."""
     names = []
     for item in imports:
-        with contextlib.suppress(UnclearNameError):
-            module = load(item.symbol)
-            for name, value in vars(module).items():
-                if callable(value) and not name.startswith('_') and getattr(value, '__module__', '') == module.__name__:
-                    names.append(f'{item.name}.{name}')
+        module = importlib.import_module(item.symbol)
+        for name, value in vars(module).items():
+            if callable(value) and not name.startswith('_') and getattr(value, '__module__', '') == module.__name__:
+                names.append(f'{item.name}.{name}')
     return names
 
 
-def _find_from_anywhere(
-    selector: str, imports: Iterable[Import], known: Iterable[Configurable], load: Load
-) -> Configurable | None:
+def _find_from_anywhere(selector: str, imports: Iterable[Import], known: Iterable[Configurable]) -> Configurable | None:
     """Looks up a name on the command line.
 
     It may begin with a module that any file of the run imports, may be the full path, and may leave out the module when
@@ -147,17 +137,17 @@ def _find_from_anywhere(
     found = {item for item in known if f'.{item.full_name}'.endswith(f'.{selector}')}
     if not found:
         starting = {item for item in imports if f'{selector}.'.startswith((f'{item.name}.', f'{item.symbol}.'))}
-        found = {_find(item, selector, load) for item in starting}
+        found = {_find(item, selector) for item in starting}
     if len(found) > 1:
         names = ' and '.join(sorted(item.full_name for item in found))
         raise UnknownNameError(f'this may be {names} (write one of them in full)')
     return found.pop() if found else None
 
 
-def _find(item: Import, selector: str, load: Load) -> Configurable:
+def _find(item: Import, selector: str) -> Configurable:
     """Looks up a name that begins with an import."""
     start = item.symbol if f'{selector}.'.startswith(f'{item.symbol}.') else item.name
-    value: Any = load(item.symbol)
+    value: Any = importlib.import_module(item.symbol)
     module: types.ModuleType = value
     attributes: list[str] = []
     for part in filter(None, selector[len(start) :].split('.')):
@@ -173,7 +163,7 @@ def _find(item: Import, selector: str, load: Load) -> Configurable:
     return Configurable(value, module.__name__, '.'.join(attributes))
 
 
-def _provider(first: str, mine: Iterable[Import], imports: Sequence[Import], is_flag: bool, load: Load) -> str:
+def _provider(first: str, mine: Iterable[Import], imports: Sequence[Import], is_flag: bool) -> str:
     """Returns what would provide the first part of a name, in brackets; '' if nothing does.
 
     Args:
@@ -187,7 +177,7 @@ def _provider(first: str, mine: Iterable[Import], imports: Sequence[Import], is_
 
     if elsewhere := [item for item in imports if item.name == first]:
         return f' (add {line(elsewhere[0].symbol, first)})'
-    if written := [f'{item.name}.{first}' for item in mine if _has(load, item.symbol, first)]:
+    if written := [f'{item.name}.{first}' for item in mine if _has(item.symbol, first)]:
         return f' (write {written[0]})'
     if modules := [path for path in _SOURCES.rglob(f'{first}.py') if path.parent != _SOURCES]:
         return f' (add {line(_module(modules[0]), first)})'
@@ -198,10 +188,10 @@ def _provider(first: str, mine: Iterable[Import], imports: Sequence[Import], is_
     return ''
 
 
-def _has(load: Load, module: str, name: str) -> bool:
+def _has(module: str, name: str) -> bool:
     try:
-        return callable(getattr(load(module), name))
-    except (AttributeError, ImportError, UnclearNameError):
+        return callable(getattr(importlib.import_module(module), name))
+    except (AttributeError, ImportError):
         return False
 
 
@@ -209,10 +199,10 @@ def _module(path: pathlib.Path) -> str:
     return '.'.join(path.relative_to(_SOURCES.parent).with_suffix('').parts)
 
 
-def _modules_near(missing: str, load: Load) -> list[str]:
+def _modules_near(missing: str) -> list[str]:
     """Returns the modules beside the one that is missing, and the one above it."""
     above = missing.rpartition('.')[0]
     if not above:
         return [module.name for module in pkgutil.iter_modules()]
-    paths = getattr(load(above), '__path__', ())
+    paths = getattr(importlib.import_module(above), '__path__', ())
     return [above, *(f'{above}.{module.name}' for module in pkgutil.iter_modules(paths))]

@@ -207,6 +207,7 @@ class RunDir:
       cloning: the run directory of the behavioural cloning that a run may begin with.
       commands: the commands that start the run's jobs by hand.
       config: the run's gin configuration.
+      config_values: the same settings by name, as text.
       code_snapshot: git revisions and differences of the running code, with --code_snapshot.
       evaluations: one JSON object per evaluation.
       policy_evaluations: the results of evaluations of single policies, a JSON file each.
@@ -241,7 +242,8 @@ class RunDir:
         )
         self.decisions = path / 'serving' / 'decisions'
         self.cloning, self.commands = path / 'cloning', path / 'commands.txt'
-        self.config, self.code_snapshot = path / 'config.gin', path / 'code_snapshot.md'
+        self.config, self.config_values = path / 'config.gin', path / 'config_values.json'
+        self.code_snapshot = path / 'code_snapshot.md'
         self.evaluations, self.policy_evaluations = path / 'evaluations.jsonl', path / 'policy_evaluations'
         self.league = path / 'league.json'
         self.learning_curve, self.evaluation_image = path / 'learning_curve.png', path / 'evaluation.png'

@@ -85,6 +85,7 @@ def run(
     *,
     out: TextIO | None = None,
     line_interval_secs: float = LINE_INTERVAL_SECS,
+    warm_parent: WarmParent | None = None,
 ) -> int:
     """Starts the jobs, shows the run, stops the jobs. Call it from the main thread: it handles signals.
 
@@ -96,6 +97,7 @@ def run(
       run_dir: the run directory: logs are written to it, metrics are read from it.
       out: the stream that shows the run; standard output by default. A terminal gets a live view, anything else lines.
       line_interval_secs: seconds between two lines of metrics.
+      warm_parent: forks the jobs; None starts them without, or with the topology's own.
 
     Returns:
       An exit code: 0 when the run is done (or was already); 2 if a job ended because of a user's error, 1 if one
@@ -120,10 +122,10 @@ def run(
             _print(out, f'Run in {reports.quoted(run_dir.root)}; logs in {reports.quoted(run_dir.logs)}.')
             view = make_view(out, run_dir, line_interval_secs)
             with (
-                _warm_parent(topology, log, stop=lambda: len(signals.received) > 0) as warm_parent,
+                _own_warm_parent(topology, log, warm_parent, lambda: len(signals.received) > 0) as parent,
                 contextlib.closing(OrphanReaper(topology.stop_timeout_secs, log.fileno())) as reaper,
             ):
-                supervisor = Supervisor(topology, run_dir, reaper, warm_parent, view, log, placements)
+                supervisor = Supervisor(topology, run_dir, reaper, parent, view, log, placements)
                 supervisor.keep_restarts(status)
                 failure = _work(supervisor, view, signals)
             code = _conclude(run_dir, out, log, failure, signals.received)
@@ -134,10 +136,12 @@ def run(
 
 
 @contextlib.contextmanager
-def _warm_parent(topology: Topology, log: TextIO, stop: Callable[[], bool]) -> Iterator[WarmParent | None]:
-    """Starts the topology's warm parent, if it has one, and waits until it is ready."""
-    if topology.warm_parent is None:
-        yield None
+def _own_warm_parent(
+    topology: Topology, log: TextIO, given: WarmParent | None, stop: Callable[[], bool]
+) -> Iterator[WarmParent | None]:
+    """Starts the topology's warm parent, if it has one and none is given, and waits until it is ready."""
+    if given is not None or topology.warm_parent is None:
+        yield given
         return
     with contextlib.closing(WarmParent(topology.warm_parent, log)) as warm_parent:
         warm_parent.wait_until_ready(stop)

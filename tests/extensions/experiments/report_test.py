@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.testing import forks
-from tflearn.config import preview
+from tflearn.config import job_config
 from tflearn.extensions.experiments import report
 from tflearn.extensions.experiments.checks import Points
 from tflearn.files.run_dir import RunDir, write_json
@@ -61,7 +61,7 @@ def test_it_answers_the_four_questions(reported):
     assert program == 'tflearn-seeds'
     assert {'--first_seed=3', '--seeds=2', '--mode=synchronous'} <= {*flags}
     gin_file = reported.folder / flags[0].removeprefix('--gin_file=')
-    preview.check(gin_file, (), ['tflearn.jobs.train', 'tflearn.jobs.synchronous'], lambda *given: None)
+    job_config.check(gin_file, (), ['tflearn.jobs.train', 'tflearn.jobs.synchronous'], lambda *given: None)
 
 
 COLLECTED = {'environment_secs': 98.0, 'policy_secs': 28.0, 'writing_secs': 14.0}

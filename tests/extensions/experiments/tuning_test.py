@@ -14,7 +14,7 @@ from matplotlib import image
 from tests.extensions.experiments.quick_search import RATE, RUN, SPACE, tuning
 from tests.testing import forks
 from tests.testing.jobs import SMALL_BINDINGS
-from tflearn.config import files, preview
+from tflearn.config import files, job_config
 from tflearn.core.waiting import wait_until
 from tflearn.extensions.experiments import runs
 from tflearn.extensions.experiments.tuning import Tuning, read_space, resolve_space, run_finals
@@ -193,7 +193,7 @@ def test_there_is_a_space_for_each_algorithm(algorithm):
     space = resolve_space(None, uses[0])
     bindings = read_space(space)(optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask())
     jobs = [f'tflearn.jobs.{job}' for job in ('train', 'collect', 'evaluate')]
-    assert preview.check(files.resolve(uses[0]), bindings, jobs)
+    assert job_config.check(files.resolve(uses[0]), bindings, jobs).values
     text = space.read_text()
     if algorithm not in ('linucb', 'linear_thompson'):  # they have no rate
         low, high = map(float, re.search(rf'"{RATE}" = {{low = (\S+), high = (\S+),', text).groups())

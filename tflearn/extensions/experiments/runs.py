@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Literal, TextIO
 
-from tflearn.config import files, preview
-from tflearn.config.reader import Binding
+from tflearn.api import run_check
+from tflearn.config import files
+from tflearn.config.going_on import Effective
 from tflearn.core.errors import UserValueError
-from tflearn.environments import registry
 from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import RunDir, local_path, read_json
 from tflearn.launch.local import StopSignals
@@ -58,14 +58,14 @@ def seed_bindings(seed: int) -> list[str]:
     ]
 
 
-def check(gin_file: str, gin_bindings: Sequence[str]) -> list[Binding]:
-    """Checks the configuration of a run; returns its effective bindings, or none if only the jobs know them.
+def check(gin_file: str, gin_bindings: Sequence[str]) -> Effective:
+    """Checks the configuration of a run; returns its effective bindings.
 
     Raises:
       ValueError: if the gin file or a binding is wrong.
     """
     jobs = [f'tflearn.jobs.{job}' for job in _JOBS]
-    return preview.check(files.resolve(gin_file), gin_bindings, jobs, registry.check_factory) or []
+    return run_check.ask(run_check.Question(str(files.resolve(gin_file)), gin_bindings, jobs))
 
 
 class Runs:

@@ -200,9 +200,10 @@ class Tuning:
         except (ValueError, TypeError) as error:
             raise UserValueError(f'got {path}, of which Optuna says: {error}; need a space of its kinds') from error
         effective = runs.check(self.gin_file, [*runs.seed_bindings(0), *self.gin_bindings, *bindings])
-        given = {item.parameter: item.value for item in effective if item.parameter in _BUDGETS}
-        found = [(axis, given[name]) for name, axis in _BUDGETS.items() if isinstance(given.get(name), int)]
-        return found[0] if found else ('train_step', np.inf)
+        for name, axis in _BUDGETS.items():
+            if isinstance(budget := effective.conditions.get(name), int):
+                return axis, budget
+        return 'train_step', np.inf
 
     def _study(self, root: pathlib.Path, path: pathlib.Path) -> optuna.Study:
         """Opens the study in a folder, or begins it. Raises ValueError if it was begun with other settings."""

@@ -184,9 +184,9 @@ class Role:
 
 _TRAIN = Role(
     writes=rf'(?!train/stop_request\.json$)(?!{_MARKS}$)(?:(?:train|policies|products|cloning)/.*'
-    r'|summaries/(?:train|collect|validation)/.*|status/train\.json|config\.gin|code_snapshot\.md)',
+    r'|summaries/(?:train|collect|validation)/.*|status/train\.json|config\.gin|config_values\.json|code_snapshot\.md)',
     follows=rf'DONE|reward_weights\.json|train/stop_request\.json|{_MARKS}',
-    restores=r'(?:train|policies|products|cloning)/.*|config\.gin|status/train\.json',
+    restores=r'(?:train|policies|products|cloning)/.*|config\.gin|config_values\.json|status/train\.json',
     folders=('', 'train', 'policies'),
     owns=True,
 )

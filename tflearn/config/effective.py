@@ -1,0 +1,55 @@
+"""The effective bindings of a run as plain values, which another process can be sent."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tflearn.config.going_on import CONDITIONS, Effective
+from tflearn.config.names import Configurable
+from tflearn.config.reader import Binding, Macro, Reference, join_scope
+
+
+def of(bindings: Sequence[Binding]) -> Effective:
+    """Returns what `checks.final` returns as plain values."""
+    return Effective(_conditions(bindings), _values(bindings))
+
+
+def _conditions(bindings: Sequence[Binding]) -> dict[str, float | None]:
+    """Returns the stop conditions that are bound to numbers; of several with one name the least."""
+    found: dict[str, float | None] = {}
+    for binding in bindings:
+        if binding.target and not binding.scope and _origin(binding.target) in CONDITIONS.get(binding.parameter, ()):
+            value = _resolved(binding.value, bindings)
+            if isinstance(value, int | float):
+                found[binding.parameter] = min(value, found.get(binding.parameter) or value)
+    return found
+
+
+def _values(bindings: Sequence[Binding]) -> dict[str, str]:
+    return {
+        join_scope(binding.scope, f'{_origin(binding.target)}.{binding.parameter}'): _shown(
+            _resolved(binding.value, bindings)
+        )
+        for binding in bindings
+        if binding.target
+    }
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Reference) and value.target:
+        name = join_scope(value.scope, _origin(value.target))
+        return f'@{name}{"()" if value.evaluate else ""}'
+    return repr(value)
+
+
+def _resolved(value: Any, bindings: Sequence[Binding]) -> Any:
+    for _ in range(len(bindings)):
+        if not isinstance(value, Macro):
+            break
+        value = next((each.value for each in bindings if not each.parameter and each.written == value.name), None)
+    return value
+
+
+def _origin(target: Configurable) -> str:
+    """Returns the name of a function with the last part of the module that it is written in."""
+    function = target.function
+    return f'{str(function.__module__).rpartition(".")[2]}.{getattr(function, "__name__", target.attribute)}'
