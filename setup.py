@@ -153,6 +153,7 @@ setuptools.setup(
     # docs/dependencies.md says what each is for.
     install_requires=[
         'absl-py>=1.4,<3',
+        'aiohttp>=3.14.5,<4',
         f'ai-edge-litert>=2.1,<3; {CURRENT}',
         f'dm-reverb==0.14.*; {CLASSIC}',
         'gin-config>=0.5,<0.6',

@@ -85,6 +85,7 @@ DOORS = {
     'absl.flags': ('scripts/',),
     'absl.app': ('scripts/',),
     'gin': ('tflearn/config/',),
+    'aiohttp': ('tflearn/net/http_server.py',),
     'grpc': ('tflearn/net/', 'tflearn/extensions/serving/'),
     'grpc_health': ('tflearn/net/', 'tflearn/extensions/serving/'),
     'prometheus_client': ('tflearn/net/', 'tflearn/extensions/serving/'),

@@ -139,7 +139,7 @@ def read_cluster(rng: random.Random) -> None:
 
 def read_external_port(rng: random.Random) -> None:
     from tests import fakes
-    from tflearn.environments.external_server import ExternalOptions, Server
+    from tflearn.environments.external_server import ExternalOptions, SimulatorServer
     from tflearn.environments.external_slots import Slots
 
     host = rng.choice(['localhost', *(address.rpartition(':')[0] for address in bad_values.ADDRESSES)])
@@ -147,4 +147,4 @@ def read_external_port(rng: random.Random) -> None:
     environment = fakes.CheckedEnvironment()
     options = ExternalOptions(host=host, ports=ports)
     slots = Slots(2, options.step_timeout_secs, options.begin_wait_secs)
-    Server(slots, environment.specs, options).close()
+    SimulatorServer(slots, environment.specs, options).close()

@@ -12,7 +12,7 @@ from tests.coordinator.weights_transport_test import made
 from tflearn.coordinator import control
 from tflearn.coordinator.client import Coordinator, LearnerWatch, Role
 from tflearn.coordinator.reports import CreditReader
-from tflearn.coordinator.weights_transport import Lost, Refused
+from tflearn.coordinator.weights_transport import Lost, RequestRefused
 from tflearn.core.access import Access
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, Stopped, wait_until
@@ -114,7 +114,7 @@ def test_an_older_learner_is_refused_and_a_newer_one_takes_over(coordinating):
         lambda: old.reports(0, {}),
         lambda: old.beat(),
     ):
-        with pytest.raises(Refused, match='409: .*another learner has taken over this run'):
+        with pytest.raises(RequestRefused, match='409: .*another learner has taken over this run'):
             write()
     with pytest.raises(TimeoutError, match=r'where another learner is .* epoch 1 .*; need a greater epoch than 2'):
         coordinating.learner(server, epoch=1, timeout_secs=0.5)
@@ -142,12 +142,12 @@ def test_policy_versions_never_go_back(coordinating):
     learner, collector = coordinating.learner(server), coordinating.job(server)
     learner.put_weights(message(4))
     learner.put_weights(message(4, step=2))
-    with pytest.raises(Refused, match='got policy version 3; need at least 4') as refused:
+    with pytest.raises(RequestRefused, match='got policy version 3; need at least 4') as refused:
         learner.put_weights(message(3))
     assert refused.value.facts['newest_version'] == 4
     collector.report(report(policy_version=6))
     assert learner.status()['newest_version'] == 6, 'after a restart too, which forgets the weights'
-    with pytest.raises(Refused, match='need at least 6'):
+    with pytest.raises(RequestRefused, match='need at least 6'):
         learner.put_weights(message(5))
     learner.put_weights(message(-1))  # before collection
 

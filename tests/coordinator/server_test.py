@@ -17,7 +17,7 @@ from tflearn.coordinator import server as coordinator_server
 from tflearn.coordinator import weights_transport
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.coordinator.state import Claim
-from tflearn.coordinator.weights_transport import DELTA, PATH, Lost, Refused, WeightsReader
+from tflearn.coordinator.weights_transport import DELTA, PATH, Lost, RequestRefused, WeightsReader
 from tflearn.core.access import Access
 from tflearn.core.waiting import wait_until
 from tflearn.net.server_options import ServerOptions
@@ -162,8 +162,8 @@ def test_half_a_publication_changes_nothing(coordinating):
     server = coordinating.serve()
     learner = coordinating.learner(server)
     with (
-        begin_to_put(server, learner, 1000),
-        pytest.raises(Refused, match='503: another publication is being received'),
+        begin_to_put(server, learner, 100_000),
+        pytest.raises(RequestRefused, match='503: another publication is being received'),
     ):
         learner.put_weights(made([LARGE]))
     wait_until(lambda: not server._sender, 'the end of the request', 10)

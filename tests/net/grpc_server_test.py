@@ -13,14 +13,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.testing import certificates
 from tflearn.core.waiting import wait_until
-from tflearn.net.grpc_server import Refused, Server, connect, server_credentials
+from tflearn.net.grpc_server import GrpcRefusal, GrpcServer, connect, server_credentials
 from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import TlsFiles
 
 DEADLINE_SECS = 60.0
 ERRORS = {
     b'key': (KeyError('no such key'), 'NOT_FOUND', 'no such key'),
-    b'much': (Refused('RESOURCE_EXHAUSTED', 'too much'), 'RESOURCE_EXHAUSTED', 'too much'),
+    b'much': (GrpcRefusal('RESOURCE_EXHAUSTED', 'too much'), 'RESOURCE_EXHAUSTED', 'too much'),
     b'bug': (ZeroDivisionError('a bug'), 'INTERNAL', 'ZeroDivisionError: the server has the details in its log'),
 }
 
@@ -41,7 +41,7 @@ def serve():
     servers = []
 
     def start(methods, *args, options=None, **given):
-        servers.append(Server(methods, options or ServerOptions(), *args, **given))
+        servers.append(GrpcServer(methods, options or ServerOptions(), *args, **given))
         return servers[-1]
 
     yield start
@@ -99,7 +99,7 @@ def test_health_is_that_of_each_service(serve):
 
 def test_rejects_a_port_in_use(serve):
     with pytest.raises(ValueError, match='and a free port'):
-        Server({}, ServerOptions(port=serve({}).port))
+        GrpcServer({}, ServerOptions(port=serve({}).port))
 
 
 def test_rejects_invalid_pem_files(tmp_path):

@@ -20,7 +20,7 @@ from tflearn.coordinator.weights_transport import (
     STATUS_PATH,
     Lost,
     Message,
-    Refused,
+    RequestRefused,
     WeightsReader,
 )
 from tflearn.core import background, tokens
@@ -131,7 +131,7 @@ class Coordinator:
             except Lost:
                 state[0] = 'which does not answer'
                 return False
-            except Refused as refused:
+            except RequestRefused as refused:
                 if not refused.facts.get('lives'):
                     raise UserRuntimeError(str(refused)) from refused
                 state[0] = f'where another learner is ({refused})'  # one that was killed lives for a few seconds
@@ -149,7 +149,7 @@ class Coordinator:
 
         def run() -> None:
             while not self._closed.wait(_BEAT_SECS):
-                with contextlib.suppress(Lost, Refused):
+                with contextlib.suppress(Lost, RequestRefused):
                     if not self._incarnation:
                         self._register(role)
                     self.addresses(role.role)
@@ -175,7 +175,7 @@ class Coordinator:
         while not self._closed.wait(_BEAT_SECS):
             try:
                 self.beat()
-            except (Lost, Refused, UserValueError) as error:  # who sends something gets it too
+            except (Lost, RequestRefused, UserValueError) as error:  # who sends something gets it too
                 logging.log_every_n_seconds(logging.WARNING, '%s', LOG_EVERY_SECS, error)
 
     def beat(self, state: str = WORKING) -> None:
@@ -204,14 +204,14 @@ class Coordinator:
         """Returns a reader of the newest weights, from a relay if there are any."""
 
         def relays() -> Sequence[str]:
-            with contextlib.suppress(Lost, Refused):
+            with contextlib.suppress(Lost, RequestRefused):
                 return [address for address in self.addresses(RELAY) if address]
             return ()
 
         return WeightsReader(self.access.address, self.name, self._token, relays)
 
     def put_weights(self, message: Message) -> None:
-        """Publishes weights; raises Refused with the fact 'newest_version' if these are old ones."""
+        """Publishes weights; raises RequestRefused with the fact 'newest_version' if these are old ones."""
         parts = message.parts()
         self._ask('PUT', PATH, body=parts, secs=_PUT_SECS + sum(map(len, parts)) / SLOWEST_BYTES_PER_SEC)
 
@@ -244,7 +244,7 @@ class Coordinator:
         """Returns the counts by table, summed over the replay servers that send theirs; None if nothing answers."""
         try:
             found = self._ask('GET', '/v1/counts')
-        except (Lost, Refused):
+        except (Lost, RequestRefused):
             return None
         parts: dict[str, list[TableCounts]] = {}
         for shard in found.values():
@@ -285,7 +285,7 @@ class Coordinator:
         if self._thread is not None:
             self._closed.set()
             self._thread.join(_MESSAGE_SECS)
-            with contextlib.suppress(Lost, Refused, UserValueError):
+            with contextlib.suppress(Lost, RequestRefused, UserValueError):
                 self.beat(ENDED)
         self._closed.set()
         for client, asking in list(self._connections):
@@ -313,7 +313,7 @@ class Coordinator:
         Raises:
           Lost: if no answer came in time.
           Restarted: without `again`.
-          Refused: if the coordinator refuses it.
+          RequestRefused: if the coordinator refuses it.
           ValueError: if the job does not belong to the run.
         """
         body = [json.dumps(message).encode()] if message is not None else body
@@ -333,7 +333,7 @@ class Coordinator:
                 return answer
             if status == HTTPStatus.CONFLICT and (theirs := answer.get('contract')):
                 raise UserValueError(differences(self._contract_of(body), theirs, self.what))
-            raise Refused(f'{self.what} answers {status}: {answer.get("error", "")}', answer)
+            raise RequestRefused(f'{self.what} answers {status}: {answer.get("error", "")}', answer)
         raise Lost(f'{self.what} is started again all the time')
 
     @staticmethod

@@ -38,16 +38,17 @@ from absl import logging
 from tflearn.coordinator import control, weights_transport
 from tflearn.coordinator.client import CLAIM, INCARNATION, Coordinator, Role
 from tflearn.coordinator.state import MAX_WAIT_SECS, RELAY, Conflict, Newest, State, claim_of
-from tflearn.coordinator.weights_transport import DELTA, PATH, STATUS_PATH, Lost, Refused, WeightsReader
+from tflearn.coordinator.weights_transport import DELTA, PATH, STATUS_PATH, Lost, RequestRefused, WeightsReader
 from tflearn.core import background
 from tflearn.core.access import Access
 from tflearn.core.errors import UserValueError
-from tflearn.net import http_request, server_options
-from tflearn.net.http_request import Request, Response, json_response
-from tflearn.net.http_server import HttpServer, Route
+from tflearn.net import server_options
+from tflearn.net.http_messages import HttpRefusal, Response, json_response
+from tflearn.net.http_server import HttpServer, Request
 from tflearn.net.server_options import ServerOptions
 
 MAX_BYTES = 4 << 30  # of a publication
+MAX_JSON_BYTES = 4 << 20  # of any other message; Python's lock is held while it is parsed
 MAX_CONNECTIONS = 4096
 SETTINGS = '--coordinator_address', '--coordinator_token'
 _SLOW_SECS, _PREFERRED_BYTES_PER_SEC, _END_SECS = 5.0, 1e7, 5.0
@@ -78,12 +79,13 @@ class CoordinatorServer:
         self._counting, self._putting = threading.Lock(), threading.Lock()
         self._counts = {'sent_messages': 0, 'sent_bytes': 0, 'received_bytes': 0}
         self._sender: tuple[Request, float] | None = None  # who sends a publication now, and since when
-        routes: dict[str, Route] = {
+        routes: dict[str, Callable[..., Response]] = {
             f'GET {PATH}': self._get,
             f'GET {STATUS_PATH}': lambda request: json_response(self.status()),
         }
         routes |= {} if relays else {route: self._checked(answer) for route, answer in self._routes().items()}
-        self._server = HttpServer(options, routes, 'coordinator', SETTINGS, shared=True)
+        limits = {route: MAX_JSON_BYTES for route in routes if route != f'PUT {PATH}'}
+        self._server = HttpServer(options, routes, 'coordinator', SETTINGS, shared=True, limits=limits)
         self.port = self._server.port
         self._server.start()
 
@@ -112,14 +114,14 @@ class CoordinatorServer:
             'GET /v1/counts': lambda request: state.counts(),
         }
 
-    def _checked(self, answer: Callable[..., Mapping[str, Any] | None]) -> Route:
+    def _checked(self, answer: Callable[..., Mapping[str, Any] | None]) -> Callable[..., Response]:
         """Returns a route that refuses jobs that registered before a restart."""
 
         def checked(request: Request, *words: str) -> Response:
             theirs = request.headers.get(INCARNATION)
             if theirs and theirs != self.state.incarnation:
                 error = f'got incarnation {theirs[:40]}; need {self.state.incarnation}; register again'
-                raise http_request.Refused(HTTPStatus.PRECONDITION_FAILED, error)
+                raise HttpRefusal(HTTPStatus.PRECONDITION_FAILED, error)
             try:
                 return json_response(answer(request, *words) or {})
             except Conflict as conflict:
@@ -163,7 +165,7 @@ class CoordinatorServer:
         self.state.check(claim)  # before the body, which may be large
         if not self._take_place():
             error = 'another publication is being received; try again'
-            raise http_request.Refused(HTTPStatus.SERVICE_UNAVAILABLE, error)
+            raise HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, error)
         try:
             self._sender = request, time.monotonic()
             received = request.body()
@@ -203,7 +205,8 @@ def _index(text: str) -> int:
 def options(address: str, token: str | None, max_connections: int = MAX_CONNECTIONS) -> ServerOptions:
     """Returns where a server listens that others reach at `address`: on all networks, unless that is this machine."""
     host, _, port = address.rpartition(':')
-    listen = host.strip('[]') if host in server_options.LOCAL_HOSTS else '0.0.0.0'
+    everywhere = '::' if ':' in host else '0.0.0.0'  # '::' takes IPv4 too
+    listen = host.strip('[]') if host in server_options.LOCAL_HOSTS else everywhere
     return ServerOptions(listen, int(port), max_connections, MAX_BYTES, None, token)
 
 
@@ -253,7 +256,7 @@ def follow(newest: Newest, reader: WeightsReader, stop: threading.Event) -> None
     while not stop.is_set():
         try:
             message = reader.get(known)
-        except (Lost, Refused) as error:
+        except (Lost, RequestRefused) as error:
             if not (was_lost or stop.is_set()):
                 logging.warning('%s; what is there is served until it does', error)
             was_lost = True

@@ -213,7 +213,7 @@ class Lost(RuntimeError):
     """No server answered."""
 
 
-class Refused(RuntimeError):
+class RequestRefused(RuntimeError):
     """A server answers, but not as asked: another learner has taken over, there is no token, ...
 
     Attributes:
@@ -262,7 +262,7 @@ class WeightsReader:
 
         Raises:
           Lost: if no answer came in time; the next call asks the next server.
-          Refused: if the server answers something else.
+          RequestRefused: if the server answers something else.
         """
         self._find_relays()
         headers = {'Prefer': f'wait={int(wait_secs)}'}
@@ -312,7 +312,7 @@ class WeightsReader:
         self._servers[0].drop()
         with contextlib.suppress(ValueError, KeyError, TypeError):
             text = json.loads(text)['error']
-        raise Refused(f'the coordinator at {self.address} answers {response.status}: {text}')
+        raise RequestRefused(f'the coordinator at {self.address} answers {response.status}: {text}')
 
     def _read_all(self, response: http.client.HTTPResponse) -> memoryview:
         """Returns the body; raises OSError if it comes too slowly."""

@@ -11,7 +11,7 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import IDLE, EnvironmentSpecs, check_batch
 from tflearn.environments import external_server
-from tflearn.environments.external_server import ExternalOptions, Server
+from tflearn.environments.external_server import ExternalOptions, SimulatorServer
 from tflearn.environments.external_slots import Slots
 
 _IDLE_SECS = 0.2  # a batched step without any simulator, after which the collector may stop, and sends its report
@@ -63,7 +63,7 @@ class ExternalEnvironment:
         self.info: Mapping[str, np.ndarray] = {}
         self._options = options
         self._slots = Slots(num_environments, options.step_timeout_secs, options.begin_wait_secs)
-        self._server: Server | None = None
+        self._server: SimulatorServer | None = None
         self._closed = False
         self._actions = list(tf.nest.flatten(specs.action))
         self._checked_action = False
@@ -90,7 +90,7 @@ class ExternalEnvironment:
         if self._closed:
             raise RuntimeError('got reset() after close(); need an environment that is open')
         if self._server is None:
-            self._server = Server(self._slots, self.specs, self._options)
+            self._server = SimulatorServer(self._slots, self.specs, self._options)
         else:
             self._slots.reset()
         return self._time_step()

@@ -36,9 +36,9 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments.external_slots import Result, Slots
-from tflearn.net.http_request import Request, Response, json_response
-from tflearn.net.http_server import HttpServer, Route
-from tflearn.net.server_options import ServerOptions
+from tflearn.net.http_messages import Response, json_response
+from tflearn.net.http_server import HttpServer, Request, Route
+from tflearn.net.server_options import ServerOptions, url_host
 from tflearn.net.tls import TlsFiles
 
 _KEYS = ('shape', 'dtype', 'low', 'high')
@@ -162,6 +162,7 @@ def describe(spec: types.NestedTensorSpec) -> Any:
     return found | {'low': low.tolist(), 'high': high.tolist()} if bounded else found
 
 
+_END_SECS = 5.0  # for the answers to clients that wait
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
@@ -205,8 +206,8 @@ class ExternalOptions:
         return ServerOptions(self.host, self.ports, *limits)
 
 
-class Server:
-    """Answers clients from its construction until `close`, each connection in a thread of its own.
+class SimulatorServer:
+    """Answers clients from its construction until `close`, each request in a thread of its own.
 
     Attributes:
       address: 'http://host:port', or https.
@@ -227,14 +228,14 @@ class Server:
         }
         settings = 'ExternalOptions.ports', 'ExternalOptions.token'
         self._server = HttpServer(options.server, routes, 'external_server', settings)
-        self.address = f'{"https" if options.tls else "http"}://{options.host}:{self._server.port}'
+        self.address = f'{"https" if options.tls else "http"}://{url_host(options.host)}:{self._server.port}'
         self._server.start()
         logging.info('external simulators can connect to %s', self.address)
 
     def close(self) -> None:
         """Tells waiting clients that there are no more actions, and stops listening. May be called twice."""
         self._slots.close()
-        self._server.close(end_connections=False)
+        self._server.close(_END_SECS)
 
     def _describe(self, request: Request) -> Response:
         return json_response(

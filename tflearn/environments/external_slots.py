@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from tflearn.net.http_request import Refused
+from tflearn.net.http_messages import HttpRefusal
 
 _FREE, _OBSERVED, _ASKED, _TOLD = 'free', 'observed', 'asked', 'told'
 _BUSY = HTTPStatus.SERVICE_UNAVAILABLE
@@ -109,13 +109,13 @@ class Slots:
           (episode, action): the episode's name, and its first action.
 
         Raises:
-          Refused: if there is no slot in time, the collector has ended, or the environment was reset meanwhile.
+          HttpRefusal: if there is no slot in time, the collector has ended, or the environment was reset meanwhile.
         """
         waiting = _Begin(observation)
         with self._changed:
             self._check_open()
             if len(self._begins) >= 4 * len(self.slots):
-                raise Refused(
+                raise HttpRefusal(
                     _BUSY, f'{len(self._begins)} clients wait for one of {len(self.slots)} slots; try again later'
                 )
             self._begins.append(waiting)
@@ -125,7 +125,7 @@ class Slots:
                 if waiting in self._begins:
                     self._begins.remove(waiting)
                 self._check_open()
-                raise Refused(
+                raise HttpRefusal(
                     _BUSY,
                     f'all {len(self.slots)} slots are in use, or the collector waits for the learner; try again later',
                 )
@@ -146,8 +146,8 @@ class Slots:
           and the sum of its rewards.
 
         Raises:
-          Refused: if there is no such episode any more, another request of it waits, the step has another number, or
-            the collector has ended.
+          HttpRefusal: if there is no such episode any more, another request of it waits, the step has another number,
+            or the collector has ended.
         """
         with self._changed:
             self._check_open()
@@ -155,7 +155,7 @@ class Slots:
             if number is not None and number == slot.num_steps - 1:
                 return self._next_action(slot, episode), slot.num_steps, slot.total
             if slot.state != _ASKED or number not in (None, slot.num_steps):
-                raise Refused(
+                raise HttpRefusal(
                     HTTPStatus.CONFLICT,
                     f'got step {"" if number is None else number} of the episode, which has '
                     f'{slot.num_steps} steps and {"needs" if slot.state == _ASKED else "computes"} the next one; send '
@@ -171,7 +171,7 @@ class Slots:
             return self._next_action(slot, episode), slot.num_steps, slot.total
 
     def drop(self, episode: str) -> None:
-        """Ends an episode that its client gives up; its last step is dropped. Raises Refused if there is none."""
+        """Ends an episode that its client gives up; its last step is dropped. Raises HttpRefusal if there is none."""
         with self._changed:
             slot = self._slot(episode)
             self._drop(slot, 'its client has given it up')
@@ -258,12 +258,12 @@ class Slots:
         self._changed.wait_for(lambda: self._closed or slot.episode != episode or slot.state == _ASKED)
         self._check_open()
         if slot.episode != episode:
-            self._slot(episode)  # raises Refused
+            self._slot(episode)  # raises HttpRefusal
         return slot.action
 
     def _slot(self, episode: str) -> Slot:
         if episode not in self._by_episode:
-            raise Refused(
+            raise HttpRefusal(
                 HTTPStatus.GONE,
                 f'got the episode {episode!r}: {self._gone.get(episode, "there is none")}; begin another one',
             )
@@ -283,4 +283,4 @@ class Slots:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Refused(_BUSY, 'the collector has ended; try again later')
+            raise HttpRefusal(_BUSY, 'the collector has ended; try again later')

@@ -1,9 +1,7 @@
 """A gRPC server, of a mapping of methods: its address, TLS, limits and health; and channels to servers."""
 
 import asyncio
-import collections
 import contextlib
-import ctypes
 import dataclasses
 import pathlib
 import time
@@ -16,7 +14,8 @@ from absl import logging
 from tflearn.core import background, extras, tokens
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked
-from tflearn.net.server_options import ConnectionLimit, ServerOptions
+from tflearn.net import server_options
+from tflearn.net.server_options import ServerOptions, url_host
 from tflearn.net.tls import Renewed, TlsFiles
 
 with extras.needed_by('a gRPC server'):
@@ -32,15 +31,10 @@ StatusOf = Callable[[Exception], tuple[Any, str] | None]
 _HEALTH = '/grpc.health.v1.Health'
 # gRPC sends the details in a header, whose size is limited; names in them come from the client.
 _MAX_DETAILS = 1000
-_AT_ONCE_SECS = 0.02  # a request of a few kB is there with its head
-_WHOLE_SECS = 30.0
-_MAX_BYTES = 16 << 20  # of requests that are received slowly
-_BEGINNING = 2  # requests that begin to be received at the same time
+_WHOLE_SECS = 10.0  # until when a request has to be there
 _FULL = 'RESOURCE_EXHAUSTED'
 # The work on the event loop takes milliseconds.
 _LOOP_SECS = 10.0
-# gRPC has many threads, in whose own arenas glibc would keep the memory of connections that have ended.
-_M_ARENA_MAX, _ARENAS = -8, 2
 
 # Limits for unknown clients: heads and streams of a connection, the bytes that it reads at once and those of a request
 # before it is read, and the age of a connection without requests. What is compressed could be unpacked to any size.
@@ -91,94 +85,13 @@ def _configuration(files: TlsFiles) -> Any:
     return grpc.ssl_server_certificate_configuration([pair], ca)
 
 
-class Refused(RuntimeError):
+class GrpcRefusal(RuntimeError):
     """A request is answered with this status of gRPC and this message."""
 
     def __init__(self, code: str, message: str):
         """`code` is the status' name, such as 'RESOURCE_EXHAUSTED'."""
         super().__init__(message)
         self.code = grpc.StatusCode[code]
-
-
-class PartialRequests:
-    """Reads requests of gRPC; used on one event loop, with a task for each request.
-
-    gRPC receives at most 64 kB of a request before it is read here, and all of it once reading has begun. So only a few
-    begin at the same time, those of all connections in turn, and at most a few may take longer than a moment: of more,
-    the connection with most of them loses its oldest one.
-    """
-
-    def __init__(self, max_request_bytes: int):
-        self._most = max(2, _MAX_BYTES // max_request_bytes)
-        self._slow: dict[asyncio.Task[Any], tuple[Any, asyncio.TimerHandle]] = {}
-        self._ended: set[asyncio.Task[Any]] = set()
-        self._num_free = _BEGINNING
-        self._waiting: dict[str, collections.deque[asyncio.Future[None]]] = {}  # by connection
-
-    async def read(self, context: Any) -> bytes:
-        """Returns the bytes of a request. Raises Refused if it takes too long, or there is none."""
-        task: Any = asyncio.current_task()
-        await self._begin(context)
-        timer = asyncio.get_running_loop().call_later(_AT_ONCE_SECS, self._is_slow, task, context)
-        try:
-            data = await context.read()
-            if not isinstance(data, bytes):  # the client ended the request, or its connection
-                raise Refused('INVALID_ARGUMENT', 'got no message; need one')
-            return data
-        except asyncio.CancelledError:
-            if task not in self._ended:
-                raise
-            task.uncancel()
-            raise Refused(_FULL, 'got a part of a request; send all of it at once, or try again later') from None
-        finally:
-            timer.cancel()
-            if late := self._slow.pop(task, None):
-                late[1].cancel()
-            elif task not in self._ended:
-                self._next()
-            self._ended.discard(task)
-
-    async def _begin(self, context: Any) -> None:
-        """Waits until the request is one of those that begin."""
-        if self._num_free:
-            self._num_free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(context.peer(), collections.deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it came just then
-                self._next()
-            raise
-
-    def _next(self) -> None:
-        """Lets the next request begin: the oldest one of the connection that has waited the longest."""
-        while self._waiting:
-            peer, turns = next(iter(self._waiting.items()))
-            del self._waiting[peer]
-            turn = turns.popleft()
-            if turns:
-                self._waiting[peer] = turns
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._num_free += 1
-
-    def _is_slow(self, task: asyncio.Task[Any], context: Any) -> None:
-        self._next()
-        self._slow[task] = context, asyncio.get_running_loop().call_later(_WHOLE_SECS, self._end, task)
-        if len(self._slow) > self._most:
-            peers = [each.peer() for each, _ in self._slow.values()]
-            most = max(peers, key=peers.count)
-            oldest = next(each for each, peer in zip(self._slow, peers, strict=True) if peer == most)
-            self._slow.pop(oldest)[1].cancel()
-            self._end(oldest)
-
-    def _end(self, task: asyncio.Task[Any]) -> None:
-        """Ends a request that has not arrived as a whole."""
-        self._ended.add(task)
-        task.cancel()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,11 +107,11 @@ class Caller:
     certificate_names: tuple[str, ...] = ()
 
 
-# Admits a request for the time of a block, or raises Refused.
+# Admits a request for the time of a block, or raises GrpcRefusal.
 Admit = Callable[[Caller], contextlib.AbstractContextManager[None]]
 
 
-class Server:
+class GrpcServer:
     """Answers requests at `port` from its construction until `close`, on one event loop in its own thread."""
 
     @checked
@@ -224,13 +137,9 @@ class Server:
         Raises:
           ValueError: if it cannot listen at the address, a file of `options.tls` is invalid, or there is no token.
         """
-        with contextlib.suppress(AttributeError):  # another C library
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
         # gRPC's own limit, maximum_concurrent_rpcs, accepts one more for each request that it rejected.
         self._slots, self._token = asyncio.Semaphore(max_concurrent_requests), options.read_token('token')
-        self._partial = PartialRequests(options.max_request_bytes)
         self._status_of, self._record, self._admit = status_of, record, admit
-        self._limit: ConnectionLimit | None = None
         self._watches = 0
         self._health = health.aio.HealthServicer()
         self._loop = asyncio.new_event_loop()
@@ -246,7 +155,6 @@ class Server:
         )
         try:
             self._server, self.port = self._run(_start(options, handlers))
-            self._limit = ConnectionLimit(self.port, options.max_connections)
         except BaseException:
             self._end()
             raise
@@ -267,23 +175,22 @@ class Server:
         finally:
             self._end()
 
-    def call(self, name: str, caller: Caller, method: Callable[[], Awaitable[Any]], timeout_secs: float) -> Any:
+    def call(
+        self, name: str, caller: Caller, method: Callable[[], Awaitable[Any]], timeout_secs: float
+    ) -> futures.Future[Any]:
         """Answers a request of another protocol as one of gRPC, on the event loop; called on another thread.
 
         Returns:
-          gRPC's status code, the details, and what `method` has returned.
+          What will be gRPC's status code, the details, and what `method` has returned.
         """
         answer = self._call(name, caller, lambda: asyncio.wait_for(method(), timeout_secs))
-        return self._run(answer, timeout_secs + _LOOP_SECS)
+        return asyncio.run_coroutine_threadsafe(answer, self._loop)
 
     def _answering(self, name: str, method: Method) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        # Read here, not by gRPC: it would take all bytes of a request before anything is known of it.
+        # Read here, not by gRPC: it would take all bytes of a request before its client was admitted.
         async def answer(unread: Any, context: Any) -> bytes:
             async def respond() -> Any:
-                data = await self._partial.read(context)
-                if self._limit:
-                    self._limit.used(context.peer())
-                return (await method(data)).SerializeToString()
+                return (await method(await _read(context))).SerializeToString()
 
             code, details, response = await self._call(name, _caller(context), respond)
             if code is not grpc.StatusCode.OK:
@@ -299,7 +206,7 @@ class Server:
         try:
             with self._admit(self._authenticated(caller)):
                 if self._slots.locked():
-                    raise Refused(_FULL, 'too many requests at the same time; send less, or try again later')
+                    raise GrpcRefusal(_FULL, 'too many requests at the same time; send less, or try again later')
                 async with self._slots:
                     response = await respond()
             code = grpc.StatusCode.OK
@@ -310,9 +217,11 @@ class Server:
         return code, details[:_MAX_DETAILS], response
 
     def _authenticated(self, caller: Caller) -> Caller:
-        """Returns the caller. Raises Refused if it does not show the token."""
+        """Returns the caller. Raises GrpcRefusal if it does not show the token."""
         if self._token and not tokens.equal(tokens.received(caller.metadata.get('authorization')), self._token):
-            raise Refused('UNAUTHENTICATED', 'got no token, or another; need the metadata authorization: Bearer TOKEN')
+            raise GrpcRefusal(
+                'UNAUTHENTICATED', 'got no token, or another; need the metadata authorization: Bearer TOKEN'
+            )
         return caller
 
     async def _check_health(self, unread: Any, context: Any) -> bytes:
@@ -332,14 +241,12 @@ class Server:
 
     async def _health_request(self, context: Any) -> Any:
         try:
-            return health_pb2.HealthCheckRequest.FromString(await self._partial.read(context))
-        except (DecodeError, Refused) as error:
-            if isinstance(error, Refused) and error.code == grpc.StatusCode[_FULL]:
-                await context.abort(error.code, str(error))
+            return health_pb2.HealthCheckRequest.FromString(await _read(context))
+        except (DecodeError, GrpcRefusal):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, 'got no HealthCheckRequest')
 
     def _status(self, error: Exception) -> tuple[Any, str]:
-        if isinstance(error, Refused):
+        if isinstance(error, GrpcRefusal):
             return error.code, str(error)
         if isinstance(error, TimeoutError):
             return grpc.StatusCode.DEADLINE_EXCEEDED, 'got no answer in time; send less at a time, or try again later'
@@ -362,12 +269,21 @@ class Server:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_secs)
 
     def _end(self) -> None:
-        if self._limit:
-            self._limit.close()
         self._loop.call_soon_threadsafe(_stop, self._loop)
         self._thread.join(_LOOP_SECS)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+async def _read(context: Any) -> bytes:
+    """Returns the bytes of a request. Raises GrpcRefusal if it takes too long, or there is none."""
+    try:
+        data = await asyncio.wait_for(context.read(), _WHOLE_SECS)
+    except TimeoutError:
+        raise GrpcRefusal(_FULL, 'got a part of a request; send all of it at once, or try again later') from None
+    if not isinstance(data, bytes):  # the client ended the request, or its connection
+        raise GrpcRefusal('INVALID_ARGUMENT', 'got no message; need one')
+    return data
 
 
 def _caller(context: Any) -> Caller:
@@ -387,11 +303,15 @@ async def _start(options: ServerOptions, handlers: Mapping[str, Any]) -> tuple[A
         services.setdefault(service, {})[method] = handler
     server = grpc.aio.server(
         handlers=[grpc.method_handlers_generic_handler(*each) for each in services.items()],
-        options=[('grpc.max_receive_message_length', options.max_request_bytes), *_LIMITS],
+        options=[
+            ('grpc.max_receive_message_length', options.max_request_bytes),
+            ('grpc.max_allowed_incoming_connections', server_options.places(options.max_connections)),
+            *_LIMITS,
+        ],
     )
     credentials = server_credentials(options.tls) if options.tls else None
     for port in options.ports:
-        address = f'{options.host}:{port}'
+        address = f'{url_host(options.host)}:{port}'
         try:
             port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
             break

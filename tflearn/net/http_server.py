@@ -1,83 +1,142 @@
-"""An HTTP server: a thread for each connection, with limits, a token and TLS. It needs only the standard library.
+"""An HTTP server: aiohttp on an event loop in a thread of its own, with limits, a token and TLS.
 
-All HTTP ports of ours are such servers. When all places are taken, a new connection gets that of the one which has been
-idle the longest; those that never sent a whole request go first. So idle connections and slow heads keep nobody out.
+All HTTP ports of ours are such servers. aiohttp reads requests and sends answers. What it lacks stands here and in
+`http_connections`: a limit of connections, deadlines of heads and bodies, and certificates that are replaced.
 """
 
+import asyncio
+import concurrent.futures
 import contextlib
-import dataclasses
-import errno
+import inspect
+import logging as python_logging
 import re
-import select
 import socket
-import socketserver
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from absl import logging
+from aiohttp import web
 
-from tflearn.core import background
+from tflearn.core import background, tokens
 from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import is_listening
-from tflearn.net import server_options
-from tflearn.net.http_request import HEAD_SECS, MAX_HEAD, Refused, Request, Response, shut
+from tflearn.net.http_connections import SMALL_BODY, Connection, Connections
+from tflearn.net.http_messages import HttpRefusal, Response, json_object, json_response
 from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import Renewed
 
-# Answers a request; it also gets the words of its path that stand at 'ID' in the route.
-Route = Callable[..., Response]
+# Answers a request; it also gets the words of its path that stand at 'ID' in the route. A coroutine function is run on
+# the event loop and must not wait; any other one in a thread.
+Route = Callable[..., Response | Awaitable[Response]]
 
-_SMALL_BODY = 1 << 16
-_LARGE_BODIES = 32 << 20  # bytes of larger ones that are received at the same time; a still larger one is alone
-_LARGE_BODY_SECS = 1.0  # then it makes room for others
-_MAX_UNREAD = 1 << 16  # bytes that are dropped at once
-_LINGER_SECS = 1.0
-_AT_ONCE = 64  # connections that are accepted before others are looked at
-_HEAD_END = re.compile(rb'\r?\n\r?\n')
-_NEW = 256  # connections without a head, at least
-_YOUNG_SECS = 0.05  # in which a new connection is not ended for another one
-_ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-_ENDING = 64  # threads of connections that were ended
-_PAUSE_SECS = 0.05  # without file handles
+_BACKLOG = 1024
+_IDLE_SECS = 600.0  # between two requests of a connection
+_LINE_BYTES, _HEADERS = 8190, 64
+_BODY_SECS, _SLOWEST_BYTES_PER_SEC = 10.0, 1e6
+_SEND_SECS = 30.0  # for each block of a response
+_BLOCK_BYTES = 1 << 18
+_LINGER_SECS = 1.0  # in which what a client still sends is dropped, so that it sees the answer
+_END_SECS = 10.0
+_MAX_QUOTED = 500  # characters of an error that a client gets
+_CLOSING = (HTTPStatus.UNAUTHORIZED, HTTPStatus.SERVICE_UNAVAILABLE)
+_NO_LOG = python_logging.Logger('aiohttp', python_logging.CRITICAL + 1)  # or each malformed request writes a traceback
 
 
-@dataclasses.dataclass(eq=False)
-class _Connection:
-    """One connection of a server.
+class Request:
+    """A request that is being answered: its `command`, such as GET, its `path` and its `headers`.
 
     Attributes:
-      since: when it began to send its body.
-      answered: whether it has sent a request that was admitted.
-      has_request: whether a request came that is not answered yet.
-      busy: whether it is being answered now.
-      body: the size of a large body that it sends now.
+      num_received: bytes of the body that came so far.
+      max_bytes: the size of the largest body.
     """
 
-    since: float = 0.0
-    answered: bool = False
-    has_request: bool = False
-    busy: bool = False
-    body: int = 0
+    def __init__(self, asked: web.BaseRequest, server: 'HttpServer', connection: Connection):
+        """Reads nothing yet."""
+        self.command, self.path, self.headers = asked.method, asked.raw_path.partition('?')[0], asked.headers
+        self.num_received, self.max_bytes = 0, server.options.max_request_bytes
+        self.client_address = connection.address
+        self._asked, self._server, self._connection = asked, server, connection
+        self._body: memoryview | None = None
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        """The client's certificate, as `ssl.SSLSocket.getpeercert` describes it; {} if it had to show none."""
+        return self._connection.peer_certificate
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether there is a body, and not all of it was read."""
+        return self._asked.body_exists and self._body is None
+
+    def length(self) -> int:
+        """Returns the size of the body. Raises HttpRefusal if there is none, or it is too large."""
+        text, most = self.headers.get('Content-Length', ''), self.max_bytes
+        if not text.isdecimal():
+            raise HttpRefusal(HTTPStatus.LENGTH_REQUIRED, 'got no Content-Length; need the size of the body')
+        if len(text) > 18 or int(text) > most:
+            error = f'got a request of {text[:18]} bytes; need at most {most}'
+            raise HttpRefusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error)
+        return int(text)
+
+    async def read(self) -> memoryview:
+        """Returns the body, on the event loop.
+
+        Raises:
+          HttpRefusal: if there is none, it is too large, or it comes slower than 1 MB/s after 10 s.
+        """
+        if self._body is None:
+            length = self.length()
+            async with self._connection.receiving(length):
+                self._body = await self._received(length)
+        return self._body
+
+    async def _received(self, length: int) -> memoryview:
+        received, start = memoryview(bytearray(length)), time.monotonic()
+        while (at := self.num_received) < length:
+            secs = start + _BODY_SECS + at / _SLOWEST_BYTES_PER_SEC - time.monotonic()
+            try:
+                async with asyncio.timeout(secs):
+                    data = await self._asked.content.readany()
+            except (OSError, web.RequestPayloadError):  # a TimeoutError is an OSError
+                data = b''
+            if not data:
+                raise HttpRefusal(HTTPStatus.REQUEST_TIMEOUT, 'got a part of a message; need all of it')
+            received[at : at + len(data)] = data
+            self.num_received += len(data)
+        return received
+
+    def body(self) -> memoryview:
+        """Returns the body, in the thread of a route; see `read`."""
+        return self._server.run(self.read()) if self._body is None else self._body
+
+    def text(self) -> str:
+        """Returns the text in the body. Raises ValueError if it is none."""
+        try:
+            return bytes(self.body()).decode()
+        except UnicodeDecodeError as error:
+            raise UserValueError(f'got a body that is no text ({error}); need UTF-8') from error
+
+    def json(
+        self, needed: Mapping[str, Any] = MappingProxyType({}), known: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """Returns the JSON object in the body; see `json_object`."""
+        return json_object(self.body(), needed, known)
+
+    def end(self) -> None:
+        """Ends the connection, from another thread."""
+        self._server.call_soon(self._connection.end)
 
 
-class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
+class HttpServer:
     """Answers requests by their routes, from `start` until `close`.
-
-    One thread for each connection that has sent a head, and a limit of connections.
 
     Attributes:
       options: where it listens, and its limits.
       port: where it listens.
-      token: what clients have to show; '' is nothing.
     """
-
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_address = True
-    request_queue_size = 1024
 
     def __init__(
         self,
@@ -86,6 +145,7 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         name: str,
         settings: tuple[str, str],
         shared: bool = False,
+        limits: Mapping[str, int] = MappingProxyType({}),
     ):
         """Takes the port.
 
@@ -95,265 +155,207 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
           name: the server's name, for its thread.
           settings: where a user gives port and token, for errors.
           shared: whether the port may be held for it by a socket of this user that does not listen.
+          limits: the largest bodies of routes, if they are smaller than that of the options.
 
         Raises:
           ValueError: if no port is free, the machine has no such name, a file of TLS is invalid, or there is no token.
         """
-        self.options, self.token = options, options.read_token(settings[1])
-        self._routes = routes
-        self._places = server_options.places(max(options.max_connections, _NEW))
-        self._most_open = min(options.max_connections, self._places)
-        self._running = threading.BoundedSemaphore(self._most_open + _ENDING)
-        self._resume_at: float | None = None  # to accept connections
-        self._open: dict[Any, _Connection] = {}  # those with a thread; the idlest first
-        self._new: dict[int, tuple[socket.socket, Any, float]] = {}  # those without a head, by their handles
-        self._changed = threading.Condition()
-        self._stop, self._stopped = threading.Event(), threading.Event()
-        self._tls = Renewed(options.tls.names, options.tls.context) if options.tls else None
-        self._listen(settings[0], shared)
-        self.port = int(self.server_address[1])
-        self._thread = background.Thread(target=self.serve_forever, name=name)
+        self.options, self._token = options, options.read_token(settings[1])
+        self._routes, self._limits, self._name = routes, limits, name
+        self._coroutines = {route for route, answer in routes.items() if inspect.iscoroutinefunction(answer)}
+        tls = Renewed(options.tls.names, options.tls.context) if options.tls else None
+        self._socket = _listen(options, settings[0], shared)
+        self.port = int(self._socket.getsockname()[1])
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_log_failure)
+        self._web = web.Server(
+            self._answer,
+            loop=self._loop,
+            keepalive_timeout=_IDLE_SECS,
+            lingering_time=_LINGER_SECS,
+            max_line_size=_LINE_BYTES,
+            max_field_size=_LINE_BYTES,
+            max_headers=_HEADERS,
+            auto_decompress=False,  # of a few bytes it would make any number of them
+            access_log=None,
+            logger=_NO_LOG,
+        )
+        self._connections = Connections(self._socket, options.max_connections, self._web, tls)
+        self._thread = background.Thread(target=self._run, name=name)
 
     def start(self) -> None:
         """Starts to answer."""
         self._thread.start()
 
-    def _listen(self, setting: str, shared: bool) -> None:
-        """Takes the first of the ports that is free."""
-        host, failures = self.options.host, []
-        for port in self.options.ports:
-            if shared and port and is_listening(f'{host}:{port}'):  # both would get connections
-                failures.append(f'{port}: another server listens there')
-                continue
-            super().__init__((host, port), Request, bind_and_activate=False)
-            try:
-                if shared and port:
-                    self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                self.server_bind()
-                self.server_activate()
-                return
-            except OSError as error:
-                self.server_close()
-                failures.append(f'{port}: {error.strerror or error}')
-        raise UserValueError(
-            f'got host={host!r}, which cannot be listened at ({"; ".join(failures)}); need a name of this machine and '
-            f'a free port; give others by {setting}'
-        )
-
     @property
     def num_requests(self) -> int:
         """The number of requests that are being answered."""
-        with self._changed:
-            return sum(each.has_request for each in self._open.values())
-
-    def route(self, method: str, path: str) -> Callable[[Request], Response]:
-        """Returns what answers a request. Raises Refused if there is nothing."""
-        status = HTTPStatus.NOT_FOUND
-        for route, answer in self._routes.items():
-            known, _, pattern = route.partition(' ')
-            pattern = pattern.replace('/ID', r'/(\w{1,64})').replace('/NAME', r'/([\w.-]{1,200})')
-            if match := re.fullmatch(pattern, path):
-                if known == method:
-                    words = match.groups()
-                    return lambda request: answer(request, *words)
-                status = HTTPStatus.METHOD_NOT_ALLOWED
-        raise Refused(status, f'got {method} {path[:80]}; need {", ".join(self._routes)}')
-
-    def status_of(self, error: Exception) -> HTTPStatus | None:
-        """Returns the status of an error that a request has caused; None for one of the server itself."""
-        if isinstance(error, Refused):
-            return error.status
-        return HTTPStatus.BAD_REQUEST if isinstance(error, UserValueError) else None
+        return self._connections.num_requests
 
     def wait(self, timeout_secs: float) -> bool:
         """Waits so long for its end; returns whether it has ended."""
         self._thread.join(timeout_secs)
         return not self._thread.is_alive()
 
-    def close(self, end_connections: bool = True) -> None:
-        """Stops listening. May be called twice.
+    def close(self, grace_secs: float = 0.0) -> None:
+        """Stops listening, and waits so long for the requests that are being answered. May be called twice."""
+        if not self._thread.is_alive():
+            return
+        with contextlib.suppress(RuntimeError):  # it has just ended
+            self.run(self._connections.close(grace_secs))
+            self.call_soon(self._loop.stop)
+        self._thread.join(_END_SECS)
 
-        Args:
-          end_connections: whether to end those that are open; otherwise their requests are still answered.
-        """
-        self._stop.set()
-        self._stopped.wait()
-        with self._changed:
-            for request in self._open if end_connections else ():
-                shut(request)  # their threads end soon
-        self.server_close()
-        self._thread.join(10.0)
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a coroutine on the event loop, from another thread; returns its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def serve_forever(self, poll_interval: float = 0.5) -> None:
-        """See `socketserver.BaseServer`."""
-        self.socket.setblocking(False)
-        try:
-            with select.epoll() as ready:
-                ready.register(self.fileno(), select.EPOLLIN)
-                while not self._stop.is_set():
-                    for number, event in ready.poll(poll_interval if self._resume_at is None else _YOUNG_SECS / 5):
-                        if number == self.fileno():
-                            self._accept(ready)
-                        elif number in self._new:
-                            self._look_at(ready, number, bool(event & _ENDS))
-                    if self._resume_at is not None and time.monotonic() > self._resume_at:
-                        self._resume_at = None
-                        ready.register(self.fileno(), select.EPOLLIN)
-                    late = time.monotonic() - HEAD_SECS
-                    while self._new and next(iter(self._new.values()))[2] < late:
-                        self._end_oldest()
-        finally:
-            while self._new:
-                self._end_oldest()
-            self._stopped.set()
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Calls something on the event loop, from another thread."""
+        self._loop.call_soon_threadsafe(call)
 
-    def _accept(self, ready: select.epoll) -> None:
-        for _ in range(_AT_ONCE):
-            if len(self._new) + len(self._open) >= self._places and self._new:
-                young_until = next(iter(self._new.values()))[2] + _YOUNG_SECS
-                if young_until > time.monotonic():  # each has the time to send its head; others wait in the backlog
-                    self._resume_at = young_until
-                    ready.unregister(self.fileno())
-                    return
+    async def in_thread(self, work: Callable[[], Any]) -> Any:
+        """Returns the result of work that may wait, or takes long: it is done in a thread."""
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()  # so that it cannot be cancelled: the thread goes on after the server's end
+
+        def run() -> None:
             try:
-                accepted, address = self.get_request()
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        background.Thread(target=run, name=f'{self._name}_request').start()
+        return await asyncio.wrap_future(done)
+
+    def _run(self) -> None:
+        accepting = self._loop.create_task(self._connections.run())
+        try:
+            self._loop.run_forever()
+        finally:
+            accepting.cancel()
+            self._loop.run_until_complete(_end_tasks())
+            self._loop.close()
+
+    def _route(self, method: str, path: str) -> tuple[str, tuple[str, ...]]:
+        """Returns the route of a request, and the words of its path. Raises HttpRefusal if there is none."""
+        status = HTTPStatus.NOT_FOUND
+        for route in self._routes:
+            known, _, pattern = route.partition(' ')
+            pattern = pattern.replace('/ID', r'/(\w{1,64})').replace('/NAME', r'/([\w.-]{1,200})')
+            if match := re.fullmatch(pattern, path):
+                if known == method:
+                    return route, match.groups()
+                status = HTTPStatus.METHOD_NOT_ALLOWED
+        raise HttpRefusal(status, f'got {method[:20]} {path[:80]}; need {", ".join(self._routes)}')
+
+    async def _answer(self, asked: web.BaseRequest) -> web.StreamResponse:
+        connection = self._connections.of(asked.transport)
+        request = Request(asked, self, connection)
+        with connection.answering():
+            try:
+                response = await self._response(request)
+            except Exception as error:
+                response = _refusal(error, request)
+            closes = request.is_unread or connection.sends_no_more or response.status in _CLOSING
+            return await _send(asked, response, closes or self._connections.are_closing)
+
+    async def _response(self, request: Request) -> Response:
+        shown = tokens.received(request.headers.get('Authorization'))
+        if self._token and not tokens.equal(shown, self._token):
+            error = 'got no token, or another; need Authorization: Bearer TOKEN'
+            raise HttpRefusal(HTTPStatus.UNAUTHORIZED, error)
+        route, words = self._route(request.command, request.path)
+        request.max_bytes = min(request.max_bytes, self._limits.get(route, request.max_bytes))
+        answer = self._routes[route]
+        if route in self._coroutines:
+            response: Response = await answer(request, *words)  # type: ignore[misc]
+            return response
+        if request.is_unread and request.headers.get('Content-Length') and request.length() <= SMALL_BODY:
+            await request.read()  # or the thread would wait for it
+        return await self.in_thread(lambda: answer(request, *words))
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    # The socket of a transport that is closed is closed in the next turn of the loop.
+    await asyncio.sleep(0)
+
+
+def _listen(options: ServerOptions, setting: str, shared: bool) -> socket.socket:
+    """Returns a socket that listens at the first of the ports that is free, with IPv4 if the name has both."""
+    failures: list[str] = []
+    for port in options.ports:
+        if shared and port and is_listening(f'{options.host}:{port}'):  # both would get connections
+            failures.append(f'{port}: another server listens there')
+            continue
+        for family, address in _addresses(options.host.strip('[]'), port, failures):
+            listening = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if shared and port:
+                    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                listening.bind(address)
+                listening.listen(_BACKLOG)
+                listening.setblocking(False)
+                return listening
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):  # or it would try again at once
-                    self._make_room(0)
-                    self._stop.wait(_PAUSE_SECS)
-                return
-            if not self._make_room(self._places):
-                logging.log_first_n(logging.WARNING, 'refused a connection: all are busy', 5)
-                accepted.close()
-                continue
-            accepted.setblocking(False)
-            self._new[accepted.fileno()] = accepted, address, time.monotonic()
-            ready.register(accepted.fileno(), select.EPOLLIN | select.EPOLLET | select.EPOLLRDHUP)
-
-    def _look_at(self, ready: select.epoll, number: int, ends: bool) -> None:
-        """Gives a connection a thread if it has sent a whole head, or begins a handshake."""
-        connection, address, _ = self._new[number]
-        try:
-            head = connection.recv(MAX_HEAD, socket.MSG_PEEK)
-        except BlockingIOError:  # the event was of an earlier connection with this handle
-            return
-        except OSError:
-            head = b''
-        if head and len(head) < MAX_HEAD and not ends and not self._tls and not _HEAD_END.search(head):
-            return
-        del self._new[number]
-        ready.unregister(number)
-        connection.setblocking(True)
-        with self._changed:
-            has_place = bool(head) and (len(self._open) < self._most_open or self._end_idlest())
-        if has_place:
-            self.process_request(connection, address)
-        else:
-            if head:
-                logging.log_first_n(logging.WARNING, 'refused a connection: all are busy', 5)
-            connection.close()
-
-    def _make_room(self, most: int) -> bool:
-        """Ends the idlest connection if there are that many; returns whether there is room for another one."""
-        with self._changed:
-            if len(self._new) + len(self._open) < most:
-                return True
-            logging.log_first_n(logging.INFO, 'more than %d connections: ends the idlest', 1, self._places)
-            if not self._new:
-                return self._end_idlest()
-        self._end_oldest()
-        return True
-
-    def _end_oldest(self) -> None:
-        self._new.pop(next(iter(self._new)))[0].close()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """See `socketserver.BaseServer`."""
-        started = False
-        try:
-            if self._running.acquire(timeout=_LINGER_SECS):
-                if self._tls:  # the handshake is made in the connection's thread, so that none can block the others
-                    request = self._tls.get().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-                with self._changed:
-                    self._open[request] = _Connection()
-                super().process_request(request, client_address)
-                started = True
-        except Exception as error:  # the machine has no thread; it is gone
-            logging.log_first_n(logging.WARNING, 'refused a connection: %s', 5, error)
-            self._running.release()
-        finally:
-            if not started:
-                self._forget(request)
-                self.close_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """See `socketserver.ThreadingMixIn`."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._forget(request)
-            self._running.release()
-
-    def busy(self, request: Any, busy: bool) -> None:
-        """Notes that a request of a connection is being answered, or that it was."""
-        with self._changed:
-            if connection := self._open.pop(request, None):
-                self._open[request] = connection
-                connection.busy, connection.has_request, connection.answered = busy, busy, True
-
-    @contextlib.contextmanager
-    def receiving(self, request: Any, length: int) -> Iterator[None]:
-        """Waits until there is room for the body of a request, and keeps it for the time of the block."""
-        large = length if length > _SMALL_BODY else 0
-        with self._changed:
-            if connection := self._open.get(request):
-                connection.busy = False
-            while (
-                large
-                and connection
-                and sum(each.body for each in self._open.values()) + large > max(large, _LARGE_BODIES)
-            ):
-                if not self._end_idlest(_is_late):
-                    self._changed.wait(_PAUSE_SECS)
-            if connection:
-                connection.body, connection.since = large, time.monotonic()
-        try:
-            yield
-        finally:
-            with self._changed:
-                if connection:
-                    connection.busy, connection.body = True, 0
-                self._changed.notify_all()
-
-    def _forget(self, request: Any) -> None:
-        with self._changed:
-            self._open.pop(request, None)
-            self._changed.notify_all()
-
-    def _end_idlest(self, which: Callable[[_Connection], bool] = lambda connection: True) -> bool:
-        """Ends a connection of which no request is being answered; returns whether there was one."""
-        for answered in (False, True):
-            for request, each in self._open.items():
-                if not each.busy and each.answered == answered and which(each):
-                    del self._open[request]
-                    shut(request)  # its thread ends soon
-                    return True
-        return False
-
-    def shutdown_request(self, request: Any) -> None:
-        """See `socketserver.TCPServer`. What a client still sends is read: it would not see the answer otherwise."""
-        until = time.monotonic() + _LINGER_SECS
-        with contextlib.suppress(OSError):
-            request.shutdown(socket.SHUT_WR)
-            request.settimeout(_LINGER_SECS)
-            while request.recv(_MAX_UNREAD) and time.monotonic() < until:
-                pass
-        self.close_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs one line: a client that vanished, or spoke no HTTP."""
-        logging.log_first_n(logging.WARNING, 'lost the connection of %s', 20, client_address, exc_info=False)
+                listening.close()
+                failures.append(f'{port}: {error.strerror or error}')
+    raise UserValueError(
+        f'got host={options.host!r}, which cannot be listened at ({"; ".join(failures)}); need a name of this machine '
+        f'and a free port; give others by {setting}'
+    )
 
 
-def _is_late(connection: _Connection) -> bool:
-    return bool(connection.body) and connection.since < time.monotonic() - _LARGE_BODY_SECS
+def _addresses(host: str, port: int, failures: list[str]) -> list[tuple[Any, Any]]:
+    """Returns the addresses of a name, those of IPv4 first; adds why there is none to `failures`."""
+    try:
+        found = socket.getaddrinfo(host or '0.0.0.0', port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError, OverflowError) as error:
+        failures.append(f'{port}: {getattr(error, "strerror", None) or error}')
+        return []
+    found.sort(key=lambda each: each[0] != socket.AF_INET)
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _refusal(error: Exception, request: Request) -> Response:
+    """Returns what is answered for an error."""
+    if isinstance(error, HttpRefusal | UserValueError):
+        status = error.status if isinstance(error, HttpRefusal) else HTTPStatus.BAD_REQUEST
+        logging.log_first_n(logging.WARNING, 'refused a request of %s: %s', 20, request.client_address, error)
+        return json_response({'error': str(error)[:_MAX_QUOTED]}, status)
+    logging.error('a request failed', exc_info=error)
+    text = f'{type(error).__name__}: the server has the details in its log'
+    return json_response({'error': text}, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+async def _send(asked: web.BaseRequest, response: Response, closes: bool) -> web.StreamResponse:
+    """Sends a response in blocks, so that a client that does not take them is noticed."""
+    answer = web.StreamResponse(status=response.status, headers=dict(response.headers))
+    answer.content_length = sum(map(len, response.body))
+    if response.status == HTTPStatus.UNAUTHORIZED:
+        answer.headers['WWW-Authenticate'] = 'Bearer'
+    if closes:
+        answer.force_close()
+    try:
+        async with asyncio.timeout(_SEND_SECS):
+            await answer.prepare(asked)
+        for part in map(memoryview, response.body):
+            for at in range(0, len(part), _BLOCK_BYTES):
+                async with asyncio.timeout(_SEND_SECS):
+                    await answer.write(part[at : at + _BLOCK_BYTES])
+        async with asyncio.timeout(_SEND_SECS):
+            await answer.write_eof()
+    except OSError:  # it is gone, or too slow: a TimeoutError is one too
+        if asked.transport is not None:
+            asked.transport.abort()
+        raise
+    return answer
+
+
+def _log_failure(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    logging.log_first_n(logging.WARNING, 'a connection failed: %s', 20, context.get('exception') or context['message'])

@@ -1,7 +1,7 @@
 """Serves metrics to Prometheus at http://HOST:PORT/metrics. Needs the extra `serving`."""
 
 from tflearn.core import extras
-from tflearn.net.http_request import Response
+from tflearn.net.http_messages import Response
 from tflearn.net.http_server import HttpServer
 from tflearn.net.server_options import ServerOptions
 

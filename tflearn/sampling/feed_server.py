@@ -19,8 +19,8 @@ from absl import logging
 
 from tflearn.core.errors import UserValueError
 from tflearn.net.http_client import HttpClient
-from tflearn.net.http_request import Refused, Request, Response, json_response
-from tflearn.net.http_server import HttpServer
+from tflearn.net.http_messages import HttpRefusal, Response, json_response
+from tflearn.net.http_server import HttpServer, Request
 from tflearn.net.server_options import ServerOptions
 
 FEED = '/v1/feed'
@@ -80,7 +80,7 @@ class FeedServer:
         contract = request.json()
         worker = str(contract.pop('worker', ''))[:_MAX_NAME]
         if refusal := self._put(worker, contract):
-            raise Refused(HTTPStatus.CONFLICT, refusal)
+            raise HttpRefusal(HTTPStatus.CONFLICT, refusal)
         return json_response({})
 
     def _put(self, worker: str, contract: dict[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from tflearn.extensions.serving.clients import Clients
 from tflearn.extensions.serving.models import Models
 from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.extensions.serving.server import PolicyServer, ServingMetrics
-from tflearn.net.grpc_server import Caller, Refused
+from tflearn.net.grpc_server import Caller, GrpcRefusal
 from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import TlsFiles
 
@@ -111,7 +111,7 @@ def test_requests_a_second_are_an_average_of_which_a_second_may_come_at_once(tmp
 
     def admitted():
         count = 0
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(GrpcRefusal):
             while count < 1000:
                 with clients.admit(caller):
                     count += 1
@@ -126,11 +126,11 @@ def test_requests_a_second_are_an_average_of_which_a_second_may_come_at_once(tmp
     now.secs += 1.0
     with clients.admit(caller):
         clients_module.check_policy('one')
-        with pytest.raises(Refused, match="for 'two' from the client 'robot', which may not ask it"):
+        with pytest.raises(GrpcRefusal, match="for 'two' from the client 'robot', which may not ask it"):
             clients_module.check_policy('two')
     clients_module.check_policy('two')
     for header in ({}, {'authorization': TOKENS['robot']}, {'authorization': 'Bearer '}):
-        with pytest.raises(Refused, match='known client'), clients.admit(Caller(header)):
+        with pytest.raises(GrpcRefusal, match='known client'), clients.admit(Caller(header)):
             pass
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.testing import example_policies
 from tflearn.extensions.serving.models import ModelHolder, Models
 from tflearn.extensions.serving.served_version import ServedVersion
-from tflearn.net.grpc_server import Refused
+from tflearn.net.grpc_server import GrpcRefusal
 from tflearn.policies import states, versions
 from tflearn.policies.exporter import PolicyExporter
 
@@ -40,7 +40,7 @@ def test_the_newest_version_is_served(exporter, directory):
     assert holder.get(3) is holder.get()
     assert versions.add_metadata(directory / '3', evaluation={})
     assert not holder.refresh()
-    with pytest.raises(Refused, match=r"version 1 of 'greedy_policy', which serves \[3\]"):
+    with pytest.raises(GrpcRefusal, match=r"version 1 of 'greedy_policy', which serves \[3\]"):
         holder.get(1)
 
 
@@ -74,7 +74,7 @@ def test_only_pinned_versions_are_served(exporter, directory):
     assert holder.refresh() and holder.get().version == 1
     exporter.export(3, {})
     assert holder.refresh() and holder.get().version == 3 and holder.get(1).version == 1
-    with pytest.raises(Refused, match='version 2'):
+    with pytest.raises(GrpcRefusal, match='version 2'):
         holder.get(2)
     assert not holder.refresh()
 
@@ -105,9 +105,9 @@ def test_states_say_which_versions_are_served(exporter, directory):
     keys = [f'user-{i}' for i in range(40)]
     assert [holder.of_key(key).version == 4 for key in keys] == [found.arm(key) == 'canary' for key in keys]
     assert {holder.of_key('').version for _ in range(60)} == {2, 4}
-    with pytest.raises(Refused, match=r"got the label 'shadow' of 'greedy_policy', which has: canary, stable"):
+    with pytest.raises(GrpcRefusal, match=r"got the label 'shadow' of 'greedy_policy', which has: canary, stable"):
         holder.of_label('shadow')
-    with pytest.raises(Refused, match=r'version 3 .*, which serves \[1, 2, 4\]'):
+    with pytest.raises(GrpcRefusal, match=r'version 3 .*, which serves \[1, 2, 4\]'):
         holder.get(3)
     models = Models(directory.parent, ServedVersion)
     models.refresh()
@@ -143,10 +143,10 @@ def test_each_directory_is_a_model(exporter, directory):
     assert models.missing == ['any policy']
     exporter.export(1, {})
     assert models.refresh() and models.get('greedy_policy').get().version == 1
-    with pytest.raises(Refused, match=r"got the model name 'greedy'; need one of \['greedy_policy'\]"):
+    with pytest.raises(GrpcRefusal, match=r"got the model name 'greedy'; need one of \['greedy_policy'\]"):
         models.get('greedy')
     named = Models(directory.parent, ServedVersion, names=['other'])
     assert not named.refresh() and named.missing == ['other']
     assert not models.missing
-    with pytest.raises(Refused, match="the model 'other' waits for a version in"):
+    with pytest.raises(GrpcRefusal, match="the model 'other' waits for a version in"):
         named.get('other').get()

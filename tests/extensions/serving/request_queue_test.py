@@ -14,7 +14,7 @@ from tf_agents.trajectories import time_step as ts
 from tests.testing import example_policies
 from tflearn.extensions.serving.request_queue import RequestQueue
 from tflearn.extensions.serving.served_version import BatchOptions, ServedVersion
-from tflearn.net.grpc_server import Refused
+from tflearn.net.grpc_server import GrpcRefusal
 from tflearn.policies.exporter import PolicyExporter
 
 BATCHING = BatchOptions(max_batch_size=8, max_enqueued_batches=3)
@@ -79,7 +79,7 @@ def test_invalid_values_fail_only_their_own_request(path):
 def test_rejects_requests_when_overloaded(path):
     answers, _ = ask(path, [[1] * 8, [2] * 8, [3] * 8, [4], [5]])
     assert answers[:3] == [[1] * 8, [0] * 8, [1] * 8]
-    assert [str(answer) for answer in answers[3:] if isinstance(answer, Refused)] == [
+    assert [str(answer) for answer in answers[3:] if isinstance(answer, GrpcRefusal)] == [
         'got 1 rows, and 24 wait already; send less at a time, or try again later'
     ] * 2
 
@@ -117,7 +117,7 @@ def test_cancelled_requests_do_not_count_as_waiting(path):
         requests.close()
         return answers
 
-    refused = {2: asyncio.CancelledError, 4: Refused}
+    refused = {2: asyncio.CancelledError, 4: GrpcRefusal}
     for number, answer in enumerate(asyncio.run(answers())):
         if number in refused:
             assert isinstance(answer, refused[number])

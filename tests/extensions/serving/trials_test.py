@@ -21,7 +21,7 @@ from tflearn.extensions.serving.models import Models
 from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.extensions.serving.server import PolicyServer
 from tflearn.extensions.serving.trials import TrialOptions, Trials
-from tflearn.net.grpc_server import Refused
+from tflearn.net.grpc_server import GrpcRefusal
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies import states
 
@@ -107,14 +107,14 @@ def test_a_stable_version_on_trial_gives_way_to_the_one_before(directory, tmp_pa
 def test_errors_count_but_not_those_of_clients():
     trials = Trials(TrialOptions(num_requests=10, max_error_share=0.2))
     for error, number in (
-        (Refused('NOT_FOUND', 'x'), 50),
+        (GrpcRefusal('NOT_FOUND', 'x'), 50),
         (KeyError('x'), 2),
         (None, 8),
         (KeyError('x'), 3),
         (None, 7),
     ):
         for _ in range(number):
-            with contextlib.suppress(KeyError, Refused), trials.measured('p', 3):
+            with contextlib.suppress(KeyError, GrpcRefusal), trials.measured('p', 3):
                 if error:
                     raise error
     assert trials._short == {('p', 3): '3 errors in 10 requests'}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tflearn.core import tokens
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import read_json
-from tflearn.net.grpc_server import Caller, Refused
+from tflearn.net.grpc_server import Caller, GrpcRefusal
 from tflearn.net.tls import Renewed
 
 _FORM = 'need an object of clients by name, each with "token_sha256" or "certificate"; see docs/serving.md'
@@ -98,11 +98,11 @@ def check_policy(name: str) -> None:
     """Checks that the client of the request that is being answered may ask a policy.
 
     Raises:
-      Refused: if not.
+      GrpcRefusal: if not.
     """
     client = _asking.get()
     if client is not None and client.policies is not None and name not in client.policies:
-        raise Refused(
+        raise GrpcRefusal(
             'PERMISSION_DENIED',
             f'got a request for {name[:100]!r} from the client {client.name!r}, which may not ask it',
         )
@@ -139,7 +139,7 @@ class Clients:
         """Admits one request for the time of the block.
 
         Raises:
-          Refused: if it is of no client in the file, or beyond the client's quota.
+          GrpcRefusal: if it is of no client in the file, or beyond the client's quota.
         """
         client = self._known(caller)
         usage = self._usage.setdefault(client.name, _Usage())
@@ -164,7 +164,7 @@ class Clients:
         ]
         if not found:
             self._record('', 'unknown')
-            raise Refused(
+            raise GrpcRefusal(
                 'UNAUTHENTICATED',
                 'got no token or certificate of a known client; need the metadata authorization: Bearer TOKEN, or a '
                 'certificate; ask who runs the server',
@@ -174,7 +174,7 @@ class Clients:
     def _take(self, client: Client, usage: _Usage) -> None:
         if client.max_in_flight is not None and usage.in_flight >= client.max_in_flight:
             self._record(client.name, 'max_in_flight')
-            raise Refused(
+            raise GrpcRefusal(
                 'RESOURCE_EXHAUSTED',
                 f'got more than {client.max_in_flight} requests at the same time; wait for answers',
             )
@@ -185,7 +185,7 @@ class Clients:
         usage.at = now
         if usage.left < 1.0:
             self._record(client.name, 'requests_per_sec')
-            raise Refused('RESOURCE_EXHAUSTED', f'got more than {rate:g} requests a second; send less')
+            raise GrpcRefusal('RESOURCE_EXHAUSTED', f'got more than {rate:g} requests a second; send less')
         usage.left -= 1.0
 
 

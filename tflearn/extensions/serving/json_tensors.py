@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.extensions.serving.served_version import InvalidRequest, Signature
-from tflearn.net import http_request
+from tflearn.net import http_messages
 
 _MAX_RANK, _MAX_LISTS = 32, 1 << 17
 
@@ -48,7 +48,7 @@ def parse_object(body: memoryview) -> dict[str, Any]:
     data = bytes(body)
     if (count := data.count(b'[') + data.count(b'{')) > _MAX_LISTS:  # each takes many times its bytes in memory
         raise InvalidRequest(f'got {count} lists and objects; need at most {_MAX_LISTS}')
-    return http_request.json_object(data)
+    return http_messages.json_object(data)
 
 
 def parse(body: memoryview) -> PredictJson:

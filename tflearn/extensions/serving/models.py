@@ -11,7 +11,7 @@ from absl import logging
 
 from tflearn.core.errors import UserValueError
 from tflearn.extensions.serving.served_version import ServedVersion
-from tflearn.net.grpc_server import Refused
+from tflearn.net.grpc_server import GrpcRefusal
 from tflearn.policies import states, versions
 from tflearn.policies.states import States
 
@@ -117,26 +117,26 @@ class ModelHolder:
         """Returns the version; without a number, the stable one, or the newest if there are no states.
 
         Raises:
-          Refused: if there is no such version, or none is loaded yet: the client may try again.
+          GrpcRefusal: if there is no such version, or none is loaded yet: the client may try again.
         """
         served = self._served  # read once: `refresh` may replace it at any time
         if not served.versions:
-            raise Refused(
+            raise GrpcRefusal(
                 'UNAVAILABLE', f'the model {self.name!r} waits for a version in {self._directory}; try again later'
             )
         version = served.default if version is None else version
         if version in served.versions:
             return served.versions[version]
-        raise Refused(
+        raise GrpcRefusal(
             'NOT_FOUND', f'got a request for version {version} of {self.name!r}, which serves {sorted(served.versions)}'
         )
 
     def of_label(self, label: str) -> ServedVersion:
-        """Returns the version of a label: 'stable', 'canary' or 'shadow'. Raises Refused if there is none."""
+        """Returns the version of a label: 'stable', 'canary' or 'shadow'. Raises GrpcRefusal if there is none."""
         labels = self._served.states.labels if self._served.states else {}
         if label not in labels:
             known = ', '.join(sorted(labels)) or 'none'
-            raise Refused('NOT_FOUND', f'got the label {label!r} of {self.name!r}, which has: {known}')
+            raise GrpcRefusal('NOT_FOUND', f'got the label {label!r} of {self.name!r}, which has: {known}')
         return self.get(labels[label])
 
     def of_key(self, key: str) -> ServedVersion:
@@ -243,15 +243,15 @@ class Models:
         """Returns the policy.
 
         Raises:
-          Refused: if there is none of that name, or no policy has a version yet: the client may try again.
+          GrpcRefusal: if there is none of that name, or no policy has a version yet: the client may try again.
         """
         holder = self._holders.get(name)
         if holder is None and not any(each.ready for each in self.holders):
-            raise Refused(
+            raise GrpcRefusal(
                 'UNAVAILABLE', f'the server waits for a version of any policy in {self._root}; try again later'
             )
         if holder is None:
-            raise Refused('NOT_FOUND', f'got the model name {name!r}; need one of {sorted(self._holders)}')
+            raise GrpcRefusal('NOT_FOUND', f'got the model name {name!r}; need one of {sorted(self._holders)}')
         return holder
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.extensions.serving.served_version import Decisions, Signature
-from tflearn.net.grpc_server import Refused
+from tflearn.net.grpc_server import GrpcRefusal
 
 Arrays = Mapping[str, np.ndarray]
 Computed = Signature | Decisions
@@ -77,7 +77,7 @@ class RequestQueue:
           inputs: the arguments of `signature.run`.
 
         Raises:
-          Refused: if too many requests wait.
+          GrpcRefusal: if too many requests wait.
           InvalidRequest: as `signature.run`.
           tf.errors.InvalidArgumentError: if the policy cannot compute these values.
         """
@@ -96,11 +96,11 @@ class RequestQueue:
             queue.remove(request)
 
     def check_room(self, signature: Computed, rows: int) -> None:
-        """Checks that this number of further rows may wait. Raises Refused if not."""
+        """Checks that this number of further rows may wait. Raises GrpcRefusal if not."""
         waiting = self._waiting[signature].rows if signature in self._waiting else 0
         if waiting + rows > signature.max_waiting_rows:
             error = f'got {rows} rows, and {waiting} wait already; send less at a time, or try again later'
-            raise Refused('RESOURCE_EXHAUSTED', error)
+            raise GrpcRefusal('RESOURCE_EXHAUSTED', error)
 
     def close(self) -> None:
         """Starts no more calls."""

@@ -1,8 +1,9 @@
 """RestServer: TensorFlow Serving's REST interface beside gRPC, with the same admission, limits, batches and metrics.
 
-JSON is read and written on the thread of its connection; each request is answered on gRPC's event loop.
+Large JSON is read and written in a thread; each request is answered on gRPC's event loop.
 """
 
+import asyncio
 import contextlib
 import functools
 import inspect
@@ -15,24 +16,22 @@ from typing import Any
 import grpc
 from google.protobuf import json_format, struct_pb2
 
-from tflearn.core import waiting
-from tflearn.core.errors import UserTimeoutError, UserValueError
+from tflearn.core.errors import UserValueError
 from tflearn.extensions.serving import json_tensors
 from tflearn.extensions.serving.json_tensors import PredictJson
 from tflearn.extensions.serving.request_queue import Arrays
 from tflearn.extensions.serving.served_version import InvalidRequest, Signature
 from tflearn.extensions.serving.server import PolicyServer
 from tflearn.extensions.serving.tensor_protos import get_model_metadata_pb2, get_model_status_pb2, predict_pb2
-from tflearn.net import http_request
 from tflearn.net.grpc_server import Caller
-from tflearn.net.http_request import Request, Response
-from tflearn.net.http_server import HttpServer
+from tflearn.net.http_messages import HttpRefusal, Response, json_response
+from tflearn.net.http_server import HttpServer, Request, Route
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies.versions import VOCABULARIES
 
 _SECS = 30.0  # for an answer, as TensorFlow Serving's --rest_api_timeout_in_ms
 _MAX_BYTES = 16 << 20  # of bodies that are being answered
-_LARGE = 1 << 16
+_LARGE, _MANY = 1 << 16, 1 << 14  # bytes of a request, and values of an answer, that are handled in a thread
 _STATUS = {
     'INVALID_ARGUMENT': HTTPStatus.BAD_REQUEST,
     'FAILED_PRECONDITION': HTTPStatus.BAD_REQUEST,
@@ -65,7 +64,7 @@ class RestServer:
           ValueError: if it cannot listen there, or a file of TLS is invalid.
         """
         self._server, self._lock, self._parsing, self._bytes = server, threading.Lock(), threading.Lock(), 0
-        routes: dict[str, Callable[..., Response]] = {}
+        routes: dict[str, Route] = {}
         for part, field in (('', ''), ('/versions/ID', 'version'), ('/labels/NAME', 'version_label')):
             model = f'/v1/models/NAME{part}'
             routes |= {
@@ -80,21 +79,28 @@ class RestServer:
 
     def close(self, grace_secs: float = 5.0) -> None:
         """Accepts no more connections, and waits at most `grace_secs` for the requests that are being answered."""
-        self._http.close(end_connections=False)
-        with contextlib.suppress(UserTimeoutError):
-            waiting.wait_until(lambda: not self._http.num_requests, 'the last requests', grace_secs)
+        self._http.close(grace_secs)
 
-    def _predict(self, field: str, request: Request, *words: str) -> Response:
-        body = request.body()
+    async def _predict(self, field: str, request: Request, *words: str) -> Response:
+        body = await request.read()
         with self._room(len(body)):
-            parsed = self._parse(body, json_tensors.parse)
+            parsed = await self._parsed(body, json_tensors.parse)
             call = functools.partial(self._answer, parsed, functools.partial(_spec, field, *words))
-            form, outputs = self._call(request, 'Predict', call)
-        return http_request.json_response(json_tensors.answer(form, outputs))
+            form, outputs = await self._call(request, 'Predict', call)
+        written = functools.partial(_written, form, outputs)
+        is_large = sum(output.size for output in outputs.values()) > _MANY
+        return await self._http.in_thread(written) if is_large else written()
+
+    async def _parsed(self, body: memoryview, parse: Callable[[memoryview], Any]) -> Any:
+        """Returns what `_parse` does, in a thread if that takes long."""
+        work = functools.partial(self._parse, body, parse)
+        return await self._http.in_thread(work) if len(body) > _LARGE else work()
 
     def _parse(self, body: memoryview, parse: Callable[[memoryview], Any]) -> Any:
         """Returns the request, or an error, which is raised on the event loop: it counts as one of a request."""
-        with self._parsing:  # one at a time: objects of Python need much more memory than their JSON
+        # Large ones one at a time: objects of Python need much more memory than their JSON.
+        alone: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        with self._parsing if len(body) > _LARGE else alone:
             start = time.perf_counter()
             try:
                 return parse(body)
@@ -118,44 +124,44 @@ class RestServer:
 
         return parsed.form, (await self._server.answer(spec, parsed.output_filter, read))[2]
 
-    def _outcomes(self, request: Request) -> Response:
-        body = request.body()
+    async def _outcomes(self, request: Request) -> Response:
+        body = await request.read()
         with self._room(len(body)):
-            parsed = self._parse(body, json_tensors.parse_object)
+            parsed = await self._parsed(body, json_tensors.parse_object)
 
             async def record() -> Any:
                 if isinstance(parsed, InvalidRequest):
                     raise parsed
                 return await self._server.record_outcomes(parsed)
 
-            return http_request.json_response(self._call(request, 'RecordOutcomes', record))
+            return json_response(await self._call(request, 'RecordOutcomes', record))
 
-    def _status(self, field: str, request: Request, *words: str) -> Response:
+    async def _status(self, field: str, request: Request, *words: str) -> Response:
         async def status() -> Any:
             message: Any = get_model_status_pb2.GetModelStatusRequest
             return await self._server.get_model_status(message(model_spec=_spec(field, *words)))
 
-        return http_request.json_response(_dict(self._call(request, 'GetModelStatus', status)))
+        return json_response(_dict(await self._call(request, 'GetModelStatus', status)))
 
-    def _metadata(self, field: str, request: Request, *words: str) -> Response:
+    async def _metadata(self, field: str, request: Request, *words: str) -> Response:
         async def metadata() -> Any:
             message: Any = get_model_metadata_pb2.GetModelMetadataRequest
             asked = message(model_spec=_spec(field, *words), metadata_field=['signature_def', VOCABULARIES])
             return await self._server.get_model_metadata(asked)
 
-        answer = self._call(request, 'GetModelMetadata', metadata)
+        answer = await self._call(request, 'GetModelMetadata', metadata)
         found: Any = get_model_metadata_pb2.SignatureDefMap()
         answer.metadata['signature_def'].Unpack(found)
         values: Any = struct_pb2.Struct()
         answer.metadata[VOCABULARIES].Unpack(values)
         described = {'signature_def': _dict(found), **({VOCABULARIES: _dict(values)} if values.fields else {})}
-        return http_request.json_response({'model_spec': _dict(answer.model_spec), 'metadata': described})
+        return json_response({'model_spec': _dict(answer.model_spec), 'metadata': described})
 
-    def _call(self, request: Request, name: str, method: Callable[[], Awaitable[Any]]) -> Any:
+    async def _call(self, request: Request, name: str, method: Callable[[], Awaitable[Any]]) -> Any:
         caller = Caller({key.lower(): value for key, value in request.headers.items()}, _certificate_names(request))
-        code, details, answer = self._server.call(name, caller, method, _SECS)
+        code, details, answer = await asyncio.wrap_future(self._server.call(name, caller, method, _SECS))
         if code is not grpc.StatusCode.OK:
-            raise http_request.Refused(_STATUS.get(code.name, HTTPStatus.INTERNAL_SERVER_ERROR), details)
+            raise HttpRefusal(_STATUS.get(code.name, HTTPStatus.INTERNAL_SERVER_ERROR), details)
         return answer
 
     @contextlib.contextmanager
@@ -166,12 +172,16 @@ class RestServer:
             self._bytes += 0 if is_full else size
         if is_full:
             error = f'got a body of {size} bytes, and {_MAX_BYTES} are being answered; send less, or try again later'
-            raise http_request.Refused(HTTPStatus.TOO_MANY_REQUESTS, error)
+            raise HttpRefusal(HTTPStatus.TOO_MANY_REQUESTS, error)
         try:
             yield
         finally:
             with self._lock:
                 self._bytes -= size
+
+
+def _written(form: str, outputs: Arrays) -> Response:
+    return json_response(json_tensors.answer(form, outputs))
 
 
 def _spec(field: str, name: str, word: str = '') -> Any:
@@ -193,6 +203,6 @@ def _dict(message: Any) -> Any:
 
 def _certificate_names(request: Request) -> tuple[str, ...]:
     """Returns the common name and the DNS names in the client's certificate, if it had to show one."""
-    certificate = getattr(request.connection, 'getpeercert', dict)() or {}
+    certificate = request.certificate
     names = [value for part in certificate.get('subject', ()) for key, value in part if key == 'commonName']
     return (*names, *(value for kind, value in certificate.get('subjectAltName', ()) if kind == 'DNS'))

@@ -7,6 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import grpc
@@ -30,7 +31,7 @@ from tflearn.extensions.serving.tensor_protos import (
 )
 from tflearn.extensions.serving.trials import TrialOptions, Trials
 from tflearn.net import grpc_server
-from tflearn.net.grpc_server import Caller, Refused
+from tflearn.net.grpc_server import Caller, GrpcRefusal
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies import signatures
 from tflearn.policies.versions import VOCABULARIES
@@ -123,7 +124,7 @@ class PolicyServer:
         self._models, self._metrics = models, metrics or ServingMetrics(models)
         self._requests, self._max_bytes = RequestQueue(num_threads), options.max_request_bytes
         self._log, self._trials = log, trials or Trials(TrialOptions())
-        self._server = grpc_server.Server(
+        self._server = grpc_server.GrpcServer(
             {
                 f'/{_PREDICTION}/Predict': _parsing(predict_pb2.PredictRequest, self._predict),
                 f'/{_PREDICTION}/GetModelMetadata': _parsing(
@@ -155,8 +156,10 @@ class PolicyServer:
         self._server.close(grace_secs)
         self._requests.close()
 
-    def call(self, name: str, caller: Caller, method: Callable[[], Awaitable[Any]], timeout_secs: float) -> Any:
-        """Answers a request of another protocol with the admission, limits and metrics of gRPC; see `Server.call`."""
+    def call(
+        self, name: str, caller: Caller, method: Callable[[], Awaitable[Any]], timeout_secs: float
+    ) -> futures.Future[Any]:
+        """Answers a request of another protocol with the admission, limits and metrics of gRPC; see `GrpcServer`."""
         return self._server.call(name, caller, method, timeout_secs)
 
     async def _predict(self, request: Any) -> Any:
@@ -188,8 +191,8 @@ class PolicyServer:
 
         Raises:
           InvalidRequest: if the request does not fit the signature.
-          Refused: if the model or the version is not served, or not yet; if too many requests wait; or if the client
-            may not ask this policy.
+          GrpcRefusal: if the model or the version is not served, or not yet; if too many requests wait; or if the
+            client may not ask this policy.
         """
         model = self._version(spec)
         with self._trials.measured(spec.name, model.version):
@@ -231,7 +234,7 @@ class PolicyServer:
 
         Raises:
           InvalidRequest: if they do not fit the signature.
-          Refused: if too many requests wait.
+          GrpcRefusal: if too many requests wait.
         """
         signature.check(shapes)
         self._requests.check_room(signature, next(iter(shapes.values()))[0] if signature.batched else 1)
@@ -269,14 +272,14 @@ class PolicyServer:
 
         Raises:
           InvalidRequest: if the message has another form.
-          Refused: if the server keeps none, or too many wait.
+          GrpcRefusal: if the server keeps none, or too many wait.
         """
         if not self._log:
-            raise Refused('FAILED_PRECONDITION', 'got outcomes without a log of decisions; need --decision_log')
+            raise GrpcRefusal('FAILED_PRECONDITION', 'got outcomes without a log of decisions; need --decision_log')
         lines = decision_log.outcome_lines(message, time.time())
         if not self._log.record_outcomes(lines):
             error = f'got {len(lines)} outcomes, and too much waits already; send them again later'
-            raise Refused('RESOURCE_EXHAUSTED', error)
+            raise GrpcRefusal('RESOURCE_EXHAUSTED', error)
         self._trials.outcomes(message)
         return {'accepted': len(lines)}
 
@@ -290,7 +293,7 @@ class PolicyServer:
 
         Raises:
           InvalidRequest: if it names another field.
-          Refused: if the model or the version is not served, or not yet.
+          GrpcRefusal: if the model or the version is not served, or not yet.
         """
         fields = {*request.metadata_field}
         if not fields or not fields <= {_SIGNATURES, VOCABULARIES}:
@@ -312,7 +315,7 @@ class PolicyServer:
         return response
 
     async def get_model_status(self, request: Any) -> Any:
-        """Answers a GetModelStatusRequest. Raises Refused if the model is not served, or the version is unknown."""
+        """Answers a GetModelStatusRequest. Raises GrpcRefusal if the model is not served, or the version is unknown."""
         holder, wanted = self._holder(request.model_spec)
         states = get_model_status_pb2.ModelVersionStatus
         response = get_model_status_pb2.GetModelStatusResponse()

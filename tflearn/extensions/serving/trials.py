@@ -23,7 +23,7 @@ from tflearn.extensions.serving.decision_log import DecisionLog
 from tflearn.extensions.serving.models import ModelHolder
 from tflearn.extensions.serving.request_queue import Arrays, RequestQueue
 from tflearn.extensions.serving.served_version import InvalidRequest
-from tflearn.net.grpc_server import Refused
+from tflearn.net.grpc_server import GrpcRefusal
 from tflearn.policies import signatures, states
 
 _MAX_OPEN, _MAX_SHADOWS = 200_000, 64  # decisions that wait for outcomes; requests of shadows at the same time
@@ -112,7 +112,7 @@ class Trials:
         begun, failed, counts = self._clock(), False, True
         try:
             yield
-        except (InvalidRequest, Refused):
+        except (InvalidRequest, GrpcRefusal):
             counts = False
             raise
         except Exception:  # not a deadline that has passed, which cancels the request
