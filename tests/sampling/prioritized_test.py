@@ -205,7 +205,8 @@ def test_priorities_that_move_to_another_server_are_noticed(tmp_path, serve, ope
     assert_follow(draw_keys(sampler, 300)[0], wanted[0] | wanted[1])
 
 
-@pytest.mark.parametrize('replicas', [1, 2])
+# One replica: by default `test_errors_reach_the_server_that_has_the_item` shows the same.
+@pytest.mark.parametrize('replicas', [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(('batch_size', 'num_steps'), [(BATCH, 60), (LARGE_BATCH, 4)])
 def test_errors_become_the_priorities_of_their_own_items(
     tmp_path, serve, open_sampler, replicas, batch_size, num_steps
