@@ -1,6 +1,7 @@
 """Outcomes that clients report are written beside the decisions, and joined with them to one data set."""
 
 import contextlib
+import json
 import os
 import time
 
@@ -68,10 +69,13 @@ def test_one_and_many_are_accepted_by_both_protocols(root, tmp_path):
 
 
 REFUSED = [
-    ({'event_id': 'a'}, 'got the outcome 0 with another reward; need a finite number'),
+    ({'event_id': 'a'}, 'got the outcome 0 with another reward; need a number between'),
     ({'event_id': 'a', 'reward': True}, 'got the outcome 0 with another reward'),
     ({'event_id': 'a', 'reward': 10**400}, 'got the outcome 0 with another reward'),
-    ({'event_id': 'a', 'reward': float('nan')}, 'got the outcome 0 with another reward'),
+    ({'event_id': 'a', 'reward': float('nan')}, 'got a body that is no JSON (NaN is no number of JSON)'),
+    ({'event_id': 'a', 'reward': 1e200}, 'got the outcome 0 with another reward; need a number between -1e+100'),
+    ({'event_id': '\ud800', 'reward': 1}, "got the outcome 0 with event_id='\\ud800'; need printable characters"),
+    ({'event_id': 'a', 'reward': 1, 'outcome_id': 'b\n'}, 'got the outcome 0 with outcome_id='),
     ({'event_id': '', 'reward': 1}, 'got the outcome 0 with another event_id; need text of 1 to 208'),
     ({'event_id': 7, 'reward': 1}, 'got the outcome 0 with another event_id'),
     ({'event_id': 'a', 'reward': 1, 'time': '2025'}, 'got the outcome 0 with another time'),
@@ -102,6 +106,29 @@ def test_what_is_none_is_refused_whole(root, tmp_path):
             client.record_outcomes([{'event_id': 'a'}])
         assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert lines_of(tmp_path, 'outcomes') == []
+
+
+@pytest.mark.parametrize('number', ['NaN', '-Infinity', '1e999', '1e39'])
+def test_an_observation_that_no_log_can_hold_is_no_decision(root, tmp_path, number):
+    with serving(root, tmp_path) as (rest, _, _):
+        body = json.dumps({'instances': [['X', 0.0, 0.0, 0.0]]}).replace('"X"', number)
+        code, answer = ask(rest, PREDICT, data=body.encode())
+        assert code == 400 and ('need finite numbers of float32' in answer['error'] or number in answer['error'])
+        code, answer = ask(rest, PREDICT, {'instances': [[1e38, 0.0, 0.0, 0.0]]})
+        assert code == 200
+    assert len(lines_of(tmp_path)) == 1
+
+
+def test_an_event_id_that_is_not_ascii_joins(root, tmp_path):
+    with serving(root, tmp_path) as (rest, _, _):
+        message = {'instances': [[0.0] * 4], 'output_filter': ['event_id']}
+        code, answer = ask(rest, PREDICT, message, headers={'Event-Id': 'visite-é'.encode().decode('latin-1')})
+        assert (code, answer) == (200, {'predictions': ['visite-é']})
+        assert ask(rest, '/v1/outcomes', {'event_id': 'visite-é', 'reward': 1}) == (200, {'accepted': 1})
+        code, answer = ask(rest, PREDICT, message, headers={'Event-Id': 'visite-é'})  # as Latin-1
+        assert code == 400 and answer['error'].startswith("got the event-id 'visite-\\udce9'; need printable")
+    (decided,) = lines_of(tmp_path)
+    assert decided['id'] == lines_of(tmp_path, 'outcomes')[0]['event_id'] == 'visite-é'
 
 
 def test_a_server_without_a_log_accepts_none(root):

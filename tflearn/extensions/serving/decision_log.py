@@ -201,7 +201,7 @@ def _texts(array: np.ndarray) -> np.ndarray:
 
 
 MAX_ID = 200  # characters of an id
-_MOST, _LARGEST = 10_000, 1e300  # outcomes of a message; a number
+_MOST, _LARGEST = 10_000, 1e100  # outcomes of a message; a number, of which sums of squares are finite
 _KEYS = {'event_id', 'reward', 'time', 'outcome_id'}
 _FORM = 'need {"event_id": "...", "reward": 1.0} each, and if known "time" [s since 1970] and "outcome_id"'
 
@@ -231,10 +231,13 @@ def _line(outcome: Any, index: int, now: float) -> bytes:
             raise InvalidRequest(
                 f'got the outcome {index} with another {key}; need text of 1 to {MAX_ID + 8} characters'
             )
+        if not value.isprintable():  # half a character, say, which no file can hold
+            raise InvalidRequest(f'got the outcome {index} with {key}={value!a}; need printable characters')
     for key in ('reward', 'time'):
         value = outcome.get(key, now if key == 'time' else None)
         if type(value) not in (int, float) or not -_LARGEST < value < _LARGEST:
-            raise InvalidRequest(f'got the outcome {index} with another {key}; need a finite number; {_FORM}')
+            need = f'a number between {-_LARGEST:g} and {_LARGEST:g}'
+            raise InvalidRequest(f'got the outcome {index} with another {key}; need {need}; {_FORM}')
     line = {
         'event_id': outcome['event_id'],
         'time': float(outcome.get('time', now)),

@@ -206,12 +206,14 @@ class PolicyServer:
         known = [*signature.outputs, *([EVENT_ID, PROBABILITY] if decides else [])]
         if unknown := set(names).difference(known):
             raise InvalidRequest(f'got output_filter {sorted(unknown)}; need some of {known}')
+        metadata = caller_metadata.get()
+        event_id, arm = (_text_of_client(metadata, name) for name in ('event-id', 'experiment-arm'))
         arrays = read(signature)
         outputs = await self._requests.run(model.decisions if decides and model.decisions else signature, arrays)
         if signature.batched:
             self._metrics.record_rows(spec.name, len(next(iter(arrays.values()))))
         if decides:
-            outputs = self._decided(spec.name, model, arrays, outputs, names)
+            outputs = self._decided(spec.name, model, arrays, outputs, names, event_id, arm)
         return model, signature, {name: outputs[name] for name in dict.fromkeys(names or outputs) if name in outputs}
 
     def _arrays(self, signature: Signature, tensors: Mapping[str, Any]) -> Arrays:
@@ -243,26 +245,32 @@ class PolicyServer:
         if size > self._max_bytes:
             raise InvalidRequest(f'got inputs of {size} bytes, {_texts(shapes)}; need at most {self._max_bytes}')
         arrays = {name: read(name, dtype) for name, dtype in dtypes.items()}
+        for name, array in arrays.items():
+            _check_finite(name, array, dtypes[name])
         signature.check_values(arrays)
         return arrays
 
     def _decided(
-        self, name: str, model: ServedVersion, arrays: Arrays, outputs: Arrays, names: Sequence[str]
+        self,
+        name: str,
+        model: ServedVersion,
+        arrays: Arrays,
+        outputs: Arrays,
+        names: Sequence[str],
+        event_id: str,
+        arm: str,
     ) -> Arrays:
         """Logs a decision; returns its outputs, with its id and probability if `names` has them."""
-        event_id = ''
         if self._log:
-            metadata = caller_metadata.get()
             holder = self._models.get(name)
-            arm = metadata.get('experiment-arm') or holder.arm(model.version)
-            given = metadata.get('event-id', '')[:MAX_ID], arm[:MAX_ID]
-            event_id = self._log.record(name, model.version, arrays, outputs, model.chooser.mask, *given)
+            arm = arm or holder.arm(model.version)[:MAX_ID]
+            event_id = self._log.record(name, model.version, arrays, outputs, model.chooser.mask, event_id, arm)
             self._trials.decided(name, model.version, event_id, len(next(iter(outputs.values()))))
             self._trials.shadow(holder, arrays, event_id, self._requests)
         answered = {key: value for key, value in outputs.items() if key != PROBABILITY}
-        if EVENT_ID in names and event_id:
+        if EVENT_ID in names and self._log:
             ids = decision_files.ids(event_id, len(next(iter(outputs.values()))))
-            answered[EVENT_ID] = np.array(ids, np.bytes_)
+            answered[EVENT_ID] = np.array([each.encode() for each in ids], np.bytes_)
         if PROBABILITY in names and PROBABILITY in outputs:
             answered[PROBABILITY] = outputs[PROBABILITY].astype(np.float32)
         return answered
@@ -346,6 +354,23 @@ class PolicyServer:
             return holder.get(version)
         given = caller_metadata.get()
         return holder.of_key(given.get('canary-key') or given.get('event-id') or '')
+
+
+def _check_finite(name: str, array: np.ndarray, dtype: tf.DType) -> None:
+    """Raises InvalidRequest for numbers that no log can hold, and whose decision would mean nothing."""
+    if not dtype.is_floating:
+        return
+    finite = np.isfinite(array.astype(np.float32) if dtype == tf.bfloat16 else array)
+    if not finite.all():
+        raise InvalidRequest(f'got {name} with {array[~finite].flat[0]}; need finite numbers of {dtype.name}')
+
+
+def _text_of_client(metadata: Mapping[str, str], name: str) -> str:
+    """Returns a text of the request's metadata, for the log. Raises InvalidRequest if no log can hold it."""
+    text = metadata.get(name, '')
+    if not text.isprintable():
+        raise InvalidRequest(f'got the {name} {text!a:.100}; need printable characters in UTF-8')
+    return text[:MAX_ID]
 
 
 def _texts(shapes: Mapping[str, tuple[int, ...]]) -> str:
