@@ -14,7 +14,8 @@ import pytest
 
 import scripts
 from tests.testing import command_lines
-from tflearn.api import process_run
+from tflearn.api import process_run, run_check
+from tflearn.config import files
 from tflearn.core.errors import UserError
 from tflearn.files.run_dir import RunDir
 
@@ -252,12 +253,16 @@ def test_no_binding_ends_in_a_traceback(tmp_path, capsys):
     bindings = [f'{selector}=1' for selector in _SELECTORS] + [f'train.nope={value}' for value in (*_VALUES, *_DEEP)]
     bindings += ['from', 'from a import', 'import a..b', 'from . import a', 'import .']
     bindings += ["include '/dev/null/x'", 'include 3']
+    # What the launcher's child answers; one binding by the launcher itself.
+    gin_file, jobs = str(files.resolve('dqn_cartpole')), [f'tflearn.jobs.{job}' for job in ('evaluate', 'train')]
     for binding in bindings:
-        with pytest.raises(UserError) as raised:
-            process_run.run(
-                RunDir(tmp_path), 'dqn_cartpole', [binding], package='scripts', backend=process_run.Backend(render=True)
-            )
-        assert re.match(r'got [^\n]*; need [^\n]*$', str(raised.value)), (binding, str(raised.value))
+        answer = run_check.answer(run_check.Question(gin_file, [binding], jobs))
+        assert answer.get('error', '').startswith('User'), (binding, answer)
+        assert re.match(r'got [^\n]*; need [^\n]*$', answer['message']), (binding, answer)
+    with pytest.raises(UserError, match='^got [^\n]*; need [^\n]*$'):
+        process_run.run(
+            RunDir(tmp_path), 'dqn_cartpole', ['train.x=1'], package='scripts', backend=process_run.Backend(render=True)
+        )
     assert capsys.readouterr().out == ''
 
 
@@ -319,7 +324,8 @@ def test_the_launcher_itself_loads_no_tensorflow(tmp_path):
 import sys
 from scripts import preflight
 preflight.import_from_here()
-from tflearn.api import process_run
+from tflearn.api import process_run, run_check
+from tflearn.config import files
 from tflearn.files.run_dir import RunDir
 own = ['import own.tasks', 'gymnasium_env.make.name="RegisteredByOwnTasks-v0"']
 print_only = process_run.Backend(render=True)

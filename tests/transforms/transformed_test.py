@@ -32,6 +32,7 @@ from tflearn.jobs.train import train
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import exporter, loader, signatures
 from tflearn.policies.policy_function import load_policy
+from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.mirror import ReplayMirror
@@ -48,7 +49,7 @@ EXPERIENCES = {
     'mirror': Experience(replay=Uniform(**STORED, sampling='learner'), batch=BatchItems(2)),
     'queue': Experience(Slicing(5, 4, cross_episodes=True), Queue(max_size=8), BatchItems(2)),
 }
-SOURCES = {'mirror': ReplayMirror, 'queue': QueueSource}
+SOURCES = {'mirror': ReplayMirror, 'queue': functools.partial(QueueSource, make_reader=TableReader)}
 MAKE_DQN = functools.partial(
     dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,), conv_layer_params=CONVOLUTIONS), epsilon=0.5
 )

@@ -70,8 +70,8 @@ def ask(question: Question, warm_parent: WarmParent | None = None) -> Effective:
         finally:
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGKILL)
-        answer = read_json(path)
-        if answer is None:
+        answered = read_json(path)
+        if answered is None:
             log.seek(0)
             lines = log.read().decode(errors='replace').splitlines()
             sys.stderr.write('\n'.join([*lines[-_LAST_LINES:], '']))
@@ -79,9 +79,9 @@ def ask(question: Question, warm_parent: WarmParent | None = None) -> Effective:
                 f'got {question.gin_file}, of which a module failed: {"".join(lines[-1:])}; need modules that can be '
                 'imported; correct the one that the traceback names'
             )
-    if 'error' in answer:
-        raise getattr(errors, answer['error'])(answer['message'])
-    return Effective(**answer)
+    if 'error' in answered:
+        raise getattr(errors, answered['error'])(answered['message'])
+    return Effective(**answered)
 
 
 def check(question: Question) -> Effective:
@@ -126,21 +126,25 @@ def _check_shared(name: str, values: Mapping[str, Any]) -> None:
         )
 
 
-def main() -> None:
-    """Answers one question: the arguments are the file for the answer, and the question as JSON."""
-    path, text = sys.argv[1:]
-    if os.getcwd() not in sys.path:  # where the jobs look for modules of the user
-        sys.path.insert(0, os.getcwd())
+def answer(question: Question) -> dict[str, Any]:
+    """Returns the fields of `Effective`; or what is wrong: the 'error', a name in `core.errors`, and its 'message'."""
     try:
-        answer = dataclasses.asdict(check(Question(**json.loads(text))))
+        return dataclasses.asdict(check(question))
     except Exception as error:
         from tflearn.config import job_config
 
         known = errors.as_user_error(error)
         if not isinstance(known, UserError):
             raise
-        answer = {'error': type(known).__name__, 'message': job_config.plain_message(known)}
-    pathlib.Path(path).write_text(json.dumps(answer), encoding='utf-8')
+        return {'error': type(known).__name__, 'message': job_config.plain_message(known)}
+
+
+def main() -> None:
+    """Answers one question: the arguments are the file for the answer, and the question as JSON."""
+    path, text = sys.argv[1:]
+    if os.getcwd() not in sys.path:  # where the jobs look for modules of the user
+        sys.path.insert(0, os.getcwd())
+    pathlib.Path(path).write_text(json.dumps(answer(Question(**json.loads(text)))), encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -31,7 +31,7 @@ def _with_our_module(name):
     text = (pathlib.Path(tf_agents.train.__file__).parent / f'{name}_test.py').read_text(encoding='utf-8')
     line = f'from tf_agents.train import {name}\n'
     assert text.count(line) == 1
-    return text.replace(line, f'from tflearn.learner import tf_agents_{name} as {name}\n')
+    return text.replace(line, f'from tflearn.extensions.tf_agents import tf_agents_{name} as {name}\n')
 
 
 def _run(folder, name, *tests, **environment):
