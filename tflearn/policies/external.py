@@ -100,15 +100,19 @@ def load(path: pathlib.Path, train_step: int | None = None) -> loader.LoadedPoli
       FileNotFoundError: if there is none.
       ValueError: if it is damaged, or another SavedModel.
     """
-    while versions.is_complete(version := versions.find(path, train_step)):
-        with contextlib.suppress(FileNotFoundError):  # it was pruned just then
-            return loader.load(version)
-    if not (version / _SAVER_SPECS).exists():
-        raise UserValueError(
-            f'got the SavedModel {version}, which has neither {versions.METADATA} nor {_SAVER_SPECS}; need one that '
-            "tflearn or TF-Agents' PolicySaver has written; or name a Python function that calls it (MODULE:FUNCTION)"
-        )
-    return SavedPolicy(version)
+    while True:
+        version = versions.find(path, train_step)
+        if versions.is_complete(version):
+            with contextlib.suppress(FileNotFoundError):  # it was pruned just then
+                return loader.load(version)
+        elif (version / _SAVER_SPECS).exists():
+            return SavedPolicy(version)
+        elif version.exists():  # or it was pruned as soon as it was found: the next one is looked for
+            raise UserValueError(
+                f'got the SavedModel {version}, which has neither {versions.METADATA} nor {_SAVER_SPECS}; need one '
+                "that tflearn or TF-Agents' PolicySaver has written; or name a Python function that calls it "
+                '(MODULE:FUNCTION)'
+            )
 
 
 def find_function(name: str) -> ActFunction:

@@ -63,18 +63,26 @@ def find(path: pathlib.Path, train_step: int | None = None) -> pathlib.Path:
     """
     greedy = RunDir(path).greedy_policy
     directory = next((each for each in (greedy, path / greedy.name) if each.is_dir()), path)
-    if train_step is None and directory != path:
-        train_step = best_version(directory)
-    if train_step is None and not (directory / _MODEL).exists():
-        train_step = newest_version(directory)
-    version = directory if train_step is None else directory / str(train_step)
-    if not (version / _MODEL).exists():
-        found = ', '.join(map(str, versions(directory)))
-        raise UserFileNotFoundError(
-            f'got no policy at {version}{"" if path.exists() else ", which does not exist"}; need the directory of a '
-            f'SavedModel, of exported versions, or of a run{f"; there are the train steps {found}" if found else ""}'
-        )
+    version = _chosen(directory, directory != path) if train_step is None else directory / str(train_step)
+    while not (version / _MODEL).exists():
+        newer = version if train_step is not None else _chosen(directory, directory != path)
+        if newer == version:
+            found = ', '.join(map(str, versions(directory)))
+            raise UserFileNotFoundError(
+                f'got no policy at {version}{"" if path.exists() else ", which does not exist"}; need the directory of '
+                'a SavedModel, of exported versions, or of a run'
+                f'{f"; there are the train steps {found}" if found else ""}'
+            )
+        version = newer  # the other one was pruned just then
     return version
+
+
+def _chosen(directory: pathlib.Path, of_run: bool) -> pathlib.Path:
+    """Returns the version of a directory of which none is named: a run's best, or else the newest."""
+    step = best_version(directory) if of_run else None
+    if step is None and not (directory / _MODEL).exists():
+        step = newest_version(directory)
+    return directory if step is None else directory / str(step)
 
 
 def record(written: pathlib.Path) -> None:
