@@ -61,7 +61,7 @@ def json_object(
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f'{name} is no number of JSON')
+    raise UserValueError(f'{name} is no number of JSON')
 
 
 class HttpRefusal(Exception):
