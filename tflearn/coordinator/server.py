@@ -141,6 +141,8 @@ class CoordinatorServer:
 
     def _credits(self, request: Request) -> Mapping[str, Any]:
         message = request.json({'number': int, 'wait': int | float})
+        if not message['wait'] >= 0:  # NaN would never be over
+            raise UserValueError(f'got wait={message["wait"]}; need seconds of at least 0')
         number, text = self.state.credits(message['number'], min(message['wait'], MAX_WAIT_SECS))
         return {'number': number, 'credits': text}
 

@@ -42,7 +42,7 @@ def json_object(
       ValueError: if it is something else.
     """
     try:
-        message = json.loads(bytes(data), parse_constant=_refuse_constant)
+        message = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
         raise UserValueError(f'got a body that is no JSON ({error}); need a JSON object') from error
     names = ', '.join(sorted(needed)) or 'any keys'
@@ -58,10 +58,6 @@ def json_object(
             need = getattr(kind, '__name__', kind)
             raise UserValueError(f'got {name} of the type {type(value).__name__}; need {need}')
     return message
-
-
-def _refuse_constant(name: str) -> None:
-    raise UserValueError(f'{name} is no number of JSON')
 
 
 class HttpRefusal(Exception):

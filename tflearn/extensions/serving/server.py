@@ -209,6 +209,8 @@ class PolicyServer:
         metadata = caller_metadata.get()
         event_id, arm = (_text_of_client(metadata, name) for name in ('event-id', 'experiment-arm'))
         arrays = read(signature)
+        for name, array in arrays.items() if decides else ():
+            _check_finite(name, array, signature.inputs[name].dtype)
         outputs = await self._requests.run(model.decisions if decides and model.decisions else signature, arrays)
         if signature.batched:
             self._metrics.record_rows(spec.name, len(next(iter(arrays.values()))))
@@ -245,8 +247,6 @@ class PolicyServer:
         if size > self._max_bytes:
             raise InvalidRequest(f'got inputs of {size} bytes, {_texts(shapes)}; need at most {self._max_bytes}')
         arrays = {name: read(name, dtype) for name, dtype in dtypes.items()}
-        for name, array in arrays.items():
-            _check_finite(name, array, dtypes[name])
         signature.check_values(arrays)
         return arrays
 
