@@ -157,8 +157,29 @@ class Slicing:
         return self.history_steps + self.sequence_length + self.future_steps
 
 
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """What the replays have in common whose items are drawn again: they have nothing of a queue."""
+
+    learns_from_old_items: ClassVar[bool] = True
+    training: ClassVar[None] = None
+    iteration: ClassVar[None] = None
+    reuse: ClassVar[None] = None
+    max_policy_lag: ClassVar[None] = None
+    versions_ahead: ClassVar[None] = None
+    episode_steps: ClassVar[None] = None
+
+    max_size: PositiveInt = 100_000
+    min_size: PositiveInt = 1_000
+    samples_per_insert: PositiveFloat | None = None
+    max_times_sampled: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
+        _check_table(type(self).__name__, self)
+
+
 @checked_dataclass(frozen=True)
-class Uniform:
+class Uniform(_Table):
     """All stored items are equally likely to be drawn.
 
     Attributes:
@@ -174,30 +195,16 @@ class Uniform:
         resumed run fills it again.
     """
 
-    learns_from_old_items: ClassVar[bool] = True
     draws_uniformly: ClassVar[bool] = True
     prioritization: ClassVar[None] = None
-    training: ClassVar[None] = None
-    iteration: ClassVar[None] = None
-    reuse: ClassVar[None] = None
-    max_policy_lag: ClassVar[None] = None
-    versions_ahead: ClassVar[None] = None
-    episode_steps: ClassVar[None] = None
 
-    max_size: PositiveInt = 100_000
-    min_size: PositiveInt = 1_000
-    samples_per_insert: PositiveFloat | None = None
-    max_times_sampled: NonNegativeInt = 0
     sampling: Sampling = 'auto'
     max_mirror_gb: NonNegativeFloat = 4.0
     max_saved_gb: NonNegativeFloat = 0.5
 
-    def __post_init__(self) -> None:
-        _check_table('Uniform', self)
-
 
 @checked_dataclass(frozen=True)
-class Prioritized:
+class Prioritized(_Table):
     """Stored items are drawn by their priorities, which the learner updates.
 
     Attributes:
@@ -212,26 +219,12 @@ class Prioritized:
       max_saved_gb: see `Uniform`.
     """
 
-    learns_from_old_items: ClassVar[bool] = True
     draws_uniformly: ClassVar[bool] = False
-    training: ClassVar[None] = None
-    iteration: ClassVar[None] = None
-    reuse: ClassVar[None] = None
-    max_policy_lag: ClassVar[None] = None
-    versions_ahead: ClassVar[None] = None
-    episode_steps: ClassVar[None] = None
 
-    max_size: PositiveInt = 100_000
-    min_size: PositiveInt = 1_000
-    samples_per_insert: PositiveFloat | None = None
-    max_times_sampled: NonNegativeInt = 0
     prioritization: Prioritization = Prioritization()
     sampling: Sampling = 'server'
     max_mirror_gb: NonNegativeFloat = 4.0
     max_saved_gb: NonNegativeFloat = 0.5
-
-    def __post_init__(self) -> None:
-        _check_table('Prioritized', self)
 
 
 @checked_dataclass(frozen=True)
