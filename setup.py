@@ -76,10 +76,10 @@ EXTRAS = {
     # gs:// needs gcsfs of the same version instead of s3fs; other stores their own package.
     'stores': ['fsspec>=2025.2', 's3fs>=2025.2'],
     # From 25 on it needs NumPy 2, and does not say so.
-    'product': ['pyarrow>=16,<25'],
+    'product': ['jinja2>=3.1,<4', 'pyarrow>=16,<25'],
     'clusters': ['pyyaml>=6,<7'],
     'tf-agents': [],  # TF-Agents is the core's
-    'experiments': ['optuna>=5,<6'],
+    'experiments': ['jinja2>=3.1,<4', 'optuna>=5,<6'],
     # From 1.18 on onnx needs typing-extensions 4.7, which TF-Agents of the classic lane does not take.
     'onnx': [
         f'onnx>=1.17,<1.18; {CLASSIC}',
@@ -143,7 +143,14 @@ setuptools.setup(
     packages=[*setuptools.find_packages(include=['tflearn', 'tflearn.*']), 'tflearn_scripts', 'tflearn_gin'],
     package_dir={'tflearn_scripts': 'scripts', 'tflearn_gin': 'gin'},
     package_data={
-        'tflearn': ['__init__.pyi', 'py.typed', 'extensions/clusters/kubernetes.yaml', 'replay/valkey/functions.lua'],
+        'tflearn': [
+            '__init__.pyi',
+            'py.typed',
+            'extensions/clusters/kubernetes.yaml',
+            'extensions/experiments/report.html',
+            'extensions/product/rounds.html',
+            'replay/valkey/functions.lua',
+        ],
         'tflearn_scripts': ['flags.toml'],
         'tflearn_gin': ['**/*.gin', 'spaces/*.toml'],
     },

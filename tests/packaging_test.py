@@ -86,6 +86,7 @@ def test_the_wheel_holds_the_package_the_programs_and_the_gin_files(wheel):
     gin_files = {f'tflearn_gin/{path.relative_to(ROOT / "gin").as_posix()}' for path in (ROOT / 'gin').rglob('*.*')}
     data = {'tflearn/__init__.pyi', 'tflearn/py.typed', 'tflearn/extensions/clusters/kubernetes.yaml'}
     data |= {'tflearn/replay/valkey/functions.lua', 'tflearn_scripts/flags.toml'}
+    data |= {'tflearn/extensions/experiments/report.html', 'tflearn/extensions/product/rounds.html'}
     assert names == package | programs | gin_files | data
     assert 'tflearn_gin/algorithms/dqn.gin' in names
 

@@ -95,6 +95,7 @@ DOORS = {
     'onnx': ('tflearn/policies/onnx.py',),
     'onnxruntime': ('tflearn/policies/onnx.py',),
     'tf2onnx': ('tflearn/policies/onnx.py',),
+    'jinja2': ('tflearn/extensions/experiments/', 'tflearn/extensions/product/'),
     'optuna': ('tflearn/extensions/experiments/',),
     'fcntl': ('tflearn/files/lock.py', 'tflearn/net/server_options.py'),
     'subprocess': (

@@ -36,6 +36,7 @@ _EXTRAS = {
     'fsspec': 'stores',
     's3fs': 'stores',
     'pyarrow': 'product',
+    'jinja2': 'experiments',  # and of product
     'optuna': 'experiments',
     'yaml': 'clusters',
     'onnx': 'onnx',

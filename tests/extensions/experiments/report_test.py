@@ -109,6 +109,18 @@ def test_a_video_that_is_too_large_is_named(reported):
     assert 'there is no other setting to compare with; the interval is of 2 runs' in page
 
 
+def test_names_of_runs_are_escaped(reported):
+    run = reported.folder / 'a<i>&b'
+    shutil.copytree(reported.folder / 'good' / 'seed_3', run)
+    (file,) = RunDir(run).videos.glob('*/film.mp4')
+    file.write_bytes(VIDEO)
+    ended = forks.run('scripts.report', run.name, '--output=names.html', timeout=60.0, cwd=reported.folder)
+    assert ended.returncode == 0, ended.stderr
+    page = (reported.folder / 'names.html').read_text()
+    assert 'a<i>' not in page
+    assert '<p>a&lt;i&gt;&amp;b, train step 30 (best: ' in page and base64.b64encode(VIDEO).decode() in page
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason='needs Chromium')
 def test_the_page_of_ten_runs_opens_in_chromium_without_an_error_or_a_request(reported):

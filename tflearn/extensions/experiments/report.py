@@ -6,17 +6,17 @@ import base64
 import collections
 import contextlib
 import dataclasses
-import html
 import pathlib
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tflearn.actors import evaluation_record, learning_curve
+from tflearn.core import extras
 from tflearn.core.errors import UserValueError
 from tflearn.extensions.experiments import checks, comparison, overview, series
 from tflearn.extensions.experiments.checks import Series
@@ -24,23 +24,11 @@ from tflearn.extensions.experiments.comparison import Axis, Comparison, Group
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.launch.reports import COLLECT_PARTS, quoted, shares
 
+with extras.needed_by('tflearn-report'):
+    import jinja2
+
 _MAX_VIDEO_BYTES = 2_500_000
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:">
-<link rel="icon" href="data:,">
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #222 }}
-table {{ border-collapse: collapse; margin: 1em 0 }} th, td {{ padding: .25em .7em; border-bottom: 1px solid #ddd;
-text-align: left; vertical-align: top }} img, video {{ max-width: 100% }}
-pre {{ background: #f4f4f4; padding: .7em; overflow-x: auto; font-size: 13px }}
-dl {{ background: #eef4fb; padding: .7em 1em }} dt {{ font-weight: bold }} dd {{ margin: 0 0 .6em 1em }}
-</style></head><body>
-<h1>{title}</h1>
-{body}
-</body></html>
-"""
+_TEMPLATE = pathlib.Path(__file__).with_name('report.html')
 
 
 def write(
@@ -60,15 +48,18 @@ def write(
     order = sorted(found.groups, key=lambda group: group.score[0], reverse=not lower_is_better)
     page = _Page(dataclasses.replace(found, groups=tuple(order)), groups)
     title = f'Report of {", ".join(group.label for group in order)}'
-    write_atomically(output, _PAGE.format(title=html.escape(title), body=page.body()))
+    template = jinja2.Template(_TEMPLATE.read_text('utf-8'), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    write_atomically(output, template.render(title=title, page=page))
     return '\n'.join(f'{question} {answer}' for question, answer in page.answers().items())
 
 
 class _Page:
-    """The parts of the page. The first group of the comparison is the best one."""
+    """The parts of the page, for its template. The first group of the comparison is the best one."""
+
+    endings_head = 'group', 'run', *overview.HEAD
 
     def __init__(self, found: Comparison, groups: Mapping[str, Sequence[RunDir]]):
-        self.found = found
+        self.found, self.labels = found, [group.label for group in found.groups]
         self._groups = {group.label: groups[group.label] for group in found.groups}
         self._series = {label: [_read_series(run) for run in its_runs] for label, its_runs in self._groups.items()}
         self._times = {
@@ -101,59 +92,46 @@ class _Page:
             texts.append(f'there is no other setting to compare with; the interval is of {len(best.names)} runs')
         return '; '.join(texts)
 
-    def body(self) -> str:
-        """Returns the page's body."""
-        parts = ['<dl>']
-        for question, answer in self.answers().items():
-            answer = html.escape(answer)
-            parts.append(f'<dt>{question}</dt><dd>{f"<code>{answer}</code>" if "repeat" in question else answer}</dd>')
-        parts += ['</dl>', self._curves(), self._slow(), self._distribution(), self._video(), self._endings()]
-        return '\n'.join([*parts, self._configuration(), self._repeat()])
-
-    def _curves(self) -> str:
-        table = _table(self.found.head, [row.cells for row in self.found.rows()])
-        pictures = [_picture(self.found.draw, f'{self.found.metric} by {self.found.axis}')]
-        if self.found.axis != 'secs':
+    def curves(self) -> dict[str, str]:
+        """Returns the pictures of the learning curves by what they show."""
+        metric, axis = self.found.metric, self.found.axis
+        pictures = {f'{metric} by {axis}': _picture(self.found.draw)}
+        if axis != 'secs':
             with contextlib.suppress(UserValueError):  # evaluations that do not know when their policy was exported
-                by_secs = comparison.of_groups(self._groups, 'secs', self.found.metric, self.found.lower_is_better)
-                pictures.append(_picture(by_secs.draw, f'{self.found.metric} by seconds'))
-        return f'<h2>Learning curves</h2><p>{html.escape(self.found.about)}.</p>{table}{"".join(pictures)}'
+                by_secs = comparison.of_groups(self._groups, 'secs', metric, self.found.lower_is_better)
+                pictures[f'{metric} by seconds'] = _picture(by_secs.draw)
+        return pictures
 
-    def _slow(self) -> str:
-        rows = []
+    def slow_rows(self) -> Iterator[Sequence[object]]:
+        """Yields where the time of each run went, and what its metrics show."""
         for label, its_runs in self._groups.items():
             for run, times, its_series in zip(its_runs, self._times[label], self._series[label], strict=True):
                 wrong = [finding for finding in checks.run_all(its_series) if finding.wrong]
                 looks = '; '.join(f'{finding.check}: {finding.text}' for finding in wrong)
                 parts = map(shares, times)
-                rows.append([label, run.root.name, *parts, _bottleneck([times]), _speed(run, its_series), looks or '-'])
-        head = ['group', 'run', "learner's time", "collectors' time", 'bottleneck', 'speed', 'tflearn-doctor finds']
-        return f'<h2>What was slow</h2>{_table(head, rows)}'
+                yield label, run.root.name, *parts, _bottleneck([times]), _speed(run, its_series), looks or '-'
 
-    def _distribution(self) -> str:
-        """The returns of the episodes in each run's best evaluation."""
-        rows, pooled = [], {}
+    def returns_rows(self) -> Iterator[Sequence[object]]:
+        """Yields the quantiles of the returns of each run's best evaluation."""
         for label, its_runs in self._groups.items():
-            found = {run: best for run in its_runs if (best := self._best(run)) is not None}
-            pooled[label] = np.concatenate([best['returns'] for best in found.values()])
-            for run, best in found.items():
-                quantiles = np.quantile(best['returns'], (0.0, 0.25, 0.5, 0.75, 1.0))
-                numbers = [best['train_step'], len(best['returns']), best['mean_return'], *quantiles]
-                rows.append([label, run.root.name, *(f'{number:.6g}' for number in numbers)])
+            for run in its_runs:
+                if best := self._best(run):
+                    quantiles = np.quantile(best['returns'], (0.0, 0.25, 0.5, 0.75, 1.0))
+                    numbers = best['train_step'], len(best['returns']), best['mean_return'], *quantiles
+                    yield label, run.root.name, *(f'{number:.6g}' for number in numbers)
+
+    def distribution(self) -> str:
+        """Returns the picture of these returns."""
 
         def draw(path: pathlib.Path) -> None:
             with learning_curve.image(path) as axes:
-                for label, returns in pooled.items():
+                for label, its_runs in self._groups.items():
+                    returns = np.concatenate([best['returns'] for run in its_runs if (best := self._best(run))])
                     axes.ecdf(returns, complementary=True, label=f'{label} ({len(returns)} episodes)')
                 axes.set_xlabel('return')
                 axes.set_ylabel('share of the episodes with at least this return')
 
-        head = ['group', 'run', 'train step', 'episodes', 'mean', 'least', '25%', 'median', '75%', 'greatest']
-        return (
-            '<h2>Episodes of the best evaluation</h2>'
-            f'<p>Returns of the greedy policy that was best by its evaluation.</p>{_table(head, rows)}'
-            + _picture(draw, 'distribution of returns')
-        )
+        return _picture(draw)
 
     def _best(self, run: RunDir) -> dict[str, Any] | None:
         """Returns the best evaluation of a run by the metric."""
@@ -164,8 +142,8 @@ class _Page:
         }
         return found[(min if self.found.lower_is_better else max)(found)] if found else None
 
-    def _video(self) -> str:
-        """The newest video of the best run up to its best policy, or why there is none."""
+    def video(self) -> tuple[str, str | None]:
+        """Returns a caption and the newest video of the best run up to its best policy, or why there is none."""
         group = self.found.groups[0]
         name = group.names[int((np.argmin if self.found.lower_is_better else np.argmax)(group.scores))]
         run = next(run for run in self._groups[group.label] if run.root.name == name)
@@ -173,20 +151,18 @@ class _Page:
         steps = {int(path.name.rpartition('_')[2]): path for path in run.videos.glob('train_step_*')}
         files = sorted(steps[min(steps, key=lambda step: abs(step - best))].glob('*.mp4')) if steps else []
         if not files:
-            text = 'None was recorded (evaluate.evaluate.record_video = @gymnasium_env.record).'
-        elif files[0].stat().st_size > _MAX_VIDEO_BYTES:
-            text = f'It is too large for this page: {html.escape(str(files[0]))}'
-        else:
-            content = base64.b64encode(files[0].read_bytes()).decode()
-            text = f'{run.root.name}, {files[0].parent.name.replace("_", " ")} (best: {best}):<br>'
-            text += f'<video controls src="data:video/mp4;base64,{content}"></video>'
-        return f'<h2>Video of the best policy</h2><p>{text}</p>'
+            return 'None was recorded (evaluate.evaluate.record_video = @gymnasium_env.record).', None
+        if files[0].stat().st_size > _MAX_VIDEO_BYTES:
+            return f'It is too large for this page: {files[0]}', None
+        caption = f'{run.root.name}, {files[0].parent.name.replace("_", " ")} (best: {best}):'
+        return caption, base64.b64encode(files[0].read_bytes()).decode()
 
-    def _endings(self) -> str:
-        rows = [[label, run.root.name, *overview.cells(run)] for label, its in self._groups.items() for run in its]
-        return f'<h2>What ended the runs</h2>{_table(["group", "run", *overview.HEAD], rows)}'
+    def endings(self) -> list[Sequence[object]]:
+        """Returns what ended each run, for the columns of `endings_head`."""
+        return [(label, run.root.name, *overview.cells(run)) for label, its in self._groups.items() for run in its]
 
-    def _configuration(self) -> str:
+    def differences(self) -> list[list[str]]:
+        """Returns the settings that differ between groups, or within one, but for the seeds."""
         values = {
             label: [{name: repr(value) for name, value in overview.settings(run).items()} for run in its_runs]
             for label, its_runs in self._groups.items()
@@ -196,24 +172,23 @@ class _Page:
             [name, *(' or '.join(sorted({each.get(name, 'unset') for each in its})) for its in values.values())]
             for name in names
         ]
-        rows = [row for row in rows if len({*row[1:]}) > 1 or ' or ' in row[1]]
-        texts = [
-            f'<details><summary>{html.escape(f"{label}, {its[0].root.name}: config.gin")}</summary>'
-            f'<pre>{html.escape(its[0].config.read_text(encoding="utf-8"))}</pre></details>'
-            for label, its in self._groups.items()
-            if its[0].config.exists()
-        ]
-        differences = _table(['setting', *values], rows) if rows else '<p>No setting differs, besides the seeds.</p>'
-        return f'<h2>Configuration</h2>{differences}{"".join(texts)}'
+        return [row for row in rows if len({*row[1:]}) > 1 or ' or ' in row[1]]
 
-    def _repeat(self) -> str:
-        lines = []
+    def configurations(self) -> dict[str, str]:
+        """Returns the configuration of each group's first run, by its title."""
+        return {
+            f'{label}, {first.root.name}: config.gin': first.config.read_text(encoding='utf-8')
+            for label, (first, *_) in self._groups.items()
+            if first.config.exists()
+        }
+
+    def commands(self) -> Iterator[str]:
+        """Yields what repeats the runs, in lines."""
         for label, its_runs in self._groups.items():
             policy = read_json(its_runs[0].greedy_policy / 'best' / 'metadata.json') or {}
             names = ('tflearn_version', 'tensorflow_version', 'code_revision')
             facts = [f'{name} {policy[name]}' for name in names if name in policy]
-            lines += [f'# {label}: {", ".join(facts)}', _command(label, its_runs), '']
-        return f'<h2>Repeat it</h2><pre>{html.escape(chr(10).join(lines))}</pre>'
+            yield f'# {label}: {", ".join(facts)}\n{_command(label, its_runs)}\n'
 
 
 def _read_series(run: RunDir) -> Series:
@@ -293,16 +268,9 @@ def _estimate(group: Group) -> str:
     return f'{score:.4g}{interval} over {len(group.names)} run{"s" * (len(group.names) > 1)}'
 
 
-def _picture(draw: Callable[[pathlib.Path], object], text: str) -> str:
+def _picture(draw: Callable[[pathlib.Path], object]) -> str:
+    """Returns a picture that `draw` writes to a file, in base64."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / 'picture.png'
         draw(path)
-        content = base64.b64encode(path.read_bytes()).decode()
-    return f'<p><img alt="{html.escape(text)}" src="data:image/png;base64,{content}"></p>'
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    def row(cells: Sequence[object], tag: str) -> str:
-        return f'<tr>{"".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)}</tr>'
-
-    return f'<table>{row(head, "th")}{"".join(row(each, "td") for each in rows)}</table>'
+        return base64.b64encode(path.read_bytes()).decode()

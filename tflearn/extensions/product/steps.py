@@ -5,7 +5,6 @@ shows them: the values with their intervals, what serves now; as a table, and as
 """
 
 import dataclasses
-import html
 import pathlib
 import sys
 import time
@@ -13,11 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from tflearn.config import files
+from tflearn.core import extras
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, Range, checked_dataclass
 from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, local_path, log_files, read_json, write_atomically, write_json
 from tflearn.policies import states, versions
+
+with extras.needed_by('tflearn-loop'):
+    import jinja2
 
 _INPUTS, _RESULT = 'round.json', 'end.json'
 
@@ -109,7 +112,7 @@ class Rounds:
 
 
 _COLUMNS = ('round', 'began (UTC)', 'decisions', 'candidate', 'what served', 'difference', 'verdict', 'serves')
-_STYLE = 'body{font-family:sans-serif}td,th{padding:.2em .8em;text-align:right}tr:nth-child(even){background:#eee}'
+_TEMPLATE = pathlib.Path(__file__).with_name('rounds.html')
 
 
 def table(rounds: Sequence[Round]) -> str:
@@ -121,19 +124,9 @@ def table(rounds: Sequence[Round]) -> str:
 
 def write_page(root: pathlib.Path, rounds: Sequence[Round]) -> None:
     """Writes `index.html` of the loop's directory."""
-    rows = [
-        '<tr>' + ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in row) + '</tr>'
-        for tag, row in [('th', _COLUMNS), *(('td', _row(each)) for each in reversed(rounds))]
-    ]
-    serves = _row(rounds[-1])[-1]
-    title = html.escape(f'Rounds of {root}')
-    text = [
-        f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>',
-        f'<p>Version {serves} serves. Values have the intervals of the gate.</p><table>',
-        *rows,
-        '</table>\n',
-    ]
-    write_atomically(root / 'index.html', '\n'.join(text))
+    template = jinja2.Template(_TEMPLATE.read_text('utf-8'), autoescape=True, trim_blocks=True)
+    rows = [_row(each) for each in reversed(rounds)]
+    write_atomically(root / 'index.html', template.render(root=root, head=_COLUMNS, rows=rows))
 
 
 def _row(of: Round) -> tuple[str, ...]:
