@@ -284,7 +284,7 @@ def serve(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str,
             most_mb = 50.0 + (200 * 4.2 if 'unfinished' in name else 0.0)
             given = most_mb, 'idle' in name
             yield attacked(f'serve: {name}', pid, attack, ask, options.secs, *given)
-        places = min(512, options.handles * 3 // 4)
+        places = min(512, options.handles // 2)
         path = '/v1/models/greedy_policy'
         yield from _http_attacks('REST of serve', pid, rest, places, path, options)
         nested = f'{path}:predict', b'{"inputs": [' + b'[],' * 131_000 + b'1.5,' * 900_000 + b'[]]}'
@@ -300,7 +300,7 @@ def coordinator(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dic
     port = free_port()
     with _program(options, 'coordinator', f'--coordinator_address={HOST}:{port}') as pid:
         wait_until(lambda: is_listening(f'{HOST}:{port}'), 'the server', 60)
-        places = min(MAX_CONNECTIONS, options.handles * 3 // 4)  # a fourth of the handles is left free
+        places = min(MAX_CONNECTIONS, options.handles // 2)  # every second handle is left free
         yield from _http_attacks('coordinator', pid, port, places, '/v1/status', options)
 
 

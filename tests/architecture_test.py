@@ -64,6 +64,15 @@ RULES = {
         ({'tflearn/learner/learner.py': 'import time\ntime.sleep(1)'}, 'got time.sleep; nobody may use it'),
         ({'tflearn/sampling/feed_server.py': 'from threading import Thread'}, 'got threading.Thread; only tflearn/cor'),
     ],
+    layers.mechanisms: [
+        (
+            {'tflearn/net/http_server.py': 'import select\nselect.epoll()'},
+            'http_server.py: got epoll; nobody may use it',
+        ),
+        ({'tflearn/net/http_server.py': "os.listdir('/proc/self/fd')"}, 'got /proc/self/fd; nobody'),
+        ({'tflearn/launch/local.py': 'import ctypes'}, 'got ctypes; only tflearn/replay/valkey/server.py may use it'),
+        ({'tflearn/core/agent_data.py': 'f.__code__.co_names'}, 'got co_names; nobody'),
+    ],
     layers.backends: [
         ({f'tflearn/replay/reverb/{name}.py': '' for name in 'abcdef'}, 'tflearn/replay/reverb: got 6 modules'),
         (

@@ -69,6 +69,15 @@ NEVER = {
     'extensions.stores': ('tensorflow', 'tf_agents', 'reverb'),
 }
 
+# Words of what depends on a kernel, or on Python's bytecode, and the only file that may have them.
+MECHANISMS = {
+    'epoll': '',
+    '/proc/self/fd': '',
+    'co_names': '',
+    'co_code': '',
+    'ctypes': 'tflearn/replay/valkey/server.py',
+}
+
 # What may be used where. A name stands for all that is in it; what nobody may use has no place.
 DOORS = {
     'reverb': ('tflearn/replay/reverb/library.py',),
@@ -85,7 +94,7 @@ DOORS = {
     'absl.flags': ('scripts/',),
     'absl.app': ('scripts/',),
     'gin': ('tflearn/config/',),
-    'aiohttp': ('tflearn/net/http_server.py',),
+    'aiohttp': ('tflearn/net/http_server.py', 'tflearn/net/http_connections.py'),
     'grpc': ('tflearn/net/', 'tflearn/extensions/serving/'),
     'grpc_health': ('tflearn/net/', 'tflearn/extensions/serving/'),
     'prometheus_client': ('tflearn/net/', 'tflearn/extensions/serving/'),
@@ -300,6 +309,17 @@ def evaluated_text(files: Sequence[SourceFile]) -> list[str]:
         if file.parts[0] in ('tflearn', 'scripts')
         for node in ast.walk(file.syntax)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ('eval', 'exec')
+    ]
+
+
+def mechanisms(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that what depends on a kernel or on Python's bytecode is where `MECHANISMS` has it."""
+    return [
+        f'{file.path}: got {name}; {f"only {place} may use it" if place else "nobody may use it"}; ask a library for it'
+        for file in files
+        if file.parts[0] in ('tflearn', 'scripts')
+        for name, place in MECHANISMS.items()
+        if name in file.text and file.path != place
     ]
 
 

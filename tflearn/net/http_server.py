@@ -23,7 +23,7 @@ from aiohttp import web
 from tflearn.core import background, tokens
 from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import is_listening
-from tflearn.net.http_connections import SMALL_BODY, Connection, Connections
+from tflearn.net.http_connections import Connection, Connections
 from tflearn.net.http_messages import HttpRefusal, Response, json_object, json_response
 from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import Renewed
@@ -34,7 +34,8 @@ Route = Callable[..., Response | Awaitable[Response]]
 
 _BACKLOG = 1024
 _IDLE_SECS = 600.0  # between two requests of a connection
-_LINE_BYTES, _HEADERS = 8190, 64
+_LINE_BYTES, _FIELD_BYTES, _HEADERS = 8190, 4096, 32
+_SMALL_BODY, _LARGE_BODIES = 1 << 16, 16  # larger ones that are received together
 _BODY_SECS, _SLOWEST_BYTES_PER_SEC = 10.0, 1e6
 _SEND_SECS = 30.0  # for each block of a response
 _BLOCK_BYTES = 1 << 18
@@ -64,7 +65,7 @@ class Request:
     @property
     def certificate(self) -> Mapping[str, Any]:
         """The client's certificate, as `ssl.SSLSocket.getpeercert` describes it; {} if it had to show none."""
-        return self._connection.peer_certificate
+        return self._asked.get_extra_info('peercert') or {}
 
     @property
     def is_unread(self) -> bool:
@@ -89,8 +90,11 @@ class Request:
         """
         if self._body is None:
             length = self.length()
-            async with self._connection.receiving(length):
+            room: Any = self._server.large_bodies if length > _SMALL_BODY else contextlib.nullcontext()
+            async with room:
+                self._connection.is_kept = False
                 self._body = await self._received(length)
+                self._connection.is_kept = True
         return self._body
 
     async def _received(self, length: int) -> memoryview:
@@ -136,6 +140,7 @@ class HttpServer:
     Attributes:
       options: where it listens, and its limits.
       port: where it listens.
+      large_bodies: has a place for each large body that may be received at a time.
     """
 
     def __init__(
@@ -165,22 +170,25 @@ class HttpServer:
         self._coroutines = {route for route, answer in routes.items() if inspect.iscoroutinefunction(answer)}
         tls = Renewed(options.tls.names, options.tls.context) if options.tls else None
         self._socket = _listen(options, settings[0], shared)
+        self.large_bodies = asyncio.Semaphore(_LARGE_BODIES)
         self.port = int(self._socket.getsockname()[1])
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_log_failure)
-        self._web = web.Server(
-            self._answer,
+        self._connections = Connections(
+            self._socket,
+            options.max_connections,
+            tls,
+            manager=web.Server(self._answer, loop=self._loop),
             loop=self._loop,
             keepalive_timeout=_IDLE_SECS,
             lingering_time=_LINGER_SECS,
             max_line_size=_LINE_BYTES,
-            max_field_size=_LINE_BYTES,
+            max_field_size=_FIELD_BYTES,
             max_headers=_HEADERS,
             auto_decompress=False,  # of a few bytes it would make any number of them
             access_log=None,
             logger=_NO_LOG,
         )
-        self._connections = Connections(self._socket, options.max_connections, self._web, tls)
         self._thread = background.Thread(target=self._run, name=name)
 
     def start(self) -> None:
@@ -250,14 +258,15 @@ class HttpServer:
         raise HttpRefusal(status, f'got {method[:20]} {path[:80]}; need {", ".join(self._routes)}')
 
     async def _answer(self, asked: web.BaseRequest) -> web.StreamResponse:
-        connection = self._connections.of(asked.transport)
+        connection = asked.protocol
+        assert isinstance(connection, Connection)
         request = Request(asked, self, connection)
         with connection.answering():
             try:
                 response = await self._response(request)
             except Exception as error:
                 response = _refusal(error, request)
-            closes = request.is_unread or connection.sends_no_more or response.status in _CLOSING
+            closes = request.is_unread or response.status in _CLOSING
             return await _send(asked, response, closes or self._connections.are_closing)
 
     async def _response(self, request: Request) -> Response:
@@ -271,7 +280,7 @@ class HttpServer:
         if route in self._coroutines:
             response: Response = await answer(request, *words)  # type: ignore[misc]
             return response
-        if request.is_unread and request.headers.get('Content-Length') and request.length() <= SMALL_BODY:
+        if request.is_unread and request.headers.get('Content-Length') and request.length() <= _SMALL_BODY:
             await request.read()  # or the thread would wait for it
         return await self.in_thread(lambda: answer(request, *words))
 

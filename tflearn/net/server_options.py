@@ -1,7 +1,6 @@
 """ServerOptions: where a server of ours listens, its limits, and over which networks others can reach it."""
 
 import fcntl
-import os
 import resource
 import socket
 import struct
@@ -14,7 +13,6 @@ from tflearn.core import tokens
 from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.net.tls import TlsFiles
 
-_RESERVED = 4  # a fourth of all handles
 _GET_FLAGS = 0x8913  # SIOCGIFFLAGS of Linux, and the flags of an interface
 _UP, _LOOPBACK = 0x1, 0x8
 LOCAL_HOSTS = ('localhost', '127.0.0.1', '::1', '[::1]')  # names of this machine that reach it alone
@@ -32,8 +30,8 @@ def num_handles() -> int:
 
 
 def places(wanted: int) -> int:
-    """Returns how many connections a server may take: as many as are wanted, where there are handles for them."""
-    room = max(1, num_handles() * (_RESERVED - 1) // _RESERVED - len(os.listdir('/proc/self/fd')))
+    """Returns how many connections a server may take: as many as are wanted, or one for every second file handle."""
+    room = num_handles() // 2
     if room < wanted:
         logging.warning('takes %d connections at most, since there are %d handles (ulimit -n)', room, num_handles())
     return min(wanted, room)
