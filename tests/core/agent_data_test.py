@@ -1,10 +1,14 @@
 """What agents of any origin train on, and what is refused before a job starts."""
 
 import functools
+import importlib
+import inspect
+import pkgutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents import agents
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
@@ -165,6 +169,19 @@ def test_slots_have_the_same_order_in_all_agents():
     agent, *_ = made(foreign_agents.c51)
     agent_data.make_slots(agent)
     assert len(agent._optimizer.variables) <= 2
+
+
+def test_the_agents_that_collect_variables_in_a_set_are_known():
+    every = pkgutil.walk_packages(agents.__path__, f'{agents.__name__}.')
+    modules = [importlib.import_module(each.name) for each in every if each.name.endswith('_agent')]
+    found = {
+        kind.__name__
+        for module in modules
+        for kind in vars(module).values()
+        if isinstance(kind, type) and '_train' in vars(kind)
+        if 'ObjectIdentitySet(' in (source := inspect.getsource(vars(kind)['_train'])) and 'sorted(' not in source
+    }
+    assert found == set(agent_data.UNORDERED)
 
 
 def test_the_state_of_noise_is_made_and_not_published():

@@ -18,6 +18,9 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.types import DEMONSTRATED, Agent, check_agent, check_keras, integer_bounds, zeros
 
+# Agents of TF-Agents whose `train` collects its variables in a set.
+UNORDERED = ('CqlSacAgent', 'SacAgent', 'Td3Agent')
+
 _demonstrated: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar('demonstrated', default=None)
 
 
@@ -225,9 +228,8 @@ def _overridden(agent: Any) -> bool:
 
 def _is_unordered(agent: Any) -> bool:
     """Returns whether `train` collects its variables in a set, without sorting them."""
-    functions: list[Any] = [vars(kind).get('_train') for kind in type(agent).__mro__]
-    code = next((function.__code__ for function in functions if hasattr(function, '__code__')), None)
-    return code is not None and 'ObjectIdentitySet' in code.co_names and 'sorted' not in code.co_names
+    names = {kind.__name__ for kind in type(agent).__mro__ if kind.__module__.startswith('tf_agents.')}
+    return not names.isdisjoint(UNORDERED)
 
 
 def _check_iteration(agent: Any, kind: str) -> None:
