@@ -35,6 +35,13 @@ def sequences(agent, size, length, seed=0):
     return data._replace(policy_info={'dist_params': parameters})
 
 
+def with_stored_states(data, agent):
+    """Returns the sequences with zeros as the policy's states before their steps."""
+    spec, shape = agent.collect_policy.policy_state_spec, data.step_type.shape
+    state = tf.nest.map_structure(lambda leaf: tf.zeros((*shape, *leaf.shape), leaf.dtype), spec)
+    return data._replace(policy_info={**(data.policy_info or {}), 'policy_state': state})
+
+
 def complete_episodes(data):
     """Returns the sequences as episodes: each has its first and its last step."""
     size, length = data.step_type.shape

@@ -1,7 +1,7 @@
 """Each agent, kind of observation and of action, and path, in one cell of the conformance matrix at least.
 
-A cell of which only the agent is new takes a few train steps without a run. The slow tests have runs of each pair of
-them, as `python -m benchmarks.conformance`, which keeps its results.
+A cell of which only the agent, the observation or its network is new takes a few train steps without a run. The slow
+tests have runs of each pair of them, as `python -m benchmarks.conformance`, which keeps its results.
 """
 
 import pytest
@@ -30,7 +30,7 @@ def test_trains_and_its_policy_acts_in_tensorflow_alone(cell, tmp_path, plain):
 
 
 @pytest.mark.parametrize('cell', BRIEF, ids=' - '.join)
-def test_every_other_agent_trains_briefly_and_its_policy_acts_in_tensorflow_alone(cell, tmp_path, plain):
+def test_every_other_agent_and_network_trains_briefly_and_its_policy_acts_in_tensorflow_alone(cell, tmp_path, plain):
     run = conformance_cells.Run(cell, tmp_path)
     run.train_briefly()
     run.check(plain, conformance_cells.BRIEF_TRAIN_STEPS)

@@ -4,8 +4,8 @@ A cell is 20 train steps of `tflearn.train` or of the jobs, with their defaults 
 loaded in a process that has TensorFlow alone, whose actions are those of `tflearn.load_policy`, and acts for an episode
 in an environment that takes legal actions only. A cell that cannot work is refused in one line by the run's start.
 
-A cell of which only the agent is new can do without a run: four train steps, compiled as a learner does it, and an
-export.
+A cell of which only the agent, the observation or its network is new can do without a run: four train steps, compiled
+as a learner does it, and an export. What moves the data sees a nest of arrays, whatever the network is.
 """
 
 import contextlib
@@ -161,13 +161,17 @@ def cover(size: int, chosen: Iterable[Cell] = ()) -> list[Cell]:
 
 
 def first() -> tuple[list[Cell], list[Cell]]:
-    """Returns cells that have every agent, observation, action and path; and those of which only the agent is new."""
+    """Returns cells that have every agent, observation, action and path.
+
+    Returns:
+      Those of which the action or the path is new; those of which the agent or the observation is.
+    """
     whole: list[Cell] = []
     brief: list[Cell] = []
     seen: set[str] = set()
     for cell in cover(1):
-        (brief if seen.issuperset(cell[1:]) else whole).append(cell)
-        seen.update(cell[1:])
+        (brief if seen.issuperset(cell[2:]) else whole).append(cell)
+        seen.update(cell[2:])
     return whole, brief
 
 
@@ -286,7 +290,10 @@ class Run:
             specs = environment.specs
         agent = self._parts['make_agent'](specs, create_train_step(), self._parts['experience'])
         agent.initialize()
-        items = example_data.sequences(agent, 4, self._parts['experience'].slicing.sequence_length)
+        slicing = self._parts['experience'].slicing
+        items = example_data.sequences(agent, 4, slicing.sequence_length)
+        if slicing.store_policy_state:
+            items = example_data.with_stored_states(items, agent)
         items, train = example_data.complete_episodes(items), tf.function(agent.train, autograph=False)
         before = [variable.numpy() for variable in agent.policy.variables()]
         assert np.isfinite([train(items).loss for _ in range(BRIEF_TRAIN_STEPS)]).all()
