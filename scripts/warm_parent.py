@@ -19,10 +19,20 @@ _MODULES = (
 
 def main() -> None:
     """Runs the program; its argument is the descriptor of its socket. In a fork, runs the job's program."""
+    load()
+    run(socket.socket(fileno=int(sys.argv[1])))
+
+
+def load() -> None:
+    """Loads the libraries."""
     preflight.import_from_here()
     # The forks' collections leave it alone: its memory stays shared.
     preflight.import_quietly(*_MODULES, finds_gpus=False)
-    module, *arguments = warm_parent.serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def run(connection: socket.socket) -> None:
+    """Forks jobs on request; in a fork, runs the job's program."""
+    module, *arguments = warm_parent.serve(connection)
     import numpy as np
 
     np.random.seed()  # The only generator that is loaded with a state, which all jobs would share.

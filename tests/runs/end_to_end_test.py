@@ -104,7 +104,7 @@ def orphaned(interrupted, tmp_path_factory) -> Attempt:
     """The same run: it went on, its train job was killed and started again; then it met Ctrl-C."""
     folder = tmp_path_factory.mktemp('orphaned')
     run_dir = interrupted.copy(folder)
-    with Program('launch', *TINY, folder=folder) as launch:
+    with Program('launch', *TINY, folder=folder, forked=True) as launch:
         # A new policy is seen sooner than a new status.
         step = interrupted.progress.train_step
         launch.wait_for(lambda: (newest_version(run_dir.greedy_policy) or 0) > step, 'training to go on')

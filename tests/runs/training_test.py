@@ -10,17 +10,25 @@ import pytest
 
 import tflearn
 from tests.api.training_test import SMALL
-from tests.testing import forks, jobs, lanes
+from tests.testing import forks, jobs, lanes, warm_parents
 from tflearn.agents import ppo
 from tflearn.core.waiting import wait_until
 from tflearn.jobs.train_settings import Intervals
 from tflearn.optimization.optimizers import OptimizerOptions
 
 
+@pytest.fixture
+def programs(monkeypatch):
+    """Makes the programs of the jobs importable, whose warm parent is a fork."""
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
+    with warm_parents.forked(warm_parents.loaded()):
+        yield
+
+
 @pytest.mark.slow  # tests/docs_code_test.py runs that of docs/python.md synchronously; below, objects are a gin file
+@pytest.mark.usefixtures('programs')
 def test_a_gin_file_in_several_processes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
     run = tflearn.train('dqn_cartpole', mode='processes', gin_bindings=jobs.SMALL_BINDINGS)
     assert (run.reason, run.train_step) == ('num_train_steps 60 reached', 60)
     assert run.run_dir.root == tmp_path / 'runs' / 'dqn_cartpole'
@@ -32,9 +40,9 @@ def test_a_gin_file_in_several_processes(tmp_path, monkeypatch):
 
 
 @lanes.classic
-def test_python_objects_in_several_processes(tmp_path, monkeypatch):
+@pytest.mark.usefixtures('programs')
+def test_python_objects_in_several_processes(tmp_path):
     """Of an agent that learns from a queue: the objects are written as a gin file, which the programs read."""
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
     experience = tflearn.Experience(
         tflearn.Slicing(9, 8, cross_episodes=True),
         tflearn.Queue(max_size=8, versions_ahead=1, training=tflearn.Iteration(2, 8)),

@@ -1,13 +1,13 @@
 """Runs of real programs whose replay is on a Valkey server, which the replay server starts or which runs already."""
 
+import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
+from tests.end_to_end.programs import Program, metric
 from tests.replay.valkey_test import SECRET, Given
 from tests.testing import forks
 from tflearn.core.waiting import wait_until
@@ -15,52 +15,43 @@ from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address
 from tflearn.replay.valkey import library
 
-DEADLINE_SECS = 240.0
 
+@pytest.fixture
+def launch(tmp_path):
+    """Starts a launch of the run in 'run' in the test's folder."""
+    with contextlib.ExitStack() as programs:
 
-def launch(folder, gin_file, num_train_steps, *flags):
-    command = (
-        *(sys.executable, '-m', 'scripts.launch', f'--root_dir={folder}', f'--gin_file={gin_file}', *flags),
-        f'--gin_bindings=train.StopConditions.num_train_steps={num_train_steps}',
-    )
-    environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        def start(gin_file, num_train_steps, *flags, name=''):
+            steps = f'--gin_bindings=train.StopConditions.num_train_steps={num_train_steps}'
+            given = ('--root_dir=run', f'--gin_file={gin_file}', *flags, steps)
+            return programs.enter_context(Program('launch', *given, folder=tmp_path, name=name, forked=True))
 
-
-def ended(process):
-    output, _ = process.communicate(timeout=DEADLINE_SECS)
-    return process.returncode, output
+        yield start
 
 
 @pytest.mark.parametrize(
     'gin_file, num_train_steps', [('dqn_cartpole', 300), pytest.param('ppo_cartpole', 200, marks=pytest.mark.slow)]
 )
-def test_a_run_goes_on_after_a_stop_and_ends(tmp_path, gin_file, num_train_steps):
+def test_a_run_goes_on_after_a_stop_and_ends(launch, tmp_path, gin_file, num_train_steps):
     """The mirror of a uniform replay, and a queue."""
     run_dir = RunDir(tmp_path / 'run')
-    first = launch(run_dir.root, gin_file, 10_000_000, '--replay_backend=valkey')
-    try:
-        status = run_dir.status('train')
-        wait_until(lambda: (read_json(status) or {}).get('train_step', 0) > 0, 'train steps', DEADLINE_SECS)
-        first.send_signal(signal.SIGINT)
-        code, output = ended(first)
-        assert code == 128 + signal.SIGINT, output
-    finally:
-        first.kill()
+    first = launch(gin_file, 10_000_000, '--replay_backend=valkey')
+    first.wait_for(lambda: metric(run_dir, 'train', 'train_step') > 0, 'train steps')
+    first.send(signal.SIGINT)
+    assert first.end() == 128 + signal.SIGINT, first.output
     inserts = read_json(run_dir.status('replay_server'))['inserts']
     assert inserts > 0
-    saved = read_json(status)['train_step']
-    code, output = ended(launch(run_dir.root, gin_file, saved + num_train_steps, '--replay_backend=valkey'))
-    assert code == 0 and 'The run is done' in output, output
-    log = (run_dir.root / 'logs' / 'replay_server.log').read_text()
+    saved = metric(run_dir, 'train', 'train_step')
+    again = launch(gin_file, saved + num_train_steps, '--replay_backend=valkey', name='again')
+    assert again.end() == 0 and 'The run is done' in again.output, again.output
+    log = run_dir.log('replay_server').read_text()
     assert re.search(r'started \S+ on port \d+', log) and 'restored the replay from' in log
     assert read_json(run_dir.status('replay_server'))['inserts'] > inserts
 
 
-def test_a_scheduler_does_not_get_a_server_that_serves_one_machine(tmp_path):
-    flags = ('--replay_backend=valkey', '--backend=slurm', '--render')
-    code, output = ended(launch(tmp_path / 'run', 'dqn_cartpole', 10, *flags))
-    assert code == 2 and 'need the local backend' in output.splitlines()[-1]
+def test_a_scheduler_does_not_get_a_server_that_serves_one_machine(launch):
+    program = launch('dqn_cartpole', 10, '--replay_backend=valkey', '--backend=slurm', '--render')
+    assert program.end() == 2 and 'need the local backend' in program.last_line
 
 
 @pytest.mark.parametrize('is_wrong', [False, True])

@@ -31,6 +31,8 @@ import pytest
 import tensorflow as tf
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
+from tests.testing import warm_parents
+
 # Seconds of each file's tests in the classic lane; `scripts/test --record-durations` writes it.
 DURATIONS_FILE = pathlib.Path(__file__).parents[1] / 'durations.json'
 _UNKNOWN_FILE_SECS = 5.0
@@ -61,6 +63,8 @@ def configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_NoOperationsAtImport())
     config.pluginmanager.register(Durations(config))
     if config.option.workers > 0 and not config.option.collectonly:
+        if config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # of all tests, many start programs
+            warm_parents.loaded()  # loads its libraries while this process collects
         config.pluginmanager.register(Parent(config))
 
 

@@ -2,7 +2,8 @@
 
 A program that loads them itself takes three seconds of the processor before it begins, and the tests start many.
 tflearn-launch starts its jobs so, by `tflearn/launch/warm_parent.py`. Each process of tests has a warm parent of its
-own, which ends with it. Tests of the start itself use `subprocess`.
+own, which ends with it, and so has each tflearn-launch that is started here: they are forks of one process that loads
+the libraries for all of them. Tests of the start itself use `subprocess`.
 """
 
 import functools
@@ -16,11 +17,11 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
+from tests.testing import warm_parents
 from tflearn.core.waiting import wait_until
 from tflearn.launch.warm_parent import Fork, WarmParent
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
-_WARM_PARENT = f'import sys; sys.path.insert(0, {str(CHECKOUT)!r}); from scripts import warm_parent; warm_parent.main()'
 
 
 class Program:
@@ -72,7 +73,7 @@ def start(
       env: its environment.
     """
     given = {'program': program, 'arguments': [*map(str, arguments)], 'cwd': str(cwd), 'env': dict(env)}
-    given['errors'] = str(errors) if errors else ''
+    given |= {'errors': str(errors) if errors else '', 'loaded': str(warm_parents.loaded())}
     with log.open('w') as file:
         fork = _warm_parent().start([sys.executable, '-m', 'tests.testing.forks', json.dumps(given)], file.fileno())
     assert fork, 'the warm parent has ended'
@@ -96,7 +97,8 @@ def run(
 
 @functools.cache
 def _warm_parent() -> WarmParent:
-    parent = WarmParent([sys.executable, '-c', _WARM_PARENT], sys.__stderr__)
+    with warm_parents.forked(warm_parents.loaded()):
+        parent = WarmParent([sys.executable, *warm_parents.PROGRAM], sys.__stderr__)
     parent.wait_until_ready(lambda: False)
     return parent
 
@@ -113,10 +115,11 @@ def _main() -> None:
     sys.path.insert(0, given['cwd'])
     program = given['program']
     sys.argv = [program, *given['arguments']]
-    if program.endswith('.py'):
-        runpy.run_path(program, run_name='__main__')
-    else:
-        runpy.run_module(program, run_name='__main__', alter_sys=True)
+    with warm_parents.forked(pathlib.Path(given['loaded'])):
+        if program.endswith('.py'):
+            runpy.run_path(program, run_name='__main__')
+        else:
+            runpy.run_module(program, run_name='__main__', alter_sys=True)
 
 
 if __name__ == '__main__':
