@@ -4,6 +4,8 @@ import collections
 import gc
 import os
 import sys
+import zlib
+from unittest import mock
 
 import pytest
 
@@ -12,6 +14,7 @@ import tflearn  # noqa: F401  (first: tf.keras is Keras 2)
 # isort: split
 import tensorflow as tf
 from absl import logging
+from tensorflow.python.eager import context
 
 from tests.testing import forked_workers, lanes, without_extensions
 
@@ -81,18 +84,40 @@ def _file_of(item):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup():
-    """Seeds Python, numpy, TensorFlow and Keras, before fixtures of any scope: a failure can be repeated."""
-    tf.keras.utils.set_random_seed(SEED)
+def pytest_runtest_setup(item):
+    _seed(item.nodeid)
     # All strategies of a process begin with the same keys: an operation that an earlier test left behind would meet
     # those of the next one.
     tf.distribute.MirroredStrategy._collective_key_base += 100
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    """What tests share does not depend on which of them is the first, nor does a test on what it shares."""
+    if fixturedef.scope == 'function':
+        return (yield)
+    _seed(f'{fixturedef.baseid}::{fixturedef.argname}[{request.param_index}]')
+    try:
+        return (yield)
+    finally:
+        _seed(request._pyfuncitem.nodeid)
+
+
+def _seed(name):
+    """Seeds Python, numpy, TensorFlow and Keras by a test's or a fixture's name: a failure can be repeated.
+
+    The kernel of a random operation counts what it has drawn. So `tf.random.set_seed` removes all kernels, and a test
+    would spend a third of its time making them again. With seeds of its own it meets no other test's random kernels.
+    """
+    with mock.patch.object(context.pywrap_tfe, 'TFE_ContextClearCaches'):
+        tf.keras.utils.set_random_seed(zlib.crc32(f'{SEED} {name}'.encode()))
 
 
 @pytest.fixture(autouse=True, scope='module')
 def _small_heap():
     """TensorFlow keeps so many objects of each test that looking through them again and again would take minutes."""
     yield
+    tf.random.set_seed(SEED)  # removes kernels; see `_seed`
     gc.collect()
     gc.freeze()
 

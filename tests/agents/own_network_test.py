@@ -43,13 +43,21 @@ SET = {
 attention = functools.partial(
     sets.make_network, nodes='nodes', mask='present', units=8, num_heads=2, num_blocks=1, fc_layer_params=(7,)
 )
-KINDS = {'model': (model, None), 'network': (tf_agents_network, None), 'set': (attention, SET)}
 
 
-@pytest.mark.parametrize('kind', ['model', pytest.param('network', marks=pytest.mark.slow), 'set'])
+@pytest.mark.parametrize('kind', [model, pytest.param(tf_agents_network, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name', lanes.sample(NAMES, 'sac', 'ppo'))  # conformance_test.py has all
 def test_every_agent_trains_it(name, kind):
-    make_network, observation = KINDS[kind]
+    check_training(name, kind)
+
+
+# An agent with critics of actions and one without: to the others it is a model like any other.
+@pytest.mark.parametrize('name', names('sac', 'ppo', argument='network'))
+def test_every_agent_trains_attention_over_a_set(name):
+    check_training(name, attention, SET)
+
+
+def check_training(name, make_network, observation=None):
     agent = make_agent(name, make_network, observation)
     data = example_data.complete_episodes(example_data.sequences(agent, 4, ALGORITHMS[name].length))
     before = [variable.numpy() for variable in agent.policy.variables()]

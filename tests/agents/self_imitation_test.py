@@ -74,7 +74,7 @@ def test_imitates_what_is_better_than_the_value_in_the_environments_unit():
     agent.demonstrate(joined(good, bad), 0.5)
     own = example_data.sequences(agent, 2, 9)
     own = own._replace(reward=tf.zeros_like(own.reward))
-    train, shares = tf.function(agent.train), []
+    train, shares = tf.function(agent.train, autograph=False), []
     for _ in range(150):
         shares.append(float(train(own).extra['imitated_share']))
     time_step = ts.restart(tf.constant(ends[:1], tf.float32), batch_size=1)
