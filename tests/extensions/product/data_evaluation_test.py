@@ -102,7 +102,8 @@ def clipped(tmp_path_factory):
 @pytest.mark.parametrize('estimate_behaviour', [False, True])
 def test_actions_at_bounds_have_weights_whose_mean_is_one(clipped, tmp_path, estimate_behaviour):
     run_dir, make_environment = clipped
-    epsilons = (0.0, 0.0) if estimate_behaviour else (0.5, 0.1)
+    # An episode's weight has a deviation of about 0.5, so the mean of 300 is off by 0.15 once in a million times.
+    epsilons = (0.0, 0.0) if estimate_behaviour else (0.3, 0.15)
     record(
         run=Run(run_dir), make_environment=make_environment, output=str(tmp_path / 'data'), policy='raw_policy',
         quota=Quota(300), num_environments=16, epsilon=epsilons[0], log_probabilities=True,
