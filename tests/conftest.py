@@ -30,7 +30,10 @@ def pytest_addoption(parser):
     parser.addoption(
         '--documents', choices=('all', 'none', 'only'), default='all', help='run the tests of documents and packaging?'
     )
-    parser.addoption('--without-extensions', action='store_true', help='refuse imports of tflearn.extensions')
+    parser.addoption(
+        '--extensions', choices=('all', 'none', 'only'), default='all',
+        help='run the tests that need tflearn.extensions? none: imports of it are refused',
+    )  # fmt: skip
 
 
 def pytest_configure(config):
@@ -40,7 +43,7 @@ def pytest_configure(config):
     logging.set_verbosity(logging.INFO)
     gc.set_threshold(50_000, 20, 20)  # see `_small_heap`
     forked_workers.configure(config)
-    if config.option.without_extensions:
+    if config.option.extensions == 'none':
         without_extensions.install()
 
 
@@ -48,7 +51,7 @@ def pytest_ignore_collect(collection_path, config):
     """Leaves out files that are not asked for, and those of which the lane runs nothing, which the summary names."""
     if lanes.is_other(collection_path, config.option.documents):
         return True
-    if config.option.without_extensions and without_extensions.uses_them(collection_path):
+    if config.option.extensions == 'none' and without_extensions.uses_them(collection_path):
         return True
     if left_out := lanes.leaves_out(collection_path):
         _left_out.add(left_out)
@@ -71,12 +74,24 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.hookimpl(trylast=True)  # the slow ones are gone
 def pytest_collection_modifyitems(config, items):
-    marked = [item for item in items if lanes.IS_CURRENT and item.get_closest_marker('classic')]
-    if marked:
-        config.hook.pytest_deselected(items=marked)
-        items[:] = [item for item in items if item not in marked]
-        _left_out.update(f'{n} of {file}' for file, n in collections.Counter(map(_file_of, marked)).items())
+    if config.option.extensions != 'all':
+        wanted = config.option.extensions == 'only'
+        _deselect(config, items, lambda item: _uses_extensions(item) != wanted)
+    marked = _deselect(config, items, lambda item: lanes.IS_CURRENT and item.get_closest_marker('classic'))
+    _left_out.update(f'{n} of {file}' for file, n in collections.Counter(map(_file_of, marked)).items())
     gc.freeze()  # what was imported; see `_small_heap`
+
+
+def _deselect(config, items, is_unwanted):
+    unwanted = [item for item in items if is_unwanted(item)]
+    if unwanted:
+        config.hook.pytest_deselected(items=unwanted)
+        items[:] = [item for item in items if item not in set(unwanted)]
+    return unwanted
+
+
+def _uses_extensions(item):
+    return item.get_closest_marker('extensions') is not None or without_extensions.uses_them(item.path)
 
 
 def _file_of(item):

@@ -6,13 +6,12 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
-from tests.testing import experiences, lanes
+from tests.testing import experiences, lanes, structured
 from tflearn.actors.actor import Actor
 from tflearn.agents import ppo
 from tflearn.agents.ppo import PPOLoss
 from tflearn.core.experience import Iteration
 from tflearn.core.train_step import create_train_step
-from tflearn.extensions.tasks import t_maze
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import OptimizerOptions
@@ -283,7 +282,7 @@ def test_rejects_invalid_loss_options(changes, message):
 
 # PPO with memory computes for a sequence what the collector computed step by step, also across episodes.
 
-LENGTH, SIZE = 10, 4
+LENGTH, SIZE = 12, 4
 RECURRENT = NetworkOptions(fc_layer_params=(8,), lstm_size=(6,))
 EXPERIENCE = experiences.changed(
     ppo.EXPERIENCE, sequence_length=LENGTH, stride=LENGTH - 1, cross_episodes=True, store_policy_state=True
@@ -297,7 +296,7 @@ EXPERIENCE = experiences.changed(
 )
 def collected(request):
     """An agent, and the second sequence of rows of each environment that its policy collects."""
-    environment = t_maze.make(SIZE, 0, length=2, max_episode_steps=5)
+    environment = structured.make_environment('dict of vectors', SIZE)
     options = dataclasses.replace(RECURRENT, **request.param)
     agent = ppo.make_agent(
         environment.specs,
@@ -369,7 +368,7 @@ def test_a_train_step_on_sequences_is_one_on_their_samples(collected):
     ],
 )
 def test_rejects_an_experience_without_states_or_sequences(changes, message):
-    environment = t_maze.make(1, 0)
+    environment = structured.make_environment('dict of vectors', 1)
     environment.close()
     with pytest.raises(ValueError, match=message):
         ppo.make_agent(

@@ -1,9 +1,11 @@
 """The requirements of every environment factory: call `check` from its test."""
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
@@ -11,6 +13,24 @@ from tflearn.core.types import BatchedEnvironment, EnvironmentFactory, check_bat
 
 FIRST, MID, LAST = (int(step_type) for step_type in (ts.StepType.FIRST, ts.StepType.MID, ts.StepType.LAST))
 NUM_ENVIRONMENTS = 3
+
+
+def check_installed(package: str | None, extra: str, factory: EnvironmentFactory, arguments: dict[str, Any]) -> None:
+    """Checks a factory, as `check` does, if its package is installed (None: it always is)."""
+    if package and not importlib.util.find_spec(package):
+        pytest.skip(f'{package} is not installed; pip install ".[{extra}]"')
+    check(factory, **arguments)
+
+
+def check_missing_package(package: str, extra: str, factory: EnvironmentFactory, remedy: str) -> None:
+    """Checks that a factory without its package names in one line what to do."""
+    if importlib.util.find_spec(package):
+        pytest.skip(f'{package} is installed')
+    with pytest.raises(ValueError) as raised:
+        factory(num_environments=2, seed=0)
+    assert f'which needs {package}; need that installed; {remedy}' in str(raised.value)
+    assert str(raised.value).endswith(f' (the extra {extra})')
+    assert '\n' not in str(raised.value)
 
 
 def check(factory: EnvironmentFactory, num_steps: int = 300, seeded: bool = True, own_seeds: bool = True) -> None:

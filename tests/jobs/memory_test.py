@@ -11,14 +11,11 @@ import threading
 import numpy as np
 import pytest
 
-pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
-
 import scripts
-from tests.testing import example_policies, served_policies
+from tests.testing import example_policies
 from tflearn.core.types import specs_of
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env
-from tflearn.extensions.serving.client import PolicyClient
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch.local import free_port
 from tflearn.policies.exporter import PolicyExporter
@@ -67,7 +64,12 @@ def resident_bytes(process):
 
 
 @pytest.mark.slow
+@pytest.mark.extensions
 def test_reloads_under_load_leak_no_memory(tmp_path):
+    pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+    from tests.testing import served_policies
+    from tflearn.extensions.serving.client import PolicyClient
+
     run_dir = RunDir(tmp_path)
     publisher = served_policies.Publisher(run_dir.policies)
     port = free_port()

@@ -11,14 +11,13 @@ import pytest
 import tensorflow as tf
 
 import tflearn
-from tests.testing import jobs, lanes, structured, two_rewards, written_summaries
+from tests.testing import jobs, lanes, small_tasks, structured, two_rewards, written_summaries
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.agents import dqn, ppo, r2d2, td3
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env, vector_env
-from tflearn.extensions.tasks import t_maze
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
@@ -104,7 +103,7 @@ def test_jobs_with_ppo_and_several_masked_actions(small_run, made):
 # Runs with memory through the jobs: states are stored, exported, evaluated, served and loaded.
 
 SLICING = Slicing(sequence_length=9, stride=6, cross_episodes=True, store_policy_state=True)
-make_environment = functools.partial(t_maze.make, length=2)
+make_environment = small_tasks.make_signal
 R2D2 = {
     'make_environment': make_environment,
     'make_agent': functools.partial(
@@ -139,6 +138,7 @@ def test_prioritized_r2d2_is_trained_evaluated_and_loaded_with_its_state(small_r
 
 
 @pytest.mark.slow
+@pytest.mark.extensions
 def test_ppo_with_memory_through_the_jobs_and_a_server(small_run, tmp_path):
     """The served policy, whose state goes back and forth, has the returns of the loaded one on the same episodes."""
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
@@ -324,6 +324,7 @@ def start_evaluate(run, run_dir=None, **arguments):
     return run.start(evaluate, **(given | arguments))
 
 
+@pytest.mark.extensions
 def test_evaluate_follows_the_published_weights_and_collect_acts_by_a_served_policy(small_run, tmp_path):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     from tests.testing import served_policies

@@ -11,7 +11,6 @@ from gymnasium import spaces
 import tflearn
 from tests.environments import example_environments
 from tests.testing import foreign_agents, lanes
-from tests.testing.served_policies import serving
 from tflearn.agents import bc, discrete_sac, dqn, linear_bandit, r2d2
 from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.core.train_step import create_train_step
@@ -19,8 +18,6 @@ from tflearn.core.types import zeros
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import vector_env
-from tflearn.extensions.product.data_evaluation import evaluate_on_data
-from tflearn.extensions.serving.client import PolicyClient
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.record import Quota, record
 from tflearn.jobs.run import Run
@@ -60,8 +57,13 @@ def named(observation):
     return {f'observation_{name}': value for name, value in observation.items()}
 
 
+@pytest.mark.extensions
 def test_all_count_from_the_start(tmp_path):
     """Training, the loaded policy, the SavedModel by names, the server, TFLite, recorded data and their evaluation."""
+    from tests.testing.served_policies import serving
+    from tflearn.extensions.product.data_evaluation import evaluate_on_data
+    from tflearn.extensions.serving.client import PolicyClient
+
     make_environment = environment(GEAR, make=vector_env.in_worker_processes)
     run = train(dqn, FEW, tmp_path / 'run', make_environment)
     given, path = observations(), run.policy.path
@@ -154,7 +156,10 @@ def policy_time_step(policy, size):
 
 
 @lanes.classic
+@pytest.mark.extensions
 def test_masks_of_several_choices(tmp_path):
+    from tflearn.extensions.product.data_evaluation import evaluate_on_data
+
     make_environment = environment(SEVERAL, 5)
     run_dir, _ = cloned(tmp_path, make_environment, np.int64([2, -3]), action_mask='mask')
     for epsilon in (0.0, 0.5):

@@ -1,18 +1,17 @@
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.testing import small_tasks
 from tflearn.agents import ppo
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
-from tflearn.extensions.tasks import inlining
 from tflearn.networks import quantiles
 from tflearn.networks.networks import NetworkOptions
 from tflearn.networks.quantiles import QuantileFeatures
 
-MAKE = functools.partial(inlining.make, num_calls=5)
+MAKE = small_tasks.make_sizes
+PATHS = ['bytes', 'calls', 'depth']
 
 
 @pytest.mark.parametrize('dtype', [tf.int64, tf.int32, tf.float32])
@@ -27,8 +26,8 @@ def test_shares_of_boundaries(dtype):
 def test_quantiles_of_an_environment_and_their_files(tmp_path):
     found = quantiles.boundaries(MAKE, num_steps=300, num_boundaries=20)
     assert found == quantiles.boundaries(MAKE, num_steps=300, num_boundaries=20), 'the seed decides'
-    assert set(found) == set(inlining.FEATURES)
-    sizes = found['cost_estimate']
+    assert set(found) == set(PATHS)
+    sizes = found['bytes']
     assert len(sizes) == 20 and sizes == sorted(sizes) and sizes[-1] > 3 * sizes[10]
     quantiles.write(str(tmp_path / 'vocabulary'), found)
     layers = quantiles.from_files(str(tmp_path / 'vocabulary'))
@@ -36,7 +35,7 @@ def test_quantiles_of_an_environment_and_their_files(tmp_path):
     values = tf.constant([0, 10, 50, 400], tf.int64)
     for path, layer in computed.items():
         np.testing.assert_array_equal(layers[path](values), layer(values))
-    assert set(quantiles.from_environment(MAKE, 10, 5, ['node_count'])) == {'node_count'}
+    assert set(quantiles.from_environment(MAKE, 10, 5, ['calls'])) == {'calls'}
 
 
 def test_ppo_takes_them():
@@ -44,7 +43,7 @@ def test_ppo_takes_them():
     options = NetworkOptions(fc_layer_params=(8,), preprocessing_layers=layers)
     agent = ppo.make_agent(specs_of(MAKE), create_train_step(), ppo.EXPERIENCE, network=options)
     kernels = [variable.shape.as_list() for variable in agent.policy.variables()]
-    assert [3 * len(inlining.FEATURES), 8] in kernels
+    assert [3 * len(PATHS), 8] in kernels
 
 
 def test_rejects_what_is_no_boundaries(tmp_path):
@@ -59,5 +58,5 @@ def test_rejects_what_is_no_boundaries(tmp_path):
     (tmp_path / 'age.buckets').symlink_to('age.buckets')
     with pytest.raises(ValueError, match=r'got the file .*age.buckets .*symbolic links.*; need a number a line'):
         quantiles.from_files(str(tmp_path))
-    with pytest.raises(ValueError, match=r"got paths=\['sizes'\]; need one or more of call_argument_setup, "):
+    with pytest.raises(ValueError, match=r"got paths=\['sizes'\]; need one or more of bytes, calls, depth"):
         quantiles.boundaries(MAKE, paths=['sizes'])

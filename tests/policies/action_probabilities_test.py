@@ -9,12 +9,12 @@ from tf_agents.policies import greedy_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
+from tests.testing import structured
 from tflearn.agents import dqn, ppo, sac
 from tflearn.core.action_mask import ActionMask
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
-from tflearn.extensions.tasks import nim
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError, _log_probability
@@ -26,9 +26,9 @@ MAKE = {
     'ppo_discrete': (CARTPOLE, functools.partial(ppo.make_agent), ppo.EXPERIENCE),
     'ppo_normal': (PENDULUM, functools.partial(ppo.make_agent), ppo.EXPERIENCE),
     'sac': (PENDULUM, functools.partial(sac.make_agent), sac.EXPERIENCE),
-    'nim': (
-        nim.make,
-        functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), action_mask='legal'),
+    'masked': (
+        functools.partial(structured.make_environment, 'masked discrete'),
+        functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), action_mask='mask'),
         dqn.EXPERIENCE,
     ),
 }
@@ -111,8 +111,8 @@ def test_a_greedy_policy_with_epsilon(exported):
 
 
 def test_masked_random_actions(exported):
-    _, specs, time_step = made('nim')
-    _, loaded = exported('nim', 'greedy')
+    _, specs, time_step = made('masked')
+    _, loaded = exported('masked', 'greedy')
     mask = ActionMask(specs, loaded.metadata[ACTION_MASK])
     legal = np.asarray(tf.nest.flatten(mask(time_step.observation)[1])[0])
     chosen, _ = ActionProbabilities(loaded, specs, 0.5, mask).probabilities(time_step, ())
@@ -140,9 +140,9 @@ def test_policies_without_probabilities_are_refused(exported):
     _, specs, _ = made('sac')
     with pytest.raises(NoDensityError, match='always takes the same floats.*need one that draws them'):
         ActionProbabilities(exported('sac', 'greedy')[1], specs, 0.0, None)
-    _, specs, _ = made('nim')
+    _, specs, _ = made('masked')
     with pytest.raises(ValueError, match="exported without their probabilities; need 'greedy_policy' with an epsilon"):
-        ActionProbabilities(exported('nim', 'collect_policy')[1], specs, 0.0, None)
+        ActionProbabilities(exported('masked', 'collect_policy')[1], specs, 0.0, None)
 
 
 @pytest.mark.parametrize('kind', ['normal', 'squashed'])

@@ -18,7 +18,6 @@ from tf_agents.utils import common
 
 import tflearn
 from tests.testing import example_policies
-from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.policies import converted, loader, signatures
 from tflearn.policies.exporter import PolicyExporter
 
@@ -143,16 +142,36 @@ def _shapes(nest):
     )
 
 
-def test_rejects_categories_out_of_bounds(tmp_path):
-    """Each signature and function does so in each loader, except TFLite, which has no assertions."""
+@pytest.fixture(scope='module')
+def of_categories(tmp_path_factory):
+    """The version of a policy of one category, from 0 to 499."""
     observation = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 499, 'observation')
     layers = [tf.keras.layers.Lambda(lambda states: tf.one_hot(states, 500)), tf.keras.layers.Dense(2)]
     network = sequential.Sequential(layers, input_spec=observation)
     network.create_variables()
     time_step = ts.time_step_spec(observation)
     policy = greedy_policy.GreedyPolicy(q_policy.QPolicy(time_step, example_policies.DISCRETE_PAIR, network))
-    version = PolicyExporter(policy, tmp_path).export(1, {})
-    model, opened, served = tf.saved_model.load(str(version)), policy_loader.load(str(version)), ServedVersion(version)
+    return PolicyExporter(policy, tmp_path_factory.mktemp('categories')).export(1, {})
+
+
+def rejects_categories_out_of_bounds(ask):
+    ask(np.int64([499]))
+    for wrong in (999, -1):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rf'got observation from\] \[{wrong}\].*need 0 to 499'):
+            ask(np.int64([wrong]))
+
+
+@pytest.mark.extensions
+def test_a_server_rejects_categories_out_of_bounds(of_categories):
+    from tflearn.extensions.serving.served_version import ServedVersion
+
+    signature = ServedVersion(of_categories).signature('serving_default')
+    rejects_categories_out_of_bounds(lambda states: signature.run({'observation': states}))
+
+
+def test_rejects_categories_out_of_bounds(of_categories):
+    """Each signature and function does so in each loader, except TFLite, which has no assertions."""
+    model, opened = tf.saved_model.load(str(of_categories)), policy_loader.load(str(of_categories))
     step = {'step_type': np.int32([1]), 'reward': np.float32([0]), 'discount': np.float32([1])}
     tensors = {name: tf.constant(value) for name, value in step.items()}
     asks = [
@@ -161,16 +180,10 @@ def test_rejects_categories_out_of_bounds(tmp_path):
         lambda states: model.signatures['action'](**tensors, observation=tf.constant(states)),
         lambda states: model.signatures['distribution'](**tensors, observation=tf.constant(states)),
         lambda states: opened.action(ts.TimeStep(*(value[0] for value in step.values()), states[0])),
-        lambda states: served.signature('serving_default').run({'observation': states}),
     ]
     for ask in asks:
-        ask(np.int64([499]))
-        for wrong in (999, -1):
-            with pytest.raises(
-                tf.errors.InvalidArgumentError, match=rf'got observation from\] \[{wrong}\].*need 0 to 499'
-            ):
-                ask(np.int64([wrong]))
-    assert converted.run_tflite(converted.convert_tflite(version), {'observation': np.int64([499, 999])})[
+        rejects_categories_out_of_bounds(ask)
+    assert converted.run_tflite(converted.convert_tflite(of_categories), {'observation': np.int64([499, 999])})[
         'action'
     ].shape == (2,)
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from tf_agents.policies import policy_saver
 
 from tests.testing import example_policies
 from tflearn.core.errors import UserValueError
-from tflearn.extensions.serving.served_version import BatchOptions, ServedVersion
 from tflearn.policies import loaded_model, loader
 from tflearn.policies.exporter import PolicyExporter
 
@@ -61,25 +61,40 @@ def test_a_version_keeps_its_weights_while_others_come_and_go(tmp_path):
     assert not np.array_equal(answers[0], answers[1])
 
 
-# The saver also saves the policy's distribution.
-@pytest.mark.filterwarnings('ignore:Encoding a StructuredValue with type tfp:UserWarning')
-def test_policies_that_tf_agents_saved_share_functions(tmp_path):
-    policy = example_policies.with_info()
-    for step in range(2):  # each saver traces the policy, as in two runs
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+    """The paths of two versions that TF-Agents saved; each saver traces the policy, as in two runs."""
+    policy, folder = example_policies.with_info(), tmp_path_factory.mktemp('saved')
+    paths = [folder / str(step) for step in range(2)]
+    for step, path in enumerate(paths):
         saver = policy_saver.PolicySaver(policy, batch_size=None)
         example_policies.reweigh(policy, step)
-        saver.save(str(tmp_path / str(step)))
-        (tmp_path / str(step) / 'metadata.json').write_text(json.dumps({'train_step': step}))
-    assert (tmp_path / '0/saved_model.pb').read_bytes() != (tmp_path / '1/saved_model.pb').read_bytes()
+        with warnings.catch_warnings():
+            # The saver also saves the policy's distribution.
+            warnings.filterwarnings('ignore', 'Encoding a StructuredValue with type tfp', UserWarning)
+            saver.save(str(path))
+        (path / 'metadata.json').write_text(json.dumps({'train_step': step}))
+    return paths
+
+
+def test_policies_that_tf_agents_saved_share_functions(saved):
+    first, second = saved
+    assert (first / 'saved_model.pb').read_bytes() != (second / 'saved_model.pb').read_bytes()
     for signature in ('action', 'get_train_step', 'get_metadata'):
-        functions = [loaded_model.load(tmp_path / str(step)).signatures[signature].definition for step in range(2)]
+        functions = [loaded_model.load(path).signatures[signature].definition for path in saved]
         assert functions[0] is functions[1]
-    served = [ServedVersion(tmp_path / str(step), BatchOptions()).signature('action') for step in range(2)]
+
+
+@pytest.mark.extensions
+def test_servers_of_policies_that_tf_agents_saved_have_weights_of_their_own(saved):
+    from tflearn.extensions.serving.served_version import BatchOptions, ServedVersion
+
+    served = [ServedVersion(path, BatchOptions()).signature('action') for path in saved]
     ones = np.ones(50, np.float32)
     inputs = {'0/step_type': ones.astype(np.int32), '0/reward': ones, '0/discount': ones, '0/observation': OBSERVATION}
     for step, signature in enumerate(served):
         # The actions are random; the parameters of their distribution depend only on the weights.
-        wanted = expected(tmp_path / str(step), 'action', **inputs)
+        wanted = expected(saved[step], 'action', **inputs)
         got = signature.run(inputs)
         assert set(got) == set(wanted)
         for name in set(wanted) - {'action'}:

@@ -16,7 +16,6 @@ from tf_agents.trajectories import time_step as ts
 from tests.testing import example_policies, lanes
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import export
 from tflearn.learner import warm_start
@@ -118,6 +117,8 @@ def test_loads_the_next_version_if_one_is_pruned_while_loading(tmp_path):
 
 
 def _served(version, observations):
+    from tflearn.extensions.serving.served_version import ServedVersion
+
     signature = ServedVersion(version).signature('serving_default')
     (name,) = signature.inputs
     return next(iter(signature.run({name: observations}).values()))
@@ -172,7 +173,8 @@ def two_models(tmp_path_factory):
     'act',
     [
         lambda *given: load_policy(given[0])(given[1]),
-        *(_served, _of_one_batch_size, _of_update, _of_product, _of_saved_policy, _of_warm_start),
+        pytest.param(_served, marks=pytest.mark.extensions),
+        *(_of_one_batch_size, _of_update, _of_product, _of_saved_policy, _of_warm_start),
     ],
 )
 def test_files_exchanged_after_the_check_are_not_loaded(tmp_path, monkeypatch, two_models, act):

@@ -8,12 +8,11 @@ import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from tests.testing import example_policies, experiences, served_policies
+from tests.testing import example_policies, experiences, small_tasks
 from tflearn.agents import dqn, ppo, r2d2
 from tflearn.core.action_mask import mask_of
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.extensions.tasks import t_maze
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import converted, exporter, loader
 from tflearn.policies.converted import Converted
@@ -118,10 +117,12 @@ def test_a_category_of_a_named_tuple_is_checked(folder, named):
         model(**{name: tf.constant(value) for name, value in named.items()})
 
 
+@pytest.mark.extensions
 def test_served(policy, folder, named):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     import grpc
 
+    from tests.testing import served_policies
     from tflearn.extensions.serving.client import PolicyClient, RemotePolicy
     from tflearn.extensions.serving.served_version import BatchOptions
 
@@ -192,7 +193,7 @@ MAKE = {'ppo': _ppo, 'r2d2': _r2d2} | {kind: functools.partial(_ppo, memory=kind
 @pytest.fixture(scope='module', params=MAKE)
 def exported(request, tmp_path_factory):
     """The live policy with large weights, so that its state has an effect, and a loaded version of it."""
-    environment = t_maze.make(1, 0)
+    environment = small_tasks.make_signal(1, 0)
     environment.close()
     agent = MAKE[request.param](environment.specs)
     for i, variable in enumerate(agent.policy.variables()):
@@ -268,6 +269,7 @@ def test_the_signature_takes_and_returns_the_state_by_names(exported):
         assert state.keys() == dict(model.signatures['get_initial_state'](batch_size=tf.constant(BATCH))).keys()
 
 
+@pytest.mark.extensions
 def test_a_server_takes_and_returns_the_state(exported):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     from tests.testing import served_policies

@@ -56,6 +56,7 @@ def test_a_run_is_exported_and_evaluated(trained, tmp_path):
 
 
 @whole_runs
+@pytest.mark.extensions
 def test_a_run_is_served(trained, tmp_path):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     from tflearn.extensions.serving.client import PolicyClient

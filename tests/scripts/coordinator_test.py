@@ -89,6 +89,7 @@ def test_wrong_flags_take_one_line(flags, words):
 # The real serve program: its flags, its error messages, and that it serves until it is stopped.
 
 
+@pytest.mark.extensions
 def test_a_missing_extra_takes_one_line(tmp_path):
     arguments = ('tensorflow_serving', 'scripts.serve', f'--root_dir={tmp_path}')
     ended = forks.run('tests.testing.without', *arguments, timeout=DEADLINE_SECS)
@@ -101,6 +102,7 @@ def test_a_missing_extra_takes_one_line(tmp_path):
     assert 'Traceback' not in ended.stderr
 
 
+@pytest.mark.extensions
 def test_it_serves_until_it_is_stopped(tmp_path):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     from tests.testing import served_policies

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
-from tests.testing import warm_parents
+from tests.testing import warm_parents, without_extensions
 from tflearn.core.waiting import wait_until
 from tflearn.launch.warm_parent import Fork, WarmParent
 
@@ -74,6 +74,7 @@ def start(
     """
     given = {'program': program, 'arguments': [*map(str, arguments)], 'cwd': str(cwd), 'env': dict(env)}
     given |= {'errors': str(errors) if errors else '', 'loaded': str(warm_parents.loaded())}
+    given['without_extensions'] = without_extensions.is_installed()
     with log.open('w') as file:
         fork = _warm_parent().start([sys.executable, '-m', 'tests.testing.forks', json.dumps(given)], file.fileno())
     assert fork, 'the warm parent has ended'
@@ -113,6 +114,8 @@ def _main() -> None:
         with open(given['errors'], 'w') as errors:
             os.dup2(errors.fileno(), 2)
     sys.path.insert(0, given['cwd'])
+    if given['without_extensions']:
+        without_extensions.install()
     program = given['program']
     sys.argv = [program, *given['arguments']]
     with warm_parents.forked(pathlib.Path(given['loaded'])):

@@ -1,23 +1,14 @@
-"""Refuses imports of `tflearn.extensions`: the tests of the core pass without them, `pytest --without-extensions`."""
+"""Refuses imports of `tflearn.extensions`: the tests of the core pass without them, `pytest --extensions=none`."""
 
 import contextlib
 import pathlib
 import sys
 
-from tests.testing import lanes
-
 _PACKAGE = 'tflearn.extensions'
 _TESTS = pathlib.Path(__file__).parents[1]
-# Tests of the core's files and of programs that use an extension: what they test is between the two.
-USERS = (
-    *('agents/ppo_test.py', 'environments/factories_test.py', 'networks/quantiles_test.py'),
-    *('policies/action_probabilities_test.py', 'transforms/hindsight_test.py'),  # tasks
-    *('policies/exporter_test.py', 'policies/loaded_model_test.py', 'policies/loader_test.py'),  # a server's policy
-    *('policies/structured_policies_test.py', 'jobs/memory_test.py', 'jobs/run_kinds_test.py', 'jobs/start_test.py'),
-    *('jobs/task_products_test.py', 'replay/without_reverb_test.py'),
-    *('chaos', 'scripts', 'core/extensions_test.py', 'architecture_test.py'),
-    *lanes.DOCUMENTS,
-)
+# Beside `tests/extensions`: files of tests whose subject is between the core and what stands around it. A single such
+# test of another file has the mark `extensions`, and imports what it needs itself.
+_USERS = ('chaos', 'core/extensions_test.py', 'architecture_test.py', 'scripts/exit_status_test.py')
 
 
 class _Refusing:
@@ -30,8 +21,12 @@ class _Refusing:
 
 
 def install():
-    """Refuses them in this process from now on."""
+    """Refuses them from now on in this process, and in the programs that it starts by `forks`."""
     sys.meta_path.insert(0, _Refusing)
+
+
+def is_installed():
+    return _Refusing in sys.meta_path
 
 
 @contextlib.contextmanager
@@ -49,4 +44,4 @@ def hidden():
 def uses_them(path):
     """Returns whether a file of tests needs extensions."""
     name = path.relative_to(_TESTS).as_posix()
-    return name == 'extensions' or name in USERS
+    return any(name == each or name.startswith(f'{each}/') for each in ('extensions', *_USERS))

@@ -5,12 +5,12 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
+from tests.testing import small_tasks
 from tflearn.actors.actor import Actor
 from tflearn.agents import dqn, ppo
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.extensions.tasks import bit_flip
 from tflearn.jobs import initial_agent
 from tflearn.networks.networks import NetworkOptions
 from tflearn.replay.storage import Storage
@@ -33,7 +33,7 @@ def slicing(strategy, length=2, horizon=BITS - 1):
 
 def collected(settings, num_steps=60, size=512):
     """Returns items [size, ...] that a DQN collected from bit flipping, and the transforms' pipeline maker."""
-    environment = bit_flip.make(4, seed=1, num_bits=BITS)
+    environment = small_tasks.make_flips(4, 1, BITS)
     experience = Experience(settings, Uniform(max_size=1000, min_size=1), BatchItems(4))
     transforms = [make('episode' if settings.history_steps else 'future', horizon=settings.future_steps)]
     agent = transformed.make_agent(
@@ -145,7 +145,7 @@ def test_distance_decides_whether_a_goal_is_reached():
     np.testing.assert_array_equal(hindsight.reached()(achieved, achieved), True)
 
 
-OBSERVATION = bit_flip.make(1, 0, BITS).specs.observation
+OBSERVATION = small_tasks.make_flips(1, 0, BITS).specs.observation
 OTHER = {**OBSERVATION, 'achieved_goal': tf.TensorSpec((2,), tf.float32, 'achieved_goal')}
 
 
