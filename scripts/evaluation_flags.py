@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from tflearn.core import waiting
+from tflearn.core import extensions, waiting
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir, write_json
 
@@ -28,9 +28,7 @@ def _check_data() -> None:
 def _run_data(stop: threading.Event) -> None:
     with waiting.may_exit(stop, lambda: None):  # nothing is written before the end
         preflight.import_quietly('tensorflow', 'gym')
-        from tflearn.extensions.product import data_evaluation
-
-        found, facts = data_evaluation.evaluate_on_data(
+        found, facts = extensions.load('data_evaluation').evaluate_on_data(
             RunDir(flags.FLAGS.root_dir),
             flags.FLAGS.data,
             job_flags.values_of('min_return', 'max_return', 'max_episodes', 'max_damaged'),

@@ -141,6 +141,7 @@ def _is_checked(called: Any) -> bool:
     return function is not None and function.__code__.co_filename == settings.__file__
 
 
+@pytest.mark.extensions
 def test_all_settings_with_ranges_refuse_what_is_just_outside():
     """They do so before anything else happens, so that the other arguments need not fit."""
     count, unchecked, wrong = 0, [], []

@@ -74,9 +74,10 @@ def test_help_of_a_program_without_flags_of_its_own():
         (f'evaluate {NO_RUN} --data=x --gin_file=dqn_cartpole', 'got a wrong flag: Unknown command line'),
         ('export', 'got no --root_dir; need '),
         ('export --root_dir=x --format=int4', 'got a wrong flag: flag --format=int4'),
-        (
+        pytest.param(
             'export --root_dir=s3://me:key@x/y',
             'got a URL of s3 with credentials or a query; need them where s3 ',
+            marks=pytest.mark.extensions,
         ),
         ('export --root_dir=x --output=gs://x/y', "got --output='gs://x/y', which is a URL; need a path"),
         ('export --root_dir=no_such_run', 'got no policy in '),

@@ -95,6 +95,7 @@ def test_evaluates_copied_policies_of_another_run_at_once(finished, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extensions
 def test_evaluates_on_data(tmp_path):
     flags = (f'--root_dir={tmp_path / "run"}', '--gin_file=dqn_cartpole')
     trained = run('synchronous', *flags, '--gin_bindings=train.StopConditions.num_train_steps=10')
@@ -113,6 +114,7 @@ def test_evaluates_on_data(tmp_path):
     assert json.loads((tmp_path / 'found.json').read_text())['behaviour'] == 'recorded'
 
 
+@pytest.mark.extensions
 def test_data_of_another_kind_is_refused(tmp_path):
     data_sets.write(tmp_path / 'data')
     ended = run('evaluate', f'--root_dir={tmp_path}', f'--data={tmp_path / "data"}')

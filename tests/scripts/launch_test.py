@@ -205,7 +205,11 @@ NO_TOKEN = 'got a --coordinator_token that cannot be read (No such file or direc
         (f'{CARTPOLE} --gin_bindings=gymnasium_env.make.name="CartPol-v1"', 'CartPole-v1'),
         (f'{CARTPOLE} --gin_bindings=train.StopConditions.num_train_steps=%gin.REQUIRED', 'no value for'),
         ('--root_dir=file/run --gin_file=dqn_cartpole', 'which cannot be written to'),
-        ('--root_dir=gs://me:key@bucket/run --gin_file=file', 'with credentials or a query'),
+        pytest.param(
+            '--root_dir=gs://me:key@bucket/run --gin_file=file',
+            'with credentials or a query',
+            marks=pytest.mark.extensions,
+        ),
         (f'{FILE} --coordinator_address=8000', 'need HOST:PORT'),
         (f'{FILE} --coordinator_address=a:1,a:2', 'need HOST:PORT'),
         (f'{FILE} --coordinator_token=0123456789abcdef', NO_TOKEN),

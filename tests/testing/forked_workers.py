@@ -309,12 +309,17 @@ class Parent:
 
 @contextlib.contextmanager
 def _terminations_interrupt() -> Iterator[None]:
-    """SIGTERM (of `timeout`, say) is a Ctrl-C: the workers are ended, and the summary is printed."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM (of `timeout`, say) is a Ctrl-C: the workers are ended, and the summary is printed.
+
+    So is SIGINT where who started the tests ignores it, as shells do for what is to run in the background. What tests
+    start, and end by a Ctrl-C, would ignore it too.
+    """
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Sender:

@@ -8,7 +8,7 @@ _PACKAGE = 'tflearn.extensions'
 _TESTS = pathlib.Path(__file__).parents[1]
 # Beside `tests/extensions`: files of tests whose subject is between the core and what stands around it. A single such
 # test of another file has the mark `extensions`, and imports what it needs itself.
-_USERS = ('chaos', 'core/extensions_test.py', 'architecture_test.py', 'scripts/exit_status_test.py')
+_USERS = ('chaos', 'core/extensions_test.py', 'scripts/exit_status_test.py')  # whole systems, and all programs
 
 
 class _Refusing:

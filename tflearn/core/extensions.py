@@ -8,6 +8,7 @@ from tflearn.core.errors import UserImportError
 _PACKAGE = 'tflearn.extensions'
 # What extensions bring to the core -> the module, in its extension.
 _MODULES = {
+    'data_evaluation': 'product.data_evaluation',
     'import': 'product.log_import',
     'kubernetes': 'clusters.kubernetes',
     'metric_checks': 'experiments.series',
