@@ -10,6 +10,8 @@ from tflearn.environments import gymnasium_env
 from tflearn.jobs.policy_exports import ExportOptions
 
 
+# By default, cells of the conformance matrix draw by priority, and tests/jobs/demonstrations_test.py counts priorities.
+@pytest.mark.slow
 @pytest.mark.parametrize('name', algorithms.names('sac', data='prioritized'))
 def test_errors_of_items_become_their_priorities(name, tmp_path):
     algorithm = algorithms.ALGORITHMS[name]

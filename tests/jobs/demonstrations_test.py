@@ -28,6 +28,7 @@ from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Data, Initial
 from tflearn.launch.local import free_port
 from tflearn.learner.learner import LearnerOptions
+from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
@@ -61,7 +62,7 @@ def run_synchronously(root, demonstrations, **arguments):
     return run.dir
 
 
-@pytest.mark.slow  # below, the jobs do the same
+@pytest.mark.slow  # below, the jobs do the same, but for going on
 def test_a_run_is_trained_on_demonstrations_first_and_all_the_time(tmp_path, data):
     shown = Demonstrations(data, share=0.5, num_pretrain_steps=25)
     run_dir = run_synchronously(tmp_path, shown, num_train_steps=20)
@@ -96,17 +97,28 @@ def test_the_same_seed_gives_the_same_weights(tmp_path, data):
 @lanes.classic
 def test_jobs_train_on_demonstrations_before_anything_is_collected(small_run, data):
     shown = Demonstrations(data, share=0.25, num_pretrain_steps=60, fill_replay=True)
+    taken, acted_after = [], []
+
+    def make_environment(*arguments, **options):
+        environment = small_run.factories()['make_environment'](*arguments, **options)
+        step = environment.step
+
+        def counted(action):
+            acted_after.append(sum(taken))
+            return step(action)
+
+        environment.step = counted
+        return environment
+
     small_run.start_replay(demonstrations=shown)
-    collector = small_run.start(collect, num_environments=2)
-    given = {'demonstrations': shown, 'publish_interval_steps': 10, 'summary_interval_steps': 10}
-    learner = small_run.start(train, num_train_steps=30, **given)
-    learner.join()
-    assert read_json(small_run.dir.train_result)['env_steps'] == 0
+    collector = small_run.start(collect, num_environments=2, make_environment=make_environment)
+    options = LearnerOptions(summaries=SummaryOptions(10), after_run=lambda result: taken.append(result.num_steps))
+    given = {'demonstrations': shown, 'publish_interval_steps': 10, 'steps_per_call': 10, 'options': options}
+    small_run.start(train, num_train_steps=100, **given).join()
     collector.join()  # it has seen the end of the run
     assert small_run.status('collect_0')['state'] == 'finished'
-    collector = small_run.start(collect, num_environments=2)
-    small_run.start(train, num_train_steps=100, **given).join()
-    collector.join()
+    # The weights after 60 steps are sent just before that call is counted.
+    assert min(acted_after) >= 50
     result = read_json(small_run.dir.train_result)
     assert result['train_step'] == 100
     shares = written_summaries.scalars(small_run.dir.summaries('train'))['train/demonstration_share']

@@ -85,7 +85,25 @@ def test_intervals_and_schedules_by_environment_steps(tmp_path):
         np.testing.assert_array_equal(other, another)
 
 
-def test_runs_to_the_end_and_can_be_continued(tmp_path):
+def test_runs_to_the_end(tmp_path):
+    run_to_the_end(tmp_path)
+
+
+@pytest.mark.slow  # tests/api/training_test.py has a run that goes on with its replay
+def test_an_ended_run_can_be_continued(tmp_path):
+    result = run_to_the_end(tmp_path)
+    # More train steps: the same run continues, with its replay.
+    run_dir = run_synchronously(tmp_path, num_train_steps=130)
+    more = read_json(run_dir.train_result)
+    assert more['train_step'] == 130
+    assert 0 <= more['env_steps'] - result['env_steps'] < 20
+    assert more['seconds'] >= result['seconds']
+    run_synchronously(tmp_path, num_train_steps=130)
+    assert read_json(run_dir.train_result) == more, 'there is nothing left to do'
+
+
+def run_to_the_end(tmp_path):
+    """Trains for 121 steps; returns the result."""
     restored = []
     given = {'hooks': Hooks(lambda: restored.append(1), lambda: {'run/note': 'mine'}), 'seed': 3}
     run_dir = run_synchronously(tmp_path, num_train_steps=121, summary_interval_steps=20, **given)
@@ -111,15 +129,7 @@ def test_runs_to_the_end_and_can_be_continued(tmp_path):
     assert (status['state'], status['train_step']) == ('finished', 121)
     inserts = status['replay_size'] - 50
     assert 0 <= 8 * inserts - 8 * 121 < 16, 'the ratio is exact up to the items of the last batched step'
-
-    # More train steps: the same run continues, with its replay.
-    run_synchronously(tmp_path, num_train_steps=130)
-    more = read_json(run_dir.train_result)
-    assert more['train_step'] == 130
-    assert 0 <= more['env_steps'] - result['env_steps'] < 20
-    assert more['seconds'] >= result['seconds']
-    run_synchronously(tmp_path, num_train_steps=130)
-    assert read_json(run_dir.train_result) == more, 'there is nothing left to do'
+    return result
 
 
 @pytest.mark.slow
@@ -301,17 +311,30 @@ def train(root, agent='ppo', **arguments):
     return run_synchronously(root, **{**given, 'num_train_steps': 24, 'seed': 3, **arguments})
 
 
+# Every iteration is summarized, and more; iterations have 4 train steps.
+OFTEN = {
+    'unit': 'iterations',
+    'checkpoint_interval_steps': 3,
+    'export_interval_steps': 2,
+    'summary_interval_steps': 1,
+}
+
+
 @pytest.fixture(scope='module')
 def of_ppo(tmp_path_factory):
     """The directory of a run that has ended."""
-    return train(tmp_path_factory.mktemp('ppo'), summary_interval_steps=20)
+    return train(tmp_path_factory.mktemp('ppo'), **OFTEN)
 
 
-def test_the_same_seed_gives_the_same_weights_and_metrics_another_one_others(of_ppo, tmp_path):
-    same, other = train(tmp_path / 'same', summary_interval_steps=20), train(tmp_path / 'other', seed=4)
+def test_the_same_seed_gives_ppo_the_same_weights_and_metrics(of_ppo, tmp_path):
+    same = train(tmp_path / 'same', **OFTEN)
     assert_same(of_ppo, same)
     assert read_json(same.train_result)['train_step'] == 24
-    one, another = learner.saved_variables(of_ppo), learner.saved_variables(other)
+
+
+@pytest.mark.slow
+def test_another_seed_gives_other_weights(of_ppo, tmp_path):
+    one, another = learner.saved_variables(of_ppo), learner.saved_variables(train(tmp_path, seed=4))
     assert any((one[name] != another[name]).any() for name in one)
 
 
@@ -327,14 +350,11 @@ def test_collects_what_an_iteration_needs_and_no_more(of_ppo):
     assert 0 <= 6 * 16 + 2 - read_json(of_ppo.train_result)['env_steps'] < 6 * 4
 
 
-def test_intervals_count_iterations(tmp_path):
-    given = {'checkpoint_interval_steps': 3, 'export_interval_steps': 2, 'summary_interval_steps': 1}
-    run_dir = train(tmp_path, unit='iterations', **given)
-    # Iterations have 4 train steps.
-    assert {int(path.name) for path in run_dir.greedy_policy.iterdir() if path.name.isdigit()} == {0, 8, 16, 24}
-    assert {path.stem for path in run_dir.checkpoints.glob('*.index')} == {'ckpt-12', 'ckpt-24'}
-    by_iteration = written_summaries.scalars(run_dir.summaries('iterations'))['iterations/loss']
-    by_train_step = written_summaries.scalars(run_dir.summaries('train'))['train/loss']
+def test_intervals_count_iterations(of_ppo):
+    assert {int(path.name) for path in of_ppo.greedy_policy.iterdir() if path.name.isdigit()} == {0, 8, 16, 24}
+    assert {path.stem for path in of_ppo.checkpoints.glob('*.index')} == {'ckpt-12', 'ckpt-24'}
+    by_iteration = written_summaries.scalars(of_ppo.summaries('iterations'))['iterations/loss']
+    by_train_step = written_summaries.scalars(of_ppo.summaries('train'))['train/loss']
     assert by_iteration == {step // 4: loss for step, loss in by_train_step.items()}
     assert list(by_iteration) == [1, 2, 3, 4, 5, 6]
 
@@ -437,7 +457,12 @@ def of_dqn(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ('optimizers', 'steps'),
-    [((), 10), pytest.param(('agent',), 30, marks=pytest.mark.slow), (('agent/_optimizer',), 30)],
+    # tests/learner/warm_start_test.py loads values without the optimizers.
+    [
+        pytest.param((), 10, marks=pytest.mark.slow),
+        pytest.param(('agent',), 30, marks=pytest.mark.slow),
+        (('agent/_optimizer',), 30),
+    ],
 )
 def test_begins_with_the_optimizer_of_another_run(of_dqn, tmp_path, optimizers, steps):
     given = {'checkpoint': str(of_dqn.root), 'optimizers': optimizers}

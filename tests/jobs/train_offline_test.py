@@ -87,31 +87,36 @@ def train(root, data, num_steps=60, **settings):
     return run_dir
 
 
-def test_a_run_trains_exports_and_continues(tmp_path):
-    data_sets.write(tmp_path / 'data', 60)
+WORDS = {'action': ['cup', 'pot'], 'observation.country': ['de', 'fr']}
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """The directory of a run on data with vocabularies, which has ended."""
+    folder = tmp_path_factory.mktemp('trained')
+    data_sets.write(folder / 'log', 60)
+    write_json(folder / 'log' / 'vocabularies.json', WORDS)
     summarized = LearnerOptions(checkpoint_interval_steps=20, summaries=SummaryOptions(20))
-    run_dir = train(tmp_path / 'run', tmp_path / 'data', learner_options=summarized)
-    assert read_json(run_dir.train_result)['train_step'] == 60
-    metrics = written_summaries.scalars(run_dir.summaries('train'))
+    return train(folder / 'run', folder / 'log', learner_options=summarized)
+
+
+def test_a_run_trains_and_exports(trained):
+    assert read_json(trained.train_result)['train_step'] == 60
+    metrics = written_summaries.scalars(trained.summaries('train'))
     assert sorted(metrics['train/loss']) == [20, 40, 60]
-    policy = external.load(run_dir.policy('greedy_policy'))
+    policy = external.load(trained.policy('greedy_policy'))
     policy.check(fakes.CheckedEnvironment().specs)
     assert policy.train_step == 60
-    train(tmp_path / 'run', tmp_path / 'data', num_steps=80)
-    assert read_json(run_dir.train_result)['train_step'] == 80
 
 
-def test_vocabularies_of_the_data_go_with_the_policy_and_with_what_begins_with_it(tmp_path):
-    words = {'action': ['cup', 'pot'], 'observation.country': ['de', 'fr']}
-    for name, found in (('log', words), ('decisions', {'action': ['cup', 'pot', 'lid']})):
-        data_sets.write(tmp_path / name, 60)
-        write_json(tmp_path / name / 'vocabularies.json', found)
-    first = train(tmp_path / 'first', tmp_path / 'log', num_steps=20)
-    assert external.load(first.policy('greedy_policy')).metadata['vocabularies'] == words
-    initial = Initial(seed=3, policy=str(first.policy('greedy_policy') / '20'))
+def test_vocabularies_of_the_data_go_with_the_policy_and_with_what_begins_with_it(trained, tmp_path):
+    assert external.load(trained.policy('greedy_policy')).metadata['vocabularies'] == WORDS
+    data_sets.write(tmp_path / 'decisions', 60)
+    write_json(tmp_path / 'decisions' / 'vocabularies.json', {'action': ['cup', 'pot', 'lid']})
+    initial = Initial(seed=3, policy=str(trained.policy('greedy_policy') / '20'))
     second = train(tmp_path / 'second', tmp_path / 'decisions', num_steps=20, initial=initial)
     found = external.load(second.policy('greedy_policy')).metadata['vocabularies']
-    assert found == {**words, 'action': ['cup', 'pot', 'lid']}
+    assert found == {**WORDS, 'action': ['cup', 'pot', 'lid']}
 
 
 class Interrupted(Exception):
@@ -174,6 +179,7 @@ def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(tmp_path, reading):
     begun, rest = batches_of(tmp_path / 'b', None, **settings)
     assert 0 < begun < 120
     assert rest == undisturbed[begun:]
+    assert read_json(RunDir(tmp_path / 'b').train_result)['train_step'] == 120
 
 
 def test_it_validates_on_episodes_of_their_own_and_stops_when_they_get_no_better(tmp_path):

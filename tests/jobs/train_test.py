@@ -46,8 +46,27 @@ def _result(run):
     return read_json(run.dir.train_result)
 
 
-def test_runs_to_the_end_and_can_be_continued(small_run, caplog):
-    replay = small_run.start_replay()
+def test_runs_to_the_end(small_run, caplog):
+    run_to_the_end(small_run)
+    assert [line for line in caplog.messages if line.startswith('training on ')], 'the log names the devices'
+
+
+@pytest.mark.slow  # tests/runs/end_to_end_test.py has a launched run that goes on
+def test_an_ended_run_continues_with_its_replay_server_and_a_new_collector(small_run, caplog):
+    result = run_to_the_end(small_run)
+    small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=160, **FEW).join()
+    assert _result(small_run)['train_step'] == 160
+    assert _result(small_run)['env_steps'] >= result['env_steps']
+    assert _result(small_run)['seconds'] > result['seconds']
+    drawn = re.search(r'got no seed; drew (\d+)', caplog.text)[1]
+    assert written_summaries.texts(small_run.dir.summaries('train'))['run/seed'] == drawn
+    assert small_run.status('train')['policy_version'] == 160 // 20, 'as if it had not stopped in between'
+
+
+def run_to_the_end(small_run):
+    """Trains for 120 steps; returns the result."""
+    small_run.start_replay()
     # Slow enough for the learner's polls of the replay, one a second.
     slow = functools.partial(
         pacing.make, make_environment=small_run.factories()['make_environment'], unroll_step_interval_secs=0.04
@@ -82,22 +101,11 @@ def test_runs_to_the_end_and_can_be_continued(small_run, caplog):
     collector.join()  # by itself: training is over
     assert small_run.status('collect_0')['state'] == 'finished'
     assert small_run.status('train')['policy_version'] == 120 // 20
-
-    # More train steps: the same run continues, with the same replay server and a new collector.
-    small_run.start(collect, num_environments=2)
-    small_run.start(train, num_train_steps=160, **FEW).join()
-    assert _result(small_run)['train_step'] == 160
-    assert _result(small_run)['env_steps'] >= result['env_steps']
-    assert _result(small_run)['seconds'] > result['seconds']
-    drawn = re.search(r'got no seed; drew (\d+)', caplog.text)[1]
-    assert written_summaries.texts(summaries)['run/seed'] == drawn
-    assert small_run.status('train')['policy_version'] == 160 // 20, 'as if it had not stopped in between'
-    assert [line for line in caplog.messages if line.startswith('training on ')], 'the log names the devices'
-    replay.stop.set()
-    replay.join()
+    return result
 
 
 @lanes.classic
+@pytest.mark.slow  # tests/runs/end_to_end_test.py stops a launched run, which goes on
 def test_can_be_stopped_and_resumed(small_run):
     replay = small_run.start_replay()
     small_run.start(collect, num_environments=2)
@@ -134,13 +142,15 @@ def _progress(checkpoint):
     return json.loads(progress.serialize())
 
 
-def test_a_blocked_collector_ends_with_training_whose_checkpoint_is_not_for_another_network(small_run):
+def test_a_blocked_collector_ends_with_training_whose_checkpoint_is_not_for_another_network(small_run, caplog):
     small_run.start_replay()
     # One train step for many environment steps: the collector is blocked from the beginning to the end.
     job = small_run.start(train, num_train_steps=20, **FEW)
     collector = small_run.start(collect, num_environments=2)
     job.join()
     collector.join()
+    drawn = re.search(r'got no seed; drew (\d+)', caplog.text)[1]
+    assert written_summaries.texts(small_run.dir.summaries('train'))['run/seed'] == drawn
     # A collector that starts after the end waits for training to continue.
     with pytest.raises(TimeoutError, match='weights from a learner that trains'):
         small_run.start(collect, num_environments=2, name='late', connect_timeout_secs=2.0).join()

@@ -26,9 +26,11 @@ from tests.end_to_end.results import Progress, progress, saved
 from tests.testing import lanes
 from tflearn.config import job_config
 from tflearn.config.checks import GIVEN_BY_PROGRAMS
+from tflearn.files.manifests import Manifests
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import train
 from tflearn.policies.versions import newest_version
+from tflearn.replay.checkpoints import CheckpointDirectory
 
 LAYERS = (16,)
 TINY = [
@@ -147,6 +149,12 @@ def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(interrupted):
         assert read_json(run_dir.status(job))['state'] == 'stopped'
         assert not pathlib.Path(f'/proc/{pid(run_dir, job)}/exe').exists()
     assert not run_dir.done.exists()
+    manifest = next(iter(Manifests(run_dir.root, run_dir.manifests, 'reader', 0).whole()))
+    saved_replay = CheckpointDirectory(run_dir.replay_checkpoints).newest().name
+    assert (manifest.train_step, manifest.replay) == (
+        interrupted.progress.train_step,
+        {'replay_server': saved_replay},
+    ), 'the pair with which it goes on'
 
 
 @lanes.classic
