@@ -14,12 +14,13 @@ from tflearn.networks.networks import NetworkOptions
 SPEC = tf.TensorSpec([3], tf.float32)
 SMALL = GTrXLOptions(window_steps=4, num_heads=2)
 GTRXL = {'memory': 'gtrxl', 'lstm_size': (8, 8), 'gtrxl': SMALL}
+ONE_LAYER = {'memory': 'gtrxl', 'lstm_size': (8,), 'gtrxl': GTrXLOptions(window_steps=2, num_heads=2)}
 KINDS = {
     'lstm': {'lstm_size': (8,)},
     'gru': {'memory': 'gru', 'lstm_size': (8,)},
     'two layers': {'memory': 'gru', 'lstm_size': (8, 6)},
     'gtrxl': GTRXL,
-    'own': {**GTRXL, 'make_network': lambda spec, name: tf.keras.layers.Dense(5)},
+    'own': {**ONE_LAYER, 'make_network': lambda spec, name: tf.keras.layers.Dense(5)},
 }
 BATCH, LENGTH, BEGIN = 3, 23, 9
 INPUTS = np.random.default_rng(1).normal(size=(BATCH, LENGTH, 3)).astype(np.float32)
@@ -129,7 +130,8 @@ WITH_MEMORY = ('impala', 'r2d2', 'recurrent_sac', 'reinforce', 'bc')
 )
 def test_agents_train_with_it(name, kind):
     algorithm = ALGORITHMS[name]
-    agent = algorithm.make(None, experiences.changed(algorithm.experience, store_policy_state=False), KINDS[kind])
+    experience = experiences.changed(algorithm.experience, store_policy_state=False)
+    agent = algorithm.make(None, experience, ONE_LAYER if kind == 'gtrxl' else KINDS[kind])
     data = example_data.sequences(agent, 4, algorithm.length)
     assert np.isfinite(agent.train(data).loss)
 

@@ -168,7 +168,27 @@ def test_a_network_of_ones_own_has_no_such_noise():
         sac.make_agent(SPECS, create_train_step(), sac.EXPERIENCE, network=NETWORK, **settings)
 
 
-@pytest.mark.parametrize('mode', ['synchronous', pytest.param('processes', marks=pytest.mark.slow)])
+def test_a_trained_agent_exports_a_greedy_policy_without_it(tmp_path):
+    """Its greedy policy draws nothing; that of collection is exported above, and both by the whole runs below."""
+    agent = _agent(ppo, interval_steps=2, initial_deviation=2.0)
+    samples, counts = agent.prepare(example_data.sequences(agent, 4, 9))
+    before = [variable.numpy() for variable in agent._network.trainable_variables]
+    assert np.isfinite(agent.train(*(_flat(each) for each in (samples, counts))).loss)
+    for old, new in zip(before, agent._network.trainable_variables, strict=True):
+        assert (new.numpy() != old).any(), new.name
+    steps = _steps(SPECS, 5)
+    greedy = loader.load(PolicyExporter(agent.policy, tmp_path / 'policy').export(1, {}))
+    assert greedy.initial_state(5) == ()
+    for _ in range(2):
+        np.testing.assert_allclose(greedy.action(steps)[0], agent.policy.action(steps).action, rtol=1e-5)
+
+
+def _flat(nest):
+    return tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), nest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', ['synchronous', 'processes'])
 def test_a_run_explores_by_it_and_its_policies_need_only_tensorflow(mode, tmp_path):
     noise = StateDependentNoise(interval_steps=2, initial_deviation=2.0)
     run = tflearn.train(

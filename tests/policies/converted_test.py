@@ -72,7 +72,7 @@ def test_acts_as_the_saved_model_does(name, tmp_path):
 
 
 def test_attention_to_stored_states(tmp_path):
-    layers = {'memory': 'gtrxl', 'lstm_size': (8, 8), 'gtrxl': GTrXLOptions(window_steps=3, num_heads=2)}
+    layers = {'memory': 'gtrxl', 'lstm_size': (8,), 'gtrxl': GTrXLOptions(window_steps=2, num_heads=2)}
     check(exported(ALGORITHMS['r2d2'].make(layers=layers), tmp_path / 'gtrxl'))
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tests import streams
+from tests.agents import example_data
 from tests.testing import jobs, replay, structured, written_summaries
 from tests.testing.jobs import small_run  # noqa: F401 - a fixture
 from tests.testing.replay import serve  # noqa: F401 - a fixture
@@ -281,6 +282,42 @@ def test_on_policy_jobs_on_two_replicas(small_run):  # noqa: F811
     assert policy(np.zeros((2, 4), np.float32)).shape == (2,)
 
 
+def test_a_restored_agent_continues_with_its_statistics(tmp_path):
+    """A summary has the rewards that it learns from; the learner's has those of the environment."""
+    experience = Experience(
+        Slicing(sequence_length=3, history_steps=1), Uniform(max_size=500, min_size=20), BatchItems(4)
+    )
+
+    def make():
+        agent = transformed.make_agent(
+            example_data.DISCRETE,
+            create_train_step(),
+            experience,
+            make_agent=functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,))),
+            transforms=[*STATISTICS_AND_STACK[:2], rewards.Scale(10.0)],
+        )
+        agent.initialize()
+        return agent
+
+    agent, restored = make(), make()
+    data = [example_data.sequences(agent, 4, 4, seed) for seed in range(3)]  # the first row is history
+    with tf.summary.create_file_writer(str(tmp_path)).as_default(), tf.summary.record_if(True):
+        agent.train(data[0])
+    histograms = written_summaries.histograms(tmp_path)
+    reward = 10.0 * data[0].reward.numpy()[:, 1:]
+    assert histograms['data/transformed_reward'][1][:2] == pytest.approx((reward.min(), reward.max()), rel=1e-5)
+    agent.train(data[1])
+    tf.train.Checkpoint(agent=restored).restore(tf.train.Checkpoint(agent=agent).save(str(tmp_path / 'saved')))
+    means = [each._statistics[0].means[0] for each in (agent, restored)]
+    before = [mean.numpy() for mean in means]
+    for each in (agent, restored):
+        each.train(data[2])
+    np.testing.assert_array_equal(*before)
+    np.testing.assert_array_equal(*means)
+    assert (means[0].numpy() != before[0]).all()
+
+
+@pytest.mark.slow
 def test_synchronous_job_continues_with_its_statistics(tmp_path):
     run = jobs.SmallRun(tmp_path)
     make_environment = functools.partial(gymnasium_env.make, 'CartPole-v1')
