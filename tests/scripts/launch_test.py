@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import scripts
-from tests.testing import command_lines
+from tests.testing import command_lines, warm_parents
 from tflearn.api import process_run, run_check
 from tflearn.config import files
 from tflearn.core.errors import UserError
@@ -51,6 +51,13 @@ def launch(*flags, cwd, package='scripts', path=CHECKOUT):
     except subprocess.TimeoutExpired as error:
         logs = [f'{log}:\n{log.read_text()}' for log in sorted(cwd.glob('run/logs/*.log'))]
         pytest.fail('\n'.join([str(error), *logs]))
+
+
+@pytest.fixture(autouse=True)
+def _forked_checks():
+    """Forks what checks the configuration of a run, where this process starts it."""
+    with warm_parents.forked(warm_parents.loaded()):
+        yield
 
 
 @pytest.fixture
@@ -130,13 +137,11 @@ def test_several_replay_servers_get_a_port_each(installed, tmp_path):
     assert len(set(addresses)) == 2 and all(address.startswith('--replay_address=localhost:') for address in addresses)
 
 
-def test_a_coordinator_alone_and_its_relays_are_more_jobs(installed, tmp_path):
+def test_a_coordinator_alone_and_its_relays_are_more_jobs(tmp_path):
     flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--coordinator_alone', '--num_relays=2']
-    ended = launch(
-        *flags, '--weights_dtype=bfloat16', '--render', cwd=tmp_path, package='tflearn_scripts', path=installed
-    )
+    ended = launch(*flags, '--weights_dtype=bfloat16', '--render', cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, '')
-    commands = [shlex.split(line) for line in ended.stdout.splitlines() if 'tflearn_scripts.' in line]
+    commands = [shlex.split(line) for line in ended.stdout.splitlines() if ' scripts.' in line]
     commands = [[part for part in command if part.startswith('--') or '.' in part] for command in commands]
     alone, *relays = (command for command in commands if any(part.endswith('.coordinator') for part in command))
     assert not any(part.startswith('--relay_address') for part in alone)
@@ -150,26 +155,25 @@ def test_a_coordinator_alone_and_its_relays_are_more_jobs(installed, tmp_path):
 
 
 def test_many_collectors_have_a_relay_for_each_hundred(installed, tmp_path):
-    given = {'cwd': tmp_path, 'package': 'tflearn_scripts', 'path': installed}
     flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_collectors=301', '--render']
-    assert launch(*flags, **given).stdout.count('--relay_address=') == 3
+    assert launch(*flags, cwd=tmp_path).stdout.count('--relay_address=') == 3
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        ended = launch(*flags, '--num_relays=1000', **given)
+        ended = launch(*flags, '--num_relays=1000', cwd=tmp_path, package='tflearn_scripts', path=installed)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (ended.returncode, ended.stdout) == (2, '')
     assert 'got num_replay_servers=1 and num_relays=1000, for which there are no ports' in ended.stderr
 
 
-def test_a_feed_is_a_dispatcher_and_workers(installed, tmp_path):
+def test_a_feed_is_a_dispatcher_and_workers(tmp_path):
     flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_feed_workers=2']
-    ended = launch(*flags, '--render', cwd=tmp_path, package='tflearn_scripts', path=installed)
+    ended = launch(*flags, '--render', cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, '')
-    commands = [shlex.split(line) for line in ended.stdout.splitlines() if 'tflearn_scripts.' in line]
+    commands = [shlex.split(line) for line in ended.stdout.splitlines() if ' scripts.' in line]
     fed = [command for command in commands if any(part.startswith('--feed_address=localhost:') for part in command)]
-    programs = [next(part.rpartition('.')[2] for part in command if 'tflearn_scripts.' in part) for command in fed]
+    programs = [next(part.rpartition('.')[2] for part in command if part.startswith('scripts.')) for command in fed]
     assert sorted(programs) == ['feed', 'feed', 'feed', 'train']
     workers = sorted(part for command in fed for part in command if part.startswith('--worker='))
     assert workers == ['--worker=0', '--worker=1']

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+from tflearn.api import run_check
 from tflearn.launch import warm_parent
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
@@ -49,7 +50,7 @@ def loaded() -> pathlib.Path:
 
 @contextlib.contextmanager
 def forked(path: pathlib.Path) -> Iterator[None]:
-    """Makes each new warm parent of this process a fork of the process that has this socket."""
+    """Forks what this process starts from the process that has this socket: warm parents, and checks of a run."""
     start_program = warm_parent.start_program
 
     def start(command: Sequence[str], output: Any, environment: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Any:
@@ -61,8 +62,27 @@ def forked(path: pathlib.Path) -> Iterator[None]:
             socket.send_fds(connection, [json.dumps(given).encode()], [*pass_fds, output.fileno()])
         return _Forked()
 
-    with mock.patch.object(warm_parent, 'start_program', start):
+    with (
+        mock.patch.object(warm_parent, 'start_program', start),
+        mock.patch.object(run_check, 'start_program', lambda command, log, _: _Check(command, log)),
+    ):
         yield
+
+
+class _Check:
+    """A fork that checks a run, with what `run_check.ask` needs of a `subprocess.Popen`."""
+
+    def __init__(self, command: Sequence[str], log: Any):
+        self._parent = warm_parent.WarmParent([sys.executable, *PROGRAM], log)
+        self._parent.wait_until_ready(lambda: False)
+        self._fork = self._parent.start(command, log.fileno())
+        self.pid = self._fork.pid
+
+    def poll(self) -> int | None:
+        code = self._fork.poll()
+        if code is not None:
+            self._parent.close()
+        return code
 
 
 class _Forked:

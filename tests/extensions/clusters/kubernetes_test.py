@@ -7,11 +7,11 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import pytest
 import yaml
 
+from tests.testing import command_lines
 from tflearn.extensions.clusters import kubernetes, places
 from tflearn.extensions.clusters.kubernetes import KubernetesOptions
 from tflearn.files.run_dir import RunDir
@@ -336,9 +336,9 @@ def test_fewer_collectors_at_most_than_at_least_are_refused():
 
 
 def test_a_launch_renders_and_does_not_submit(tmp_path):
-    command = [sys.executable, '-m', 'scripts.launch', '--root_dir=/runs/a', '--gin_file=dqn_cartpole']
-    command += ['--backend=kubernetes', '--backend_option=namespace=agents', f'--backend_option={IMAGE}']
-    done = subprocess.run([*command, '--render'], capture_output=True, text=True, timeout=60)
+    flags = ['--root_dir=/runs/a', '--gin_file=dqn_cartpole', '--backend=kubernetes', '--render']
+    flags += ['--backend_option=namespace=agents', f'--backend_option={IMAGE}']
+    done = command_lines.run('launch', *flags, timeout=60.0)
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)['items']
     assert '--gin_file=dqn_cartpole.gin' in container(made, 'train')['args']
@@ -348,9 +348,8 @@ def test_a_launch_renders_and_does_not_submit(tmp_path):
     more.parent.mkdir()
     head = 'from __gin__ import dynamic_registration\nfrom tflearn.learner import stop_conditions\n'
     more.write_text(f'{head}stop_conditions.StopConditions.num_train_steps = 10\n')
-    done = subprocess.run(
-        [*command, '--render', f'--gin_file={own}'], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = command_lines.run('launch', *flags, f'--gin_file={own}', timeout=60.0)
+    assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)['items']
     assert '--gin_file=/etc/tflearn/gin/my run.gin' in container(made, 'train')['args']
     (volume,) = [each for each in templates(made)['train']['spec']['volumes'] if each['name'] == 'gin']

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 
+from tests.testing import command_lines
 from tflearn.extensions.clusters import queued_resources
 from tflearn.extensions.clusters.queued_resources import QueuedResourcesOptions
 from tflearn.files.run_dir import RunDir, read_json
@@ -46,9 +46,8 @@ def test_the_vm_supervises_all_jobs_after_its_setup(run_dir, tmp_path):
 
 
 def test_a_launch_renders_what_it_would_submit(tmp_path):
-    command = [sys.executable, '-m', 'scripts.launch', f'--root_dir={tmp_path / "run"}', '--gin_file=dqn_cartpole']
-    command += ['--backend=queued_resources', '--render', '--backend_option=zone=us-central2-b']
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    flags = [f'--root_dir={tmp_path / "run"}', '--gin_file=dqn_cartpole', '--backend=queued_resources', '--render']
+    done = command_lines.run('launch', *flags, '--backend_option=zone=us-central2-b', timeout=60.0)
     assert done.returncode == 0, done.stderr
     assert '--accelerator-type=v4-8' in done.stdout and '-m scripts.supervise' in done.stdout
     assert not (tmp_path / 'run').exists()

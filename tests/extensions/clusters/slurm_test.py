@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.testing import command_lines
 from tflearn.core.errors import UserValueError
 from tflearn.extensions.clusters import places, slurm
 from tflearn.files.run_dir import RunDir, read_json
@@ -192,9 +193,9 @@ def test_options_are_read_by_name(text):
 
 
 def test_a_launch_renders_what_it_would_submit(tmp_path):
-    command = [sys.executable, '-m', 'scripts.launch', f'--root_dir={tmp_path / "run"}', '--gin_file=dqn_cartpole']
-    command += ['--backend=slurm', '--render', '--num_collectors=2', '--resources=collect:cores=1']
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    flags = [f'--root_dir={tmp_path / "run"}', '--gin_file=dqn_cartpole', '--backend=slurm', '--render']
+    flags += ['--num_collectors=2', '--resources=collect:cores=1']
+    done = command_lines.run('launch', *flags, timeout=60.0)
     assert done.returncode == 0, done.stderr
     assert '#SBATCH --array=0-1' in done.stdout and '-m scripts.supervise' in done.stdout
     assert not (tmp_path / 'run').exists()
