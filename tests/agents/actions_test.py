@@ -185,7 +185,6 @@ def _box(low, high, dtype=tf.float32):
 
 
 def _agent(name, action):
-    tf.random.set_seed(3)
     tf.keras.utils.set_random_seed(3)
     algorithm = algorithms.ALGORITHMS[name]
     return algorithm.make(EnvironmentSpecs(OBSERVATION, action)), algorithm.length

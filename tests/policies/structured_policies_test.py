@@ -13,6 +13,7 @@ from tflearn.agents import dqn, ppo, r2d2
 from tflearn.core.action_mask import mask_of
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.networks.gtrxl import GTrXLOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import converted, exporter, loader
 from tflearn.policies.converted import Converted
@@ -175,9 +176,9 @@ FIRST, MID = 0, 1
 PLAIN = {'normalize_observations': False}  # random variances could be negative
 
 
-def _ppo(specs, memory='lstm'):
+def _ppo(specs, memory='lstm', **layers):
     experience = experiences.changed(ppo.EXPERIENCE, store_policy_state=True, sequence_length=33, stride=32)
-    network = NetworkOptions(lstm_size=(8,), memory=memory)
+    network = NetworkOptions((8,), lstm_size=(8,), memory=memory, **layers)
     return ppo.make_agent(specs, create_train_step(), experience, network=network, **PLAIN)
 
 
@@ -187,7 +188,14 @@ def _r2d2(specs):
     )
 
 
-MAKE = {'ppo': _ppo, 'r2d2': _r2d2} | {kind: functools.partial(_ppo, memory=kind) for kind in ('gru', 'gtrxl')}
+# One network for the policy and the value: each trace of a GTrXL takes long.
+GTRXL = {'memory': 'gtrxl', 'shared': True, 'gtrxl': GTrXLOptions(window_steps=3, num_heads=2)}
+MAKE = {
+    'ppo': _ppo,
+    'r2d2': _r2d2,
+    'gru': functools.partial(_ppo, memory='gru'),
+    'gtrxl': functools.partial(_ppo, **GTRXL),
+}
 
 
 @pytest.fixture(scope='module', params=MAKE)

@@ -45,6 +45,7 @@ CLASSIC_ONLY = (
 DOCUMENTS = (
     *('docker_test.py', 'docs_code_test.py', 'docs_programs_test.py', 'docs_test.py', 'from_rllib_test.py'),
     *('gin_files_test.py', 'notebook_test.py', 'packaging_test.py', 'release_test.py', 'suite_test.py'),
+    'environments/page_examples_test.py',
 )
 
 _TESTS = pathlib.Path(__file__).parents[1]
