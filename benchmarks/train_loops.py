@@ -39,6 +39,7 @@ from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.learner import xla_loop  # noqa: E402
 from tflearn.learner.batches import SourceBatches  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
+from tflearn.learner.summaries import SummaryOptions  # noqa: E402
 from tflearn.learner.train_loop import JitCompile, LoopOptions, TrainLoop  # noqa: E402
 from tflearn.learner.xla_loop import Program  # noqa: E402
 from tflearn.networks.networks import NetworkOptions  # noqa: E402
@@ -196,11 +197,11 @@ def _replica_side(
         agent.initialize()
         given = kind(source, strategy, agent.train_step_counter)
         options = LoopOptions(preprocess=_own_part if kind is WholeBatches else None)
-        with tf.summary.record_if(False):
-            program = TrainLoop(agent, given, strategy, options).program()
+        loop = TrainLoop(agent, given, strategy, options)
+        loop.begin(pathlib.Path(tempfile.mkdtemp()), SummaryOptions(interval_steps=None))
     size = sum(spec.shape.num_elements() * spec.dtype.size for spec in tf.nest.flatten(given.host_spec))
     source.grant(1 << 30)
-    return program, size if kind is WholeBatches else size // strategy.num_replicas_in_sync
+    return loop.take, size if kind is WholeBatches else size // strategy.num_replicas_in_sync
 
 
 def _measured_replicas(

@@ -245,18 +245,15 @@ class ActorValueAgent(parts.PartsAgent):
     def _trained(self, part: str) -> list[Any]:
         return [self._network]
 
-    def _visit_parts(
-        self, experience: Any, weights: tf.Tensor | None, training: bool, trains: bool
-    ) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
-        info, taken = super()._visit_parts(experience, weights, training, trains)
-        if _TARGET not in info.extra:
-            return info, taken
-        extra = dict(info.extra)
-        mean, variance = extra.pop(_TARGET), extra.pop(_VARIANCE)
-        if trains:
-            due = (extra['valid_share'] > 0) & (True if taken is None else taken)
-            extra |= self._network.update_values(mean, variance, due)
-        return info._replace(extra=extra), taken
+    def _after_parts(self, info: tf_agent.LossInfo, taken: tf.Tensor | None) -> tf_agent.LossInfo:
+        info, statistics = _popped(super()._after_parts(info, taken))
+        if statistics:
+            due = (info.extra['valid_share'] > 0) & (True if taken is None else taken)
+            info.extra.update(self._network.update_values(*statistics, due))
+        return info
+
+    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+        return _popped(super()._loss(experience, weights, training))[0]
 
     def _value_metrics(self, values: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns metrics of rows, of which `_means` makes `explained_variance` and what PopArt's statistics need."""
@@ -279,3 +276,12 @@ class ActorValueAgent(parts.PartsAgent):
         if self._observation_normalizer:
             observation = self._observation_normalizer(observation)
         return observation, self._reward_normalizer(reward) if self._reward_normalizer else reward
+
+
+def _popped(info: tf_agent.LossInfo) -> tuple[tf_agent.LossInfo, tuple[tf.Tensor, tf.Tensor] | None]:
+    """Returns metrics without the mean and the variance of the targets, and these, if they have them."""
+    if _TARGET not in info.extra:
+        return info, None
+    extra = dict(info.extra)
+    statistics = extra.pop(_TARGET), extra.pop(_VARIANCE)
+    return info._replace(extra=extra), statistics

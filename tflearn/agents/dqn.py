@@ -221,7 +221,8 @@ class _DqnAgent(dqn_agent.DqnAgent):
         ) -> tuple[tf_agent.LossInfo, list[tf.Tensor]]:
             with tf.GradientTape() as tape:
                 loss_info = self._loss(experience, weights, training=training)
-            return loss_info, self._optimizer.gradients(tape, loss_info.loss, variables)
+            gradients = tape.gradient(loss_info.loss, variables, self._optimizer.output_gradient(loss_info.loss))
+            return loss_info, self._optimizer.unscaled(gradients)
 
         loss_info, gradients = gradients_of(experience, weights)
         half = None

@@ -132,27 +132,14 @@ class PartsAgent(tf_agent.TFAgent):
 
     def _step(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
         """Trains each part; returns also whether the last step was taken, as `Optimizer.apply_gradients` does."""
-        info, taken = self._visit_parts(experience, weights, training=True, trains=True)
-        self.train_step_counter.assign_add(1)
-        if self._targets:
-            self._targets.update(self.train_step_counter)
-        return info, taken
-
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return self._visit_parts(experience, weights, training, trains=False)[0]
-
-    def _visit_parts(
-        self, experience: Any, weights: tf.Tensor | None, training: bool, trains: bool
-    ) -> tuple[tf_agent.LossInfo, tf.Tensor | None]:
-        """Computes the losses in turn, and takes a step on each if it `trains`."""
         self._draws.restart()
-        counts, losses = self._losses(experience, weights, training)
+        counts, losses = self._losses(experience, weights, training=True)
         reduce = self._reduce(counts, experience, weights)
         shares: list[tf.Tensor] = []
         metrics: dict[str, tf.Tensor] = {}
         taken = None
         for part, loss in losses.items():
-            names, due = self._optimized(part) if trains else (), self._due(part) if trains else None
+            names, due = self._optimized(part), self._due(part)
             groups = [_variables(self._trained(name)) for name in names]
             evaluate = functools.partial(self._evaluated, part, functools.partial(loss, dict(metrics)), reduce, groups)
             # In replica context a branch may compute gradients, but not apply them.
@@ -168,7 +155,28 @@ class PartsAgent(tf_agent.TFAgent):
                 pairs = zip(computed, variables, strict=True)
                 taken = self._optimizers[name].apply_gradients(pairs, tf.add_n(shares), due, half)
                 due = taken if len(names) > 1 else due
-        return tf_agent.LossInfo(tf.add_n(shares), self._means(metrics, counts, experience)), taken
+        info = tf_agent.LossInfo(tf.add_n(shares), self._means(metrics, counts, experience))
+        info = self._after_parts(info, taken)
+        self.train_step_counter.assign_add(1)
+        if self._targets:
+            self._targets.update(self.train_step_counter)
+        return info, taken
+
+    def _after_parts(self, info: tf_agent.LossInfo, taken: tf.Tensor | None) -> tf_agent.LossInfo:
+        """Is called when all parts are trained, and the targets not yet; returns what `train` returns."""
+        return info
+
+    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+        self._draws.restart()
+        counts, losses = self._losses(experience, weights, training)
+        reduce = self._reduce(counts, experience, weights)
+        shares: list[tf.Tensor] = []
+        metrics: dict[str, tf.Tensor] = {}
+        for part, loss in losses.items():
+            share, found, *_ = self._evaluated(part, functools.partial(loss, dict(metrics)), reduce, ())
+            shares.append(share)
+            metrics |= found
+        return tf_agent.LossInfo(tf.add_n(shares), self._means(metrics, counts, experience))
 
     def _reduce(
         self, counts: tf.Tensor, experience: Any, weights: tf.Tensor | None
@@ -213,11 +221,13 @@ class PartsAgent(tf_agent.TFAgent):
             return share, metrics, [[tf.zeros_like(variable) for variable in group] for group in groups], halves
         unconnected = tf.UnconnectedGradients.ZERO if dense else tf.UnconnectedGradients.NONE
         optimizer = self._optimizers[self._optimized(part)[0]]
-        gradients = optimizer.gradients(tape, share, list(map(list, groups)), unconnected_gradients=unconnected)
+        groups = [list(group) for group in groups]
+        gradients = tape.gradient(share, groups, optimizer.output_gradient(share), unconnected_gradients=unconnected)
+        gradients = optimizer.unscaled(gradients)
         if dense:
             gradients = tf.nest.map_structure(tf.convert_to_tensor, gradients)
         if with_half:
-            halves = optimizer.gradients(tape, of_half, list(map(list, groups)))
+            halves = optimizer.unscaled(tape.gradient(of_half, groups, optimizer.output_gradient(of_half)))
         return share, metrics, gradients, halves
 
     def _means(self, metrics: dict[str, tf.Tensor], counts: tf.Tensor, experience: Any) -> dict[str, tf.Tensor]:

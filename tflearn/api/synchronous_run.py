@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging as standard_logging
 import math
@@ -79,19 +80,17 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
     stop_conditions.check()
     going_on.reopen(run_dir, {**stop_conditions.given(), 'target_return': evaluation.get('target_return')})
     seed = arguments.get('initial', Initial()).seed
-    _run(
-        run_dir,
-        lambda stop, hooks: synchronous(
-            run=Run(run_dir, stop, hooks=dataclasses.replace(hooks, describe=_code)), **arguments
-        ),
-        lambda stop, hooks: evaluate(
-            run=Run(run_dir, stop, connect_timeout_secs=_NO_TIMEOUT_SECS, hooks=hooks),
+    with _both_jobs(run_dir) as jobs:
+        jobs.evaluate = functools.partial(
+            evaluate,
+            run=jobs.evaluation,
             idle_timeout_secs=_NO_TIMEOUT_SECS,
             make_environment=arguments['make_environment'],
             seed=None if seed is None else seed + EVALUATION_SEED,
             **evaluation,
-        ),
-    )
+        )
+        training = functools.partial(synchronous, run=jobs.training(describe=_code), **arguments)
+        jobs.threads.submit(training).result()
 
 
 @_progress_logged()
@@ -113,20 +112,15 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
     training = job_config.configure(synchronous, {'run': None}, path, gin_bindings, shared_arguments())
     evaluation = dataclasses.replace(training, job=names.Configurable(evaluate, evaluate.__module__, 'evaluate'))
 
-    def train_job(stop: threading.Event, hooks: Hooks) -> None:
+    with _both_jobs(run_dir) as jobs:
+
         def restored() -> None:
             job_config.save(run_dir, training)
-            hooks.on_restored()
+            jobs.begin_evaluation()
 
-        texts = lambda: {**training.texts(), **_code()}  # noqa: E731
-        own = dataclasses.replace(hooks, on_restored=restored, describe=texts)
-        dataclasses.replace(training, arguments={'run': Run(run_dir, stop, hooks=own)}).run()
-
-    def evaluate_job(stop: threading.Event, hooks: Hooks) -> None:
-        run = Run(run_dir, stop, connect_timeout_secs=_NO_TIMEOUT_SECS, hooks=hooks)
-        dataclasses.replace(evaluation, arguments={'run': run}).run()
-
-    _run(run_dir, train_job, evaluate_job)
+        jobs.evaluate = dataclasses.replace(evaluation, arguments={'run': jobs.evaluation}).run
+        run = jobs.training(on_restored=restored, describe=lambda: {**training.texts(), **_code()})
+        jobs.threads.submit(dataclasses.replace(training, arguments={'run': run}).run).result()
 
 
 def shared_arguments() -> job_config.SharedArguments:
@@ -144,41 +138,62 @@ def _code() -> dict[str, str]:
     return {'run/code_revision': code_revision()}
 
 
-def _run(
-    run_dir: RunDir,
-    training: Callable[[threading.Event, Hooks], None],
-    evaluation: Callable[[threading.Event, Hooks], None],
-) -> None:
-    """Runs both in threads and waits until they have ended. An error of one stops the other, and is raised.
+class _Jobs:
+    """What the two jobs of a run have in common. Evaluation begins when training has restored its checkpoint.
 
-    So does Ctrl-C: training saves a checkpoint before it ends.
+    Attributes:
+      threads: the threads of both.
+      evaluation: the run of the evaluate job.
+      evaluate: runs that job.
+    """
 
-    Args:
-      run_dir: the run's directory; it is created.
-      training: gets an event that stops it when set, and its hooks: evaluation begins with `on_restored`.
-      evaluation: gets the same event, and its own hooks.
+    evaluate: Callable[[], object]
+
+    def __init__(self, run_dir: RunDir, stop: threading.Event, threads: concurrent.futures.Executor):
+        self.threads, self._stop, self._run_dir = threads, stop, run_dir
+        self._turns = _Turns(stop)
+        hooks = Hooks(on_evaluated=self._turns.evaluated)
+        self.evaluation = Run(run_dir, stop, connect_timeout_secs=_NO_TIMEOUT_SECS, hooks=hooks)
+        self._evaluations: list[concurrent.futures.Future[None]] = []
+
+    def training(self, **hooks: Any) -> Run:
+        """Returns the run of the job that trains, with more hooks."""
+        own = Hooks(**{'on_restored': self.begin_evaluation, 'on_exported': self._turns.wait, **hooks})
+        return Run(self._run_dir, self._stop, hooks=own)
+
+    def begin_evaluation(self) -> None:
+        """Starts the evaluate job."""
+        self._evaluations.append(self.threads.submit(self._guarded_evaluation))
+
+    def wait(self) -> None:
+        """Waits until the evaluate job has ended, if it has begun; raises its error."""
+        for future in self._evaluations:
+            future.result()
+
+    def _guarded_evaluation(self) -> None:
+        try:
+            self.evaluate()
+        except BaseException:
+            self._stop.set()
+            raise
+        finally:
+            self._turns.evaluated(math.inf)
+
+
+@contextlib.contextmanager
+def _both_jobs(run_dir: RunDir) -> Iterator[_Jobs]:
+    """Creates the run's directory, and the threads of both jobs; waits for them at the end of the block.
+
+    An error of one stops the other, and is raised. So does Ctrl-C: training saves a checkpoint before it ends.
     """
     run_dir.make()
     stop = threading.Event()
-    turns = _Turns(stop)
-    evaluations: list[concurrent.futures.Future[None]] = []
-
-    def guarded_evaluation() -> None:
+    ending = background.ending_with_threads(stop)
+    with _drawn(run_dir), ending, concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as threads:
+        jobs = _Jobs(run_dir, stop, threads)
         try:
-            evaluation(stop, Hooks(on_evaluated=turns.evaluated))
-        except BaseException:
-            stop.set()
-            raise
-        finally:
-            turns.evaluated(math.inf)
-
-    threads = background.ending_with_threads(stop)
-    with _drawn(run_dir), threads, concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as pool:
-        try:
-            hooks = Hooks(lambda: evaluations.append(pool.submit(guarded_evaluation)), on_exported=turns.wait)
-            pool.submit(training, stop, hooks).result()
-            for future in evaluations:
-                future.result()
+            yield jobs
+            jobs.wait()
         except BaseException:
             stop.set()
             raise

@@ -174,7 +174,17 @@ class TrainLoop:
         self._step_summaries = StepSummaries(self._agent, options)
         self._profile = Profile(directory, options.profile_steps)
         with tf.summary.record_if(False):  # also if the caller has a default writer
-            self._plain = self.program()
+            layout = StepMetrics(*self._reductions, self._batches.last_info)
+            step = self._step(layout)
+            # Makes the optimizer's slots; and then the layout knows the metrics.
+            graph = step.get_concrete_function(self._batches.element_spec).graph
+            take = functools.partial(self._taken, step)
+            self._plain = self._compiled(layout, self._batches.loop, take)
+            if (source := self._xla_source) and self._chooses_xla(source, graph):
+                after_steps = xla_loop.AUTO_AFTER_STEPS if self._options.jit_compile == 'auto' else 0
+                compile_loop = functools.partial(self._compiled, layout)
+                self._xla = XlaLoop(self._plain, source, take, layout.size, compile_loop, after_steps)
+                self._plain = self._xla
         on_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)  # whose programs cannot write summaries
         self._has_summary_program = num_workers == 1 and not on_tpu
         self.loss = self._make_loss()
@@ -282,47 +292,43 @@ class TrainLoop:
     def _summary_program(self) -> Program:
         if self._summary is None:
             with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
-                self._summary = self.program(self._step_summaries)
+                layout = StepMetrics(*self._reductions, self._batches.last_info)
+                step = self._step(layout, self._step_summaries)
+                step.get_concrete_function(self._batches.element_spec)  # then the layout knows the metrics
+                self._summary = self._compiled(layout, self._batches.loop, functools.partial(self._taken, step))
         return self._summary
 
     def _write(self, step: int) -> None:
         own = {'num_traces': self.num_traces, 'rss_mb': rss_mb()}
         self.summaries.write(step, {**self.metrics.take(), **own})
 
-    def program(self, summarize: AfterStep | None = None) -> Program:
-        """Compiles a program, within the strategy's scope.
+    @property
+    def _xla_source(self) -> SourceBatches | None:
+        """The batches of an XLA program of many train steps; None if there can be none."""
+        wants_xla = self._options.jit_compile and self._strategy.num_replicas_in_sync == 1
+        return self._batches if wants_xla and isinstance(self._batches, SourceBatches) else None
+
+    def _step(self, layout: StepMetrics, summarize: AfterStep | None = None) -> Any:
+        """Returns the compiled train step on an element, for the strategy's scope.
 
         Args:
-          summarize: makes it the summary program; called in each replica after the train step, while that is traced,
-            with data and info.
+          layout: of its metrics. The data's are in the vector, or follow it.
+          summarize: makes it that of the summary program; called in each replica after the train step, while that is
+            traced, with data and info.
         """
-        batches = self._batches
-        # The data's metrics are in the vector, or follow it.
-        layout = StepMetrics(*self._reductions, batches.last_info)
-        wants_xla = not summarize and self._options.jit_compile and self._strategy.num_replicas_in_sync == 1
-        source = batches if wants_xla and isinstance(batches, SourceBatches) else None
         # XLA would leave out the summaries.
-        train = self._agent.train if summarize or source else self._train
-        step = tf.function(
-            lambda element: self._distributed_step(element, layout, train, summarize=summarize), autograph=False
-        )
-        graph = step.get_concrete_function(batches.element_spec).graph  # makes the optimizer's slots
+        train = self._agent.train if summarize or self._xla_source else self._train
+        step = functools.partial(self._distributed_step, layout=layout, train=train, summarize=summarize)
+        return tf.function(step, autograph=False)
 
-        def take(sums: tf.Tensor, element: Any) -> Any:
-            vector, loss, *errors = step(element)
-            if self._options.on_nonfinite == 'ignore':
-                return sums + vector, tf.constant(True), tuple(errors)
-            finite = tf.math.is_finite(loss)
-            goes_on = finite if self._options.on_nonfinite == 'stop' else tf.constant(True)
-            return sums + tf.where(finite, vector, 0.0), goes_on, tuple(errors)
-
-        plain = self._compiled(layout, batches.loop, take)
-        if not source or not self._chooses_xla(source, graph):
-            return plain
-        after_steps = xla_loop.AUTO_AFTER_STEPS if self._options.jit_compile == 'auto' else 0
-        compile_loop = functools.partial(self._compiled, layout)
-        self._xla = XlaLoop(plain, source, take, layout.size, compile_loop, after_steps)
-        return self._xla
+    def _taken(self, step: Callable[[Any], Any], sums: tf.Tensor, element: Any) -> Any:
+        """Takes a train step; see `Batches.loop`."""
+        vector, loss, *errors = step(element)
+        if self._options.on_nonfinite == 'ignore':
+            return sums + vector, tf.constant(True), tuple(errors)
+        finite = tf.math.is_finite(loss)
+        goes_on = finite if self._options.on_nonfinite == 'stop' else tf.constant(True)
+        return sums + tf.where(finite, vector, 0.0), goes_on, tuple(errors)
 
     def _chooses_xla(self, batches: SourceBatches, graph: tf.Graph) -> bool:
         """Returns whether to take train steps like that of a graph in XLA; logs it if not."""
@@ -356,13 +362,13 @@ class TrainLoop:
     def replica_step(self) -> Callable[[Any], Any]:
         """For a dry run: returns the train step of the plain program, from an element to metrics; not compiled."""
         layout = StepMetrics(*self._reductions, self._batches.last_info)
-        return lambda element: self._distributed_step(element, layout, self._agent.train)
+        return functools.partial(self._distributed_step, layout=layout, train=self._agent.train)
 
     def _make_loss(self) -> Callable[[Any], Metrics]:
         """Compiles a function from an element, per replica as the strategy has it, to metrics, without any update."""
         layout = StepMetrics(*self._reductions)
         vector = tf.function(
-            lambda element: self._distributed_step(element, layout, self._agent.loss, updates=False)[0],
+            lambda element: self._distributed_step(element, layout=layout, train=self._agent.loss, updates=False)[0],
             autograph=False,
         )
         return lambda element: layout.read(vector(element).numpy())
@@ -370,9 +376,9 @@ class TrainLoop:
     def _distributed_step(
         self,
         element: Any,
+        *,
         layout: StepMetrics,
         train: Callable[..., Any],
-        *,
         updates: bool = True,
         summarize: AfterStep | None = None,
     ) -> Any:

@@ -65,14 +65,17 @@ class Optimizer(tf.Module):
         """int64 scalar, the number of steps, including skipped ones."""
         return self.keras.iterations
 
-    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: Any, **options: Any) -> Any:
-        """Returns `tape.gradient` of a loss; where layers compute in float16, by way of a scaled loss."""
+    def output_gradient(self, loss: tf.Tensor) -> tf.Tensor | None:
+        """Returns `output_gradients` for `tape.gradient`: where layers compute in float16, the loss is scaled."""
+        return None if self._loss_scale is None else tf.cast(self._loss_scale.value.read_value(), loss.dtype)
+
+    def unscaled(self, gradients: Any) -> Any:
+        """Returns the gradients of the loss from those that `tape.gradient` returned with `output_gradient`."""
         if self._loss_scale is None:
-            return tape.gradient(loss, variables, **options)
+            return gradients
         scale = self._loss_scale.value.read_value()
-        scaled = tape.gradient(loss, variables, output_gradients=tf.cast(scale, loss.dtype), **options)
         divide = lambda gradient: None if gradient is None else tf.convert_to_tensor(gradient) / scale  # noqa: E731
-        return tf.nest.map_structure(divide, scaled)
+        return tf.nest.map_structure(divide, gradients)
 
     def apply_gradients(
         self,
