@@ -12,6 +12,7 @@ import pytest
 from tests.chaos import forked
 from tests.chaos.chaos_run import ROOT
 from tests.conftest import SEED
+from tests.testing import forks
 
 DEADLINE_SECS = 1800.0
 # Real programs: the arguments, and how the error line goes on after 'tflearn-<program>: error: '.
@@ -88,8 +89,7 @@ CASES = [(program, *case) for program, cases in REAL.items() for case in cases]
 
 def random_cases(*flags, secs=DEADLINE_SECS):
     """Runs random cases in forks of a process; returns their counts."""
-    command = [sys.executable, '-m', 'tests.chaos.bad_input', f'--seed={SEED}', *flags]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=secs)
+    ended = forks.run('tests.chaos.bad_input', f'--seed={SEED}', *flags, timeout=secs)
     assert ended.returncode == 0, ended.stderr[-10_000:]
     return json.loads(ended.stdout)
 

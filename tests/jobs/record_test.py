@@ -157,12 +157,13 @@ def test_a_policy_of_tf_agents_acts(tmp_path, memory):
     policy_saver.PolicySaver(policy, train_step=tf.Variable(7, dtype=tf.int64)).save(str(tmp_path / 'saved'))
     episodes = run_record(RunDir(tmp_path / 'run'), tmp_path / 'data', policy=str(tmp_path / 'saved'), num_episodes=2)
     assert columns.read_metadata(tmp_path / 'data')['train_step'] == 7
+    act = tf.function(policy.action, autograph=False, reduce_retracing=True)
     for episode in episodes:
         state = policy.get_initial_state(1)
         for t in range(len(episode['reward']) - 1):
             observation = tf.constant(episode['observation'][t : t + 1])
             step = ts.transition(observation, tf.ones(1)) if t else ts.restart(observation, batch_size=1)
-            action, state, _ = policy.action(step, state)
+            action, state, _ = act(step, state)
             assert action[0] == episode['action'][t]
 
 

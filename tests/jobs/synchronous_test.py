@@ -326,6 +326,7 @@ def of_ppo(tmp_path_factory):
     return train(tmp_path_factory.mktemp('ppo'), **OFTEN)
 
 
+@pytest.mark.slow  # tests/jobs/resumed_run_test.py compares PPO's weights and counts of an undisturbed run
 def test_the_same_seed_gives_ppo_the_same_weights_and_metrics(of_ppo, tmp_path):
     same = train(tmp_path / 'same', **OFTEN)
     assert_same(of_ppo, same)

@@ -121,7 +121,7 @@ def _kill(cluster, victim):
     assert 'PeerStopped: lost another worker (' in log or 'heartbeat' in log.lower(), log[-3000:]
 
 
-@pytest.mark.slow  # tests/jobs/multi_worker_train_test.py does so with tflearn-train
+@pytest.mark.slow  # tests/runs/multi_worker_test.py does so with tflearn-train
 def test_a_request_to_stop_one_worker_stops_both_at_the_same_step(tmp_path):
     with Cluster(tmp_path / 'run', 'endless') as cluster:
         for worker in (0, 1):

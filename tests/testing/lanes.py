@@ -37,7 +37,7 @@ CLASSIC_ONLY = (
     *('jobs/replay_server_test.py', 'jobs/run_metrics_test.py'),
     'extensions/experiments/doctor_test.py',
     # Several workers, of which learner/multi_worker_test.py has two.
-    'jobs/multi_worker_train_test.py',
+    'runs/multi_worker_test.py',
     *('replay/tunnel_test.py', 'replay/without_reverb_test.py'),  # with and without Reverb
 )
 

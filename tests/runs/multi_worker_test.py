@@ -101,8 +101,14 @@ def processes(tmp_path):
     processes.close()
 
 
-def test_two_workers_stop_and_resume_together(processes):
-    status = processes.run_dir.status('train')
+def test_two_workers_stop_together(processes):
+    processes.start_training(ENDLESS)
+    processes.wait_for_steps(100)
+    stop_together(processes, 100, num_sessions=1)
+
+
+@pytest.mark.slow  # tests/learner/multi_worker_test.py resumes two workers
+def test_two_workers_resume_together_after_a_crash(processes):
     processes.start_training(ENDLESS)
     processes.wait_for_steps(100)
     for worker in (1, 0):
@@ -114,16 +120,22 @@ def test_two_workers_stop_and_resume_together(processes):
     processes.wait_for_steps(crashed_at + 100)
     versions = [_version_after_crash(processes.log(f'train_{worker}')) for worker in (0, 1)]
     assert versions[0] == versions[1]  # None if the newest weights were those of the checkpoint
+    stop_together(processes, crashed_at + 100, num_sessions=2)
+
+
+def stop_together(processes, least, num_sessions):
+    """Asks one worker to stop: both do, at the same step, which is `least` at least."""
     processes._all['train_1'].send_signal(signal.SIGTERM)
     assert processes.end('train_1') == 128 + signal.SIGTERM, processes.log('train_1')[-3000:]
     assert processes.end('train_0') == TRY_AGAIN_EXIT_STATUS, processes.log('train_0')[-3000:]
     assert 'because another worker was asked to stop; start all workers again' in processes.log('train_0')
-    assert read_json(status)['state'] == 'stopped'
+    assert read_json(processes.run_dir.status('train'))['state'] == 'stopped'
     assert not processes.run_dir.train_result.exists()
     stopped_at = _newest_step(processes.run_dir)
-    assert stopped_at >= crashed_at + 100
+    assert stopped_at >= least
     assert f'stopped at train step {stopped_at}' in processes.log('train_1')
-    assert len([*processes.run_dir.summaries('train').iterdir()]) == 2, 'one for each session of the chief'
+    sessions = [*processes.run_dir.summaries('train').iterdir()]
+    assert len(sessions) == num_sessions, 'one for each session of the chief'
 
 
 @pytest.mark.slow
