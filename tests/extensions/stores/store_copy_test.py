@@ -397,6 +397,8 @@ def test_an_object_that_would_leave_the_copy_is_passed_over(make, tmp_path, name
     store = getattr(fs, 'store', None)
     if store is not None:  # in which names are not resolved, as in all object stores
         store[f'{base}/{name}'] = type(next(iter(store.values())))(fs, f'{base}/{name}', _ODD_NAMES[name])
+    elif '\n' in name:
+        pytest.skip("the test's server has no paths with a line break")
     else:
         copy.objects.write(name, _ODD_NAMES[name])
     for job in ('evaluate', 'serve', 'train'):

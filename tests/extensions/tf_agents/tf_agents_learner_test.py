@@ -1,6 +1,5 @@
 """What TF-Agents' own tests do not check of the drop-in. Defects of TF-Agents itself: defects_test.py."""
 
-import fsspec
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -282,6 +281,7 @@ def test_the_train_step_of_a_subclass(tmp_path, make_agent, make_dataset_fn, rep
 
 @lanes.classic
 def test_a_root_in_an_object_store(tmp_path, make_agent, make_dataset_fn):
+    fsspec = pytest.importorskip('fsspec', reason='needs pip install ".[stores]"')
     root = f'memory://{tmp_path.name}/run'
     agent = make_agent()
     learner = Learner(root, agent.train_step_counter, agent, make_dataset_fn(), checkpoint_interval=2)
