@@ -102,7 +102,11 @@ def test_all_count_from_the_start(tmp_path):
 @pytest.mark.parametrize(
     ('module', 'given'),
     [
-        (r2d2, {'network': NetworkOptions((8,), lstm_size=(4,)), 'loss': r2d2.R2D2Loss(n_step=1, burn_in_steps=0)}),
+        pytest.param(
+            r2d2,
+            {'network': NetworkOptions((8,), lstm_size=(4,)), 'loss': r2d2.R2D2Loss(n_step=1, burn_in_steps=0)},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             discrete_sac,
             {'network': NetworkOptions(fc_layer_params=(8,), critic_fc_layer_params=(8,))},
@@ -192,15 +196,18 @@ def test_agents_of_others_count_too_or_are_refused(tmp_path):
 
 @lanes.classic
 def test_policies_and_data_that_count_from_another_number_are_refused(tmp_path):
-    run = train(dqn, FEW, tmp_path / 'run', environment(spaces.Discrete(3)))
-    other = environment(GEAR)(num_environments=1, seed=0)
+    first, other = (environment(space)(num_environments=1, seed=0) for space in (spaces.Discrete(3), GEAR))
+    agent = dqn.make_agent(first.specs, create_train_step(), dqn.EXPERIENCE, **FEW)
+    run_dir = tflearn.RunDir(tmp_path / 'run')
+    PolicyExporter(agent.policy, run_dir.greedy_policy).export(0, {})
+    first.close()
     data = {'make_environment': environment(GEAR), 'quota': Quota(1), 'num_environments': 1}
     with pytest.raises(
         ValueError, match=r'got the policy .*, which counts action from 0; the environment counts from 5'
     ):
-        record(run=Run(run.run_dir), output=str(tmp_path / 'data'), **data)
+        record(run=Run(run_dir), output=str(tmp_path / 'data'), **data)
     record(
-        run=Run(run.run_dir), output=str(tmp_path / 'old'), policy='random',
+        run=Run(run_dir), output=str(tmp_path / 'old'), policy='random',
         **{**data, 'make_environment': environment(spaces.Discrete(3))},
     )  # fmt: skip
     with pytest.raises(ValueError, match=r'got .*old, which counts action from 0; need 5, the start of its space'):

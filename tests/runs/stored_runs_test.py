@@ -22,7 +22,7 @@ def test_the_same_command_goes_on_with_a_stored_run(name, tmp_path):
     # One is launched; of the others it is the job that refuses them.
     job = 'replay_server' if refused and name != 'uniform' else run.program
     flags += Addresses().flags(job) if job == 'replay_server' else []
-    with Program(job, *flags, folder=tmp_path, forked=job != 'launch') as program:
+    with Program(job, *flags, folder=tmp_path, forked=True) as program:
         if refused:  # its replay has tables of messages, which go through the coordinator now
             assert program.end() == 2
             assert 'got the replay checkpoint' in program.last_line and 'table.heartbeats' in program.last_line

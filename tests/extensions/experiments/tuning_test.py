@@ -1,10 +1,8 @@
 """Searches: with runs that write evaluations as the evaluate job does, and by the program with real ones."""
 
 import json
-import pathlib
 import re
 import signal
-import subprocess
 import sys
 
 import optuna
@@ -12,7 +10,7 @@ import pytest
 from matplotlib import image
 
 from tests.extensions.experiments.quick_search import RATE, RUN, SPACE, tuning
-from tests.testing import forks
+from tests.testing import forks, warm_parents
 from tests.testing.jobs import SMALL_BINDINGS
 from tflearn.config import files, job_config
 from tflearn.core.waiting import wait_until
@@ -20,7 +18,6 @@ from tflearn.extensions.experiments import runs
 from tflearn.extensions.experiments.tuning import Tuning, read_space, resolve_space, run_finals
 from tflearn.files.run_dir import RunDir
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 DEADLINE_SECS = 240.0
 
 
@@ -29,6 +26,27 @@ def trials(folder):
         optuna.storages.journal.JournalFileBackend(str(folder / 'search' / 'study.journal'))
     )
     return optuna.load_study(study_name='study', storage=storage).trials
+
+
+@pytest.fixture(autouse=True)
+def _forked_checks():
+    """Forks what checks the configuration of each trial, where this process starts it."""
+    with warm_parents.forked(warm_parents.loaded()):
+        yield
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Returns a function that starts the search of quick_search.py; its output is in `log` there."""
+    started = []
+
+    def start_search():
+        started.append(forks.start('tests.extensions.experiments.quick_search', tmp_path, log=tmp_path / 'log'))
+        return started[-1]
+
+    yield start_search
+    for each in started:
+        each.kill()
 
 
 @pytest.fixture
@@ -101,21 +119,24 @@ def test_of_the_finalists_the_best_with_fresh_seeds_is_chosen(tmp_path, capsys):
     assert (tmp_path / 'search' / 'finalists' / 'comparison.png').exists()
 
 
-def test_a_killed_search_goes_on(tmp_path):
-    command = [sys.executable, '-m', 'tests.extensions.experiments.quick_search', str(tmp_path)]
+def test_a_killed_search_goes_on(tmp_path, start):
     first = tmp_path / 'search' / 'trial_0' / 'evaluations.jsonl'
     (tmp_path / 'hold').touch()
-    with open(tmp_path / 'log', 'w') as log:
-        search = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        wait_until(lambda: first.exists() and first.read_text().count('\n') >= 2, 'evaluations', DEADLINE_SECS)
-        search.kill()
-        search.wait(DEADLINE_SECS)
-        (tmp_path / 'hold').unlink()
-        with open(tmp_path / 'search' / 'study.journal', 'a') as journal:
-            journal.write('{"op_code": 4')  # what a killed writer leaves
-        # Until its trials have ended, the folder is locked.
-        again = lambda: subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=DEADLINE_SECS).returncode  # noqa: E731
-        wait_until(lambda: again() == 0, 'the end of the search', DEADLINE_SECS)
+    search, output = start(), []
+    wait_until(lambda: first.exists() and first.read_text().count('\n') >= 2, 'evaluations', DEADLINE_SECS)
+    search.kill()
+    search.wait(DEADLINE_SECS)
+    (tmp_path / 'hold').unlink()
+    with open(tmp_path / 'search' / 'study.journal', 'a') as journal:
+        journal.write('{"op_code": 4')  # what a killed writer leaves
+
+    def again():
+        code = start().wait(DEADLINE_SECS)
+        output.append((tmp_path / 'log').read_text())
+        return code
+
+    # Until its trials have ended, the folder is locked.
+    wait_until(lambda: again() == 0, 'the end of the search', DEADLINE_SECS)
     found = trials(tmp_path)
     assert len(found) == 4 and all(trial.state.is_finished() for trial in found)
     for trial in found:
@@ -123,21 +144,16 @@ def test_a_killed_search_goes_on(tmp_path):
         steps = [json.loads(line)['env_steps'] for line in lines.read_text().splitlines()] if lines.exists() else []
         assert steps == sorted(set(steps)), 'none twice'
         assert steps or 'failed' in trial.user_attrs
-    assert 'got another' not in (tmp_path / 'log').read_text()
+    assert 'got another' not in ''.join(output)
 
 
-def test_a_signal_leaves_trials_for_the_next_call(tmp_path):
+def test_a_signal_leaves_trials_for_the_next_call(tmp_path, start):
     (tmp_path / 'hold').touch()
-    search = subprocess.Popen(
-        [sys.executable, '-m', 'tests.extensions.experiments.quick_search', str(tmp_path)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    search = start()
     wait_until((tmp_path / 'search' / 'trial_1' / 'evaluations.jsonl').exists, 'an evaluation', DEADLINE_SECS)
     search.send_signal(signal.SIGTERM)
-    out = search.communicate(timeout=DEADLINE_SECS)[0]
-    assert search.returncode == 1 and out.count('stopped; the same command continues it') == 2
+    assert search.wait(DEADLINE_SECS) == 1
+    assert (tmp_path / 'log').read_text().count('stopped; the same command continues it') == 2
     assert [trial.state.name for trial in trials(tmp_path)] == ['RUNNING'] * 2
 
 
