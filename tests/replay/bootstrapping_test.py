@@ -75,15 +75,15 @@ def test_learns_the_value_of_two_states(serve, truncated):
     agent.initialize()
     source = ReplaySampler(served.address, served.storage, 32, 60.0)
     train = tf.function(agent.train, autograph=False)
-    draw = tf.function(source.draw, autograph=False)
     try:
         steps = 0
         while steps < 400:
-            granted = source.grant(1)
+            granted = source.grant(min(20, source.max_draw_steps))
             assert granted, source.error
-            data, _ = draw(tf.constant(1), tf.constant(steps, tf.int64))
-            train(tf.nest.map_structure(lambda column: column[0], data))
-            steps += 1
+            data, _ = source.draw(tf.constant(granted), tf.constant(steps, tf.int64))
+            for i in range(granted):
+                train(tf.nest.map_structure(lambda column, i=i: column[i], data))
+            steps += granted
     finally:
         source.close()
     step = ts.restart(tf.constant([A, B]), batch_size=2)
