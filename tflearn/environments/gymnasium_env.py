@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium
@@ -84,44 +84,52 @@ def make(
       ValueError: for an unknown name, a missing package, or invalid arguments.
       RuntimeError: if an environment cannot be made in its worker process.
     """
-    spec = registry.find(name, register)
+    spec, wrap = registry.find(name, register), _wraps.get(None)
     wrappers: dict[str, tuple[Any, Any]] = {  # the innermost one first
         'reset_options': (sync_vector_env.ResetOptions, reset_options),
         'action_repeat': (ActionRepeat, action_repeat if action_repeat > 1 else None),
         'mask_in_info': (sync_vector_env.MaskFromInfo, mask_in_info),
     }
     wrapped = [argument for argument, (_, value) in wrappers.items() if value]
-    if vectorization == 'native' and wrapped:
-        raise UserValueError(f"got vectorization='native' with {', '.join(wrapped)}; choose 'in_process'")
-    if vectorization == 'native' and spec.vector_entry_point is None:
-        raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
-    wrap = _wraps.get(None)
+    _check_native(vectorization, name, spec, wrapped)
     need = 'an environment that can be rendered' if wrap else 'what an environment of fixed-size spaces takes'
     wrong = (TypeError, gymnasium.error.Error) if wrap else (TypeError,)
     # A missing package is an error of gymnasium's too, so it is named first.
     with _explained(name, kwargs, need, *wrong), registry.needed(name):
         # gymnasium's checker costs more than a step itself; our conformance test replaces it.
-        more = {**(kwargs or {}), **({'render_mode': 'rgb_array'} if wrap else {})}
+        given = {**(kwargs or {}), **({'render_mode': 'rgb_array'} if wrap else {})}
         make_one: Any = functools.partial(
-            gymnasium.make, spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **more
+            gymnasium.make, spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **given
         )
         if wrap:
-            make_plain, vectorization = make_one, 'in_process'
-            make_one = lambda: wrap(make_plain())  # noqa: E731
-        for argument in wrapped:
-            wrapper, value = wrappers[argument]
+            make_one, vectorization = functools.partial(_put_into, wrap, make_one), 'in_process'
+        for wrapper, value in (wrappers[argument] for argument in wrapped):
             make_one = functools.partial(wrapper, make_one, value)
         if max_episode_steps is not None:
-            more = {**more, 'max_episode_steps': max_episode_steps}
-        make_all = functools.partial(gymnasium.make_vec, spec, vectorization_mode='vector_entry_point', **more)
+            given['max_episode_steps'] = max_episode_steps
+        make_all = functools.partial(gymnasium.make_vec, spec, vectorization_mode='vector_entry_point', **given)
         if vectorization == 'auto':
-            plain = not more and not wrapped and spec.vector_entry_point is not None
+            plain = not given and not wrapped and spec.vector_entry_point is not None
             vectorization = 'native' if plain and _are_same_task(make_one, make_all) else 'in_process'
         if vectorization == 'native':
             return vector_env.native(functools.partial(make_all, num_envs=num_environments), seed, on_nonfinite)
         if vectorization == 'in_process':
             return vector_env.in_process(make_one, num_environments, seed, on_nonfinite)
         return vector_env.in_worker_processes(make_one, num_environments, seed, step_timeout_secs, on_nonfinite)
+
+
+def _put_into(wrap: Callable[[gymnasium.Env], gymnasium.Env], make_one: Callable[[], gymnasium.Env]) -> gymnasium.Env:
+    return wrap(make_one())
+
+
+def _check_native(vectorization: str, name: str, spec: Any, wrapped: Sequence[str]) -> None:
+    """Raises ValueError where a native batch is asked for, and there is none, or not with these arguments."""
+    if vectorization != 'native':
+        return
+    if wrapped:
+        raise UserValueError(f"got vectorization='native' with {', '.join(wrapped)}; choose 'in_process'")
+    if spec.vector_entry_point is None:
+        raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
 
 
 @checked

@@ -70,40 +70,24 @@ def export(
       ImportError: if a package of the extra onnx is missing.
       RuntimeError: if the model does not act as the SavedModel does; nothing is written then.
     """
-    if batch_size is not None and (output is None or format is not None):
-        raise UserValueError(f'got batch_size={batch_size}, output={output}, format={format}; need a path, None')
-    if signature != signatures.DEFAULT and format is None:
-        raise UserValueError(f'got signature={signature!r} without a format; need one; a full model has all signatures')
-    if hub is not None and not (output is batch_size is format is product is None):
-        raise UserValueError(f'got hub={hub!r} with another output; need it alone; export twice')
-    if product is not None and not (batch_size is format is observations is None):
-        raise UserValueError(
-            f'got product={product} with batch_size={batch_size}, format={format}, observations={observations}; need '
-            'product alone; set ProductOptions.batch_size'
-        )
+    _check_outputs(output, batch_size, format, signature, observations, product, hub)
     directory = run_dir.policy(policy)
-    step = train_step
-    if step is None and (step := versions.best_version(directory)) is None:
-        step = versions.newest_version(directory)
-    if step is None:
-        raise UserValueError(f'got no policy in {directory}; need one that the train job has exported')
-    version = directory / str(step)
+    step = _step(directory) if train_step is None else train_step
+    version, path = directory / str(step), pathlib.Path(output) if output else None
     if format is batch_size is product is hub is None:
-        version = updates.materialise(directory, step, pathlib.Path(output) if output else None)
+        version = updates.materialise(directory, step, path)
         logging.info('the full model of step %d is %s', step, version)
         return version
     if not versions.is_complete(version):
         version = updates.materialise(directory, step)
-    path = pathlib.Path(output) if output else None
     with digests.checked(version) as copy:
         if hub is not None:
-            path = pathlib.Path(hub)
-            model_card.save_repository(version, copy, path)
-            return path
+            model_card.save_repository(version, copy, pathlib.Path(hub))
+            return pathlib.Path(hub)
         if product is not None:
             return _product(run_dir, version, copy, path, product)
         if format is None:
-            path = pathlib.Path(str(output))
+            assert path is not None
             products.save_fixed_batch(copy, int(batch_size or 1), path)
             return path
         name = str(step) if signature == signatures.DEFAULT else f'{step}_{signature}'
@@ -115,6 +99,37 @@ def export(
             observed = model.random_observations(num_observations)
         _write(path, model, model.completed(observed))
         return path
+
+
+def _check_outputs(
+    output: str | None,
+    batch_size: int | None,
+    format: str | None,
+    signature: str,
+    observations: str | None,
+    product: ProductOptions | None,
+    hub: str | None,
+) -> None:
+    """Raises ValueError for arguments of `export` that ask for different models."""
+    if batch_size is not None and (output is None or format is not None):
+        raise UserValueError(f'got batch_size={batch_size}, output={output}, format={format}; need a path, None')
+    if signature != signatures.DEFAULT and format is None:
+        raise UserValueError(f'got signature={signature!r} without a format; need one; a full model has all signatures')
+    if hub is not None and not (output is batch_size is format is product is None):
+        raise UserValueError(f'got hub={hub!r} with another output; need it alone; export twice')
+    if product is not None and not (batch_size is format is observations is None):
+        raise UserValueError(
+            f'got product={product} with batch_size={batch_size}, format={format}, observations={observations}; need '
+            'product alone; set ProductOptions.batch_size'
+        )
+
+
+def _step(directory: pathlib.Path) -> int:
+    """Returns the train step of the best version by evaluation, else of the newest one."""
+    for found in (versions.best_version(directory), versions.newest_version(directory)):
+        if found is not None:
+            return found
+    raise UserValueError(f'got no policy in {directory}; need one that the train job has exported')
 
 
 def _write(path: pathlib.Path, made: Converted, given: Mapping[str, np.ndarray]) -> None:

@@ -131,27 +131,28 @@ def _vocabularies(
             )
         words = {name: values or known[name] for name, values in words.items()}
     missing = {each.name: each.columns[0] for each in mapped.features if words.get(each.name) == []}
-    found: dict[str, set[str]] = {name: set() for name in missing}
-    for path in paths if missing else ():
-        names = list(dict.fromkeys(missing.values()))
-        for block in tables.read(path, names, (), categories=names):
-            for name, column in missing.items():
-                array = block.columns[column]
-                feature = mapped.feature(name)
-                found[name].update(tables.distinct(tables.lists(array)[0] if feature and feature.length else array))
-                if len(found[name]) > MAX_CATEGORIES:
-                    raise UserValueError(
-                        f'got {name} with more than {MAX_CATEGORIES} values; need at most that; hash them'
-                    )
     action = mapped.feature(ACTION)
     if action and action.kind == 'integer':
         low, high = map(int, action.bounds)
         words[ACTION] = [str(value) for value in range(low, high + 1)]
-    for name, values in found.items():
-        words[name] = sorted(values, key=lambda text: (len(text), text) if text.isdigit() else (1 << 30, text))
-        if not values:
-            raise UserValueError(f'got no value of {name} in {missing[name]!r}; need at least one')
-    return words
+    return words | (_collected(paths, mapped, missing) if missing else {})
+
+
+def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mapping[str, str]) -> dict[str, list[str]]:
+    """Returns all values of parts, sorted; `missing` are the columns of these parts."""
+    found: dict[str, set[str]] = {name: set() for name in missing}
+    names = list(dict.fromkeys(missing.values()))
+    for block in itertools.chain.from_iterable(tables.read(path, names, (), categories=names) for path in paths):
+        for name, column in missing.items():
+            array = block.columns[column]
+            feature = mapped.feature(name)
+            found[name].update(tables.distinct(tables.lists(array)[0] if feature and feature.length else array))
+            if len(found[name]) > MAX_CATEGORIES:
+                raise UserValueError(f'got {name} with more than {MAX_CATEGORIES} values; need at most that; hash them')
+    if empty := [name for name, values in found.items() if not values]:
+        raise UserValueError(f'got no value of {empty[0]} in {missing[empty[0]]!r}; need at least one')
+    order = lambda text: (len(text), text) if text.isdigit() else (1 << 30, text)  # noqa: E731
+    return {name: sorted(values, key=order) for name, values in found.items()}
 
 
 def _encoded(paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder) -> Iterator[np.ndarray]:

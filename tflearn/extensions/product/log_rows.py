@@ -122,20 +122,10 @@ def read_map(path: pathlib.Path, given: Mapping[str, Any] = types.MappingProxyTy
 
 def parse_map(given: Mapping[str, Any]) -> ColumnMap:
     """Returns the map of TOML's tables."""
-    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES)
-    for name in given:
-        if name not in known:
-            raise UserValueError(f'got {name!r} among the columns; need one of {", ".join(known)}')
-    observation = given.get('observation')
-    is_complete = ACTION in given and ('reward' in given or _OUTCOMES in given)
-    if not isinstance(observation, dict) or not observation or not is_complete:
-        raise UserValueError(f'got the columns of {", ".join(given) or "nothing"}; need observation, action and reward')
-    parts = {f'observation.{name}': value for name, value in observation.items()}
+    _check_tables(given)
+    parts = {f'observation.{name}': value for name, value in given['observation'].items()}
     parts |= {name: given[name] for name in (ACTION, *_COLUMNS) if name in given}
     keys = {name: given[name] for name in _KEYS if name in given}
-    for name, value in keys.items():
-        if not isinstance(value, str):
-            raise UserValueError(f'got {name} = {value!r}; need the name of a column')
     found = ColumnMap(tuple(_feature(name, value) for name, value in parts.items()), keys, given.get(_OUTCOMES, {}))
     action = found.feature(ACTION)
     masks = [each.name for each in found.features if each.kind == 'mask']
@@ -144,6 +134,20 @@ def parse_map(given: Mapping[str, Any]) -> ColumnMap:
             f'got an action of another kind, with the masks {masks}; need a category or an integer beside masks'
         )
     return found
+
+
+def _check_tables(given: Mapping[str, Any]) -> None:
+    """Raises ValueError for unknown tables, or if some are missing."""
+    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES)
+    if unknown := [name for name in given if name not in known]:
+        raise UserValueError(f'got {unknown[0]!r} among the columns; need one of {", ".join(known)}')
+    observation = given.get('observation')
+    is_complete = ACTION in given and ('reward' in given or _OUTCOMES in given)
+    if not isinstance(observation, dict) or not observation or not is_complete:
+        raise UserValueError(f'got the columns of {", ".join(given) or "nothing"}; need observation, action and reward')
+    for name in _KEYS:
+        if not isinstance(given.get(name, ''), str):
+            raise UserValueError(f'got {name} = {given[name]!r}; need the name of a column')
 
 
 def _feature(name: str, value: Any) -> Feature:

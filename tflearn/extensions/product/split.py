@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -63,52 +63,67 @@ def split(
         raise UserValueError(f'got earlier={earlier} with by={by!r}; need by={ID!r} with it')
     reader = EpisodeReader(dataset)
     reader.check_equal()
-    names = {column.name for column in reader.columns}
-    column = _TIMES if by == TIME else next((name for name in _IDS if name in names), '') if by == ID else by
-    if column and column not in names:
-        raise UserValueError(f'got by={by!r} for data without {column}; need one of {", ".join(sorted(names))}, or id')
-    begin = _begin(reader, share) if by == TIME else math.nan
+    column = _column(by, {column.name for column in reader.columns})
     facts = {'by': by, 'share': share, 'from': metadata.lineage(reader.directories)}
+    begin = _begin(reader, share) if by == TIME else math.nan
     new: set[float] = set()
     if earlier:
         seen = EpisodeReader(Dataset([str(earlier / part) for part in (TRAIN, HELD_OUT)]))
         facts['earlier'] = [each['digest'] for each in metadata.lineage(seen.directories)]
         new = _numbers(EpisodeReader(dataset), column, share) - _numbers(seen, column, share)
-    specs = columns.read_specs(reader.directories[0])
-    with new_directory(output) as begun, contextlib.ExitStack() as closing:
-        writers = {
-            part: closing.enter_context(
-                contextlib.closing(
-                    EpisodeWriter(
-                        begun / part, specs, reader.columns, metadata={'split': {**facts, 'part': part}},
-                        compress=compress,
-                    )
-                )
-            )
-            for part in (TRAIN, HELD_OUT)
-        }  # fmt: skip
-        for record, episode in reader.records():
-            if by == TIME:
-                is_held_out = _end(episode) >= begin
-            else:
-                number = _number(record, episode, column)
-                is_held_out = number in new if new else number < share
-            steps = int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST))
-            writers[HELD_OUT if is_held_out else TRAIN].write_record(record, steps)
-        totals = [(part, writer.num_episodes, writer.num_steps) for part, writer in writers.items()]
-        if empty := [part for part, episodes, _ in totals if not episodes]:
-            raise UserValueError(
-                f'got no episode for {empty[0]}, of {reader.num_read} with share={share:g}; need more data, another '
-                'share, or other names'
-            )
-        closing.close()
-        for part in writers:
-            metadata.keep_vocabularies(reader.directories, begun / part)
+
+    def is_held_out(record: bytes, episode: Any) -> bool:
+        if by == TIME:
+            return _end(episode) >= begin
+        number = _number(record, episode, column)
+        return number in new if new else number < share
+
+    totals = _write(reader, output, facts, compress, is_held_out)
     all_episodes, all_steps = sum(total[1] for total in totals), sum(total[2] for total in totals)
     return '\n'.join(
         f'{output / part}: {episodes} episodes ({episodes / all_episodes:.1%}), {steps} steps ({steps / all_steps:.1%})'
         for part, episodes, steps in totals
     )
+
+
+def _column(by: str, names: Collection[str]) -> str:
+    """Returns the column that decides; '' if the content does. Raises ValueError if the data have no such column."""
+    if by == ID:
+        return next((name for name in _IDS if name in names), '')
+    column = _TIMES if by == TIME else by
+    if column not in names:
+        raise UserValueError(f'got by={by!r} for data without {column}; need one of {", ".join(sorted(names))}, or id')
+    return column
+
+
+def _write(
+    reader: EpisodeReader,
+    output: pathlib.Path,
+    facts: Mapping[str, Any],
+    compress: bool,
+    is_held_out: Callable[[bytes, Any], bool],
+) -> list[tuple[str, int, int]]:
+    """Writes both parts; returns the name of each with the numbers of its episodes and steps."""
+    specs = columns.read_specs(reader.directories[0])
+    with new_directory(output) as begun, contextlib.ExitStack() as closing:
+        writers: dict[str, EpisodeWriter] = {}
+        for part in (TRAIN, HELD_OUT):
+            about = {'split': {**facts, 'part': part}}
+            writer = EpisodeWriter(begun / part, specs, reader.columns, metadata=about, compress=compress)
+            writers[part] = closing.enter_context(contextlib.closing(writer))
+        for record, episode in reader.records():
+            steps = int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST))
+            writers[HELD_OUT if is_held_out(record, episode) else TRAIN].write_record(record, steps)
+        totals = [(part, writer.num_episodes, writer.num_steps) for part, writer in writers.items()]
+        if empty := [part for part, episodes, _ in totals if not episodes]:
+            raise UserValueError(
+                f'got no episode for {empty[0]}, of {reader.num_read} with share={facts["share"]:g}; need more data, '
+                'another share, or other names'
+            )
+        closing.close()
+        for part in writers:
+            metadata.keep_vocabularies(reader.directories, begun / part)
+    return totals
 
 
 def _begin(reader: EpisodeReader, share: float) -> float:
