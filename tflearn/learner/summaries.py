@@ -47,15 +47,13 @@ class SummarySources:
 class SummaryOptions:
     """When summaries are written, and what they contain in addition to the learner's own metrics.
 
-    `interval_steps`, `interval_secs` and `total` may be combined; with none of them there are no summaries. At the
-    end of training the metrics are written once more. On several workers there are only the learner's own metrics.
+    `interval_steps` and `interval_secs` may be combined; with none of them there are no summaries. At the end of
+    training the metrics are written once more. On several workers there are only the learner's own metrics.
 
     Attributes:
       interval_steps: each multiple of it is a train step that is summarized.
       interval_secs: seconds after which the next train step is summarized; not for several workers, whose clocks
         differ.
-      total: number of train steps that are summarized, evenly over `num_train_steps`.
-      num_train_steps: the run's train steps; required for `total`.
       first_interval: also summarize every step before the first regular summary.
       flush_secs: longest time until a summary is in the file, as long as more are written.
       max_queue: summaries that may wait to be written to the file.
@@ -67,8 +65,6 @@ class SummaryOptions:
 
     interval_steps: PositiveInt | None = 1_000
     interval_secs: PositiveFloat | None = None
-    total: int | None = None
-    num_train_steps: int | None = None
     first_interval: bool = False
     flush_secs: PositiveFloat = 10.0
     max_queue: PositiveInt = 100
@@ -77,30 +73,17 @@ class SummaryOptions:
     profile_steps: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.total is not None and not 1 <= self.total <= (self.num_train_steps or 0):
-            raise UserValueError(
-                f'got total={self.total}, num_train_steps={self.num_train_steps}; need 1 <= total <= num_train_steps'
-            )
-        if self.first_interval and not (self.interval_steps or self.total):
-            raise UserValueError('got first_interval=True without an interval; need interval_steps or total')
+        if self.first_interval and not self.interval_steps:
+            raise UserValueError('got first_interval=True without an interval; need interval_steps')
         if self.profile_steps and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
             raise UserValueError(f'got profile_steps={self.profile_steps}; need (first, last) with 1 <= first <= last')
 
     def next_step(self, before: int) -> int | None:
         """Returns the first train step after `before` that is summarized by its number; None if there is none."""
-        due = self._next_regular_step(before)
-        if self.first_interval and due is not None and due == self._next_regular_step(0):
-            return before + 1
-        return due
-
-    def _next_regular_step(self, before: int) -> int | None:
-        steps = []
-        if self.interval_steps:
-            steps.append((before // self.interval_steps + 1) * self.interval_steps)
-        if self.total and self.num_train_steps and before < self.num_train_steps:
-            count = before * self.total // self.num_train_steps + 1
-            steps.append(-(-count * self.num_train_steps // self.total))
-        return min(steps, default=None)
+        if not self.interval_steps:
+            return None
+        due = (before // self.interval_steps + 1) * self.interval_steps
+        return before + 1 if self.first_interval and due == self.interval_steps else due
 
 
 class Summaries:
@@ -122,7 +105,7 @@ class Summaries:
     @property
     def wanted(self) -> bool:
         """Whether any summaries are written."""
-        return bool(self._options.interval_steps or self._options.interval_secs or self._options.total)
+        return bool(self._options.interval_steps or self._options.interval_secs)
 
     def next_step(self, before: int) -> int | None:
         """Returns the next train step after `before` that is summarized, as far as is known now."""

@@ -167,7 +167,7 @@ class TrainLoop:
         if options.interval_secs and num_workers > 1:
             raise UserValueError(
                 f'got interval_secs={options.interval_secs} with several workers, whose clocks differ; need '
-                'interval_steps or total'
+                'interval_steps'
             )
         self.metrics, self.summaries = IntervalMetrics(), Summaries(directory, options)
         self._texts = options.sources.texts
