@@ -40,7 +40,9 @@ def epsilon_greedy() -> Any:
 
 
 def recurrent() -> Any:
-    network = q_rnn_network.QRnnNetwork(OBSERVATION, DISCRETE, lstm_size=(8,))
+    network = q_rnn_network.QRnnNetwork(
+        OBSERVATION, DISCRETE, input_fc_layer_params=(8,), lstm_size=(8,), output_fc_layer_params=(8,)
+    )
     return greedy_policy.GreedyPolicy(q_policy.QPolicy(ts.time_step_spec(OBSERVATION), DISCRETE, _built(network)))
 
 
@@ -88,6 +90,7 @@ def nested() -> Any:
         DISCRETE,
         preprocessing_layers=preprocessing,
         preprocessing_combiner=tf.keras.layers.Concatenate(),
+        fc_layer_params=(8,),
     )
     time_step = ts.time_step_spec(NESTED_OBSERVATION)
     return greedy_policy.GreedyPolicy(q_policy.QPolicy(time_step, DISCRETE, _built(network)))
