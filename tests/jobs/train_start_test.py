@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network
 
-from tests.testing import lanes
+from tests.testing import golden_runs, lanes
 from tflearn.agents import dqn
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of, zeros
@@ -24,8 +24,8 @@ from tflearn.policies import external
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}
 
 
-def _weights(run):
-    reader = tf.train.load_checkpoint(str(run.dir.checkpoints))
+def _weights(run_dir):
+    reader = tf.train.load_checkpoint(str(run_dir.checkpoints))
     names = sorted(name for name in reader.get_variable_to_shape_map() if name.startswith('agent/_q_network/'))
     assert names
     return [reader.get_tensor(name) for name in names]
@@ -37,7 +37,7 @@ def test_bfloat16_for_the_learner_alone(small_run):
     small_run.start(collect, num_environments=2)
     small_run.start(train, num_train_steps=60, precision='bfloat16', **FEW).join()
     assert read_json(small_run.dir.train_result)['train_step'] == 60
-    assert {weight.dtype for weight in _weights(small_run)} == {np.dtype(np.float32)}
+    assert {weight.dtype for weight in _weights(small_run.dir)} == {np.dtype(np.float32)}
     # The exported policy has float32 inputs and outputs.
     policy = external.load(small_run.dir.greedy_policy)
     specs = specs_of(small_run.factories()['make_environment'])
@@ -68,33 +68,23 @@ def test_rejects_bfloat16_without_effect(small_run):
 
 @lanes.classic
 def test_starts_with_another_runs_weights(small_run, tmp_path):
-    replay = small_run.start_replay()
-    collector = small_run.start(collect, num_environments=2)
-    small_run.start(train, num_train_steps=40, **FEW).join()
-    collector.join()
-    replay.stop.set()
-    replay.join()
-
-    run = type(small_run)(tmp_path / 'other')
-    try:
-        run.start_replay()
-        run.start(collect, num_environments=2)
-        still = functools.partial(
-            dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), optimizer=OptimizerOptions(0.0)
-        )
-        given = {'checkpoint': str(small_run.dir.root), 'make_agent': still}
-        run.start(train, num_train_steps=20, **FEW | given).join()
-        for ours, theirs in zip(_weights(run), _weights(small_run), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        # A run that has a checkpoint continues from it, even if the other run was deleted.
-        given['checkpoint'] = str(tmp_path / 'deleted')
-        run.start(collect, num_environments=2)
-        run.start(train, num_train_steps=40, **FEW | given).join()
-        assert read_json(run.dir.train_result)['train_step'] == 40
-        for ours, theirs in zip(_weights(run), _weights(small_run), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-    finally:
-        run.close()
+    other, run = golden_runs.dqn(tmp_path / 'other'), small_run
+    run.start_replay()
+    run.start(collect, num_environments=2)
+    still = functools.partial(
+        dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,)), optimizer=OptimizerOptions(0.0)
+    )
+    given = {'checkpoint': str(other.root), 'make_agent': still}
+    run.start(train, num_train_steps=20, **FEW | given).join()
+    for ours, theirs in zip(_weights(run.dir), _weights(other), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # A run that has a checkpoint continues from it, even if the other run was deleted.
+    given['checkpoint'] = str(tmp_path / 'deleted')
+    run.start(collect, num_environments=2)
+    run.start(train, num_train_steps=40, **FEW | given).join()
+    assert read_json(run.dir.train_result)['train_step'] == 40
+    for ours, theirs in zip(_weights(run.dir), _weights(other), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,6 @@ def test_own_triggers_are_called_after_all_others(tmp_path, make_agent, make_dat
     assert written_summaries.scalars(RunDir(tmp_path).summaries('train'))['train/own'] == {4: 4, 6: 6}
 
 
-def test_debug_summaries_of_an_agent_are_in_those_of_the_run(tmp_path, make_agent, make_dataset_fn):
-    options = LearnerOptions(summaries=SummaryOptions(interval_steps=2))
-    with Learner(make_agent(debug_summaries=True), make_dataset_fn(), RunDir(tmp_path), options=options) as learner:
-        learner.run(2)
-    scalars = written_summaries.scalars(RunDir(tmp_path).summaries('train'))
-    assert any('next_q_values' in tag for tag in scalars), scalars.keys()
-
-
 @pytest.mark.parametrize('name', ['default', 'mirrored:2'])
 def test_loss_of_a_batch_has_no_other_effect(tmp_path, make_agent, make_dataset_fn, name):
     strategy = strategies.make(name)

@@ -11,7 +11,7 @@ import pytest
 
 import tflearn
 from tests.coordinator.weights_transport_test import made
-from tests.testing import forks
+from tests.testing import command_lines, forks
 from tflearn.coordinator import weights_transport
 from tflearn.coordinator.client import Coordinator, Role
 from tflearn.coordinator.weights_transport import Lost, WeightsReader
@@ -78,11 +78,10 @@ def test_a_relay_gives_what_the_coordinator_gets(tmp_path, monkeypatch):
     ],
 )
 def test_wrong_flags_take_one_line(flags, words):
-    process = start(*flags)
-    _, errors = process.communicate(timeout=DEADLINE_SECS)
-    assert process.returncode == 2, errors
-    assert TOKEN not in errors
-    line = errors.strip().splitlines()[-1]
+    ended = command_lines.run('coordinator', *flags, timeout=DEADLINE_SECS)
+    assert ended.returncode == 2, ended.stderr
+    assert TOKEN not in ended.stderr
+    line = ended.stderr.strip().splitlines()[-1]
     assert line.startswith('tflearn-coordinator: error: got ') and words in line
 
 

@@ -1,4 +1,4 @@
-"""The real programs, started as users start them: their error messages, and that these come early."""
+"""The real programs: their error messages, and that these come early."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import scripts
-from tests.testing import forks
+from tests.testing import command_lines, forks
 from tflearn.core.waiting import wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
@@ -18,9 +18,7 @@ DEADLINE_SECS = 120.0
 
 def run(*arguments, cwd, job='train'):
     """Runs a job's program; returns its exit code and what it wrote to stderr."""
-    command = [sys.executable, '-m', f'scripts.{job}', *arguments]
-    environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
-    ended = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECS)
+    ended = command_lines.run(job, *arguments, cwd=cwd, timeout=DEADLINE_SECS)
     return ended.returncode, ended.stderr
 
 
