@@ -19,31 +19,10 @@ VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'tflearn' / '__init__.py'
 # What is not filled in stays away.
 OWNER = {k: v for k, v in tomllib.loads((ROOT / 'owner.toml').read_text(encoding='utf-8')).items() if '<' not in v}
 REPOSITORY = OWNER.get('repository', '').rstrip('/')
-JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
 # Two lanes, by the Python that there is.
 CLASSIC, CURRENT = 'python_version < "3.12"', 'python_version >= "3.12"'
-PROGRAMS = (
-    *JOBS,
-    'run_metrics',
-    'data',
-    'doctor',
-    'coordinator',
-    'feed',
-    'supervised',
-    'seeds',
-    'policies',
-    'compare',
-    'report',
-    'list',
-    'watch',
-    'track',
-    'tune',
-    'play',
-    'check_env',
-    'help',
-    'promote',
-    'loop',
-)
+# What a run is made of; all else is a verb of `tflearn`.
+PROGRAMS = ('launch', 'replay_server', 'coordinator', 'feed', 'collect', 'train', 'evaluate', 'serve')
 EXTRAS = {
     'mujoco': ['gymnasium[mujoco]', 'mujoco>=3,<4'],
     'atari': ['ale-py>=0.11'],
@@ -146,6 +125,7 @@ setuptools.setup(
         'tflearn': [
             '__init__.pyi',
             'py.typed',
+            'extensions/*/flags.toml',
             'extensions/clusters/kubernetes.yaml',
             'extensions/experiments/report.html',
             'extensions/product/rounds.html',
@@ -155,7 +135,10 @@ setuptools.setup(
         'tflearn_gin': ['**/*.gin', 'spaces/*.toml'],
     },
     entry_points={
-        'console_scripts': [f'tflearn-{name.replace("_", "-")} = tflearn_scripts.{name}:main' for name in PROGRAMS],
+        'console_scripts': [
+            'tflearn = tflearn_scripts.__main__:main',
+            *(f'tflearn-{name.replace("_", "-")} = tflearn_scripts.{name}:main' for name in PROGRAMS),
+        ],
     },
     # docs/dependencies.md says what each is for.
     install_requires=[

@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import edge_requests  # noqa: E402
 from benchmarks.unfinished_streams import Streams  # noqa: E402
+from tests.testing import console_programs  # noqa: E402
 from tflearn.coordinator.server import MAX_CONNECTIONS  # noqa: E402
 from tflearn.core.waiting import is_listening, wait_until  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
@@ -305,7 +306,7 @@ def coordinator(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dic
 
 
 def run_metrics(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Attacks tflearn-run-metrics."""
+    """Attacks tflearn run-metrics."""
     port = free_port()
     with _program(options, 'run_metrics', f'--root_dir={root}', f'--port={port}') as pid:
         wait_until(lambda: is_listening(f'{HOST}:{port}'), 'the server', 60)
@@ -358,7 +359,7 @@ def _http_client(port: int, path: str) -> Iterator[Callable[[bool], None]]:
 
 @contextlib.contextmanager
 def _program(options: argparse.Namespace, name: str, *arguments: str) -> Iterator[int]:
-    with _process(options, '-m', f'scripts.{name}', *arguments) as pid:
+    with _process(options, '-m', *console_programs.words(name), *arguments) as pid:
         yield pid
 
 

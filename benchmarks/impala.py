@@ -26,6 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import tables  # noqa: E402
+from tests.testing import console_programs  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
 from tflearn.launch.local import free_address  # noqa: E402
@@ -116,7 +117,7 @@ def _programs(flags: Sequence[str], jobs: Sequence[str]) -> Iterator[None]:
     processes = []
     try:
         for job in jobs:
-            command = [sys.executable, '-m', f'scripts.{job}', *flags]
+            command = [sys.executable, '-m', *console_programs.words(job), *flags]
             processes.append(
                 subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             )

@@ -1,4 +1,4 @@
-"""How long do `tflearn-data import` and `join` take beside pyarrow's own read of the same files, and how much memory?
+"""How long do `tflearn data import` and `join` take beside pyarrow's own read of the same files, and how much memory?
 
     python benchmarks/importing.py --rows=1000000 --kinds=csv,parquet,jsonl,join
 

@@ -3,9 +3,9 @@
     python -m benchmarks.offline --root_dir=runs/offline --tasks cartpole pendulum --picture=runs/offline/returns.png
 
 For each task it trains a behaviour policy online (an own run of `tflearn-launch`), and records episodes with
-`tflearn-data`: `random` actions, the `medium` policy (the exported one whose evaluation was nearest to halfway between
+`tflearn data`: `random` actions, the `medium` policy (the exported one whose evaluation was nearest to halfway between
 random actions and the run's last policy, with a share of random actions), the `expert` (the run's last policy), and
-`mixed`, which is all three. On each of them `tflearn-train-offline` trains each algorithm, once for each seed, without
+`mixed`, which is all three. On each of them `tflearn train-offline` trains each algorithm, once for each seed, without
 an environment; `tflearn-evaluate` then lets the last policy alone act: there is no choice of the best of several.
 
 Whatever is there already in --root_dir is not made again: runs, episodes, and each result, a line of results.jsonl.
@@ -31,6 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import offline_report  # noqa: E402
+from tests.testing import console_programs  # noqa: E402
 from tflearn.actors.evaluation_record import EvaluationRecord  # noqa: E402
 from tflearn.core.errors import UserError  # noqa: E402
 from tflearn.data.reader import Dataset, EpisodeReader  # noqa: E402
@@ -347,7 +348,7 @@ def _run(folder: pathlib.Path, program: str, flags: Sequence[str], secs: float, 
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f'{name or program}.out'
     with log.open('w', encoding='utf-8') as output:
-        command = [sys.executable, '-m', f'scripts.{program}', *flags]
+        command = [sys.executable, '-m', *console_programs.words(program), *flags]
         stdio: Any = {'stdin': subprocess.DEVNULL, 'stdout': output, 'stderr': subprocess.STDOUT}
         code = subprocess.run(command, cwd=ROOT, timeout=secs, check=False, **stdio).returncode
     if code:

@@ -126,14 +126,14 @@ def _record(root: pathlib.Path, num_episodes: int, epsilon: float) -> pathlib.Pa
     """Solves the task once, and records episodes of that policy; returns their directory."""
     expert, data = root / 'expert', root / 'data'
     run = [f'--root_dir={expert}', f'--gin_file={GIN_FILE}']
-    _program('launch', *run, '--gin_bindings=train.Initial.seed=0', timeout_secs=_EXPERT_SECS)
+    _program('scripts.launch', *run, '--gin_bindings=train.Initial.seed=0', timeout_secs=_EXPERT_SECS)
     record = [f'--output={data}', f'--episodes={num_episodes}', f'--epsilon={epsilon}']
-    _program('data', 'record', *run, *record, timeout_secs=_RECORD_SECS)
+    _program('scripts', 'data', 'record', *run, *record, timeout_secs=_RECORD_SECS)
     return data
 
 
-def _program(name: str, *flags: str, timeout_secs: float) -> None:
-    command = [sys.executable, '-m', f'scripts.{name}', *flags]
+def _program(*words: str, timeout_secs: float) -> None:
+    command = [sys.executable, '-m', *words]
     subprocess.run(command, check=True, cwd=ROOT, stdout=sys.stderr, timeout=timeout_secs)
 
 

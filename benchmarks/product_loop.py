@@ -4,7 +4,7 @@
 
 A simulated product asks tflearn-serve for one of 10 candidates of 2,000 items, by gRPC, and logs what came of it. What
 is known of its users comes to mean another taste, by 0.15 radians in each round (`recommender.turned`). After each
-round of 4,000 decisions tflearn-loop joins, splits, trains, judges and promotes. Compared are the greedy policies that
+round of 4,000 decisions tflearn loop joins, splits, trains, judges and promotes. Compared are the greedy policies that
 served, by their regret with the users of their round: with the gate; without it; and the policy of the first round,
 which was trained on random decisions. Each seed is kept, and not run again. `--kill` kills the server, the loop and
 its programs at random moments, and compares the data sets with those that are made again from the same files.
@@ -102,16 +102,17 @@ class Product:
         """Starts the server or the loop."""
         own = {
             'serve': (
+                'scripts.serve',
                 f'--root_dir={self.folder}/serving',
                 f'--port={self.port}',
                 f'--epsilon={EPSILON}',
                 f'--decision_log={self.folder}/decisions',
                 '--decision_log_file_secs=1',
             ),
-            'loop': (f'--root_dir={self.folder}/loop', f'--gin_file={self.folder}/loop.gin'),
+            'loop': ('scripts', 'loop', f'--root_dir={self.folder}/loop', f'--gin_file={self.folder}/loop.gin'),
         }
         with (self.folder / f'{name}.log').open('ab') as log:
-            command = [sys.executable, '-m', f'scripts.{name}', *own[name]]
+            command = [sys.executable, '-m', *own[name]]
             self.programs[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
     def users(self, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -306,7 +307,9 @@ def check_data(product: Product, given: argparse.Namespace) -> None:
             ['join', *join, f'--columns={product.folder}/columns.toml', f'--output={again}/joined'],
             split if number == 1 else [*split, f'--earlier={product.folder}/again/{number - 1}/parts'],
         ):
-            subprocess.run([sys.executable, '-m', 'scripts.data', *command], cwd=ROOT, check=True, capture_output=True)
+            subprocess.run(
+                [sys.executable, '-m', 'scripts', 'data', *command], cwd=ROOT, check=True, capture_output=True
+            )
         files = sorted(path.relative_to(again) for path in again.rglob('*.tfrecord'))
         there = sorted(path.relative_to(directory) for path in directory.glob('[jp]*/**/*.tfrecord'))
         same, *_ = filecmp.cmpfiles(directory, again, map(str, files), shallow=False)

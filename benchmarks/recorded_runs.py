@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks import recorded_environment
+from tests.testing import console_programs
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_port
 
@@ -113,7 +114,7 @@ def run(
                 wait(lambda: has_compiled() or not alive(), START_SECS)
                 if not has_compiled():
                     raise RuntimeError(f'got no learner that waits for data in {path.parent}; see its log files')
-            command = [sys.executable, '-m', f'scripts.{job}', *its_flags]
+            command = [sys.executable, '-m', *console_programs.words(job), *its_flags]
             if replay_backend and job == 'replay_server':
                 command.append(f'--replay_backend={replay_backend}')
             jobs.append(stack.enter_context(process(command, path.with_name(f'{job}.log'))))

@@ -4,7 +4,7 @@
 
 `tflearn-launch` runs DQN on CartPole without an end: replay server, learner, two collectors, evaluations; summaries,
 checkpoints and exports of which few are kept; a coordinator alone. `tflearn-serve` serves the newest policy to a client
-in this process, and `tflearn-data record` writes episodes to files.
+in this process, and `tflearn data record` writes episodes to files.
 Prints a table, and exits with 1 if a process grew by more than 5 % between the first and the last third after the
 warm-up, or was started again. docs/guarantees.md has the last result.
 """
@@ -26,6 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import recorded_runs  # noqa: E402
+from tests.testing import console_programs  # noqa: E402
 from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 
@@ -119,7 +120,7 @@ def _programs(run_dir: RunDir) -> Iterator[tuple['subprocess.Popen[bytes]', 'sub
     with contextlib.ExitStack() as stack:
         started = []
         for program, *flags in (run, served, recorded):
-            command = [sys.executable, '-m', f'scripts.{program}', *flags, f'--root_dir={run_dir.root}']
+            command = [sys.executable, '-m', *console_programs.words(program), *flags, f'--root_dir={run_dir.root}']
             log = run_dir.root / f'{program}.txt'
             started.append(stack.enter_context(recorded_runs.process(command, log, _STOP_SECS)))
         yield started[0], started[2], f'localhost:{port}'

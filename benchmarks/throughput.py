@@ -3,7 +3,7 @@
     python benchmarks/throughput.py --json=FILE --sample_factory_python=peers_sf/bin/python \\
         --peers_python=peers_environment/bin/python
 
-PPO, IMPALA and APPO, each in one process (`tflearn-synchronous`) and as separate jobs (replay server, collector,
+PPO, IMPALA and APPO, each in one process (`tflearn synchronous`) and as separate jobs (replay server, collector,
 learner), beside Sample Factory's APPO (2.1.1), SBX's PPO (JAX) and Stable-Baselines3's (torch). All have the same game,
 number of environments, rollouts, networks, minibatches, epochs, discounts and constant learning rate, those of `TASKS`
 (16 environments for 32 or 128 steps each, or 32 for 16): a side takes several epochs of minibatches, or trains "once"
@@ -39,6 +39,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import recorded_environment, recorded_runs  # noqa: E402
+from tests.testing import console_programs  # noqa: E402
 
 _OFTEN = 10**9
 
@@ -254,7 +255,7 @@ def _ours(task: Task, side: Side, path: pathlib.Path, seed: int, options: argpar
     flags = recorded_runs.flags(f'algorithms/{side.algorithm}', path, seed, bindings, side.programs)
     with contextlib.ExitStack() as stack:
         for job in side.programs:
-            command = [sys.executable, '-m', f'scripts.{job}', *flags]
+            command = [sys.executable, '-m', *console_programs.words(job), *flags]
             stack.enter_context(recorded_runs.process(command, path.with_name(f'{job}.log')))
         yield
 

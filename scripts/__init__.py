@@ -1,4 +1,7 @@
-"""The programs: flags, configuration, one call. Installed as `tflearn_scripts`: `python -m tflearn_scripts.train`."""
+"""The programs: flags, configuration, one call. Installed as `tflearn_scripts`.
+
+`python -m tflearn_scripts.train` is tflearn-train, and `python -m tflearn_scripts compare` is tflearn compare.
+"""
 
 import importlib.util
 import os
@@ -23,18 +26,17 @@ if not (_found.is_file() and 'tflearn-agents' in _found.read_text(encoding='utf-
         '`pip uninstall tflearn`, then install tflearn-agents again'
     )
 
+from tflearn.core import preflight  # noqa: E402
 from tflearn.core.errors import UserImportError  # noqa: E402
-
-from . import preflight  # noqa: E402
 
 # Before anything is loaded; `-m` is what Python calls a program until it runs.
 if '--version' in sys.argv[1:] and (_NAME == _PROGRAM or _PROGRAM == '-m'):
     print(preflight.versions(_NAME))
     sys.exit()
 
-# Here, because a program's own imports are the first to fail on a wrong Python. tflearn-track runs without TensorFlow.
+# Here, because a program's own imports are the first to fail on a wrong Python. The verb track needs no TensorFlow.
 try:
-    if not any(each.endswith(('tflearn-track', 'scripts.track')) for each in sys.orig_argv[:3]):
+    if sys.argv[1:2] != ['track']:
         preflight.check()
 except UserImportError as error:
     _end(error)

@@ -12,7 +12,7 @@ import threading
 from absl import flags
 
 from tflearn.coordinator import server
-from tflearn.files.run_dir import Status
+from tflearn.files.run_dir import Status, opened_run_dir
 from tflearn.net.server_options import ServerOptions
 
 from . import job_flags, job_process
@@ -27,7 +27,7 @@ def run(stop: threading.Event) -> None:
     if not values.run_dir:
         server.serve(options(), lambda now: None, stop, '', upstream, relay)
         return
-    with job_flags.opened_run_dir(values.run_dir, 'coordinator', values.name) as run_dir:
+    with opened_run_dir(values.run_dir, 'coordinator', values.name) as run_dir:
         run_dir.make()
         status = Status(run_dir.status(values.name))
         report = lambda now: status.update('running', **now)  # noqa: E731

@@ -1,4 +1,4 @@
-"""The commands of tflearn-data: gin statements of those that are jobs, and what the others do."""
+"""The commands of tflearn data: gin statements of those that are jobs, and what the others do."""
 
 import pathlib
 from collections.abc import Sequence
@@ -6,11 +6,12 @@ from typing import Any
 
 from absl import flags
 
-from tflearn.core import extensions
+from tflearn.core import extensions, preflight
 from tflearn.core.errors import UserValueError
+from tflearn.core.verbs import values_of
 from tflearn.files.run_dir import local_path, log_files
 
-from . import job_flags, preflight
+from . import job_flags
 
 # The commands that are no jobs, and the groups of their flags.
 COMMANDS = {
@@ -82,7 +83,7 @@ def _read(command: str, values: flags.FlagValues) -> str:
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.jobs import record
 
-    filters = job_flags.values_of(*_FILTERS, 'max_damaged', values=values)
+    filters = values_of(values, *_FILTERS, 'max_damaged')
     if command == 'describe':
         job_flags.make_local('picture', values=values)
         return record.describe(values.data, pathlib.Path(values.picture) if values.picture else None, **filters)
@@ -92,7 +93,7 @@ def _read(command: str, values: flags.FlagValues) -> str:
         return record.convert(values.data, output, values.format, values.compress, **filters)
     if command == 'split':
         job_flags.make_local('earlier', values=values)
-        settings = job_flags.values_of('share', 'by', 'compress', values=values)
+        settings = values_of(values, 'share', 'by', 'compress')
         settings['earlier'] = pathlib.Path(values.earlier) if values.earlier else None
         return extensions.load('split').split_files(values.data, output, settings, **filters)
     return record.copy(values.data, output, values.compress, **filters)
@@ -107,7 +108,7 @@ def _import_logs(command: str, values: flags.FlagValues) -> str:
     if command == 'import':
         outcomes, paths = None, [local_path(path, '--from') for path in values['from'].value or ()]
     else:
-        outcomes = job_flags.values_of(*_JOINING, values=values)
+        outcomes = values_of(values, *_JOINING)
         outcomes['paths'] = log_files(values.outcomes, 'outcomes')
         paths = log_files(values.decisions, source)
     job_flags.make_local('columns', 'output', 'vocabularies', values=values)

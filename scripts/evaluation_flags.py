@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from tflearn.core import extensions, waiting
+from tflearn.core import extensions, preflight, waiting
 from tflearn.core.errors import UserValueError
+from tflearn.core.verbs import values_of
 from tflearn.files.run_dir import RunDir, write_json
 
-from . import job_flags, job_setup, preflight
+from . import job_flags, job_setup
 
 
 def main_of_data(description: str | None) -> None:
     """Runs the program, see `job_setup.plain_main`; `description` begins its --help."""
     groups = ('episodes', 'evaluate_data')
-    job_setup.plain_main('evaluate', description, _run_data, '--data=data/expert', _check_data, groups)
+    job_setup.plain_main('tflearn-evaluate', description, _run_data, '--data=data/expert', _check_data, groups)
 
 
 def _check_data() -> None:
@@ -31,9 +32,9 @@ def _run_data(stop: threading.Event) -> None:
         found, facts = extensions.load('data_evaluation').evaluate_on_data(
             RunDir(flags.FLAGS.root_dir),
             flags.FLAGS.data,
-            job_flags.values_of('min_return', 'max_return', 'max_episodes', 'max_damaged'),
-            **job_flags.values_of('policy', 'train_step', 'epsilon', 'gamma', 'horizon', 'num_features'),
-            **job_flags.values_of('num_bootstrap', 'num_refits', 'estimate_behaviour', 'seed'),
+            values_of(flags.FLAGS, 'min_return', 'max_return', 'max_episodes', 'max_damaged'),
+            **values_of(flags.FLAGS, 'policy', 'train_step', 'epsilon', 'gamma', 'horizon', 'num_features'),
+            **values_of(flags.FLAGS, 'num_bootstrap', 'num_refits', 'estimate_behaviour', 'seed'),
         )
         print(found.text(), flush=True)
         if flags.FLAGS.output:

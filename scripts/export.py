@@ -2,17 +2,18 @@
 
 To make a full model from a weights-only update, train needs ExportOptions.update_interval_steps. The ranges of
 tflite_int8 are fitted to observations from the replay's newest checkpoint, or from --observations: a directory of
-tflearn-data, or an npz file with arrays [N, ...] by the names of the inputs.
+tflearn data, or an npz file with arrays [N, ...] by the names of the inputs.
 """
 
 import threading
 
 from absl import flags
 
-from tflearn.core import extras, waiting
-from tflearn.files.run_dir import display_text
+from tflearn.core import extras, preflight, waiting
+from tflearn.core.verbs import values_of
+from tflearn.files.run_dir import display_text, opened_run_dir
 
-from . import job_flags, job_setup, preflight
+from . import job_flags, job_setup
 
 
 def check() -> None:
@@ -28,19 +29,15 @@ def run(stop: threading.Event) -> None:
         from tflearn.jobs import export  # After the flags are parsed: it loads TensorFlow.
 
     names = ('policy', 'train_step', 'output', 'batch_size', 'format', 'signature', 'hub')
-    arguments = job_flags.values_of(*names, 'observations', 'num_observations')
+    arguments = values_of(flags.FLAGS, *names, 'observations', 'num_observations')
     if flags.FLAGS.product:
         given = (flags.FLAGS.product_names, flags.FLAGS.product_time_step, flags.FLAGS.product_parameters)
         arguments['product'] = export.product_options(arguments.pop('batch_size'), *given)
     role = 'export_int8' if flags.FLAGS.format == 'tflite_int8' else 'export'
-    with job_flags.opened_run_dir(flags.FLAGS.root_dir, role) as run_dir:
+    with opened_run_dir(flags.FLAGS.root_dir, role) as run_dir:
         print(display_text(str(export.export(run_dir=run_dir, **arguments))))
 
 
-def main() -> None:
+def main(program: str) -> None:
     """Runs the program; see `job_setup.plain_main`."""
-    job_setup.plain_main('export', __doc__, run, '--train_step=4000', check)
-
-
-if __name__ == '__main__':
-    main()
+    job_setup.plain_main(program, __doc__, run, '--train_step=4000', check, ('export',))

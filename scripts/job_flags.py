@@ -1,6 +1,7 @@
-"""The flags of the programs: their definitions, help and checks; and the run directory that one of them names."""
+"""The flags of the programs: their definitions, help and checks."""
 
 import contextlib
+import inspect
 import os
 import pathlib
 import re
@@ -17,17 +18,20 @@ from absl import flags, logging
 from tflearn.config import files
 from tflearn.core import extensions, tokens
 from tflearn.core.errors import UserError, UserValueError, as_user_error
+from tflearn.core.verbs import Verb
 from tflearn.core.waiting import HOST_PORT
-from tflearn.files.run_dir import RunDir, is_url, local_path
+from tflearn.files.run_dir import is_url, local_path
 
 _WIDTH = 120
 
 # absl adds this to the help of flags that may be repeated.
 _REPEATED = re.compile(r';\s*repeat this option to specify a list of values$')
 
-_GROUPS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
-    pathlib.Path(__file__).with_name('flags.toml').read_text(encoding='utf-8')
-)
+# Group -> flag -> what it is: the core's, and those of each extension that is there.
+_FILES = (pathlib.Path(__file__).with_name('flags.toml'), *extensions.files('flags.toml'))
+GROUPS: dict[str, dict[str, dict[str, Any]]] = {
+    group: rows for file in _FILES for group, rows in tomllib.loads(file.read_text(encoding='utf-8')).items()
+}
 _DEFINE: dict[str, Callable[..., object]] = {
     'bool': flags.DEFINE_bool,
     'int': flags.DEFINE_integer,
@@ -46,7 +50,7 @@ JOB = (*PROCESS, 'connection', 'gin', 'coordinator')
 
 def define(*groups: str, values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags of groups of flags.toml; of two with one name the last one."""
-    for name, row in {name: row for group in groups for name, row in _GROUPS[group].items()}.items():
+    for name, row in {name: row for group in groups for name, row in GROUPS[group].items()}.items():
         kind = row.get('type') or type(row['default']).__name__
         default = row.get('default', [] if kind in ('list', 'repeated') else None)
         given = [row[key] for key in ('choices', 'help', 'least', 'most') if key in row]
@@ -69,7 +73,7 @@ def ending(program: str, interrupted: str = 'stopped by SIGINT') -> Iterator[Non
     except KeyboardInterrupt:
         print(f'{program}: {interrupted}', file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # as in `tflearn-data describe ... | head`
+    except BrokenPipeError:  # as in `tflearn data describe ... | head`
         os._exit(128 + signal.SIGPIPE)
     except Exception as error:
         known = as_user_error(error)
@@ -83,36 +87,24 @@ def ending(program: str, interrupted: str = 'stopped by SIGINT') -> Iterator[Non
         sys.exit(1)
 
 
-def tool(
-    program: str,
-    description: str | None,
-    run: Callable[..., int],
-    groups: Sequence[str] = (),
-    required: Sequence[str] = (),
-    arguments: str = '',
-    command: str = '',
-) -> None:
-    """Runs a program that is no job and has flags of its own only; does not return but for --help.
+def tool(program: str, verb: Verb, description: str | None = None) -> None:
+    """Runs a verb that is no job and has flags of its own only; does not return but for --help.
 
     Args:
-      program: the program's name, which begins the error line.
-      description: the docstring of the program's module, the first text of --help.
-      run: gets the flags, and the other arguments one by one; returns the exit status.
-      groups: the groups of the program's flags, see `define`.
-      required: the flags that have to be given.
-      arguments: the other arguments: '' for none, 'RUN' for one, 'RUN ...' for one or more.
-      command: the program's command, for --help.
+      program: the command, which begins the error line.
+      description: the first text of --help; by default the docstring of the verb's function.
     """
     values = flags.FlagValues()
-    define(*groups, 'help', values=values)
+    define(*verb.groups, 'help', values=values)
     with ending(program):
         rest = parse(sys.argv, values)
         if values.help:
-            print(_help_text(f'{program} {command}'.strip(), description, map(values.__getitem__, values)))
+            text = description or inspect.getdoc(verb.run)
+            print(_help_text(program, text, map(values.__getitem__, values)))
             return
-        need(values, *required)
-        check_arguments(rest, arguments)
-        sys.exit(run(values, *rest))
+        need(values, *verb.required)
+        check_arguments(rest, verb.arguments)
+        sys.exit(verb.run(values, *rest))
 
 
 def need(values: flags.FlagValues, *names: str) -> None:
@@ -123,7 +115,7 @@ def need(values: flags.FlagValues, *names: str) -> None:
 
 
 def check_arguments(given: Sequence[str], needed: str = '') -> None:
-    """Raises ValueError if the arguments that are no flags are not what is needed: see `arguments` of `tool`."""
+    """Raises ValueError if the arguments that are no flags are not what is needed: see `Verb.arguments`."""
     if bool(given) != bool(needed) or (len(given) > 1 and not needed.endswith(' ...')):
         got = f'the argument {given[-1]!r}' if given else 'no argument'
         raise UserValueError(f'got {got}; need {needed or "flags only"}; see --help')
@@ -163,27 +155,6 @@ def read(
     return True
 
 
-@contextlib.contextmanager
-def opened_run_dir(root: str, job: str, name: str = '') -> Iterator[RunDir]:
-    """Gives the run directory that --root_dir names.
-
-    Args:
-      root: a path or a URL.
-      job: the program, which decides what is copied from a URL and to it.
-      name: the name of its status file, if that is another one.
-
-    Raises:
-      ValueError: if it cannot be used.
-      ImportError: if it is a URL and fsspec is missing.
-      OSError: if the last files could not be written to the store.
-    """
-    if not is_url(root):
-        yield RunDir(root)
-        return
-    with extensions.load('run_directories').opened(root, job, name) as run_dir:
-        yield run_dir
-
-
 def _check_root_dir() -> None:
     if not flags.FLAGS.root_dir:
         raise UserValueError(
@@ -221,12 +192,6 @@ def coordinator() -> tuple[str, str | None, Literal['float32', 'bfloat16']]:
     return one_address('coordinator_address'), values.coordinator_token, values.weights_dtype
 
 
-def of_run() -> dict[str, Any]:
-    """Returns those fields of a `Run` that are flags of the same names."""
-    names = ('replay_address', 'connect_timeout_secs', 'stop_timeout_secs')
-    return values_of(*(name for name in names if name in flags.FLAGS))
-
-
 def shared_with_server() -> dict[str, str]:
     """Returns the arguments that a job which reads the replay servers has from their bindings."""
     return {name: f'replay_server.{name}' for name in ('make_environment', 'make_agent', 'experience')}
@@ -257,11 +222,6 @@ def statements(function: str, *names: str, **others: str) -> list[str]:
     arguments = {**dict(zip(names, names, strict=True)), **others}
     given = {argument: flags.FLAGS[name] for argument, name in arguments.items()}
     return [f'tflearn.jobs.{function}.{name} = {flag.value!r}' for name, flag in given.items() if flag.present]
-
-
-def values_of(*names: str, values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
-    """Returns the values of flags by their names."""
-    return {name: values[name].value for name in names}
 
 
 def given(*names: str) -> list[str]:

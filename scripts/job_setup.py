@@ -12,11 +12,15 @@ from collections.abc import Callable, Sequence
 from absl import flags, logging
 
 from tflearn.config import files, going_on, job_config, reader
-from tflearn.core import waiting
-from tflearn.files.run_dir import RunDir, write_atomically
+from tflearn.core import preflight, waiting
+from tflearn.core.verbs import values_of
+from tflearn.files.run_dir import RunDir, opened_run_dir, write_atomically
 from tflearn.launch.code_revision import code_revision, code_snapshot
 
-from . import job_flags, job_process, preflight
+from . import job_flags, job_process
+
+# The fields of a `Run` that are flags; only a replay server has the first one.
+_OF_RUN = {'replay_address', 'connect_timeout_secs', 'stop_timeout_secs'}
 
 
 def main(
@@ -26,7 +30,7 @@ def main(
     groups: Sequence[str] = (),
     bindings: Callable[[], Sequence[str]] = tuple,
     shared: Callable[[], job_config.SharedArguments] = dict,
-    program: str | None = None,
+    program: str = '',
     module: str | None = None,
 ) -> None:
     """Runs the program of a job that a gin file configures; does not return but for --help.
@@ -40,9 +44,11 @@ def main(
       groups: the groups of the flags of this job, see `job_flags.define`.
       bindings: returns gin statements that those flags make; they come last.
       shared: returns the arguments that other jobs' bindings set (`job_config.configure`).
-      program: the program's name; None is tflearn-<job>.
+      program: the program's name; by default tflearn-<job>.
       module: None is the job's name, of a job of the run itself.
     """
+
+    program = program or f'tflearn-{job.replace("_", "-")}'
 
     def is_dry() -> bool:
         return 'dry_run' in flags.FLAGS and bool(flags.FLAGS.dry_run)
@@ -53,7 +59,7 @@ def main(
             return
         shard = flags.FLAGS.shard if 'shard' in flags.FLAGS else 0
         status_name = f'{job}_{shard}' if shard else name
-        with job_flags.opened_run_dir(flags.FLAGS.root_dir, job, status_name) as run_dir:
+        with opened_run_dir(flags.FLAGS.root_dir, job, status_name) as run_dir:
             run_in(run_dir, stop)
 
     def run_in(run_dir: RunDir, stop: threading.Event) -> None:
@@ -68,8 +74,9 @@ def main(
             from tflearn.jobs.run import Hooks, Run
 
             function = getattr(importlib.import_module(f'tflearn.jobs.{module or job}'), job)
-        hooks = Hooks(lambda: _save(run_dir, configured), lambda: _texts(configured))
-        this = Run(run_dir, stop, Access(*job_flags.coordinator()), name, hooks=hooks, **job_flags.of_run())
+        hooks = Hooks(lambda: _save(run_dir, configured), lambda: _texts(configured, program))
+        given = values_of(flags.FLAGS, *_OF_RUN.intersection(flags.FLAGS))
+        this = Run(run_dir, stop, Access(*job_flags.coordinator()), name, hooks=hooks, **given)
         statements = [*flags.FLAGS.gin_bindings, *bindings()]
         configured: job_config.ConfiguredJob = job_config.configure(
             function, {'run': this}, gin_file, statements, shared()
@@ -80,7 +87,6 @@ def main(
         if not stop.is_set() and not was_done and (unused := configured.inoperative()):
             logging.info('bindings that had no effect in this job: %s', ', '.join(unused))
 
-    program = program or f'tflearn-{job.replace("_", "-")}'
     preflight.import_from_here()
     job_flags.define(*job_flags.JOB, *groups)
     if name_flag:
@@ -92,7 +98,7 @@ def main(
 
 
 def plain_main(
-    job: str,
+    program: str,
     description: str | None,
     run: Callable[[threading.Event], None],
     example: str,
@@ -102,16 +108,17 @@ def plain_main(
     """Runs the program of a job that has only flags, like `main`.
 
     Args:
-      job: the job's name; its program is tflearn-<job>.
+      program: the program's name, which ends with that of the job.
       description: the first text of --help.
       run: runs the job with its flags, until it is done, or until soon after its argument is set.
       example: a flag with a value, for --help.
       check_flags: raises ValueError for values that exclude each other.
-      groups: the groups of its flags, see `job_flags.define`; by default one of its name.
+      groups: the groups of its flags, see `job_flags.define`.
     """
-    job_flags.define(*job_flags.PROCESS, *(groups or [job]))
-    if job_flags.read(f'tflearn-{job}', description, check_flags, example):
-        job_process.run(f'tflearn-{job}', job, run, flags.FLAGS.stop_timeout_secs, flags.FLAGS.profile_python)
+    job_flags.define(*job_flags.PROCESS, *groups)
+    if job_flags.read(program, description, check_flags, example):
+        job = re.split('[ -]', program)[-1]
+        job_process.run(program, job, run, flags.FLAGS.stop_timeout_secs, flags.FLAGS.profile_python)
 
 
 def _go_on(run_dir: RunDir, configured: job_config.ConfiguredJob, job: str) -> bool:
@@ -129,12 +136,12 @@ def _save(run_dir: RunDir, configured: job_config.ConfiguredJob) -> None:
         write_atomically(run_dir.code_snapshot, code_snapshot([pathlib.Path.cwd()]) + '\n')
 
 
-def _texts(configured: job_config.ConfiguredJob) -> dict[str, str]:
+def _texts(configured: job_config.ConfiguredJob, program: str) -> dict[str, str]:
     """Returns the texts for TensorBoard: configuration, code revision, command line."""
     return {
         **configured.texts(),
         'run/config_hash': hashlib.sha256(configured.text.encode()).hexdigest()[:16],
         'run/code_revision': code_revision(),
-        'run/command_line': f'    {shlex.join(sys.argv)}',
+        'run/command_line': f'    {program} {shlex.join(sys.argv[1:])}',
         **({'run/code_snapshot': code_snapshot([pathlib.Path.cwd()])} if flags.FLAGS.code_snapshot else {}),
     }

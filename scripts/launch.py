@@ -10,8 +10,11 @@ import sys
 from absl import flags
 
 from tflearn.api import process_run
+from tflearn.core import preflight
+from tflearn.core.verbs import values_of
+from tflearn.files.run_dir import opened_run_dir
 
-from . import job_flags, preflight
+from . import job_flags
 
 
 def main() -> None:
@@ -24,7 +27,7 @@ def main() -> None:
     # From the first job on, `local.run` handles SIGINT.
     with (
         job_flags.ending('tflearn-launch', 'stopped by SIGINT before any job was started'),
-        job_flags.opened_run_dir(values.root_dir, 'launch') as run_dir,
+        opened_run_dir(values.root_dir, 'launch') as run_dir,
     ):
         if values.share_with_group:
             run_dir.make(share_with_group=True)
@@ -38,9 +41,9 @@ def main() -> None:
                 values.backend, values.backend_option, values.resources, values.num_workers, values.render
             ),
             more_flags=job_flags.given('coordinator_token', 'weights_dtype', 'replay_backend', 'profile_python'),
-            **job_flags.values_of('num_collectors', 'num_replay_servers', 'num_relays', 'num_feed_workers'),
-            **job_flags.values_of('connect_timeout_secs', 'stop_timeout_secs', 'silent_timeout_secs'),
-            **job_flags.values_of('coordinator_alone', 'warm_start', 'code_snapshot'),
+            **values_of(flags.FLAGS, 'num_collectors', 'num_replay_servers', 'num_relays', 'num_feed_workers'),
+            **values_of(flags.FLAGS, 'connect_timeout_secs', 'stop_timeout_secs', 'silent_timeout_secs'),
+            **values_of(flags.FLAGS, 'coordinator_alone', 'warm_start', 'code_snapshot'),
         )
     sys.exit(code)
 

@@ -10,22 +10,23 @@ import types
 
 from absl import flags
 
+from tflearn.files.run_dir import opened_run_dir
 from tflearn.jobs import run_metrics
 from tflearn.launch.topology import KINDS
 
 from . import job_flags
 
 
-def main() -> None:
+def main(program: str) -> None:
     """Serves until SIGTERM or SIGINT."""
     job_flags.define(*job_flags.RUN, 'run_metrics')
-    if not job_flags.read('tflearn-run-metrics', __doc__, lambda: None, '--port=9100'):
+    if not job_flags.read(program, __doc__, lambda: None, '--port=9100'):
         return
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, _exit)
     with (
-        job_flags.ending('tflearn-run-metrics'),
-        job_flags.opened_run_dir(flags.FLAGS.root_dir, 'run_metrics') as run_dir,
+        job_flags.ending(program),
+        opened_run_dir(flags.FLAGS.root_dir, 'run_metrics') as run_dir,
     ):
         run = flags.FLAGS.run or run_dir.location.rpartition('/')[2]
         report = functools.partial(print, flush=True)
@@ -34,7 +35,3 @@ def main() -> None:
 
 def _exit(number: int, frame: types.FrameType | None) -> None:
     sys.exit(128 + number)
-
-
-if __name__ == '__main__':
-    main()

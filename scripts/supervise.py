@@ -7,11 +7,12 @@ import sys
 
 from absl import flags
 
+from tflearn.core import preflight
 from tflearn.core.errors import UserError
 from tflearn.files.run_dir import RunDir
 from tflearn.launch import supervised_job
 
-from . import job_flags, preflight
+from . import job_flags
 
 
 def main() -> None:

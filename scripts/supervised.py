@@ -7,10 +7,6 @@ The gin file binds the arguments of tflearn.jobs.supervised.supervised. It write
 from . import job_setup
 
 
-def main() -> None:
+def main(program: str) -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('supervised', __doc__, module='supervised')
-
-
-if __name__ == '__main__':
-    main()
+    job_setup.main('supervised', __doc__, program=program, module='supervised')

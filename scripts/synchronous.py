@@ -16,10 +16,6 @@ def shared_arguments() -> job_config.SharedArguments:
     return synchronous_run.shared_arguments()
 
 
-def main() -> None:
+def main(program: str) -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('synchronous', __doc__, shared=shared_arguments)
-
-
-if __name__ == '__main__':
-    main()
+    job_setup.main('synchronous', __doc__, program=program, shared=shared_arguments)

@@ -1,4 +1,4 @@
-"""Trains the agent of a run on episodes in files (tflearn-data), without a replay server and without an environment.
+"""Trains the agent of a run on episodes in files (tflearn data), without a replay server and without an environment.
 
 It uses the same gin file as the other jobs: the bindings of train, with experience.Uniform. Its own settings are
 train_offline.Dataset, Reading, Validation and DataStopConditions. It writes the same files to --root_dir as train, so
@@ -40,11 +40,7 @@ def shared_arguments() -> Mapping[str, str]:
     return {**{name: f'train.{name}' for name in same}, 'learner_options': 'train.options'}
 
 
-def main() -> None:
+def main(program: str) -> None:
     """Runs the program; see `job_setup.main`."""
     groups = (*train.FLAGS, 'train_offline')
-    job_setup.main('train_offline', __doc__, groups=groups, bindings=bindings, shared=shared_arguments)
-
-
-if __name__ == '__main__':
-    main()
+    job_setup.main('train_offline', __doc__, groups=groups, bindings=bindings, shared=shared_arguments, program=program)

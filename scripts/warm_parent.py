@@ -5,9 +5,8 @@ import runpy
 import socket
 import sys
 
+from tflearn.core import preflight
 from tflearn.launch import warm_parent
-
-from . import preflight
 
 _MODULES = (
     'tensorflow',

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from tests.architecture import budget, build_files, layers, source_tree
+from tests.architecture import budget, build_files, command_names, layers, source_tree
 from tests.testing import lanes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -110,7 +110,14 @@ RULES = {
     ],
     budget.file_lines: [({'tests/long_test.py': 'x = 1\n' * 501}, 'got 501 lines')],
     budget.binary_lines: [
-        ({'scripts/train.py': 'x = 1\n' * 50 + "if __name__ == '__main__':\n  main()"}, 'got 52 lines of code'),
+        ({'scripts/train.py': 'x = 1\n' * 50 + 'def main() -> None:\n  run()'}, 'got 52 lines of code'),
+        ({'scripts/play.py': 'x = 1\n' * 50 + 'def main(program: str) -> None:\n  run()'}, 'got 52 lines of code'),
+    ],
+    command_names.command_names: [
+        ({'tflearn/a.py': 'x = 1\n# see tflearn-reports'}, 'a.py:2: got tflearn-reports; need'),
+        ({'scripts/a.py': '"""Reads `tflearn dta record`."""'}, 'got tflearn dta; need'),
+        ({'benchmarks/a.py': "'need tflearn-trian'"}, 'got tflearn-trian; need'),
+        ({'tools/a.py': "'then tflearn see --root_dir=x'"}, 'got tflearn see; need'),
     ],
     budget.function_lines: [
         ({'tests/a_test.py': 'def f():\n' + '  x = 1\n' * 60}, 'a_test.py:1: got 61 lines in f'),
@@ -177,6 +184,13 @@ def test_a_good_tree_is_not_reported(tmp_path):
         },
     )
     assert [rule(source_tree.read(tmp_path)) for rule in RULES] == [[] for _ in RULES]
+
+
+def test_texts_name_commands_that_are_there():
+    files = command_names.texts(ROOT)
+    assert {'README.md', 'docs/seeds.md', 'scripts/flags.toml', 'scripts/quickstart'} <= {file.path for file in files}
+    problems = command_names.command_names(files)
+    assert not problems, '\n' + '\n'.join(problems)
 
 
 def test_build_files_are_what_the_imports_say():

@@ -69,7 +69,6 @@ def test_what_is_installed_trains_and_its_policy_acts(tmp_path, version, install
             run(python, '-m', 'pip', *arguments, cwd=checkout)
     assert f'(Python {version}.' in run(venv / 'bin' / 'tflearn-train', '--version', cwd=tmp_path)
     bindings = [f'--gin_bindings={binding}' for binding in BINDINGS]
-    program = venv / 'bin' / 'tflearn-synchronous'
-    run(program, '--root_dir=run', '--gin_file=dqn_cartpole', *bindings, cwd=tmp_path)
+    run(venv / 'bin' / 'tflearn', 'synchronous', '--root_dir=run', '--gin_file=dqn_cartpole', *bindings, cwd=tmp_path)
     act = "import tflearn; print(tflearn.load_policy('run')([0.0, 0.1, 0.02, -0.3]))"
     assert run(python, '-c', act, cwd=tmp_path).strip() in ('0', '1')

@@ -368,7 +368,7 @@ UNCHECKED = {
     'stunnel': 'tests/replay/tunnel_test.py runs it where it is installed',
     'curl': 'tests/environments/external_server_test.py runs the commands of the page',
     'python3': 'tests/extensions/experiments/tracking_test.py makes an environment, and runs in it',
-    'tflearn-track': 'the same',
+    'tflearn track': 'the same',
     'docker': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
     'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
 }
@@ -378,16 +378,16 @@ OTHERS = [(place, words) for place, words in COMMANDS if words not in [ours for 
 
 # Parses each command by its program, which then shows its help; in a fork of one small process.
 PARSE = """
-import importlib, io, json, os, sys
+import io, json, os, sys
+from scripts import job_process
+from tests.testing import console_programs
 commands = json.load(sys.stdin)
-for name in {'job_flags', 'job_process', *(program for program, _ in commands)}:
-    importlib.import_module(f'scripts.{name}')
 for program, arguments in commands:
     if os.fork() == 0:
-        status, sys.argv, sys.stderr = 0, [program, *arguments, '--help'], io.StringIO()
+        status, sys.stderr = 0, io.StringIO()
         try:
             sys.stdout = io.StringIO()
-            importlib.import_module(f'scripts.{program}').main()
+            console_programs.main(program, *arguments, '--help')
         except SystemExit as exit:
             status = exit.code
         print(json.dumps([status, sys.stderr.getvalue()]), file=sys.__stdout__, flush=True)

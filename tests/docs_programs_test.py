@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.end_to_end.programs import Addresses
-from tests.testing import docs_blocks, forks
+from tests.testing import console_programs, docs_blocks, forks
 from tests.testing.docs_blocks import BLOCKS, COMMANDS, DOCS, OURS, ROOT
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.environments import external_client
@@ -85,7 +85,7 @@ external_simulator.main(sys.argv[1], 1_000_000)
 """
 # Run by tests of their own.
 TOGETHER = r'data/shop|data/joined|runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
-FAST = r'quickstart$|tflearn-synchronous|--format=tflite$|data/(expert|random) --ep|data/good'  # all others are slow
+FAST = r'quickstart$|tflearn synchronous|--format=tflite$|data/(expert|random) --ep|data/good'  # all others are slow
 
 
 def _rest() -> Iterator[object]:
@@ -151,7 +151,7 @@ class User:
             arguments += [f'--gin_bindings={item}' for item in FEW_STEPS if item.split('=')[0] not in str(arguments)]
         given = {'cwd': self.folder, 'env': {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1', **variables}}
         if program != 'launch':
-            process = forks.start(f'scripts.{program}', *arguments, log=self.out(program), **given)
+            process = forks.start(*console_programs.words(program), *arguments, log=self.out(program), **given)
         else:
             with self.out(program).open('w') as out:
                 command = [PROGRAMS / 'tflearn-launch', *arguments]

@@ -5,10 +5,10 @@ import pathlib
 import re
 import subprocess
 import sys
-import tomllib
 
 import pytest
 
+from scripts import job_flags
 from tests.architecture import source_tree
 from tflearn.config import reference
 from tools import algorithm_pages
@@ -150,11 +150,9 @@ def test_files_that_are_named_are_there(page):
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 def test_commands_in_documents_have_flags_that_are_there(page):
     text = page.read_text(encoding='utf-8').replace('\\\n', ' ')
-    commands = re.findall(r'\btflearn-([\w-]+)((?:[ \t]+(?:-{2}\w+(?:=(?:\'[^\']*\'|[^\s`]+))?))*)', text)
-    groups = tomllib.loads((ROOT / 'scripts' / 'flags.toml').read_text(encoding='utf-8')).values()
-    defined = {name for group in groups for name in group} | {'nobatching', 'verbosity', 'version'}
-    for program, flags in commands:
-        assert program == 'agents' or (ROOT / 'scripts' / f'{program.replace("-", "_")}.py').exists(), program
+    commands = re.findall(r'\btflearn(-| (?:data )?)([\w-]+)((?:[ \t]+(?:-{2}\w+(?:=(?:\'[^\']*\'|[^\s`]+))?))*)', text)
+    defined = {name for group in job_flags.GROUPS.values() for name in group} | {'nobatching', 'verbosity', 'version'}
+    for _, program, flags in commands:
         assert set(re.findall(r'--(\w+)', re.sub(r"'[^']*'", '', flags))) <= defined, (program, flags)
 
 

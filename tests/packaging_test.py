@@ -20,7 +20,8 @@ from packaging.requirements import Requirement
 
 import tflearn
 from tests.architecture import owner_pages, source_tree
-from tests.testing.console_programs import JOBS, PROGRAMS
+from tests.testing import console_programs
+from tests.testing.console_programs import PROGRAMS
 from tflearn.core import extras
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -87,6 +88,7 @@ def test_the_wheel_holds_the_package_the_programs_and_the_gin_files(wheel):
     data = {'tflearn/__init__.pyi', 'tflearn/py.typed', 'tflearn/extensions/clusters/kubernetes.yaml'}
     data |= {'tflearn/replay/valkey/functions.lua', 'tflearn_scripts/flags.toml'}
     data |= {'tflearn/extensions/experiments/report.html', 'tflearn/extensions/product/rounds.html'}
+    data |= {f'tflearn/extensions/{name}/flags.toml' for name in ('experiments', 'product', 'serving')}
     assert names == package | programs | gin_files | data
     assert 'tflearn_gin/algorithms/dqn.gin' in names
 
@@ -150,16 +152,23 @@ def test_hints_name_what_setup_py_requires(wheel, installed):
     assert extras.install_command('numpy') is None
 
 
-@pytest.mark.parametrize('job', JOBS)
-def test_console_commands_work_outside_the_checkout(installed, tmp_path, job):
-    command = installed / 'bin' / f'tflearn-{job.replace("_", "-")}'
-    result = run(command, '--help', cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)})
-    assert '--root_dir' in result.stdout, result.stdout + result.stderr
+@pytest.mark.parametrize('program', [*PROGRAMS, 'synchronous', 'loop'])
+def test_console_commands_work_outside_the_checkout(installed, tmp_path, program):
+    command, *verb = console_programs.name(program).split()
+    result = run(
+        installed / 'bin' / command, *verb, '--help', cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)}
+    )
+    assert result.stdout.startswith(f'{console_programs.name(program)}: '), result.stdout + result.stderr
+    assert '\n  --help\n' in result.stdout
 
 
-@pytest.mark.parametrize('program', PROGRAMS)
-def test_programs_show_their_version(installed, tmp_path, program):
-    name = f'tflearn-{program.replace("_", "-")}'
+def test_the_wheel_has_a_command_for_each_program(installed):
+    names = {path.name for path in (installed / 'bin').iterdir()}
+    assert names == {'tflearn', *map(console_programs.name, PROGRAMS)}
+
+
+@pytest.mark.parametrize('name', ['tflearn', *map(console_programs.name, PROGRAMS)])
+def test_programs_show_their_version(installed, tmp_path, name):
     result = run(installed / 'bin' / name, '--version', cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)})
     python, tensorflow = platform.python_version(), importlib.metadata.version('tensorflow')
     expected = f'{name} {tflearn.__version__} (Python {python}, tensorflow {tensorflow}, '
@@ -268,7 +277,7 @@ def test_a_wrong_python_is_reported_in_one_line():
     assert result.stderr == 'tflearn-agents: error: got Python 3.14; need 3.11, 3.12 or 3.13\n'
 
 
-@pytest.mark.parametrize('job', JOBS)
+@pytest.mark.parametrize('job', [*PROGRAMS, '__main__'])
 def test_a_wrong_python_is_reported_before_a_program_imports_anything(job):
     program = f'import sys; sys.version_info = (3, 14, 1, "final", 0); import scripts.{job}'
     result = run(sys.executable, '-c', program, cwd=ROOT)

@@ -96,7 +96,7 @@ def _shown(name: str, runs: Mapping[str, str]) -> str:
 def _gin(name: str, runs: Mapping[str, str]) -> Iterator[str]:
     shown = _shown(name, runs)
     yield from ('## With gin', '')
-    if 'tflearn-train-offline' in ''.join(_included(ROOT / 'gin' / f'{shown}.gin')):
+    if 'tflearn train-offline' in ''.join(_included(ROOT / 'gin' / f'{shown}.gin')):
         expert = EXPERTS[shown.rpartition('_')[2]]
         yield from (
             'Episodes of a trained policy are recorded, and then trained on without an environment:',
@@ -104,8 +104,8 @@ def _gin(name: str, runs: Mapping[str, str]) -> Iterator[str]:
             '```bash',
         )
         yield f'tflearn-launch --gin_file={expert} --root_dir=runs/{expert}'
-        yield f'tflearn-data record --gin_file={expert} --root_dir=runs/{expert} --output=data/{expert} --episodes=100'
-        yield f'tflearn-train-offline --gin_file={shown} --root_dir=runs/{shown} --data=data/{expert}'
+        yield f'tflearn data record --gin_file={expert} --root_dir=runs/{expert} --output=data/{expert} --episodes=100'
+        yield f'tflearn train-offline --gin_file={shown} --root_dir=runs/{shown} --data=data/{expert}'
         yield f'tflearn-evaluate --gin_file={shown} --root_dir=runs/{shown}'
     else:
         yield from ('```bash', f'tflearn-launch --gin_file={shown} --root_dir=runs/{shown}')

@@ -12,7 +12,7 @@ HEADER = """# Settings
 All settings that a gin file or `--gin_bindings` can bind, as `name = value`; import the module as shown. Bind what has
 no default. Other values than the declared ones are refused, with the line that binds them, before a job begins.
 Several names of one setting, such as `train.Dataset` and `reader.Dataset`, are equal: bind any of them.
-`tflearn-help NAME` shows the same at the terminal, and `--help` the flags of a program.
+`tflearn help NAME` shows the same at the terminal, and `--help` the flags of a program.
 """
 
 

@@ -7,8 +7,8 @@ For each row of `rows.py`, in the order of budget.json, each fresh seed and each
 own, and adds a line to `benchmarks/results/`. What has a line with the same settings is not run again; to repeat a run,
 remove its line. It can be killed at any time: a run without a line is made again from its start. With --max_secs no run
 begins after that time. A run that fails has a line with its error. No run begins of a row whose hours are spent;
---budget prints them. Settings are chosen on the tuning seeds, 1 to 10, and not here: by tflearn-seeds, whose default
-seeds these are, and tflearn-compare.
+--budget prints them. Settings are chosen on the tuning seeds, 1 to 10, and not here: by tflearn seeds, whose default
+seeds these are, and tflearn compare.
 
 Both sides evaluate by the mode, over the same number of episodes, at the same marks. Peers are run where their
 environment is (requirements_peers.txt says how to make it). At the end `page.py` writes docs/results.md.

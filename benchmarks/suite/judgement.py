@@ -1,4 +1,4 @@
-"""What a row's runs say: the measures of `tflearn-compare` for each side, and how ours compares."""
+"""What a row's runs say: the measures of `tflearn compare` for each side, and how ours compares."""
 
 import dataclasses
 import functools

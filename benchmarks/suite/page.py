@@ -41,7 +41,7 @@ What each algorithm has learned after how many steps, beside other libraries at 
   bootstrap interval in brackets; the lowest score; the interquartile mean of the areas, the seeds, and the median
   seconds of the whole command, with start and evaluation. With three seeds nothing is cut off, so it is the mean. Other
   programs ran on the same two cores: the seconds are no comparison of speed. The measures are those of
-  [`tflearn-compare`](seeds.md#compare-them), with {MARKS} marks.
+  [`tflearn compare`](seeds.md#compare-them), with {MARKS} marks.
 - **Better, equal, worse** is about the probability that a run of ours has a higher score than one of the peer
   ([rliable](https://github.com/google-research/rliable)'s probability of improvement): worse if its 95% interval is
   below 1/2, better if it is above, equal if it contains 1/2. Equal says only that these seeds do not tell

@@ -39,7 +39,7 @@ def binary_lines(files: Sequence[SourceFile]) -> list[str]:
         f'{file.path}: got {lines} lines of code; need at most {MAX_BINARY_LINES}; a job belongs into tflearn/jobs/, '
         'what programs share into a module of scripts/ that is none'
         for file in files
-        if file.parts[0] == 'scripts' and "__name__ == '__main__'" in file.text
+        if file.parts[0] == 'scripts' and re.search(r'^def main\((program: str)?\)', file.text, re.M)
         if (lines := _code_lines(file)) > MAX_BINARY_LINES
     ]
 

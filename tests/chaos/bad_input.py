@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
-from scripts import preflight
 from tests.chaos import bad_reads, bad_values, forked
-from tests.testing import certificates
+from tests.testing import certificates, console_programs
+from tflearn.core import preflight
 
 DEADLINE_SECS = 90.0  # on a machine that other programs use, too
 _ROOT = ('--root_dir=run',)
@@ -80,9 +80,8 @@ class Case:
         if self.program == 'function':
             return
         module, _ = PROGRAMS[self.program]
-        sys.argv = [f'tflearn-{module}', *self.arguments]
         with _until_work(self.program):
-            importlib.import_module(f'scripts.{module}').main()
+            console_programs.main(module, *self.arguments)
 
 
 @contextlib.contextmanager
@@ -321,7 +320,10 @@ def main() -> int:
     if with_tensorflow:
         jobs = sorted({job.partition('.')[0] for job in (*_JOBS, 'export')})
         preflight.import_quietly('tensorflow', 'gym', 'gymnasium', *(f'tflearn.jobs.{job}' for job in jobs))
-    for name in (*(f'scripts.{module}' for module, _ in PROGRAMS.values()), 'tflearn.environments.registry'):
+    for name in (
+        *(console_programs.words(module)[0] for module, _ in PROGRAMS.values()),
+        'tflearn.environments.registry',
+    ):
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(dir=_MEMORY if os.path.isdir(_MEMORY) else None) as name:
         directory = pathlib.Path(name)

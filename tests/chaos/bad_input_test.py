@@ -12,10 +12,10 @@ import pytest
 from tests.chaos import forked
 from tests.chaos.chaos_run import ROOT
 from tests.conftest import SEED
-from tests.testing import forks
+from tests.testing import console_programs, forks
 
 DEADLINE_SECS = 1800.0
-# Real programs: the arguments, and how the error line goes on after 'tflearn-<program>: error: '.
+# Real programs: the arguments, and how the error line goes on after '<program>: error: '.
 _RUN = '--root_dir=run --gin_file=dqn_cartpole'
 REAL = {
     'train': [
@@ -116,12 +116,12 @@ def test_real_programs(tmp_path, program, arguments, start):
     (tmp_path / 'damaged' / 'dataset.json').write_text('{}')
     (tmp_path / 'done').mkdir()
     (tmp_path / 'done' / 'DONE').write_text('[')
-    command = [sys.executable, '-m', f'scripts.{program}', *arguments.split()]
+    command = [sys.executable, '-m', *console_programs.words(program), *arguments.split()]
     environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120.0)
     first = ended.stderr.splitlines()[0]
     assert ended.returncode == 2, ended.stderr
-    assert re.match(rf'tflearn-[a-z-]+( [a-z]+)?: error: {re.escape(start)}', first), first
+    assert re.match(rf'{console_programs.name(program)}( [a-z]+)?: error: {re.escape(start)}', first), first
     assert forked.Outcome(2, ended.stderr, 0.0).defect is None, ended.stderr
 
 

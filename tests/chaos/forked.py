@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 
 _POLL_SECS = 0.005
-_ERROR = re.compile(r'tflearn-[a-z-]+( [a-z]+)?: error: (.*)')
+_ERROR = re.compile(r'tflearn[- ][a-z-]+( [a-z]+)?: error: (.*)')
 _LOG = re.compile(r'[DIWEF] ?\d{4}[ -]\S+ |WARNING:|I\d{4} |W\d{4} ')
 # What a line says that says what to do.
 _ADVICE = re.compile(r'\b(need|needs|needed|see|remove|use|choose|install|correct|give|restore|bind|write|make room)\b')

@@ -23,7 +23,7 @@ def test_metrics_of_a_run(tmp_path, capsys, protocol):
     (tmp_path / 'status').mkdir()
     status = {'time': time.time() + 1e6, 'train_step': 5}
     (tmp_path / 'status' / 'train.json').write_text(json.dumps(status))
-    command = [sys.executable, '-m', 'scripts.run_metrics', f'--root_dir={tmp_path}', '--port=0']
+    command = [sys.executable, '-m', 'scripts', 'run-metrics', f'--root_dir={tmp_path}', '--port=0']
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             address = re.search(r'//(\S+)/', server.stdout.readline())[1]

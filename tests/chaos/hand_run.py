@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.chaos.chaos_run import ROOT, wait_for
 from tests.end_to_end import programs
+from tests.testing import console_programs
 from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_port
 
@@ -50,7 +51,13 @@ class HandRun:
           root: another path of the run directory.
           prefix: a command that runs the program.
         """
-        arguments = [*prefix, sys.executable, '-m', f'scripts.{job}', f'--root_dir={root or self.run_dir.root}']
+        arguments = [
+            *prefix,
+            sys.executable,
+            '-m',
+            *console_programs.words(job),
+            f'--root_dir={root or self.run_dir.root}',
+        ]
         arguments += [*self._flags, f'--coordinator_address={address or self.address}', *flags]
         if job == 'replay_server':
             host = (address or self.address).rpartition(':')[0]

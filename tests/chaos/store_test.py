@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip('fsspec', reason='needs fsspec: the extra stores')
 
 from tests.chaos.chaos_run import ROOT
-from tests.testing import s3_server
+from tests.testing import console_programs, s3_server
 from tflearn.extensions.serving import client
 from tflearn.extensions.stores import store_layout
 from tflearn.extensions.stores.objects import Objects
@@ -66,7 +66,7 @@ class StoreRun:
         bindings = [*TINY, f'train.StopConditions.num_train_steps={num_train_steps}']
         command = ['launch', f'--root_dir={self.url}', '--gin_file=dqn_cartpole']
         with self.output.open('ab') as output:
-            command = [sys.executable, '-m', f'scripts.{command[0]}', *command[1:]]
+            command = [sys.executable, '-m', 'scripts.launch', *command[1:]]
             command += [f'--gin_bindings={binding}' for binding in bindings]
             return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
 
@@ -103,7 +103,7 @@ class StoreRun:
             return True
 
     def program(self, *words):
-        command = [sys.executable, '-m', f'scripts.{words[0]}', *words[1:]]
+        command = [sys.executable, '-m', *console_programs.words(words[0]), *words[1:]]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_SECS, check=True)
 
 

@@ -65,10 +65,10 @@ def test_every_algorithm_describes_each_of_its_settings():
 
 
 def test_the_program_prints_values_unit_and_default():
-    done = forks.run('scripts.help', 'experience.Uniform', timeout=60)
+    done = forks.run('scripts', 'help', 'experience.Uniform', timeout=60)
     assert done.returncode == 0, done.stderr
     assert 'experience.Uniform (from tflearn.core.experience)' in done.stdout
     assert '  max_mirror_gb: a number of at least 0 [GB]; default 4.0\n' in done.stdout
-    wrong = forks.run('scripts.help', 'gama', timeout=60)
+    wrong = forks.run('scripts', 'help', 'gama', timeout=60)
     assert (wrong.returncode, wrong.stdout) == (2, '')
     assert 'the nearest are gamma, ' in wrong.stderr

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import scripts
-from tests.testing import forks
+from tests.testing import console_programs, forks
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_address
@@ -61,9 +61,11 @@ class Program:
         environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
         self._process: subprocess.Popen[bytes] | forks.Program
         if forked:
-            self._process = forks.start(f'scripts.{job}', *flags, log=self._out, cwd=folder, env=environment)
+            self._process = forks.start(
+                *console_programs.words(job), *flags, log=self._out, cwd=folder, env=environment
+            )
             return
-        command = [python, '-m', f'scripts.{job}', *flags]
+        command = [python, '-m', *console_programs.words(job), *flags]
         with self._out.open('w') as out:
             self._process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT

@@ -195,5 +195,5 @@ def test_the_program_takes_a_class_of_the_working_directory(tmp_path, arguments,
         '    def step(self, action):\n'
         '        raise KeyError(action)\n'
     )
-    ended = forks.run('scripts.check_env', *arguments, '--secs=0', '--steps=200', timeout=120, cwd=tmp_path)
+    ended = forks.run('scripts', 'check-env', *arguments, '--secs=0', '--steps=200', timeout=120, cwd=tmp_path)
     assert (ended.returncode, text in ended.stdout + ended.stderr) == (code, True), ended.stdout + ended.stderr

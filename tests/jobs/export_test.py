@@ -42,7 +42,7 @@ def test_exports_models_of_a_finished_run(small_run):
     replay.join()
     run_dir, directory = small_run.dir, small_run.dir.greedy_policy
     step = updates.steps(directory)[0]
-    ended = forks.run('scripts.export', f'--root_dir={run_dir.root}', f'--train_step={step}', timeout=120)
+    ended = forks.run('scripts', 'export', f'--root_dir={run_dir.root}', f'--train_step={step}', timeout=120)
     assert (ended.returncode, ended.stdout) == (0, f'{directory / str(step)}\n'), ended.stderr
     assert loader.load(directory / str(step)).train_step == step
 
@@ -138,7 +138,7 @@ def test_calibrates_int8_on_recorded_episodes(tmp_path):
     seen = np.concatenate([row.observation[row.step_type != ts.StepType.LAST] for row in rows])
     np.savez(tmp_path / 'few.npz', observation=seen[:8])
     ended = forks.run(
-        'scripts.export', f'--root_dir={tmp_path}', '--format=tflite_int8', f'--observations={recorded}', timeout=120
+        'scripts', 'export', f'--root_dir={tmp_path}', '--format=tflite_int8', f'--observations={recorded}', timeout=120
     )
     assert ended.returncode == 0, ended.stderr
     assert 'compared with the SavedModel on 1560 observations: action ' in ended.stderr

@@ -71,7 +71,7 @@ def test_escape_ends_it_without_the_episode(press, tmp_path):
 def test_the_program_shows_a_policy(tmp_path):
     flags = [f'--root_dir={tmp_path / "run"}', '--gin_file=dqn_cartpole', '--policy=random', '--fps=500']
     environment = {**os.environ, 'SDL_VIDEODRIVER': 'dummy'}
-    ended = forks.run('scripts.play', *flags, '--episodes=2', timeout=DEADLINE_SECS, env=environment)
+    ended = forks.run('scripts', 'play', *flags, '--episodes=2', timeout=DEADLINE_SECS, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert re.fullmatch(r'returns: \d+, \d+', ended.stdout.splitlines()[-1])
 

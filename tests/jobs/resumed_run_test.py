@@ -126,7 +126,7 @@ def test_a_killed_and_resumed_program_equals_an_undisturbed_one(tmp_path):
             '--gin_file=dqn_cartpole',
             *(f'--gin_bindings=train.{each}' for each in settings),
         ]
-        return forks.start('scripts.synchronous', *flags, log=tmp_path / 'log')
+        return forks.start('scripts', 'synchronous', *flags, log=tmp_path / 'log')
 
     assert start(tmp_path / 'whole').wait(240) == 0
     killed = start(tmp_path / 'killed')

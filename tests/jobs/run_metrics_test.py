@@ -53,7 +53,7 @@ def test_the_fresh_numbers_of_all_jobs(tmp_path):
 def test_prometheus_can_ask_the_program(tmp_path):
     run_dir = RunDir(tmp_path / 'my_run')
     write_json(run_dir.status('train'), {'time': time.time(), 'train_step': 5})
-    command = [sys.executable, '-m', 'scripts.run_metrics', f'--root_dir={run_dir.root}', '--port=0']
+    command = [sys.executable, '-m', 'scripts', 'run-metrics', f'--root_dir={run_dir.root}', '--port=0']
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             url = process.stdout.readline().strip()

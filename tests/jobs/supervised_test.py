@@ -153,7 +153,7 @@ supervised.supervised.fitting = @supervised.Fitting()
 supervised.Fitting.epochs = 3
 """)
     ended = forks.run(
-        'scripts.supervised', f'--root_dir={tmp_path / "run"}', f'--gin_file={tmp_path / "run.gin"}', timeout=120
+        'scripts', 'supervised', f'--root_dir={tmp_path / "run"}', f'--gin_file={tmp_path / "run.gin"}', timeout=120
     )
     assert ended.returncode == 0, ended.stderr
     assert 'finished: 3 epochs are over' in ended.stderr

@@ -1,4 +1,4 @@
-"""tflearn-watch beside a run of the launcher, and the view of a notebook."""
+"""tflearn watch beside a run of the launcher, and the view of a notebook."""
 
 import os
 import pty
@@ -44,7 +44,7 @@ def test_the_report_is_of_what_the_jobs_have_written(run_dir):
 
 def test_it_shows_a_run_until_its_end(run_dir, tmp_path):
     log = tmp_path / 'out'
-    program = forks.start('scripts.watch', run_dir.root, log=log)
+    program = forks.start('scripts', 'watch', run_dir.root, log=log)
     try:
         wait_until(lambda: 'train: running' in re.sub(', worker-a7', '', log.read_text()), 'the states', DEADLINE_SECS)
         write_json(run_dir.done, {'reason': 'num_train_steps 48 reached', 'train_step': 48})
@@ -56,7 +56,7 @@ def test_it_shows_a_run_until_its_end(run_dir, tmp_path):
 
 def test_it_ends_with_a_launch_that_has_no_result(run_dir):
     write_json(run_dir.status('launch'), {'state': 'stopped'})
-    ended = forks.run('scripts.watch', run_dir.root, timeout=DEADLINE_SECS)
+    ended = forks.run('scripts', 'watch', run_dir.root, timeout=DEADLINE_SECS)
     assert ended.returncode == 1
     assert 'The run has ended without a result; its logs are in' in ended.stdout
 
@@ -65,7 +65,7 @@ def test_in_a_terminal_it_is_the_live_view(run_dir):
     ours, theirs = pty.openpty()
     environment = {**os.environ, 'TERM': 'xterm', 'COLUMNS': '100'}
     with subprocess.Popen(
-        [sys.executable, '-m', 'scripts.watch', str(run_dir.root)], stdout=theirs, stderr=theirs, env=environment
+        [sys.executable, '-m', 'scripts', 'watch', str(run_dir.root)], stdout=theirs, stderr=theirs, env=environment
     ) as program:
         os.close(theirs)
         shown, wanted = b'', {b'25%', b'train steps'}  # a frame may come in several parts
@@ -83,7 +83,7 @@ def test_wrong_input_is_one_line(tmp_path):
         ((), 'got no argument; need RUN; see'),
         ((tmp_path,), 'where no job has reported; need'),
     ]:
-        ended = forks.run('scripts.watch', *arguments, timeout=DEADLINE_SECS)
+        ended = forks.run('scripts', 'watch', *arguments, timeout=DEADLINE_SECS)
         assert (ended.returncode, ended.stderr.count('\n')) == (2, 1)
         assert message in ended.stderr
 

@@ -123,7 +123,7 @@ def test_the_program_writes_onnx_models(tmp_path):
         agent = policy.make()
         PolicyExporter(policy_exports._POLICIES[name](agent, agent.policy), run_dir.policy(name)).export(1, {})
     flags = [f'--root_dir={tmp_path}', '--format=onnx']
-    ended = forks.run('scripts.export', *flags, '--signature=q_values', timeout=120)
+    ended = forks.run('scripts', 'export', *flags, '--signature=q_values', timeout=120)
     path = run_dir.converted('greedy_policy', '1_q_values.onnx')
     assert (ended.returncode, ended.stdout) == (0, f'{path}\n'), ended.stderr
     session = onnxruntime.InferenceSession(str(path))
@@ -144,7 +144,7 @@ def test_a_missing_extra_is_one_line(tmp_path):
     without.mkdir()
     (without / 'sitecustomize.py').write_text("import sys\nsys.modules['onnx'] = None\n")
     environment = {**os.environ, 'PYTHONPATH': f'{without}:{os.getcwd()}'}
-    command = [sys.executable, '-m', 'scripts.export', f'--root_dir={tmp_path}', '--format=onnx']
+    command = [sys.executable, '-m', 'scripts', 'export', f'--root_dir={tmp_path}', '--format=onnx']
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert 'got no onnx, which --format=onnx needs; need that installed; pip install ' in ended.stderr

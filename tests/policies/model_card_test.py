@@ -34,7 +34,7 @@ def test_an_evaluation_is_added_to_the_card_and_the_repository_has_it(tmp_path):
     assert versions.add_metadata(version, evaluation=evaluation)
     assert 'README.md' not in (version / digests.RECORD).read_text()
 
-    ended = forks.run('scripts.export', f'--root_dir={run_dir.root}', f'--hub={tmp_path / "hub"}', timeout=120)
+    ended = forks.run('scripts', 'export', f'--root_dir={run_dir.root}', f'--hub={tmp_path / "hub"}', timeout=120)
     hub = tmp_path / 'hub'
     assert (ended.returncode, ended.stdout) == (0, f'{hub}\n'), ended.stderr
     for folder in (version, hub):

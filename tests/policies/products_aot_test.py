@@ -54,7 +54,9 @@ def made(tmp_path_factory):
     for name, policy in {'raw_policy': raw, 'greedy_policy': greedy_policy.GreedyPolicy(raw)}.items():
         PolicyExporter(policy, run_dir.policy(name)).export(1, {})
         flags = ['--product', '--product_time_step', '--product_parameters', '--product_names=action=inlining_decision']
-        printed = run(sys.executable, '-m', 'scripts.export', f'--root_dir={run_dir.root}', f'--policy={name}', *flags)
+        printed = run(
+            sys.executable, '-m', 'scripts', 'export', f'--root_dir={run_dir.root}', f'--policy={name}', *flags
+        )
         assert printed == f'{run_dir.product(name) / "1"}\n'
     return run_dir
 

@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
     flags = (f'--root_dir={folder}', '--gin_file=dqn_cartpole')
     exports = ('ExportOptions.update_interval_steps=10', 'ExportOptions.policies=("greedy_policy",)')
     bindings = [f'--gin_bindings=train.{each}' for each in ('StopConditions.num_train_steps=20', *exports)]
-    ended = run('scripts.synchronous', *flags, *bindings)
+    ended = run('scripts', 'synchronous', *flags, *bindings)
     assert ended.returncode == 0, ended.stderr
     return folder
 
@@ -46,7 +46,7 @@ def test_every_name_can_be_imported():
 @whole_runs
 def test_a_run_is_exported_and_evaluated(trained, tmp_path):
     step = updates.steps(RunDir(trained).greedy_policy)[0]  # after the call that passes train step 10
-    ended = run('scripts.export', f'--root_dir={trained}', f'--train_step={step}', f'--output={tmp_path / "full"}')
+    ended = run('scripts', 'export', f'--root_dir={trained}', f'--train_step={step}', f'--output={tmp_path / "full"}')
     assert ended.returncode == 0, ended.stderr
     output = tmp_path / 'found.json'
     flags = (f'--root_dir={trained}', '--gin_file=dqn_cartpole', '--policy=greedy_policy', '--episodes=2')
@@ -87,7 +87,7 @@ def test_a_run_is_served(trained, tmp_path):
 def test_training_on_files(tmp_path):
     data_sets.write(tmp_path / 'data', 60)
     flags = (f'--root_dir={tmp_path / "run"}', '--gin_file=algorithms/bc', f'--data={tmp_path / "data"}')
-    ended = run('scripts.train_offline', *flags, '--gin_bindings=train.StopConditions.num_train_steps=2')
+    ended = run('scripts', 'train-offline', *flags, '--gin_bindings=train.StopConditions.num_train_steps=2')
     assert ended.returncode == 0, ended.stderr
 
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from tests.end_to_end.programs import Addresses
-from tests.testing import forks
+from tests.testing import console_programs, forks
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, read_json
@@ -51,7 +51,7 @@ class Processes:
             environment['TF_CONFIG'] = json.dumps({'cluster': {'worker': self._workers}, 'task': task})
         words = [f'--root_dir={self.run_dir.root}', '--gin_file=dqn_cartpole', *self._addresses.flags(job)]
         words += [*flags, *(f'--gin_bindings={binding}' for binding in (*BINDINGS, *bindings))]
-        self._all[name] = forks.start(f'scripts.{job}', *words, log=self._log(name), env=environment)
+        self._all[name] = forks.start(*console_programs.words(job), *words, log=self._log(name), env=environment)
         return self._all[name]
 
     def start_training(self, *bindings, of_worker_1=()):

@@ -1,4 +1,4 @@
-"""Two workers of tflearn-train-offline, by TF_CONFIG, on this machine: real programs, real signals."""
+"""Two workers of tflearn train-offline, by TF_CONFIG, on this machine: real programs, real signals."""
 
 import contextlib
 import itertools

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.data import data_sets
-from tests.testing import forks
+from tests.testing import console_programs, forks
 from tflearn.data.shards import find_shards
 
 DEADLINE_SECS = 120.0
@@ -13,7 +13,7 @@ ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
 
 
 def run(program, *arguments):
-    return forks.run(f'scripts.{program}', *arguments, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    return forks.run(*console_programs.words(program), *arguments, env=ENVIRONMENT, timeout=DEADLINE_SECS)
 
 
 def test_record_is_called_by_its_name(tmp_path):
@@ -21,7 +21,7 @@ def test_record_is_called_by_its_name(tmp_path):
         'data', 'record', '--episodes=3', '--steps=3', '--output=x', f'--root_dir={tmp_path}', '--gin_file=dqn_cartpole'
     )
     assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].startswith('tflearn-data record: error: got --episodes=3 and --steps=3; need')
+    assert ended.stderr.splitlines()[-1].startswith('tflearn data record: error: got --episodes=3 and --steps=3; need')
 
 
 def test_recording_ends_after_the_steps_of_the_flag_or_the_gin_file(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 import scripts
 from scripts import job_flags
+from tests.testing import console_programs
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 60.0
@@ -225,7 +226,8 @@ def test_other_errors_show_a_traceback(start, work):
 
 
 def run(*arguments, job='train'):
-    code = f'import sys; from scripts import {job}; {job}.main(); assert "tensorflow" not in sys.modules'
+    call = f'from tests.testing import console_programs; console_programs.main({job!r}, *sys.argv[1:])'
+    code = f'import sys; {call}; assert "tensorflow" not in sys.modules'
     command = [sys.executable, '-c', code, *arguments]
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=DEADLINE_SECS)
 
@@ -235,7 +237,7 @@ def run(*arguments, job='train'):
 def test_help(job, flag):
     ended = run(flag, job=job)
     assert (ended.returncode, ended.stderr) == (0, '')
-    assert ended.stdout.startswith(f'tflearn-{job.replace("_", "-")}: ')
+    assert ended.stdout.startswith(f'{console_programs.name(job)}: ')
     common = 'root_dir gin_file gin_bindings coordinator_address connect_timeout_secs stop_timeout_secs'
     for name in common.split():
         assert f'  --{name}\n' in ended.stdout

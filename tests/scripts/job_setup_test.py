@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import scripts
-from tests.testing import command_lines, forks
+from tests.testing import command_lines, console_programs, forks
 from tflearn.core.waiting import wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
@@ -99,10 +99,10 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
 def test_user_errors_take_one_line(tmp_path, job, flags, message):
     flags = ('--root_dir=run', '--gin_file=dqn_cartpole', *flags)
     log = tmp_path / 'log'
-    code = forks.start(f'scripts.{job}', *flags, log=log, cwd=tmp_path).wait(DEADLINE_SECS)
+    code = forks.start(*console_programs.words(job), *flags, log=log, cwd=tmp_path).wait(DEADLINE_SECS)
     output = log.read_text()
     assert code == 2, output
-    assert output.splitlines()[-1].startswith(f'tflearn-{job.replace("_", "-")}: error: {message}')
+    assert output.splitlines()[-1].startswith(f'{console_programs.name(job)}: error: {message}')
     assert 'Traceback' not in output
     assert [name for name in files(tmp_path / 'run') if 'checkpoint' in name or 'policies' in name] == []
 
@@ -110,7 +110,7 @@ def test_user_errors_take_one_line(tmp_path, job, flags, message):
 @pytest.mark.parametrize('job', ['train', 'serve', 'export'])
 def test_a_job_that_loads_its_libraries_ends_at_once_on_a_signal(tmp_path, job):
     flags = ['--root_dir=run', *(['--gin_file=dqn_cartpole'] if job == 'train' else [])]
-    command = [sys.executable, '-m', f'scripts.{job}', *flags]
+    command = [sys.executable, '-m', *console_programs.words(job), *flags]
     environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
     tasks = pathlib.Path(f'/proc/{process.pid}/task')

@@ -329,7 +329,7 @@ def test_the_launcher_itself_loads_no_tensorflow(tmp_path):
     (tmp_path / 'own' / 'tasks.py').write_text(OWN_TASKS)
     program = """
 import sys
-from scripts import preflight
+from tflearn.core import preflight
 preflight.import_from_here()
 from tflearn.api import process_run, run_check
 from tflearn.config import files

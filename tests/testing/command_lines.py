@@ -5,7 +5,6 @@ SystemExit; one that ends it itself, as jobs do, has the exit status of the proc
 """
 
 import functools
-import importlib
 import multiprocessing.connection
 import os
 import pathlib
@@ -19,7 +18,7 @@ import traceback
 from absl import flags, logging
 from absl.testing import flagsaver
 
-from tests.testing import forks
+from tests.testing import console_programs, forks
 from tflearn.core.waiting import wait_until
 
 _START_SECS = 60.0
@@ -29,7 +28,7 @@ _NAMES = ('stdout', 'stderr')
 def run(
     program: str, *arguments: object, timeout: float, cwd: pathlib.Path = forks.CHECKOUT
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program `scripts.<program>` with these arguments, as `forks.run` does."""
+    """Runs a program or a verb, see `console_programs`, with these arguments, as `forks.run` does."""
     process = _process()
     process.connection.send((program, [*map(str, arguments)], str(cwd)))
     try:
@@ -120,9 +119,8 @@ class _State:
 
 def _run(program: str, arguments: list[str]) -> int:
     """Returns the exit status that the program's process would have."""
-    sys.argv = [program, *arguments]
     try:
-        importlib.import_module(f'scripts.{program}').main()
+        console_programs.main(program, *arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

@@ -1,14 +1,26 @@
-"""The console programs that setup.py installs."""
+"""The programs of scripts/ and the verbs of `tflearn`, by the names of their modules: 'replay_server', 'data'."""
 
-import pathlib
-import re
+import importlib
+import sys
 
-_SETUP = (pathlib.Path(__file__).resolve().parents[2] / 'setup.py').read_text(encoding='utf-8')
+from scripts import commands
+
+PROGRAMS = tuple(program.replace('-', '_') for program in commands.PROGRAMS)
+VERBS = tuple(verb.replace('-', '_') for verbs in commands.VERBS.values() for verb in verbs)
 
 
-def _names(variable: str) -> tuple[str, ...]:
-    return tuple(re.findall(r"'(\w+)'", re.search(rf'^{variable} = \((.*?)\)', _SETUP, re.M | re.S)[1]))
+def name(program: str) -> str:
+    """Returns what users call: 'tflearn-replay-server', 'tflearn data'."""
+    return f'tflearn{" " if program in VERBS else "-"}{program.replace("_", "-")}'
 
 
-JOBS = _names('JOBS')
-PROGRAMS = JOBS + _names('PROGRAMS')
+def words(program: str) -> tuple[str, ...]:
+    """Returns what `python -m` calls: ('scripts.replay_server',), ('scripts', 'data')."""
+    return ('scripts', program.replace('_', '-')) if program in VERBS else (f'scripts.{program}',)
+
+
+def main(program: str, *arguments: str) -> None:
+    """Runs it in this process."""
+    module, *verb = words(program)
+    sys.argv = [name(program), *verb, *arguments]
+    importlib.import_module('scripts.__main__' if verb else module).main()

@@ -112,20 +112,27 @@ def _commands() -> Iterator[tuple[str, list[str]]]:
                 yield f'{block.page.name}:{block.line + i} in a container', words[begin:]
     for page in PAGES:
         for i, line in enumerate(text_of(page).splitlines(), 1):
-            for command in re.findall(r'`((?:\./scripts/|\.venv/bin/|tflearn-)\S+ [^`]*--\w+=[^`]*)`', line):
+            for command in re.findall(r'`((?:\./scripts/|\.venv/bin/|tflearn[- ])\S+ [^`]*--\w+=[^`]*)`', line):
                 yield f'{page.name}:{i}', shlex.split(command)
 
 
-COMMANDS = [(place, [word for word in words if not re.match(r'[A-Z_]+=', word)]) for place, words in _commands()]
+def _joined(words: list[str]) -> list[str]:
+    """Returns the words of a command without variables, and with a verb of `tflearn` in the first one."""
+    words = [word for word in words if not re.match(r'[A-Z_]+=', word)]
+    is_verb = pathlib.Path(words[0]).name == 'tflearn' and words[1:] and words[1][0] != '-'
+    return [f'{words[0]} {words[1]}', *words[2:]] if is_verb else words
+
+
+COMMANDS = [(place, _joined(words)) for place, words in _commands()]
 # Those of our programs: (page and line, the program's module in scripts/, words).
 OURS = [
     (
         place,
-        pathlib.Path(words[0]).name.removeprefix('tflearn-').replace('-', '_').replace('quickstart', 'launch'),
+        re.sub('tflearn[- ]', '', pathlib.Path(words[0]).name).replace('-', '_').replace('quickstart', 'launch'),
         words,
     )
     for place, words in COMMANDS
-    if re.fullmatch(r'(\./scripts/quickstart|(\.venv/bin/)?tflearn-[\w-]+)', words[0])
+    if re.fullmatch(r'(\./scripts/quickstart|(\.venv/bin/)?tflearn[- ][\w-]+)', words[0])
 ]
 
 

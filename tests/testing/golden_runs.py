@@ -46,11 +46,11 @@ def _dqn(folder: pathlib.Path) -> None:
 
 
 def _seeds(folder: pathlib.Path) -> None:
-    """The short runs of the seeds 3 and 4 of `tflearn-seeds`, each in a process; what it printed is in `seeds.out`."""
+    """The short runs of the seeds 3 and 4 of `tflearn seeds`, each in a process; what it printed is in `seeds.out`."""
     flags = ['--gin_file=dqn_cartpole', '--seeds=2', '--first_seed=3', '--parallel=2', '--mode=synchronous']
     bindings = [*jobs.SMALL_BINDINGS, 'train.ExportOptions.policies = ("greedy_policy",)']
     flags += [f'--root_dir={folder / "run"}', *(f'--gin_bindings={binding}' for binding in bindings)]
-    ended = forks.run('scripts.seeds', *flags, timeout=DEADLINE_SECS, cwd=folder)
+    ended = forks.run('scripts', 'seeds', *flags, timeout=DEADLINE_SECS, cwd=folder)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (folder / 'run' / 'seeds.out').write_text(ended.stdout)
 

@@ -186,7 +186,7 @@ def read_specs(directory: pathlib.Path) -> EnvironmentSpecs:
         reason = ' '.join(str(error).split())
         raise UserValueError(
             f'got {directory / SPECS}, which cannot be read ({type(error).__name__}: {reason:.300}); need the file of '
-            'tflearn-data; restore it'
+            'tflearn data; restore it'
         ) from error
 
 
@@ -234,7 +234,7 @@ def _read(directory: pathlib.Path) -> dict[str, Any]:
     described = read_json(directory / DESCRIPTION)
     if described is None or 'columns' not in described or not isinstance(described.get('metadata'), dict):
         raise UserValueError(
-            f'got {directory}, which has no readable {DESCRIPTION}; need a directory that tflearn-data has written'
+            f'got {directory}, which has no readable {DESCRIPTION}; need a directory that tflearn data has written'
         )
     if described.get('format') != FORMAT:
         raise UserValueError(

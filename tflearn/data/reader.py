@@ -36,7 +36,7 @@ class Dataset:
     """Which episodes are read.
 
     Attributes:
-      paths: directories that `tflearn-data` has written, or patterns of such, such as 'data/*'.
+      paths: directories that `tflearn data` has written, or patterns of such, such as 'data/*'.
       weights: one for each of `paths`: each batch has sequences of all of them, in these proportions; then the other
         settings hold for each path by itself. () draws from all episodes alike.
       min_return: the smallest return of an episode that is read; None reads all.
@@ -336,7 +336,7 @@ def _directories(path: str) -> list[pathlib.Path]:
         nearby = f'; the paths found are {", ".join(map(_with_format, found))}' if found else ''
         raise UserValueError(
             f'got Dataset.paths with {path!r}, where no {columns.DESCRIPTION} is{nearby}; need a directory that '
-            'tflearn-data has written, or has converted (tflearn-data convert)'
+            'tflearn data has written, or has converted (tflearn data convert)'
         )
     return directories
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.core import extensions
 from tflearn.core.errors import UserValueError
 from tflearn.files import lock
 from tflearn.files.lock import LOCAL, Store
@@ -400,3 +401,24 @@ class RunDir:
                 f'got root_dir={str(self.root)!r}, which cannot be written to ({error.strerror}); '
                 'need a directory of your own; choose another --root_dir'
             ) from error
+
+
+@contextlib.contextmanager
+def opened_run_dir(root: str, job: str, name: str = '') -> Iterator[RunDir]:
+    """Gives the run directory that --root_dir names: the local copy of one in an object store.
+
+    Args:
+      root: a path or a URL.
+      job: the program, which decides what is copied from a URL and to it.
+      name: the name of its status file, if that is another one.
+
+    Raises:
+      ValueError: if it cannot be used.
+      ImportError: if it is a URL and fsspec is missing.
+      OSError: if the last files could not be written to the store.
+    """
+    if not is_url(root):
+        yield RunDir(root)
+        return
+    with extensions.load('run_directories').opened(root, job, name) as run_dir:
+        yield run_dir

@@ -54,7 +54,7 @@ def export(
       format: converts to ONNX, to TFLite or to TFLite with integers of 8 bits; None writes a full model.
       signature: the function that is converted to the format.
       observations: what calibrates int8, and by which the model is compared with the SavedModel: an npz file with
-        arrays [N, ...] by the names of the inputs, or a directory of recorded episodes (`tflearn-data`), of which steps
+        arrays [N, ...] by the names of the inputs, or a directory of recorded episodes (`tflearn data`), of which steps
         are drawn at random; None draws them from the replay's newest checkpoint for int8, and at random for floats.
       num_observations: the maximum number of observations to use; a warning says if there are fewer than 100.
       product: writes a model for products, see `policies.products`, to `output`; None as `output` puts it in

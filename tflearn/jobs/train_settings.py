@@ -130,7 +130,7 @@ class Initial:
         """Raises a ValueError if there is cloning in a job that does none."""
         if self.cloning is not None:
             raise UserValueError(
-                f'got Initial.cloning in {job}; need None; clone in a run of its own (tflearn-train-offline) and begin '
+                f'got Initial.cloning in {job}; need None; clone in a run of its own (tflearn train-offline) and begin '
                 'with its policy (Initial.policy), or start separate jobs (tflearn-launch)'
             )
 

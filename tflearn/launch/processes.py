@@ -29,7 +29,7 @@ WINDOW_SECS = 600.0
 MAX_FAILED_STARTS = 3  # in a row, of a job that never ran
 _FIRST_DELAY_SECS, _LAST_DELAY_SECS = 0.5, 30.0
 # How the last line of a job that failed begins.
-_ERROR_LINE = re.compile(r'tflearn-[\w-]+: error: ')
+_ERROR_LINE = re.compile(r'tflearn[- ][\w -]+: error: ')
 
 
 class OrphanReaper:

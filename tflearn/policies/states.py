@@ -4,7 +4,7 @@
     canary     answers a share of them, always those of the same keys
     shadow     computes answers that are logged, not given
 
-Every change is one atomic replacement of the file; its history says who changed what, when and why. `tflearn-promote`
+Every change is one atomic replacement of the file; its history says who changed what, when and why. `tflearn promote`
 and `tflearn-serve` write it, and the server follows it. Nothing here needs TensorFlow.
 """
 
@@ -102,7 +102,7 @@ def read(directory: pathlib.Path) -> States | None:
         return States(**given)
     except (TypeError, ValueError) as error:
         raise UserValueError(
-            f'got a damaged file {directory / FILE} ({error}); need that of tflearn-promote'
+            f'got a damaged file {directory / FILE} ({error}); need that of tflearn promote'
         ) from error
 
 

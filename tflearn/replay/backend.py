@@ -309,8 +309,8 @@ def _module(kind: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         raise UserImportError(
             f'got no backend {kind!r} of the replay ({error}); need tflearn/replay/{kind} for replay servers; install '
-            f'all of tflearn, with its extra [{kind}] if it has one, or train in one process (tflearn-synchronous, '
-            'tflearn-train_offline)'
+            f'all of tflearn, with its extra [{kind}] if it has one, or train in one process (tflearn synchronous, '
+            'tflearn train-offline)'
         ) from error
 
 

@@ -158,7 +158,7 @@ def read_rows(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.nd
     Raises:
       ValueError: if there is no checkpoint, or if it is empty or damaged.
     """
-    settings, newest = _newest(checkpoints, 'pass recorded observations (tflearn-data record)')
+    settings, newest = _newest(checkpoints, 'pass recorded observations (tflearn data record)')
     chunks = backend.stored_items(newest, list(settings), num_rows)
     if not chunks:
         raise UserValueError(f'got an empty replay in {checkpoints}; need steps in it')

@@ -157,5 +157,5 @@ def _check_stream(dataset: Dataset) -> None:
     if dataset.max_episodes is not None:
         raise UserValueError(
             f'got Dataset.max_episodes={dataset.max_episodes} for a stream, which reads the files in another order in '
-            'each epoch; need None; make a smaller data set by tflearn-data copy --max_episodes'
+            'each epoch; need None; make a smaller data set by tflearn data copy --max_episodes'
         )

@@ -186,7 +186,7 @@ def test_resources_queues_and_nodes():
     assert (scaler['minReplicas'], scaler['maxReplicas']) == (16, 64) and 'replicas' not in deployment['spec']
     metric = scaler['metrics'][0]['external']['metric']
     sidecar = templates(made)['replay_server']['spec']['containers'][1]
-    assert sidecar['command'] == ['tflearn-run-metrics']
+    assert sidecar['command'] == ['tflearn'] and sidecar['args'][0] == 'run-metrics'
     assert f'--run={metric["selector"]["matchLabels"]["run"]}' in sidecar['args']
     tpu, _ = manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='tpu-v5-lite-podslice')})
     assert container(tpu, 'train')['resources']['limits'] == {'google.com/tpu': '4'}

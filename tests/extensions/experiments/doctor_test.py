@@ -4,8 +4,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from scripts import doctor
-from tests.testing import forged
+from tests.testing import console_programs, forged
 from tflearn.extensions.experiments import checks
 from tflearn.files.run_dir import RunDir
 
@@ -15,9 +14,9 @@ def run(monkeypatch):
     """Returns a function that calls the program with arguments, and returns its exit status."""
 
     def call(*arguments):
-        monkeypatch.setattr(sys, 'argv', ['tflearn-doctor', *map(str, arguments)])
+        monkeypatch.setattr(sys, 'argv', sys.argv)
         with pytest.raises(SystemExit) as ended:
-            doctor.main()
+            console_programs.main('doctor', *map(str, arguments))
         return ended.value.code
 
     return call
@@ -63,4 +62,4 @@ def test_programs_read_json_and_the_exit_status(run, bad_run, capsys):
 def test_bad_input_is_one_line(run, arguments, capsys):
     assert run(*arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('tflearn-doctor: error: got ')
+    assert line.startswith('tflearn doctor: error: got ')

@@ -1,4 +1,4 @@
-"""The report and the list of runs that tflearn-seeds has made, by their programs."""
+"""The report and the list of runs that tflearn seeds has made, by their programs."""
 
 import base64
 import html
@@ -38,7 +38,7 @@ def reported(two_seeds, tmp_path_factory):
         video = RunDir(folder / 'good' / f'seed_{seed}').videos / 'train_step_30' / 'film.mp4'
         video.parent.mkdir(parents=True)
         video.write_bytes(VIDEO)
-    ended = forks.run('scripts.report', 'bad', 'good', '--output=page.html', timeout=60.0, cwd=folder)
+    ended = forks.run('scripts', 'report', 'bad', 'good', '--output=page.html', timeout=60.0, cwd=folder)
     assert ended.returncode == 0, ended.stderr
     page = (folder / 'page.html').read_text()
     return types.SimpleNamespace(folder=folder, page=page, text=html.unescape(page), output=ended.stdout)
@@ -57,8 +57,8 @@ def test_it_answers_the_four_questions(reported):
     assert sums[named] >= max(sums.values()) - 2, 'each share is rounded'
     command = re.sub('</?code>', '', answers['How do I repeat it?'])
     assert command in reported.output
-    program, *flags = shlex.split(command)
-    assert program == 'tflearn-seeds'
+    program, verb, *flags = shlex.split(command)
+    assert (program, verb) == ('tflearn', 'seeds')
     assert {'--first_seed=3', '--seeds=2', '--mode=synchronous'} <= {*flags}
     gin_file = reported.folder / flags[0].removeprefix('--gin_file=')
     job_config.check(gin_file, (), ['tflearn.jobs.train', 'tflearn.jobs.synchronous'], lambda *given: None)
@@ -102,7 +102,7 @@ def test_it_has_all_parts(reported):
 def test_a_video_that_is_too_large_is_named(reported):
     for path in (reported.folder / 'good').glob('seed_*/videos/*/film.mp4'):
         path.write_bytes(bytes(3_000_000))
-    ended = forks.run('scripts.report', 'good', '--output=large.html', timeout=60.0, cwd=reported.folder)
+    ended = forks.run('scripts', 'report', 'good', '--output=large.html', timeout=60.0, cwd=reported.folder)
     assert ended.returncode == 0, ended.stderr
     page = (reported.folder / 'large.html').read_text()
     assert 'It is too large for this page: ' in page and '<video' not in page
@@ -114,7 +114,7 @@ def test_names_of_runs_are_escaped(reported):
     shutil.copytree(reported.folder / 'good' / 'seed_3', run)
     (file,) = RunDir(run).videos.glob('*/film.mp4')
     file.write_bytes(VIDEO)
-    ended = forks.run('scripts.report', run.name, '--output=names.html', timeout=60.0, cwd=reported.folder)
+    ended = forks.run('scripts', 'report', run.name, '--output=names.html', timeout=60.0, cwd=reported.folder)
     assert ended.returncode == 0, ended.stderr
     page = (reported.folder / 'names.html').read_text()
     assert 'a<i>' not in page
@@ -128,7 +128,7 @@ def test_the_page_of_ten_runs_opens_in_chromium_without_an_error_or_a_request(re
         group = reported.folder / ('good' if seed % 2 else 'bad')
         shutil.copytree(group / 'seed_3', group / f'seed_{seed}')
     page, log = reported.folder / 'ten.html', reported.folder / 'net.json'
-    forks.run('scripts.report', 'good', 'bad', f'--output={page}', timeout=120.0, cwd=reported.folder)
+    forks.run('scripts', 'report', 'good', 'bad', f'--output={page}', timeout=120.0, cwd=reported.folder)
     assert page.read_text().count('over 6 runs') == 1
     assert page.stat().st_size < MAX_BYTES
     flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking', '--no-first-run']
@@ -147,7 +147,7 @@ def test_the_list_of_a_folder(reported, tmp_path):
     write_json(
         RunDir(reported.folder / 'dead').status('train'), {'state': 'failed: no disk\n  In call to', 'time': 1.0}
     )
-    ended = forks.run('scripts.list', reported.folder, timeout=60.0)
+    ended = forks.run('scripts', 'list', reported.folder, timeout=60.0)
     assert ended.returncode == 0, ended.stderr
     head, *rows = (re.split(r' {2,}', line) for line in ended.stdout.splitlines())
     assert head == ['run', 'state', 'train steps', 'env steps', 'newest return', 'best return', 'last report']
@@ -155,6 +155,6 @@ def test_the_list_of_a_folder(reported, tmp_path):
     assert found['bad/seed_3'][:2] == ['done: num_train_steps 60 reached', '60']
     assert found['bad/seed_3'][3:5] == ['0.1', '0.1']
     assert found['dead'][0] == 'failed: train no disk'
-    ended = forks.run('scripts.list', tmp_path, timeout=60.0)
+    ended = forks.run('scripts', 'list', tmp_path, timeout=60.0)
     assert (ended.returncode, ended.stderr.count('\n')) == (2, 1)
     assert 'without a run; need a folder of runs' in ended.stderr

@@ -21,7 +21,7 @@ def program(tmp_path):
 
     def start(*arguments):
         root = f'--root_dir={tmp_path / "runs"}'
-        started.append(forks.start('scripts.seeds', root, *arguments, log=tmp_path / 'out', cwd=tmp_path))
+        started.append(forks.start('scripts', 'seeds', root, *arguments, log=tmp_path / 'out', cwd=tmp_path))
         return started[-1]
 
     yield start
@@ -94,7 +94,7 @@ def test_the_line_of_a_run_that_failed_has_the_cause(program, tmp_path, mode):
 def test_wrong_input_is_one_line_and_starts_nothing(program, tmp_path, flags, message):
     assert program(*flags).wait(DEADLINE_SECS) == 2
     (line,) = (tmp_path / 'out').read_text().splitlines()
-    assert line.startswith('tflearn-seeds: error: got ') and message in line
+    assert line.startswith('tflearn seeds: error: got ') and message in line
     assert not (tmp_path / 'runs').exists()
 
 
@@ -103,4 +103,4 @@ def test_a_folder_has_one_at_a_time(program, tmp_path):
     with open(tmp_path / 'runs' / 'runs.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert program('--gin_file=dqn_cartpole').wait(DEADLINE_SECS) == 2
-    assert 'where another tflearn-seeds, tflearn-policies or tflearn-tune works' in (tmp_path / 'out').read_text()
+    assert 'where another tflearn seeds, tflearn policies or tflearn tune works' in (tmp_path / 'out').read_text()

@@ -139,7 +139,7 @@ def test_what_is_being_written_comes_later(run):
 
 
 def test_the_program_follows_a_run_to_its_end(run, tmp_path):
-    command = [sys.executable, '-m', 'scripts.track', str(run.run_dir.root), '--to=jsonl', '--poll_secs=0.1']
+    command = [sys.executable, '-m', 'scripts', 'track', str(run.run_dir.root), '--to=jsonl', '--poll_secs=0.1']
     with open(tmp_path / 'out', 'w') as out:
         program = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)  # no fork: it loads no TensorFlow
     try:
@@ -256,7 +256,7 @@ def test_libraries_in_an_environment_of_their_own(run, name, tmp_path):
     to = (
         f'mlflow:{(tmp_path / "mlruns").as_uri()}' if name == 'mlflow' else f'aim:{tmp_path}' if name == 'aim' else name
     )
-    command = [python, '-m', 'scripts.track', run.run_dir.root, f'--to={to}', '--once']
+    command = [python, '-m', 'scripts', 'track', run.run_dir.root, f'--to={to}', '--once']
     call(*command)
     run.train(20)
     run.end(20)

@@ -222,7 +222,7 @@ def test_the_program_finds_a_gin_file_that_runs(tmp_path):
     flags = [f'--root_dir={tmp_path / "search"}', '--gin_file=dqn_cartpole', f'--space={tmp_path / "space.toml"}']
     flags += ['--trials=2', '--parallel=2', '--seeds=1', '--finalists=1', '--mode=synchronous']
     flags += [f'--gin_bindings={binding}' for binding in SMALL_BINDINGS]
-    program = forks.start('scripts.tune', *flags, log=tmp_path / 'out', cwd=tmp_path)
+    program = forks.start('scripts', 'tune', *flags, log=tmp_path / 'out', cwd=tmp_path)
     try:
         assert program.wait(DEADLINE_SECS) == 0, (tmp_path / 'out').read_text()
     finally:

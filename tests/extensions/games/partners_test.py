@@ -134,17 +134,18 @@ def test_wrong_mappings_are_one_line(given, message):
 )
 def test_the_program_refuses_wrong_mappings_before_it_starts(arguments, message, tmp_path):
     (tmp_path / 'talk.gin').write_text(GIN)
-    ended = forks.run('scripts.policies', f'--root_dir={tmp_path / "runs"}', *arguments, timeout=60, cwd=tmp_path)
+    ended = forks.run('scripts', 'policies', f'--root_dir={tmp_path / "runs"}', *arguments, timeout=60, cwd=tmp_path)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
-    assert line.startswith('tflearn-policies: error: got ') and message in line
+    assert line.startswith('tflearn policies: error: got ') and message in line
     assert not (tmp_path / 'runs').exists()
 
 
 def test_the_program_trains_each_policy_in_a_run_of_its_own(tmp_path):
     (tmp_path / 'talk.gin').write_text(GIN)
     ended = forks.run(
-        'scripts.policies',
+        'scripts',
+        'policies',
         f'--root_dir={tmp_path / "runs"}',
         '--mode=synchronous',
         'speaker=talk.gin',

@@ -58,7 +58,7 @@ COUNTS = {
 
 
 def run(*arguments):
-    return forks.run('scripts.data', 'import', *arguments, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    return forks.run('scripts', 'data', 'import', *arguments, env=ENVIRONMENT, timeout=DEADLINE_SECS)
 
 
 def write(folder, kind, rows=ROWS, names=NAMES):
@@ -128,7 +128,7 @@ def test_the_program_does_the_same(tmp_path):
     assert one == other
     ended = run(*flags, f'--output={tmp_path}/refused', '--refuse=unknown')
     assert ended.returncode == 2 and 'Traceback' not in ended.stderr
-    need = "tflearn-data: error: got country = 'it' in log.csv, row 3; need a value that is not unknown, by --refuse"
+    need = "tflearn data import: error: got country = 'it' in log.csv, row 3; need a value that is not unknown, by"
     assert ended.stderr.splitlines()[-1].startswith(need)
     assert not (tmp_path / 'refused').exists()
 

@@ -71,24 +71,24 @@ def files(directory):
 
 
 def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
-    ended = forks.run('scripts.loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    ended = forks.run('scripts', 'loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     serving = folder / 'serving' / 'policies' / 'greedy_policy'
     assert read_json(serving / 'states.json')['stable'] == 20
     rounds = folder / 'runs' / 'loop' / 'rounds'
     first = read_json(rounds / '1' / 'end.json')
     assert first['promoted'] and first['import']['steps'] == 300 and first['gate']['candidate']['low'] is not None
-    idle = forks.run('scripts.loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    idle = forks.run('scripts', 'loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert (idle.returncode, 'no round is due' in idle.stdout) == (0, True)
 
     log(folder, 1)
-    killed = forks.start('scripts.loop', *FLAGS, log=folder / 'killed.log', cwd=folder, env=ENVIRONMENT)
+    killed = forks.start('scripts', 'loop', *FLAGS, log=folder / 'killed.log', cwd=folder, env=ENVIRONMENT)
     wait_until((rounds / '2' / 'parts').exists, 'the data of round 2', DEADLINE_SECS)
     killed.send_signal(signal.SIGKILL)
     killed.wait(DEADLINE_SECS)
     before = files(rounds / '2')
     log(folder, 2)  # of the next round
-    ended = forks.run('scripts.loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    ended = forks.run('scripts', 'loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(before) == 3 and files(rounds / '2') == before
     second = read_json(rounds / '2' / 'end.json')
@@ -116,7 +116,7 @@ def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
     ],
 )
 def test_mistakes_take_one_line(folder, flags, message):
-    ended = forks.run('scripts.loop', *flags, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    ended = forks.run('scripts', 'loop', *flags, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert ended.returncode == 2
     last = ended.stderr.splitlines()[-1]
-    assert last.startswith(f'tflearn-loop: error: {message}') and 'In call to' not in last, ended.stderr
+    assert last.startswith(f'tflearn loop: error: {message}') and 'In call to' not in last, ended.stderr

@@ -100,7 +100,7 @@ def test_the_program_leaves_out_decisions_before_the_last_seconds_with_their_ses
     files = (f'--decisions={tmp_path}', f'--outcomes={tmp_path}', f'--columns={tmp_path}/map.toml')
     # Of a log that ends at 200.
     flags = ('--window_secs=30', '--default_reward=-1', '--last_secs=85', f'--output={tmp_path}/data')
-    ended = forks.run('scripts.data', 'join', *files, *flags, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    ended = forks.run('scripts', 'data', 'join', *files, *flags, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stderr
     assert rewards(tmp_path / 'data') == {120.0: [3.0], 130.0: [-1.0]}
     assert columns.read_metadata(tmp_path / 'data')['import']['decisions that are too old'] == 2

@@ -20,9 +20,10 @@ from tflearn.policies import states, versions
 DEADLINE_SECS = 120.0
 ROLLBACK = """
 import sys
-from scripts import promote
+from scripts import __main__
 try:
-    promote.main()
+    sys.argv.insert(1, 'promote')
+    __main__.main()
 finally:
     print([name for name in ('tensorflow', 'numpy', 'reverb') if name in sys.modules])
 """
@@ -60,7 +61,7 @@ def publish(tmp_path_factory):
 
 
 def promote(root, *flags):
-    ended = forks.run('scripts.promote', f'--root_dir={root}', *flags, timeout=DEADLINE_SECS)
+    ended = forks.run('scripts', 'promote', f'--root_dir={root}', *flags, timeout=DEADLINE_SECS)
     assert 'Traceback' not in ended.stderr, ended.stderr
     return ended
 
@@ -148,7 +149,7 @@ def test_rollback_loads_no_tensorflow(publish, tmp_path):
 def test_mistakes_are_one_line(tmp_path, flags, error):
     ended = promote(tmp_path, *flags)
     assert ended.returncode == 2
-    assert re.search(f'tflearn-promote: error: {error}', ended.stderr), ended.stderr
+    assert re.search(f'tflearn promote: error: {error}', ended.stderr), ended.stderr
 
 
 def test_episodes_without_probabilities_are_refused(publish, tmp_path):

@@ -41,7 +41,7 @@ def turn(folder, product, train_steps):
         'train.ExportOptions.policies = ("greedy_policy",)',
     ]
     bindings = [f'--gin_bindings={binding}' for binding in [*FEW, f'loop.Training.gin_bindings={training}']]
-    ended = forks.run('scripts.loop', *flags, *bindings, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    ended = forks.run('scripts', 'loop', *flags, *bindings, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -1,4 +1,4 @@
-"""tflearn-data split: whole episodes, by time or by name, and which data sets may share episodes."""
+"""tflearn data split: whole episodes, by time or by name, and which data sets may share episodes."""
 
 import pathlib
 
@@ -45,7 +45,7 @@ def contents(folder):
 
 def test_the_program_holds_out_whole_sessions_by_a_hash_of_their_names(data, tmp_path):
     arguments = ('split', f'--data={data}', '--share=0.25')
-    ended = forks.run('scripts.data', *arguments, f'--output={tmp_path}/a', timeout=120)
+    ended = forks.run('scripts', 'data', *arguments, f'--output={tmp_path}/a', timeout=120)
     assert ended.returncode == 0, ended.stderr
     train, held_out = (episodes(tmp_path / 'a' / part, 'reward') for part in ('train', 'held_out'))
     assert sorted(train + held_out) == list(range(EPISODES))
@@ -53,10 +53,10 @@ def test_the_program_holds_out_whole_sessions_by_a_hash_of_their_names(data, tmp
     assert (
         f'held_out: {len(held_out)} episodes ({len(held_out) / EPISODES:.1%}), {3 * len(held_out)} st' in ended.stdout
     )
-    again = forks.run('scripts.data', *arguments, f'--output={tmp_path}/b', timeout=120)
+    again = forks.run('scripts', 'data', *arguments, f'--output={tmp_path}/b', timeout=120)
     assert again.returncode == 0
     assert contents(tmp_path / 'a') == contents(tmp_path / 'b')
-    wrong = forks.run('scripts.data', 'split', f'--data={data}', f'--output={tmp_path}/c', timeout=120)
+    wrong = forks.run('scripts', 'data', 'split', f'--data={data}', f'--output={tmp_path}/c', timeout=120)
     assert (wrong.returncode, wrong.stderr.count('got --share=None; need a number')) == (2, 1), wrong.stderr
     assert 'share 0.25' in statistics.Statistics(Dataset([str(tmp_path / 'a/train')])).text()
 

@@ -166,7 +166,7 @@ def test_decisions_and_outcomes_of_a_server_become_one_data_set(root, tmp_path):
         flags = [f'--decisions={tmp_path}/log', f'--outcomes={tmp_path}/log', f'--columns={tmp_path}/map.toml']
         flags += [f'--output={tmp_path / output}', '--default_reward=0']
         environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
-        ended = forks.run('scripts.data', 'join', *flags, env=environment, timeout=DEADLINE_SECS)
+        ended = forks.run('scripts', 'data', 'join', *flags, env=environment, timeout=DEADLINE_SECS)
         assert ended.returncode == 0, ended.stdout + ended.stderr
     one, two = (
         {path.name: path.read_bytes() for path in sorted((tmp_path / name).iterdir())} for name in ('one', 'two')

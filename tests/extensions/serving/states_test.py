@@ -69,7 +69,7 @@ def served(tmp_path, request):
 
 def test_a_rollback_answers_within_a_second(served, tmp_path):
     ask, publisher = served
-    command = [sys.executable, '-m', 'scripts.promote', f'--root_dir={tmp_path}', '--rollback', '--why=bad']
+    command = [sys.executable, '-m', 'scripts', 'promote', f'--root_dir={tmp_path}', '--rollback', '--why=bad']
     with subprocess.Popen(command, cwd=forks.CHECKOUT, env=os.environ, stdout=subprocess.DEVNULL) as program:
         wait_until(lambda: ask() == 1, 'the old version', DEADLINE_SECS, poll_secs=0.01)
         taken = time.time() - (publisher.directory / states.FILE).stat().st_mtime

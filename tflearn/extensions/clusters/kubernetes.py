@@ -335,7 +335,7 @@ class _Run:
 
     def _metrics_pod(self) -> Manifest:
         """Returns the template of the pod that Prometheus asks for the numbers of all jobs."""
-        words = ['tflearn-run-metrics', f'--root_dir={self._run_dir.root}', f'--run={self.name}', '--host=0.0.0.0']
+        words = ['tflearn', 'run-metrics', f'--root_dir={self._run_dir.root}', f'--run={self.name}', '--host=0.0.0.0']
         return self._program_pod('metrics', [*words, '--port=9100'], Resources(), ('scraped',))
 
     def _program_pod(

@@ -228,7 +228,7 @@ def compare(*runs: Any, axis: Axis = 'env_steps', metric: str = 'return', lower_
     on, so it does not shorten the axis, unless all runs ended so.
 
     Args:
-      *runs: each is a group: a folder whose sub-folders are runs (as `tflearn-seeds` makes it), a run directory, or a
+      *runs: each is a group: a folder whose sub-folders are runs (as `tflearn seeds` makes it), a run directory, or a
         `TrainedRun`. Single runs whose recorded configuration differs in seeds only are one group.
       axis: what the curves are compared against.
       metric: 'return', 'length', or another metric of the evaluations (evaluations.jsonl).

@@ -86,7 +86,7 @@ def table(folder: str | os.PathLike[str]) -> str:
     root = local_path(folder, 'the folder')
     rows = [(str(path.relative_to(root)), *cells(RunDir(path))) for path in runs_in(root)]
     if not rows:
-        raise UserValueError(f'got {root} without a run; need a folder of runs, such as --root_dir of tflearn-seeds')
+        raise UserValueError(f'got {root} without a run; need a folder of runs, such as --root_dir of tflearn seeds')
     rows.insert(0, ('run', *HEAD))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return '\n'.join('  '.join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -24,7 +24,7 @@ from tflearn.extensions.experiments.comparison import Axis, Comparison, Group
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.launch.reports import COLLECT_PARTS, quoted, shares
 
-with extras.needed_by('tflearn-report'):
+with extras.needed_by('tflearn report'):
     import jinja2
 
 _MAX_VIDEO_BYTES = 2_500_000
@@ -256,10 +256,10 @@ def _command(label: str, runs: Sequence[RunDir]) -> str:
     if all(seeds):
         numbers = sorted(int(seed[1]) for seed in seeds if seed)
         mode = '' if in_processes else ' --mode=synchronous'
-        return f'tflearn-seeds --gin_file={config} {root} --first_seed={numbers[0]} --seeds={len(numbers)}{mode}'
+        return f'tflearn seeds --gin_file={config} {root} --first_seed={numbers[0]} --seeds={len(numbers)}{mode}'
     if in_processes:
         return f'tflearn-launch --gin_file={config} {root}'
-    return f'tflearn-synchronous --gin_file={config} {root}'
+    return f'tflearn synchronous --gin_file={config} {root}'
 
 
 def _estimate(group: Group) -> str:

@@ -10,7 +10,7 @@ A tracker is called with events, which are dicts:
 
 The trackers are JSON lines, TensorBoard's HParams, MLflow, Weights & Biases, Aim, a function. Each is made from `to`,
 the text after its name in --to, and from the state that it had. Their libraries are in no extra, since they do not fit
-beside TensorFlow 2.15: tflearn-track runs in an environment of its own as well.
+beside TensorFlow 2.15: tflearn track runs in an environment of its own as well.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.extensions.experiments import overview
 from tflearn.files.run_dir import RunDir, read_json, write_json
 
-with extras.needed_by('tflearn-track'):
+with extras.needed_by('tflearn track'):
     from tflearn.extensions.experiments import series
 
 Event = dict[str, Any]

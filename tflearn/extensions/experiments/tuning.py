@@ -109,7 +109,7 @@ def _check(path: pathlib.Path, name: str, values: Any) -> None:
     )
 
 
-with extras.needed_by('tflearn-tune'):
+with extras.needed_by('tflearn tune'):
     import optuna
     from optuna.storages import JournalStorage, journal
     from optuna.trial import TrialState

@@ -36,7 +36,7 @@ def check(policies: Mapping[str, Sequence[str]] | None, partners: Mapping[str, A
     if (named or played) and (len(named - played) != 1 or not played <= named):
         raise UserValueError(
             f'got policies={sorted(named)} with partners={sorted(played)}; need a partner for each policy but the one '
-            'that the run trains; start tflearn-policies with exactly the policies of the game'
+            'that the run trains; start tflearn policies with exactly the policies of the game'
         )
     if wrong := [name for name in named if not name.isidentifier()]:
         raise UserValueError(f'got a policy {wrong[0]!r}; need a name of letters, digits and underscores')

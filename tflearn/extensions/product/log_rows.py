@@ -1,6 +1,6 @@
 """The rows of a log as numbers: each block of a table becomes rows of one NumPy dtype; what is wrong is counted.
 
-And what each column of the log means: `ColumnMap`, the file of `tflearn-data import --columns`, in TOML.
+And what each column of the log means: `ColumnMap`, the file of `tflearn data import --columns`, in TOML.
 """
 
 import collections

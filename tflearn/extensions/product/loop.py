@@ -168,7 +168,7 @@ def _locked(root: pathlib.Path, signals: StopSignals) -> Iterator[TextIO]:
         while not try_lock(log):
             if time.monotonic() > deadline or signals.received:
                 raise UserValueError(
-                    f'got --root_dir={root}, where another tflearn-loop works; need one; wait for it, or stop it'
+                    f'got --root_dir={root}, where another tflearn loop works; need one; wait for it, or stop it'
                 )
             threading.Event().wait(_LOCK_POLL_SECS)
         yield log

@@ -1,4 +1,4 @@
-"""tflearn-promote: the gate between two exported policies, and the states of the one that passes."""
+"""tflearn promote: the gate between two exported policies, and the states of the one that passes."""
 
 import dataclasses
 import functools

@@ -19,7 +19,7 @@ from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, local_path, log_files, read_json, write_atomically, write_json
 from tflearn.policies import states, versions
 
-with extras.needed_by('tflearn-loop'):
+with extras.needed_by('tflearn loop'):
     import jinja2
 
 _INPUTS, _RESULT = 'round.json', 'end.json'
@@ -151,7 +151,7 @@ def _value(found: dict[str, Any] | None) -> str:
 
 @checked_dataclass(frozen=True)
 class Logs:
-    """What rounds read; see `tflearn-data join`.
+    """What rounds read; see `tflearn data join`.
 
     Attributes:
       decisions: directories of decisions, or files.
@@ -176,7 +176,7 @@ class Logs:
 
 @checked_dataclass(frozen=True)
 class Training:
-    """How the next policy is trained; see `tflearn-train-offline`.
+    """How the next policy is trained; see `tflearn train-offline`.
 
     Attributes:
       gin_file: the gin file of the agent.
@@ -193,7 +193,7 @@ class Training:
 
 @checked_dataclass(frozen=True)
 class Gate:
-    """What a new policy has to prove on held-out data before it serves; see `tflearn-data split`, `tflearn-promote`.
+    """What a new policy has to prove on held-out data before it serves; see `tflearn data split`, `tflearn promote`.
 
     Attributes:
       held_out: the share of episodes that are held out.
@@ -253,7 +253,7 @@ class Steps:
             if earlier.exists() and self.gate.by == 'id':
                 options.append(f'--earlier={earlier}')
             yield self._step('split', parts.exists, 'data', 'split', f'--data={joined}', f'--output={parts}', *options)
-        yield self._step('train', begun.run.done.exists, 'train_offline', *self._train(begun), f'--data={data}')
+        yield self._step('train', begun.run.done.exists, 'train-offline', *self._train(begun), f'--data={data}')
         yield self._step('promote', lambda: self._is_judged(begun), 'promote', *self._promote(begun))
 
     def result(self, begun: Round) -> dict[str, Any]:
@@ -267,8 +267,8 @@ class Steps:
             'import': data.get('metadata', {}).get('import', {}),
         }
 
-    def _step(self, name: str, is_done: Callable[[], bool], program: str, *arguments: str) -> Step:
-        return Step(name, (sys.executable, '-m', f'{self.package}.{program}', *arguments), is_done)
+    def _step(self, name: str, is_done: Callable[[], bool], verb: str, *arguments: str) -> Step:
+        return Step(name, (sys.executable, '-m', self.package, verb, *arguments), is_done)
 
     def _join(self, begun: Round) -> list[str]:
         logs = self.logs

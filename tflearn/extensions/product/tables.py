@@ -18,7 +18,7 @@ import numpy as np
 from tflearn.core import extras
 from tflearn.core.errors import UserOSError, UserValueError
 
-with extras.needed_by('tflearn-data import'):
+with extras.needed_by('tflearn data import'):
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.csv

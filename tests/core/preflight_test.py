@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from scripts import preflight
 from tests.testing import forks
+from tflearn.core import preflight
 
 
 def test_accepts_this_installation():
@@ -73,7 +73,7 @@ def test_set_log_level_shows_all(noisy_module, capfd, monkeypatch):
 def test_a_missing_gpu_is_no_error(tmp_path, is_fork):
     program = tmp_path / 'program.py'
     program.write_text(
-        'from scripts import preflight\n'
+        'from tflearn.core import preflight\n'
         'preflight.import_quietly("tensorflow")\n'
         'import tensorflow as tf\n'
         'print(tf.config.list_logical_devices("GPU"))\n'
@@ -99,7 +99,7 @@ def test_failed_import_shows_its_output(tmp_path, monkeypatch, capfd):
 def test_a_log_handler_made_during_an_import_stays_usable(tmp_path):
     (tmp_path / 'logging_module.py').write_text('import logging\nhandler = logging.StreamHandler()\n')
     program = (
-        'import logging\nfrom scripts import preflight\npreflight.import_quietly("logging_module")\n'
+        'import logging\nfrom tflearn.core import preflight\npreflight.import_quietly("logging_module")\n'
         'import logging_module\nlogging.getLogger().addHandler(logging_module.handler)\nlogging.warning("still here")\n'
     )
     path = os.pathsep.join([str(tmp_path), str(pathlib.Path(__file__).parents[2])])

@@ -1,16 +1,21 @@
-"""The options that the flags of the serve program make."""
+"""Serves the policies that a run exports, by TensorFlow Serving's gRPC and REST interfaces.
+
+Each in its newest version, or in those that tflearn promote has chosen. It needs the extra `serving`. A model has the
+name of the policy's directory, such as `greedy_policy`.
+"""
 
 import os
 import pathlib
 import re
+import threading
 from typing import Any
 
 from absl import flags
 
-from tflearn.core import tokens
+from tflearn.core import preflight, tokens, waiting
 from tflearn.core.errors import UserValueError
-
-from . import job_flags
+from tflearn.core.verbs import values_of
+from tflearn.files.run_dir import opened_run_dir
 
 # Concurrent calls while a batch waits for more requests.
 _JOINING_CALLS = 16
@@ -31,7 +36,19 @@ def check() -> None:
         raise UserValueError('got a part of --tls_certificate, --tls_key, --tls_client_ca; need the first two together')
 
 
-def arguments() -> dict[str, Any]:
+def run(stop: threading.Event) -> None:
+    """Runs the job with the flags of its program."""
+    with waiting.may_exit(stop, lambda: None):  # nothing was begun
+        preflight.import_quietly('tensorflow', 'gym')
+        from tflearn.extensions.serving import serve  # After the flags are parsed: it loads TensorFlow.
+        from tflearn.jobs.run import Run
+
+    with opened_run_dir(flags.FLAGS.root_dir, 'serve') as run_dir:
+        its_run = Run(run_dir, stop, connect_timeout_secs=flags.FLAGS.connect_timeout_secs)
+        serve.serve(run=its_run, **_arguments())
+
+
+def _arguments() -> dict[str, Any]:
     """Returns the arguments of the job, but for the run. It loads TensorFlow."""
     from tflearn.extensions.serving import serve
 
@@ -40,7 +57,7 @@ def arguments() -> dict[str, Any]:
     options = serve.ServeOptions(
         policies=tuple(values.policies),
         versions=tuple(map(int, values.versions)),
-        batching=serve.BatchOptions(**job_flags.values_of(*names)) if values.batching else None,
+        batching=serve.BatchOptions(**values_of(values, *names)) if values.batching else None,
         max_rows=values.max_rows,
         poll_secs=values.poll_secs,
         clients=pathlib.Path(values.clients) if values.clients else None,
@@ -56,14 +73,14 @@ def arguments() -> dict[str, Any]:
         num_decisions=values.trial_decisions,
         outcome_secs=values.trial_outcome_secs,
     )
-    limits = job_flags.values_of('host', 'port', 'max_request_bytes', 'max_connections')
+    limits = values_of(values, 'host', 'port', 'max_request_bytes', 'max_connections')
     files = [pathlib.Path(name) for name in (values.tls_certificate, values.tls_key, values.tls_client_ca) if name]
     return {
         'server_options': serve.ServerOptions(**limits, tls=serve.TlsFiles(*files) if files else None),
         'options': options,
         'decision_log': serve.DecisionLogOptions(**_decision_log()) if values.decision_log else None,
         'trials': trials,
-        **job_flags.values_of('rest_port', 'metrics_port'),
+        **values_of(values, 'rest_port', 'metrics_port'),
     }
 
 
