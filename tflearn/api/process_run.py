@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tflearn.api import run_check
 from tflearn.config import files, going_on
@@ -123,15 +123,15 @@ def run(
     """
     _check_location(run_dir, backend.name)
     path = files.resolve(gin_file)
-    its_gin_file, gin_files = _in_image(gin_file, path) if backend.name == 'kubernetes' else (str(path), {})
+    its_gin_file = _in_image(path) if backend.name == 'kubernetes' else str(path)
     bindings = (f'--gin_bindings={binding}' for binding in gin_bindings)
     flags = [f'--root_dir={run_dir.location}', f'--gin_file={its_gin_file}', *bindings]
     reserved, several = contextlib.ExitStack(), num_replay_servers > 1
-    relays = num_collectors // _PER_RELAY * (num_collectors > _WITHOUT_RELAYS) if num_relays is None else num_relays
-    given = backend.name, num_replay_servers, relays, coordinator_address, more_flags, reserved
-    its_flags = (f'--run_dir={run_dir.location}', *(flag for flag in more_flags if '_token=' in flag))
+    relays = _default_relays(num_collectors) if num_relays is None else num_relays
+    addresses = _addresses(run_dir, backend.name, num_replay_servers, relays, coordinator_address, more_flags, reserved)
     alone = several if coordinator_alone is None else coordinator_alone
-    addresses = dataclasses.replace(_addresses(run_dir, *given), alone=alone, flags=its_flags)
+    its_flags = (f'--run_dir={run_dir.location}', *(flag for flag in more_flags if '_token=' in flag))
+    addresses = dataclasses.replace(addresses, alone=alone, flags=its_flags)
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
     flags += ['--code_snapshot'] * code_snapshot + [each for each in more_flags if each not in addresses.replay_flags]
     topology = run_topology(
@@ -151,36 +151,42 @@ def run(
         stop_timeout_secs=stop_timeout_secs + 10.0,
         silent_timeout_secs=silent_timeout_secs,
         connect_timeout_secs=connect_timeout_secs,
-        gin_files=gin_files,
     )
     with contextlib.closing(reserved), _warm_parent(topology, backend) as warm_parent:
         effective = _check(path, gin_bindings, topology, several, warm_parent)
         _warn_of_empty_servers(num_replay_servers, num_collectors)
-        if not backend.render and backend.name != 'kubernetes':
+        if backend.name == 'kubernetes':
+            topology = dataclasses.replace(topology, gin_files=_own_files(path, effective.files))
+        elif not backend.render:
             for line in going_on.begin(run_dir, effective, 'tflearn.jobs.train'):
                 _show(line)
         return backend.run(topology, run_dir, package, warm_parent)
 
 
-def _in_image(gin_file: str, path: pathlib.Path) -> tuple[str, dict[str, str]]:
-    """Returns the gin file's path in a container, and the files that an image has not: those that are not packaged."""
-    from tflearn.config import reader  # Half a second that a wrong flag need not wait for.
+def _default_relays(num_collectors: int) -> int:
+    return num_collectors // _PER_RELAY if num_collectors > _WITHOUT_RELAYS else 0
 
+
+def _in_image(path: pathlib.Path) -> str:
+    """Returns the gin file's path in a container."""
     packaged = files.folder().resolve()
-    read = {file.resolve(): text for file, text in reader.read(path).files.items()}
-    own = {file: text for file, text in read.items() if not file.is_relative_to(packaged)}
-    if not own:
-        return path.resolve().relative_to(packaged).as_posix(), {}
-    folder = path.resolve().parent
+    if path.resolve().is_relative_to(packaged):
+        return path.resolve().relative_to(packaged).as_posix()
+    return f'{extensions.load("kubernetes").GIN_FOLDER}/{path.name}'
+
+
+def _own_files(path: pathlib.Path, read: Mapping[str, str]) -> dict[str, str]:
+    """Returns those of the gin files that an image has not, by their paths below the folder of the first one."""
+    packaged, folder = files.folder().resolve(), path.resolve().parent
+    resolved = {pathlib.Path(file).resolve(): text for file, text in read.items()}
+    own = {file: text for file, text in resolved.items() if not file.is_relative_to(packaged)}
     for file in own:
         if not file.is_relative_to(folder):
             raise UserValueError(
                 f'got {path}, which includes {file}; need own files in its folder {folder} or below, since they are '
                 'sent with the manifests; move it there'
             )
-    return f'{extensions.load("kubernetes").GIN_FOLDER}/{path.name}', {
-        file.relative_to(folder).as_posix(): text for file, text in own.items()
-    }
+    return {file.relative_to(folder).as_posix(): text for file, text in own.items()}
 
 
 def _check_location(run_dir: RunDir, backend: str) -> None:

@@ -38,10 +38,12 @@ class Effective:
     Attributes:
       conditions: the stop conditions that are bound to numbers.
       values: what is bound, as text, by the full name of the setting.
+      files: the texts of the gin files that were read, by their paths; only of a check.
     """
 
     conditions: Conditions
     values: Mapping[str, str]
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def begin(run_dir: RunDir, now: Effective, job: str) -> list[str]:

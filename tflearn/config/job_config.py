@@ -149,7 +149,8 @@ def check(
         if isinstance(item, Configurable):
             values = {bound.parameter: _plain_value(bound) for bound in final if bound.target == item}
             check_factory(item.full_name, values)
-    return effective.of(final)
+    read = {str(path): text for path, text in statements.files.items()}
+    return dataclasses.replace(effective.of(final), files=read)
 
 
 def _function_of(job: str) -> Configurable:
