@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tensorboard.compat.proto import event_pb2
-from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+from tensorboard.plugins.hparams import metadata, plugin_data_pb2, summary_v2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tflearn.actors import evaluation_record
@@ -223,26 +223,20 @@ class HParams(Tracker):
             self._writer.write(event_pb2.Event(wall_time=time.time(), file_version='brain.Event:2').SerializeToString())
 
     def __call__(self, event: Event) -> None:
+        summary: Any = None
         if event['kind'] == 'config':
-            start = plugin_data_pb2.SessionStartInfo(group_name=self._name, start_time_secs=time.time())
-            for name, value in event['settings'].items():
-                if isinstance(value, bool):
-                    start.hparams[name].bool_value = value
-                elif isinstance(value, int | float):
-                    start.hparams[name].number_value = value
-                else:
-                    start.hparams[name].string_value = str(value)
-            self._write(metadata.SESSION_START_INFO_TAG, session_start_info=start)
-        elif event['kind'] == 'end':
+            settings = event['settings'].items()
+            texts = {name: value if isinstance(value, int | float) else str(value) for name, value in settings}
+            summary = summary_v2.hparams_pb(texts, trial_id=self._name)
+        elif event['kind'] == 'end':  # of which that module has no function
             end = plugin_data_pb2.SessionEndInfo(status='STATUS_SUCCESS', end_time_secs=time.time())
-            self._write(metadata.SESSION_END_INFO_TAG, session_end_info=end)
-
-    def _write(self, tag: str, **content: Any) -> None:
-        event = event_pb2.Event(wall_time=time.time())
-        value = event.summary.value.add(tag=tag, tensor=metadata.NULL_TENSOR)
-        data = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **content)
-        value.metadata.CopyFrom(metadata.create_summary_metadata(data))
-        self._writer.write(event.SerializeToString())
+            data = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, session_end_info=end)
+            about = metadata.create_summary_metadata(data)
+            summary = {
+                'value': [{'tag': metadata.SESSION_END_INFO_TAG, 'metadata': about, 'tensor': metadata.NULL_TENSOR}]
+            }
+        if summary is not None:
+            self._writer.write(event_pb2.Event(wall_time=time.time(), summary=summary).SerializeToString())
 
     def flush(self) -> None:
         self._file.flush()
