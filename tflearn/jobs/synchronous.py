@@ -100,31 +100,27 @@ def synchronous(
     settings.check(experience)
     if run.is_done():
         return
-    with (
-        only_learner(run, device) as (run, strategy, stopped),
-        contextlib.ExitStack() as opened,
-    ):
+    with contextlib.ExitStack() as ending:
+        run, strategy, stopped = ending.enter_context(only_learner(run, device))
         with waiting.may_exit(run.stop, stopped):
+            # Who acts and learns: an agent, for environments of this process.
             seed = set_seed(initial.seed, strategy, repeatable=True)
-            settings = dataclasses.replace(settings, seed=seed)
             own_seed = seed if collect_options.seed is None else collect_options.seed
             environment = make_environment(num_environments=num_environments, seed=own_seed)
-            opened.callback(environment.close)
+            ending.callback(environment.close)
             agent = initial_agent.make(make_agent, environment.specs, experience, strategy, device.precision)
             initial_values.load(agent, initial, run.dir)
+            # What it learns from: the steps that are written to a replay of this process.
             storage = initial_agent.storage(agent, experience)
-            source, write = opened.enter_context(_replay(storage, environment, agent, initial, seed, run.stop))
-            acting = collection.Collection(
-                environment,
-                agent.collect_policy,
-                collect_options,
-                experience,
-            )
+            source, write = ending.enter_context(_replay(storage, environment, agent, initial, seed, run.stop))
+            # A checkpoint holds what a resumed run has to go on with.
             kept: dict[str, Resumable] = {} if _is_too_large(storage) else {'source': source}
             if isinstance(write, ReplayWriter):
                 kept['writer'] = write
+            acting = collection.Collection(environment, agent.collect_policy, collect_options, experience)
             collectors = OwnCollectors(acting, write, kept, repr((num_environments, experience)))
-            session = Session(run, agent, source, collectors, strategy, settings.in_train_steps(source))
+            settings = dataclasses.replace(settings.in_train_steps(source), seed=seed)
+            session = Session(run, agent, source, collectors, strategy, settings)
             session.begin()
         session.run()
 

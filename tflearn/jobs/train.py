@@ -87,30 +87,31 @@ def train(
         _dry_run(device, make_environment, make_agent, experience, initial, data, settings)
     if device.dry_run is not None or run.is_done():
         return
-    with (
-        only_learner(run, device) as (run, strategy, stopped),
-        _watchdog(data.timeout_secs, run.connect_timeout_secs) as watchdog,
-        watchdog.guard('the work between two calls'),
-        contextlib.ExitStack() as ending,
-    ):
+    with contextlib.ExitStack() as ending:
+        run, strategy, stopped = ending.enter_context(only_learner(run, device))
+        watchdog = ending.enter_context(_watchdog(data.timeout_secs, run.connect_timeout_secs))
+        ending.enter_context(watchdog.guard('the work between two calls'))
         with waiting.may_exit(run.stop, stopped):
+            # Who learns: the agent, for the environment's specs.
             with watchdog.guard('the construction of the agent'):
-                seed, specs = set_seed(initial.seed, strategy), specs_of(make_environment)
+                seed = set_seed(initial.seed, strategy)
+                specs = specs_of(make_environment)
                 agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
                 initial_values.demonstrate(agent, initial.demonstrations, experience)
             storage = initial_agent.storage(agent, experience)
             _check_machine(run.dir, agent, storage)
+            # With whom: the run's coordinator and replay servers. Collectors know of a clone before it is trained.
             connected = Coordinator(run.coordinator, f'train_{strategies.layout(strategy).worker}', run.stop)
             ending.callback(connected.close)
             addresses = _join(connected, run, agent, data, storage, strategy)
             _clone(agent, initial, specs, run, connected, strategy, device, seed, watchdog)
+            # What it learns from, and the learner itself; its checkpoint comes after the initial values.
             with watchdog.guard('the construction of the learner'):
                 initial_values.load(agent, initial, run.dir)
                 source = _source(data, addresses, storage, agent, strategy, seed, initial)
                 settings = dataclasses.replace(settings.in_train_steps(source), seed=seed, watchdog=watchdog)
-                intervals, timeout_secs = settings.intervals, data.server_timeout_secs
                 collectors = RemoteCollectors(
-                    run.dir, connected, agent, storage, source, strategy, intervals, timeout_secs
+                    run.dir, connected, agent, storage, source, strategy, settings.intervals, data.server_timeout_secs
                 )
                 session = Session(run, agent, source, collectors, strategy, settings)
                 session.begin()

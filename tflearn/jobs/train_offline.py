@@ -84,17 +84,22 @@ def train_offline(
     settings.check(experience, data_stop_conditions.max_epochs, data_stop_conditions.patience)
     if run.is_done():
         return
-    with only_learner(run, device) as (run, strategy, stopped):
+    max_epochs = data_stop_conditions.max_epochs
+    with contextlib.ExitStack() as ending:
+        run, strategy, stopped = ending.enter_context(only_learner(run, device))
         agreement = workers.Agreement(strategy)
         with waiting.may_exit(run.stop, stopped):
+            # Who learns: the agent, for the specs of the environment in which the episodes were recorded.
             seed = set_seed(initial.seed, strategy, repeatable=True)
             settings = dataclasses.replace(settings, seed=seed)
             with agreement.together('the data set'):
-                specs, files = environment_specs(dataset), _checksum(dataset)
+                specs = environment_specs(dataset)
+                files = _checksum(dataset)
             agreement.check_same(files, 'the checksum of the names of the files')
             agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
             initial_values.load(agent, initial, run.dir)
-            data_spec, max_epochs = initial_agent.data_spec(agent, experience), data_stop_conditions.max_epochs
+            # What it learns from: each worker its part of the episodes, but those for validation.
+            data_spec = initial_agent.data_spec(agent, experience)
             validator: Validator | None = None
             with agreement.together('the data set'):
                 source = episode_files.from_files(dataset, experience, data_spec, strategy, seed, reading, max_epochs)
@@ -102,12 +107,14 @@ def train_offline(
                     kept = episode_files.validation_episodes(dataset, experience, data_spec, validation.share)
                     validator = Validator(kept.all_batches, validation.interval_steps, data_stop_conditions)
                     settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
+            # A call of the learner ends where it saves, exports or validates.
             source.most_owed = _steps_per_call(source.most_owed, settings, validation)
             steps = _FileSteps(source, agreement, validator, max_epochs, _origin(dataset, initial))
             session = Session(run, agent, source, steps, strategy, settings)
             session.begin()
-        with _watched(strategy, lambda: (session.train_step, steps.num_validated)):
-            session.run()
+        # Whoever waits too long for the other workers ends; what it counts shows that they go on.
+        ending.enter_context(_watched(strategy, lambda: (session.train_step, steps.num_validated)))
+        session.run()
 
 
 def _check(
