@@ -7,10 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from tests.testing import example_policies
-from tflearn.extensions.serving.models import Models
-from tflearn.extensions.serving.served_version import ServedVersion
-from tflearn.extensions.serving.server import PolicyServer
-from tflearn.net.server_options import ServerOptions
 from tflearn.policies.exporter import PolicyExporter
 
 DEADLINE_SECS = 60.0
@@ -60,6 +56,12 @@ def held(models):
 @contextlib.contextmanager
 def serving(root, batching=None, pinned=(), names=(), max_concurrent_requests=1024, **options):
     """A server of the policies in `root`, on a free port. Yields it and its models."""
+    # What only the extra of serving brings, which publishing does without.
+    from tflearn.extensions.serving.models import Models
+    from tflearn.extensions.serving.served_version import ServedVersion
+    from tflearn.extensions.serving.server import PolicyServer
+    from tflearn.net.server_options import ServerOptions
+
     models = Models(root, lambda path: ServedVersion(path, batching), names, pinned)
     models.refresh()
     server = PolicyServer(models, ServerOptions(**options), max_concurrent_requests=max_concurrent_requests)
