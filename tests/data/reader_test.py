@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -274,4 +275,30 @@ def test_a_forged_length_is_a_damaged_record(tmp_path, length):
     (shard,) = find_shards(tmp_path)
     shard.path.write_bytes(forged.header(length) + shard.path.read_bytes()[12:])
     with pytest.raises(RuntimeError, match='got 1 damaged records, the last one in .*corrupted: a record of'):
+        read(tmp_path)
+
+
+def test_a_compressed_record_too_large_for_the_memory_is_refused_by_its_length(tmp_path):
+    """Of 3 GB of zeros 3 MB are on disk, and TensorFlow looks at a checksum when it has made room for all."""
+    data_sets.write(tmp_path, 60, compress=True)
+    (shard,) = find_shards(tmp_path)
+    with gzip.open(shard.path, 'wb') as file:
+        file.write(forged.header(3 * 10**9) + bytes(10**6))
+    with pytest.raises(RuntimeError, match='got 1 damaged records.*a record of 3000000000 bytes; need at most'):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused(tmp_path, make):
+    """To open a named pipe would wait until somebody writes into it."""
+    data_sets.write(tmp_path, 60)
+    (shard,) = find_shards(tmp_path)
+    shard.path.unlink()
+    make(shard.path)
+    with pytest.raises(OSError, match='which is no regular file; need files of episodes'):
+        read(tmp_path)
+    shard.path.rename(tmp_path / 'moved')
+    (tmp_path / 'dataset.json').unlink()
+    make(tmp_path / 'dataset.json')
+    with pytest.raises(ValueError, match='it is no regular file'):
         read(tmp_path)

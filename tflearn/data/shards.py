@@ -4,6 +4,8 @@ import pathlib
 import re
 from typing import NamedTuple
 
+from tflearn.core.errors import UserOSError
+
 SUFFIX = '.tfrecord'
 _SHARD = re.compile(r'(?P<writer>[\w.]+)-(?P<number>\d{5})-e(?P<episodes>\d+)-s(?P<steps>\d+)\.tfrecord(\.gz)?')
 
@@ -19,8 +21,15 @@ class Shard(NamedTuple):
 
 
 def find_shards(directory: pathlib.Path) -> list[Shard]:
-    """Returns the complete files of a data set, in the order of their names."""
-    found = ((path, _SHARD.fullmatch(path.name)) for path in sorted(directory.glob(f'*{SUFFIX}*')))
+    """Returns the complete files of a data set, in the order of their names.
+
+    Raises:
+      OSError: if one of them is a directory, a named pipe or the like.
+    """
+    found = [(path, _SHARD.fullmatch(path.name)) for path in sorted(directory.glob(f'*{SUFFIX}*'))]
+    for path, match in found:
+        if match and path.exists() and not path.is_file():  # to open a named pipe would wait for ever
+            raise UserOSError(f'got {path}, which is no regular file; need files of episodes; remove it')
     return [
         Shard(path, match['writer'], int(match['number']), int(match['episodes']), int(match['steps']))
         for path, match in found

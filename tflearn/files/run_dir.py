@@ -118,6 +118,8 @@ def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
       ValueError: if it cannot be read, or holds something else.
     """
     try:
+        if path.exists() and not path.is_file():  # to read a named pipe would wait for ever
+            raise OSError('it is no regular file')
         value = json.loads(path.read_text(encoding='utf-8'))
     except (FileNotFoundError, NotADirectoryError):
         return None
