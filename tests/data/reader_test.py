@@ -300,5 +300,5 @@ def test_what_is_no_file_is_refused(tmp_path, make):
     shard.path.rename(tmp_path / 'moved')
     (tmp_path / 'dataset.json').unlink()
     make(tmp_path / 'dataset.json')
-    with pytest.raises(ValueError, match='it is no regular file'):
+    with pytest.raises(ValueError, match='which is no regular file; need a JSON object'):
         read(tmp_path)

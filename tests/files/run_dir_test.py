@@ -98,12 +98,19 @@ def test_json_round_trip_and_damage(tmp_path):
         read_json(path)
 
 
-@pytest.mark.parametrize('content', [b'[]', b'3', b'null', b'\xff', b'[' * 100_000, b'1' * 5000, None])
+@pytest.mark.parametrize('content', [b'[]', b'3', b'null', b'\xff', b'[' * 100_000, b'1' * 5000])
 def test_what_is_no_json_object_is_named(tmp_path, content):
     path = tmp_path / 'file.json'
-    path.mkdir() if content is None else path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(ValueError, match='got a damaged file .*file.json.*; need a JSON object; remove the file'):
         read_json(path)
+
+
+@pytest.mark.parametrize('make', [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_not_opened(tmp_path, make):
+    make(tmp_path / 'file.json')
+    with pytest.raises(ValueError, match='got .*file.json, which is no regular file; need a JSON object; remove it'):
+        read_json(tmp_path / 'file.json')
 
 
 @pytest.mark.parametrize('path', ['~nobody_of_this_name/run', 'a\0b'])

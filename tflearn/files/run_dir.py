@@ -117,9 +117,9 @@ def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
     Raises:
       ValueError: if it cannot be read, or holds something else.
     """
+    if path.exists() and not path.is_file():  # to read a named pipe would wait for ever
+        raise UserValueError(f'got {path}, which is no regular file; need a JSON object; remove it')
     try:
-        if path.exists() and not path.is_file():  # to read a named pipe would wait for ever
-            raise OSError('it is no regular file')
         value = json.loads(path.read_text(encoding='utf-8'))
     except (FileNotFoundError, NotADirectoryError):
         return None
