@@ -11,6 +11,7 @@ import pytest
 import tflearn
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
+BROUGHT_BY_EXTENSIONS = ('compare', 'train_policies')
 USERS_PROGRAM = pathlib.Path(__file__).with_name('users_program.py')
 STRICT = """
 [mypy]
@@ -32,7 +33,13 @@ def run(*arguments, path=CHECKOUT, **options):
     return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=240, check=False, **options)
 
 
-@pytest.mark.parametrize('name', tflearn.__all__)
+@pytest.mark.parametrize(
+    'name',
+    [
+        pytest.param(name, marks=pytest.mark.extensions if name in BROUGHT_BY_EXTENSIONS else ())
+        for name in tflearn.__all__
+    ],
+)
 def test_each_name_can_be_imported(name):
     assert callable(getattr(tflearn, name))
     assert getattr(tflearn, name) is getattr(importlib.import_module('tflearn'), name)

@@ -37,6 +37,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.extensions
 def test_every_name_can_be_imported():
     ended = run('names')
     assert ended.returncode == 0, ended.stderr
