@@ -2,12 +2,14 @@
 
 import dataclasses
 import io
+import sys
 import time
+import types
 
 from rich.console import Console
 
 from tests.launch.example_reports import example_run
-from tflearn.launch.live_view import LiveView, draw
+from tflearn.launch.live_view import LiveView, NotebookView, draw
 from tflearn.launch.reports import JobReport, RunReport
 
 
@@ -85,3 +87,19 @@ def test_writes_events_above_the_view():
     lines = out.getvalue().splitlines()
     assert lines[0].endswith('collect_0 died; the end of logs/collect_0.log:')
     assert lines[1] == '      [bold]nan[/bold] in x[0]'
+
+
+def test_a_notebook_draws_in_one_place(monkeypatch, capsys):
+    from IPython import display
+
+    shown = []
+    handle = types.SimpleNamespace(update=lambda data, raw: shown.append(data))
+    monkeypatch.setattr(display, 'display', lambda data, **_: (shown.append(data), handle)[1])
+    view = NotebookView('runs/cartpole', sys.stdout)
+    view.event('begins')
+    for _ in range(2):
+        view.show(example_run())
+    assert len(shown) == 2
+    assert 'runs/cartpole' in shown[0]['text/html'] and '12,400 of 20,000' in shown[1]['text/html']
+    assert shown[0]['text/plain'].startswith('train steps 12,400 of 20,000')
+    assert capsys.readouterr().out.endswith('begins\n')

@@ -149,3 +149,13 @@ def test_a_missing_extra_is_one_line(tmp_path):
     assert ended.returncode == 2
     assert 'got no onnx, which --format=onnx needs; need that installed; pip install ' in ended.stderr
     assert ended.stderr.count('\n') == 1
+
+
+def test_libraries_of_onnx_leave_the_environment_as_it_is(tmp_path):
+    """tf2onnx sets TF_CPP_MIN_LOG_LEVEL, and what a job starts afterwards would show TensorFlow's own lines."""
+    program = tmp_path / 'program.py'
+    program.write_text(
+        'import os\nbefore = dict(os.environ)\nfrom tflearn.policies import onnx\nassert dict(os.environ) == before'
+    )
+    ended = forks.run(str(program), timeout=120.0)
+    assert ended.returncode == 0, ended.stderr

@@ -4,6 +4,7 @@ An input and an output of ONNX cannot have the same name, so the policy states t
 `NEXT` in a model.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,10 +14,14 @@ import tensorflow as tf
 from tflearn.core import extras
 from tflearn.core.errors import UserValueError
 
+_environment = dict(os.environ)
 with extras.needed_by('an ONNX model'):
     import onnx
     import onnxruntime
     import tf2onnx
+# tf2onnx sets TensorFlow's log level for this process, and for all that it starts from now on.
+os.environ.clear()
+os.environ.update(_environment)
 
 NEXT = 'next_'
 _OPSET = 18  # of December 2022

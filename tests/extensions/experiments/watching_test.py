@@ -1,4 +1,4 @@
-"""tflearn watch beside a run of the launcher, and the view of a notebook."""
+"""tflearn watch beside a run of the launcher."""
 
 import os
 import pty
@@ -6,15 +6,13 @@ import re
 import select
 import subprocess
 import sys
-import types
 
 import pytest
 
-from tests.launch.example_reports import example_run
 from tests.testing import forks
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, Status, write_json
-from tflearn.launch import live_view, supervisor
+from tflearn.launch import supervisor
 
 DEADLINE_SECS = 60.0
 TRAIN = {'train_step': 12, 'num_train_steps': 48, 'train_steps_per_sec': 2.0, 'time': 0.0}
@@ -86,19 +84,3 @@ def test_wrong_input_is_one_line(tmp_path):
         ended = forks.run('scripts', 'watch', *arguments, timeout=DEADLINE_SECS)
         assert (ended.returncode, ended.stderr.count('\n')) == (2, 1)
         assert message in ended.stderr
-
-
-def test_a_notebook_draws_in_one_place(monkeypatch, capsys):
-    from IPython import display
-
-    shown = []
-    handle = types.SimpleNamespace(update=lambda data, raw: shown.append(data))
-    monkeypatch.setattr(display, 'display', lambda data, **_: (shown.append(data), handle)[1])
-    view = live_view.NotebookView('runs/cartpole', sys.stdout)
-    view.event('begins')
-    for _ in range(2):
-        view.show(example_run())
-    assert len(shown) == 2
-    assert 'runs/cartpole' in shown[0]['text/html'] and '12,400 of 20,000' in shown[1]['text/html']
-    assert shown[0]['text/plain'].startswith('train steps 12,400 of 20,000')
-    assert capsys.readouterr().out.endswith('begins\n')
