@@ -1,5 +1,6 @@
 """How a machine is divided among jobs."""
 
+import dataclasses
 import os
 import re
 import sys
@@ -25,7 +26,33 @@ def placed(machine=MACHINE, num_collectors=2, num_workers=1, **resources):
 
 
 def test_jobs_without_resources_run_anywhere():
-    assert all(placement == Placement() for placement in placed().values())
+    machine = dataclasses.replace(MACHINE, gpus=[])
+    assert all(placement == Placement() for placement in placed(machine).values())
+
+
+def devices(found):
+    return {name: item.environment.get('CUDA_VISIBLE_DEVICES') for name, item in found.items()}
+
+
+def growth(found):
+    return {name for name, item in found.items() if item.environment.get('TF_FORCE_GPU_ALLOW_GROWTH') == 'true'}
+
+
+def test_the_learner_has_the_gpus_and_the_others_none(monkeypatch):
+    monkeypatch.delenv('TF_FORCE_GPU_ALLOW_GROWTH', raising=False)
+    found = placed()
+    assert devices(found) == {'replay_server': '', 'train': '0,3', 'evaluate': '', 'collect_0': '', 'collect_1': ''}
+    assert growth(found) == {'train'}
+    found = placed(num_collectors=1, collect=Resources(accelerators=1))
+    assert devices(found) == {'replay_server': '', 'train': '3', 'evaluate': '', 'collect_0': '0'}
+    assert growth(found) == {'train', 'collect_0'}
+    found = placed(num_workers=2)
+    assert devices(found)['train'] == '0,3', 'which its workers divide'
+
+
+def test_growth_that_the_user_has_set_stays(monkeypatch):
+    monkeypatch.setenv('TF_FORCE_GPU_ALLOW_GROWTH', 'false')
+    assert placed()['train'].environment['TF_FORCE_GPU_ALLOW_GROWTH'] == 'false'
 
 
 def test_cores_are_divided():
@@ -43,8 +70,7 @@ def test_gpus_are_divided_and_hidden():
     found = placed(
         train=Resources(accelerators=1), collect=Resources(accelerators=0), evaluate=Resources(accelerators=1)
     )
-    variables = {name: item.environment.get('CUDA_VISIBLE_DEVICES') for name, item in found.items()}
-    assert variables == {'replay_server': None, 'train': '0', 'evaluate': '3', 'collect_0': '', 'collect_1': ''}
+    assert devices(found) == {'replay_server': '', 'train': '0', 'evaluate': '3', 'collect_0': '', 'collect_1': ''}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +96,7 @@ def test_refuses_what_the_machine_does_not_have(arguments, message):
 
 def test_workers_get_theirs_together():
     found = placed(num_workers=2, train=Resources(cores=2, accelerators=1))['train']
-    assert found == Placement(frozenset({2, 3, 5, 7}), {'CUDA_VISIBLE_DEVICES': '0,3'})
+    assert (found.cores, found.environment['CUDA_VISIBLE_DEVICES']) == ({2, 3, 5, 7}, '0,3')
 
 
 def test_this_machine_has_something(monkeypatch):
@@ -79,6 +105,9 @@ def test_this_machine_has_something(monkeypatch):
     assert set(machine.cores) == os.sched_getaffinity(0)
     assert 0.1 < machine.memory_gb < 1e5
     assert machine.gpus == ['1', '2']
+    for hidden in ('', '-1', '-1,2'):
+        monkeypatch.setenv('CUDA_VISIBLE_DEVICES', hidden)
+        assert this_machine().gpus == []
 
 
 @pytest.mark.parametrize('warm_parent', [False, True])
@@ -93,3 +122,18 @@ def test_jobs_run_on_their_cores(run, run_dir, warm_parent):
     everywhere = sorted(os.sched_getaffinity(0))
     assert f'cores [{everywhere[0]}]\nCUDA_VISIBLE_DEVICES=\n' in run_dir.log('train').read_text()
     assert f'cores {everywhere}\n' in run_dir.log('evaluate').read_text()
+
+
+@pytest.mark.parametrize('warm_parent', [False, True])
+def test_the_processes_of_a_run_see_their_gpus_only(run, run_dir, monkeypatch, warm_parent):
+    """The machine's GPUs are named by `CUDA_VISIBLE_DEVICES`; the jobs use none."""
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '1,2')
+    monkeypatch.delenv('TF_FORCE_GPU_ALLOW_GROWTH', raising=False)
+    says = ['env=CUDA_VISIBLE_DEVICES', 'env=TF_FORCE_GPU_ALLOW_GROWTH']
+    run(
+        warm_parent=(sys.executable, '-c', SERVE) if warm_parent else None,
+        train=[*says, 'write=trained'],
+        evaluate=[*says, 'await=trained', 'done'],
+    )
+    assert 'CUDA_VISIBLE_DEVICES=1,2\nTF_FORCE_GPU_ALLOW_GROWTH=true\n' in run_dir.log('train').read_text()
+    assert 'CUDA_VISIBLE_DEVICES=\nTF_FORCE_GPU_ALLOW_GROWTH=None\n' in run_dir.log('evaluate').read_text()

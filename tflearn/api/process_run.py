@@ -22,6 +22,7 @@ from tflearn.launch.topology import (
     OWN_ADDRESS,
     Addresses,
     Topology,
+    commonest_environment,
     on_one_machine,
     place,
     read_resources,
@@ -282,9 +283,10 @@ def _warm_parent(topology: Topology, backend: Backend) -> Iterator[WarmParent | 
     if topology.warm_parent is None or backend.name != 'local' or backend.render:
         yield None
         return
+    environment = commonest_environment(place(on_one_machine(topology), this_machine()))
     with (
         tempfile.TemporaryFile('w') as log,
-        contextlib.closing(WarmParent(topology.warm_parent, log)) as warm_parent,
+        contextlib.closing(WarmParent(topology.warm_parent, log, environment)) as warm_parent,
     ):
         warm_parent.wait_until_ready(lambda: False)
         yield warm_parent

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from tflearn.core.errors import UserValueError
@@ -21,7 +21,7 @@ from tflearn.launch import reports
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import PlainView
 from tflearn.launch.supervisor import Failure, Supervisor
-from tflearn.launch.topology import Topology, on_one_machine, place, this_machine
+from tflearn.launch.topology import Placement, Topology, commonest_environment, on_one_machine, place, this_machine
 from tflearn.launch.warm_parent import WarmParent
 
 LINE_INTERVAL_SECS = 10.0
@@ -122,7 +122,7 @@ def run(
             _print(out, f'Run in {reports.quoted(run_dir.root)}; logs in {reports.quoted(run_dir.logs)}.')
             view = make_view(out, run_dir, line_interval_secs)
             with (
-                _own_warm_parent(topology, log, warm_parent, lambda: len(signals.received) > 0) as parent,
+                _own_warm_parent(topology, log, warm_parent, placements, lambda: len(signals.received) > 0) as parent,
                 contextlib.closing(OrphanReaper(topology.stop_timeout_secs, log.fileno())) as reaper,
             ):
                 supervisor = Supervisor(topology, run_dir, reaper, parent, view, log, placements)
@@ -137,13 +137,18 @@ def run(
 
 @contextlib.contextmanager
 def _own_warm_parent(
-    topology: Topology, log: TextIO, given: WarmParent | None, stop: Callable[[], bool]
+    topology: Topology,
+    log: TextIO,
+    given: WarmParent | None,
+    placements: Mapping[str, Placement],
+    stop: Callable[[], bool],
 ) -> Iterator[WarmParent | None]:
     """Starts the topology's warm parent, if it has one and none is given, and waits until it is ready."""
     if given is not None or topology.warm_parent is None:
         yield given
         return
-    with contextlib.closing(WarmParent(topology.warm_parent, log)) as warm_parent:
+    environment = commonest_environment(placements)
+    with contextlib.closing(WarmParent(topology.warm_parent, log, environment)) as warm_parent:
         warm_parent.wait_until_ready(stop)
         yield warm_parent
 

@@ -136,7 +136,8 @@ class JobProcess:
         self._status, self._store = run_dir.status(job.name), run_dir.store
         self._reaper = reaper
         self._placement = placement
-        self._warm_parent = None if placement.environment else warm_parent  # Its forks have its environment.
+        fits = warm_parent is not None and warm_parent.environment == placement.environment  # Its forks have its own.
+        self._warm_parent = warm_parent if fits else None
         self._process: subprocess.Popen[bytes] | Fork | None = None
         self._old_time: Any = None  # of its status; only compared with each other
         self._heard_time: Any = None

@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserValueError
@@ -74,7 +74,8 @@ class Resources:
     Attributes:
       cores: CPU cores.
       memory_gb: memory [GB, 10^9 bytes].
-      accelerators: GPUs, or chips of a TPU; 0 hides those that are there.
+      accelerators: GPUs, or chips of a TPU; 0 hides those that are there. On one machine None is what no other job
+        asks for in the learner, and 0 in all others.
       accelerator: their kind, as the cluster names it.
       custom: countable resources of the cluster by name, like RLlib's `custom_resources_per_env_runner`.
     """
@@ -330,6 +331,7 @@ def run_topology(
 _DEVICES = pathlib.Path('/dev')
 _CGROUP_LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 _TF_DEVICES = 'CUDA_VISIBLE_DEVICES'
+_TF_GROWTH = 'TF_FORCE_GPU_ALLOW_GROWTH'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,15 +370,18 @@ def this_machine() -> Machine:
         memory = min(memory, int(text)) if text.isdigit() else memory
     gpus = sorted(path.name.removeprefix('nvidia') for path in _DEVICES.glob('nvidia[0-9]*'))
     visible = os.environ.get(_TF_DEVICES)
-    gpus = gpus if visible is None else [name for name in visible.split(',') if name]
+    if visible is not None:  # -1 and what stands behind it are none
+        gpus = [*itertools.takewhile(lambda name: name not in ('', '-1'), visible.split(','))]
     return Machine(sorted(os.sched_getaffinity(0)), memory / 1e9, gpus)
 
 
 def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
     """Divides a machine among the jobs. Jobs that ask for cores share them with no other job that asks for some.
 
-    Memory is added up and compared, and nothing more: no process is held below a limit. The workers of a job share its
-    cores, and divide its devices among themselves (see `learner_workers`).
+    The learner has the GPUs for which no job asks, and the others none: the first process of TensorFlow that sees a GPU
+    takes nearly all of its memory. A job with GPUs takes memory as it needs it, unless the launcher's environment says
+    otherwise. Other memory is added up and compared, and nothing more: no process is held below a limit. The workers
+    of a job share its cores, and divide its devices among themselves (see `learner_workers`).
 
     Returns:
       The placement of each job by its name.
@@ -385,6 +390,8 @@ def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
       ValueError: if the jobs ask for more than the machine has.
     """
     cores, gpus = iter(machine.cores), iter(machine.gpus)
+    asked_for = sum(job.workers * (job.resources.accelerators or 0) for job in topology.jobs)
+    left = machine.gpus[asked_for:]
     there_is = {
         'cores': len(machine.cores),
         'memory_gb': round(machine.memory_gb, 1),
@@ -404,13 +411,27 @@ def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
                 f'got the resources {", ".join(job.resources.custom)} for {job.name} on one machine; need '
                 '--backend=slurm or --backend=kubernetes for that'
             )
-    return {job.name: _placement(job, cores, gpus) for job in topology.jobs}
+    placements = {}
+    for job in topology.jobs:
+        own_cores = frozenset(itertools.islice(cores, job.workers * (job.resources.cores or 0)))
+        own_gpus: Sequence[str] | None = None  # all that there may be
+        if job.resources.accelerators is not None:
+            own_gpus = [*itertools.islice(gpus, job.workers * job.resources.accelerators)]
+        elif machine.gpus:
+            own_gpus = left if job.kind == 'train' else ()
+        placements[job.name] = Placement(own_cores or None, _of_gpus(own_gpus))
+    return placements
 
 
-def _placement(job: Job, cores: Iterable[int], gpus: Iterable[str]) -> Placement:
-    resources = job.resources
-    own = frozenset(itertools.islice(cores, job.workers * (resources.cores or 0)))
-    environment = {}
-    if resources.accelerators is not None:
-        environment[_TF_DEVICES] = ','.join(itertools.islice(gpus, job.workers * resources.accelerators))
-    return Placement(own or None, environment)
+def commonest_environment(placements: Mapping[str, Placement]) -> Mapping[str, str]:
+    """Returns the variables that most jobs have, for the process that forks them."""
+    environments = [placement.environment for placement in placements.values()]
+    return max(environments, key=environments.count, default={})
+
+
+def _of_gpus(gpus: Sequence[str] | None) -> dict[str, str]:
+    """Returns the variables of a process that has these GPUs; None: without a limit."""
+    if gpus is None:
+        return {}
+    growth = {_TF_GROWTH: os.environ.get(_TF_GROWTH, 'true')} if gpus else {}
+    return {_TF_DEVICES: ','.join(gpus), **growth}

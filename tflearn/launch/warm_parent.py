@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -53,19 +54,27 @@ def start_program(
 
 
 class WarmParent:
-    """Starts jobs as forks of a process that has loaded their libraries."""
+    """Starts jobs as forks of a process that has loaded their libraries.
 
-    def __init__(self, command: Sequence[str], log: TextIO):
+    Attributes:
+      environment: the variables that the jobs have besides those of the launcher.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: TextIO, environment: Mapping[str, str] = types.MappingProxyType({})
+    ):
         """Starts the process.
 
         Args:
           command: the program that calls `serve`; a descriptor is added to it.
           log: the file for its output.
+          environment: see the attribute.
         """
+        self.environment = dict(environment)
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            given = [*command, str(theirs.fileno())], log, unbuffered_environment(), [theirs.fileno()]
-            self._process = start_program(*given)
+            given = [*command, str(theirs.fileno())], log, unbuffered_environment() | self.environment
+            self._process = start_program(*given, [theirs.fileno()])
         self._exit_codes: dict[int, int] = {}
         self._ready = False
 
