@@ -1,6 +1,6 @@
 import numpy as np
 
-from tflearn.environments.sync_vector_env import EXECUTED_ACTION, InfoColumns, numeric_info
+from tflearn.environments.infos import EXECUTED_ACTION, InfoColumns, numeric_info
 
 
 def test_only_numbers_are_kept():

@@ -12,7 +12,7 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.core.errors import UserError, UserTypeError, UserValueError
 from tflearn.core.resumable import Resumable
 from tflearn.core.types import EnvironmentSpecs, check_batch
-from tflearn.environments import gathering, spaces, sync_vector_env, worker_processes
+from tflearn.environments import gathering, infos, spaces, sync_vector_env, worker_processes
 
 
 class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
@@ -115,9 +115,9 @@ class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
                 self.single_observation_space, observation, i, one, sync_vector_env.origin_of(i, self.name)
             )
         last = info.get('final_info')
-        return observation, _merged(
-            sync_vector_env.numeric_info(info), sync_vector_env.numeric_info(last), ended
-        ) if isinstance(last, Mapping) else info
+        return observation, _merged(infos.numeric_info(info), infos.numeric_info(last), ended) if isinstance(
+            last, Mapping
+        ) else info
 
     def _rebuild(self, cause: str) -> Any:
         self._ended = np.zeros(self.num_envs, bool)
@@ -128,7 +128,7 @@ def _merged(info: Mapping[str, Any], last: Mapping[str, Any], ended: np.ndarray)
     """Returns the infos of a step, with those of the last step of the episodes where `ended`, bool [B]."""
     merged = {key: value for key, value in info.items() if not key.startswith('final_info/')}
     for key, value in last.items():
-        values, mask = np.asarray(value), sync_vector_env.mask_name(key)
+        values, mask = np.asarray(value), infos.mask_name(key)
         if key.rpartition('/')[2].startswith('_') or values.shape[:1] != ended.shape:
             continue
         valid, before = ended & np.asarray(last.get(mask, ended)), merged.get(key)
@@ -256,8 +256,8 @@ class VectorEnvironment(Resumable):
         if np.count_nonzero(first):
             self._began[first] = self._num_steps
         self._ended = ended = terminated | truncated
-        if sync_vector_env.EXECUTED_ACTION in info:
-            info[sync_vector_env.EXECUTED_ACTION] = self._executed(info[sync_vector_env.EXECUTED_ACTION], given, action)
+        if infos.EXECUTED_ACTION in info:
+            info[infos.EXECUTED_ACTION] = self._executed(info[infos.EXECUTED_ACTION], given, action)
         self.info = info
         return ts.TimeStep(
             step_type=np.where(first, _FIRST, _MID + ended),  # LAST is MID + 1

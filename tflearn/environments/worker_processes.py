@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_empty_array, iterate
 
 from tflearn.core.errors import UserError
-from tflearn.environments import gathering, sync_vector_env
+from tflearn.environments import gathering, infos, sync_vector_env
 from tflearn.environments.sync_vector_env import cause_of, seed_of
 
 _START_TIMEOUT_SECS = 600.0  # some environments load for minutes
@@ -71,12 +71,12 @@ def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, 
             stepped = gathering.step_result(environment.step(argument), shape, origin)
             observation, reward, terminated, truncated, info = stepped
             ended = terminated or truncated
-            answer = (reward, terminated, truncated, sync_vector_env.numeric_info(info))
+            answer = (reward, terminated, truncated, infos.numeric_info(info))
         else:
             seed = argument if command == 'reset' else None
             observation, info = gathering.reset_result(environment.reset(seed=seed), origin)
             ended = False
-            answer = (no_reward, False, False, sync_vector_env.numeric_info(info))
+            answer = (no_reward, False, False, infos.numeric_info(info))
         gather([observation])
         _reply(pipe, (True, answer))
 
