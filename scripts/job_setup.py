@@ -55,7 +55,7 @@ def main(
 
     def run(stop: threading.Event) -> None:
         if is_dry():
-            run_in(RunDir('.'), stop)  # nothing is read there, or written
+            run_in(RunDir('/'), stop)  # nothing is read there, or written
             return
         shard = flags.FLAGS.shard if 'shard' in flags.FLAGS else 0
         status_name = f'{job}_{shard}' if shard else name

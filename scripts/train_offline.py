@@ -19,7 +19,7 @@ _ENVIRONMENT = 'make_environment'
 
 def bindings() -> Sequence[str]:
     """Returns the gin statements that --data and --strategy stand for."""
-    paths = [str(local_path(path, '--data')) for path in flags.FLAGS.data]
+    paths = [str(local_path(path, '--data', may_be_pattern=True)) for path in flags.FLAGS.data]
     given = reader.read(files.resolve(flags.FLAGS.gin_file), flags.FLAGS.gin_bindings).bindings
     named = any(binding.written == _ENVIRONMENT and not binding.parameter for binding in given)
     return [

@@ -152,6 +152,7 @@ def test_a_number_of_the_info_chooses_the_best_policy_and_ends_the_run(tmp_path,
             r'need Uniform\(',
         ),
         ({'root_dir': 'gs://bucket/run'}, ValueError, 'which is a URL'),
+        ({'root_dir': 'runs/[x]'}, ValueError, r"got root_dir='runs/\[x\]', which is '/.*, with '\['; need a path"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(tmp_path, changes, error, message):

@@ -7,6 +7,7 @@ import pytest
 from tests.testing import command_lines, console_programs
 
 NO_RUN = '--root_dir=/tmp/no_run'
+WITH_ROOT = ('export', 'train', 'evaluate', 'supervise', 'serve')
 
 
 def cases(*given):
@@ -88,6 +89,9 @@ def test_help_of_a_program_without_flags_of_its_own():
             marks=pytest.mark.extensions,
         ),
         ('export --root_dir=x --output=gs://x/y', "got --output='gs://x/y', which is a URL; need a path"),
+        ('export --root_dir=x --output=[y]', "got --output='[y]', which is '/"),
+        *((f'{program} --root_dir=a\\b', r"got --root_dir='a\\b', which is '/") for program in WITH_ROOT),
+        ('data copy --data=x --output=y*', "got --output='y*', which is '/"),
         ('export --root_dir=no_such_run', 'got no policy in '),
         ('supervise --root_dir=x', 'got no --job; need the name of a job'),
         ('supervise --root_dir=/no_run --job=train', 'got /no_run without topology.json; need a run that was'),

@@ -329,7 +329,7 @@ def find_directories(dataset: Dataset) -> list[pathlib.Path]:
 
 
 def _directories(path: str) -> list[pathlib.Path]:
-    local_path(path, 'Dataset.paths')
+    local_path(path, 'Dataset.paths', may_be_pattern=True)
     found = [pathlib.Path(name) for name in sorted(glob.glob(str(pathlib.Path(path).expanduser())))]
     directories = [directory for directory in found if (directory / columns.DESCRIPTION).exists()]
     if not directories:

@@ -31,6 +31,9 @@ _URL_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:/')
 _URL = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
 
 
+# What TensorFlow takes as a pattern of names: it would not find a checkpoint in a directory that is called [x].
+_WRONG = '\0*?[\\'
+
 # How a local copy of a run is called in messages: its directory -> its URL.
 _URLS: dict[str, str] = {}
 
@@ -40,29 +43,33 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return isinstance(path, str) and _URL.match(path) is not None
 
 
-def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
+def local_path(path: str | os.PathLike[str], name: str, may_be_pattern: bool = False) -> pathlib.Path:
     """Returns the absolute path of a local file or directory; '~' is the home directory.
 
     Args:
       name: the flag's or argument's name, for the error.
+      may_be_pattern: whether it may stand for several directories, as 'data/day-*'.
 
     Raises:
       ValueError: if it is a URL, such as gs://bucket/run, which would become a local folder named 'gs:'; or '~name'
-        of an unknown user.
+        of an unknown user; or if TensorFlow would take it, or the working directory, as a pattern.
     """
+    given = f'got {name}={os.fspath(path)!r}'
     if _URL_SCHEME.match(os.fspath(path)):
         raise UserValueError(
-            f'got {name}={os.fspath(path)!r}, which is a URL; need a path of a local or mounted file system; only '
-            '--root_dir of the jobs, launch, watch, run_metrics and doctor can be in an object store'
+            f'{given}, which is a URL; need a path of a local or mounted file system; only --root_dir of the jobs, '
+            'launch, watch, run_metrics and doctor can be in an object store'
         )
-    if '\0' in os.fspath(path):
-        raise UserValueError(f'got {name}={os.fspath(path)!r} with a null byte; need the path of a file or directory')
     try:
-        return pathlib.Path(path).expanduser().absolute()
+        absolute = pathlib.Path(path).expanduser().absolute()
     except RuntimeError as error:
+        raise UserValueError(f'{given}, whose home directory is unknown ({error}); need another path') from error
+    if wrong := next((each for each in str(absolute) if each in ('\0' if may_be_pattern else _WRONG)), None):
         raise UserValueError(
-            f'got {name}={os.fspath(path)!r}, whose home directory is unknown ({error}); need another path'
-        ) from error
+            f'{given}, which is {str(absolute)!r}, with {wrong!r}; need a path without null bytes, *, ?, [ and \\, of '
+            'which TensorFlow makes a pattern of file names; rename the directory, or choose another one'
+        )
+    return absolute
 
 
 def log_files(paths: Sequence[str], name: str) -> list[pathlib.Path]:
@@ -126,8 +133,7 @@ def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError) as error:
         raise UserValueError(f'got a damaged file {path} ({error}); need a JSON object; remove the file') from error
     if not isinstance(value, dict):
-        kind = type(value).__name__
-        raise UserValueError(f'got a damaged file {path}, with a {kind}; need a JSON object; remove the file')
+        raise UserValueError(f'got a damaged file {path} ({type(value).__name__}); need a JSON object; remove the file')
     if missing := [key for key in keys if key not in value]:
         raise UserValueError(f'got a damaged file {path}, without {", ".join(missing)}; need these; remove the file')
     return value
@@ -154,8 +160,7 @@ class Status:
         self._metrics: dict[str, Any] = {'job': path.stem, 'pid': os.getpid(), 'started': lock.started(os.getpid())}
         if kept:
             with contextlib.suppress(UserValueError, OSError):  # a damaged file
-                before = read_json(path) or {}
-                self._metrics |= {name: before[name] for name in kept if name in before}
+                self._metrics |= {name: value for name, value in (read_json(path) or {}).items() if name in kept}
         self._written_at = -math.inf
         self._failure: str | None = None
 
@@ -239,10 +244,8 @@ class RunDir:
         self.checkpoints, self.replay_checkpoints = path / 'train' / 'checkpoints', path / 'replay' / 'checkpoints'
         self.policies = path / 'policies'
         self.greedy_policy = self.policies / 'greedy_policy'
-        self.serving_models, self.serving_batching = (
-            path / 'serving' / 'models.config',
-            path / 'serving' / 'batching.config',
-        )
+        self.serving_models = path / 'serving' / 'models.config'
+        self.serving_batching = path / 'serving' / 'batching.config'
         self.decisions = path / 'serving' / 'decisions'
         self.cloning, self.commands = path / 'cloning', path / 'commands.txt'
         self.config, self.config_values = path / 'config.gin', path / 'config_values.json'

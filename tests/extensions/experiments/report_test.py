@@ -147,6 +147,7 @@ def test_the_list_of_a_folder(reported, tmp_path):
     write_json(
         RunDir(reported.folder / 'dead').status('train'), {'state': 'failed: no disk\n  In call to', 'time': 1.0}
     )
+    (reported.folder / 'not[1]').mkdir()  # no run: TensorFlow could not save one there
     ended = forks.run('scripts', 'list', reported.folder, timeout=60.0)
     assert ended.returncode == 0, ended.stderr
     head, *rows = (re.split(r' {2,}', line) for line in ended.stdout.splitlines())

@@ -54,7 +54,10 @@ def _state(run_dir: RunDir, done: Mapping[str, Any], status: Mapping[str, Any], 
 
 def is_run(root: pathlib.Path) -> bool:
     """Returns whether a folder is a run's."""
-    run_dir = RunDir(root)
+    try:
+        run_dir = RunDir(root)
+    except UserValueError:  # TensorFlow could have saved none there
+        return False
     return run_dir.evaluations.exists() or run_dir.config.exists() or run_dir.status('train').exists()
 
 
