@@ -112,7 +112,7 @@ class Rover(gymnasium.Env):
 
 
 class Troubled(TwoStates):
-    """Fails in state 1: 'raise', 'exit' or 'hang'; 'make' fails at construction."""
+    """Fails in state 1: 'raise', 'sys.exit', 'exit' or 'hang'; 'make' fails at construction, 'close' at the end."""
 
     def __init__(self, trouble: str):
         super().__init__(length=1000)
@@ -125,6 +125,8 @@ class Troubled(TwoStates):
         result = super().step(action)
         if self._state == 1 and self._trouble == 'raise':
             raise ZeroDivisionError('the physics broke')
+        if self._state == 1 and self._trouble == 'sys.exit':
+            sys.exit()
         if self._state == 1 and self._trouble == 'exit':
             os._exit(7)
         if self._state == 1 and self._trouble == 'hang':
@@ -132,6 +134,10 @@ class Troubled(TwoStates):
             while time.monotonic() < until:  # nearly an infinite loop, but it ends if the test leaves it behind
                 pass
         return result
+
+    def close(self) -> None:
+        if self._trouble == 'close':
+            raise OSError('the simulator has ended already')
 
 
 class Unresettable(TwoStates):

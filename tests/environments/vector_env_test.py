@@ -1,4 +1,6 @@
 import functools
+import sys
+import warnings
 
 import gymnasium
 import numpy as np
@@ -8,7 +10,7 @@ from gymnasium.vector import SyncVectorEnv
 from tests import fakes
 from tests.environments import conformance, example_environments
 from tests.testing import lanes, two_rewards
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.environments import sync_vector_env, vector_env
 
 TwoStates = example_environments.TwoStates
@@ -47,6 +49,32 @@ def test_known_termination_and_truncation(vectorize):
     np.testing.assert_array_equal([t.observation for t in time_steps], [[0, 0], [1, 1], [1, 0], [1, 0], [0, 0], [0, 0]])
     np.testing.assert_array_equal([t.reward for t in time_steps], [[0, 0], [1, 1], [0, 1], [0, 0], [0, 0], [0, 0]])
     np.testing.assert_array_equal([t.discount for t in time_steps], [[1, 1], [1, 1], [1, 1], [0, 1], [1, 1], [1, 1]])
+
+
+@BOTH
+def test_a_vector_environment_is_not_taken_for_one(vectorize):
+    with pytest.raises(UserTypeError, match=r'got CartPole-v1, a vector environment, .*; or vector_env.native'):
+        vectorize(functools.partial(gymnasium.make_vec, 'CartPole-v1', 3), 2, seed=0)
+
+
+def test_one_environment_is_not_taken_for_a_vector_environment():
+    with pytest.raises(UserTypeError, match='got TwoStates, one environment, .*; or vector_env.in_process'):
+        vector_env.native(TwoStates, seed=0)
+
+
+@BOTH
+@pytest.mark.parametrize('part', ['observation', 'action'])
+def test_spaces_of_the_package_gym_are_called_so(vectorize, part):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # the package's own
+        from gym import spaces  # TF-Agents brings it
+
+    class Old(TwoStates):
+        pass
+
+    setattr(Old, f'{part}_space', spaces.Discrete(2))
+    with pytest.raises(UserValueError, match=rf'got the {part} space Discrete\(2\) of the package gym; need gymnasium'):
+        vectorize(Old, 2, seed=0)
 
 
 def test_rejects_categories_out_of_bounds():
@@ -144,6 +172,51 @@ def test_an_environment_that_raises_is_rebuilt(caplog):
         assert time_step.observation.tolist() == [0, 0]
         assert environment.num_rebuilt == count
         assert 'rebuilding environment 1 (failure 1 in a row): ZeroDivisionError: the physics broke' in caplog.text
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    'vectorize', [vector_env.in_process, pytest.param(vector_env.in_worker_processes, marks=pytest.mark.slow)]
+)
+def test_an_environment_that_calls_sys_exit_is_rebuilt(vectorize, caplog):
+    """It would end the program, with the exit status of a success."""
+    environment = vectorize(functools.partial(example_environments.Troubled, 'sys.exit'), 2, seed=0)
+    environment.reset()
+    assert environment.step(np.array([0, 1])).step_type.tolist() == [MID, FIRST]
+    environment.close()
+    assert 'rebuilding environment 1 (failure 1 in a row): SystemExit' in caplog.text
+
+
+def test_an_environment_that_always_calls_sys_exit_is_an_error():
+    class Exiting(TwoStates):
+        def __init__(self, at_once):
+            super().__init__()
+            if at_once:
+                sys.exit(0)
+
+        def reset(self, **_):
+            sys.exit('no display')
+
+    with pytest.raises(RuntimeError, match=r'got 6 failures in a row of environment 0; .*SystemExit: no display'):
+        vector_env.in_process(lambda: Exiting(False), 1, seed=0).reset()
+    for vectorize in (vector_env.in_process, vector_env.in_worker_processes):
+        with pytest.raises(RuntimeError, match=r'got sys.exit\(0\) from a new environment; need one that can be made'):
+            vectorize(lambda: Exiting(True), 1, seed=0)
+
+
+def test_what_raises_an_error_when_it_is_closed_is_closed(caplog):
+    make_one = functools.partial(example_environments.Troubled, 'close')
+    for environment in (
+        vector_env.in_process(make_one, 2, seed=0),
+        vector_env.native(lambda: SyncVectorEnv([make_one] * 2), seed=0),
+    ):
+        environment.reset()
+        environment.close()
+        assert 'OSError: the simulator has ended already' in caplog.text
+        caplog.clear()
+    environment = vector_env.in_worker_processes(make_one, 1, seed=0)  # one of this process shows the spaces
+    assert 'could not close Troubled: OSError: the simulator has ended already' in caplog.text
+    environment.reset()
     environment.close()
 
 

@@ -14,7 +14,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserError, UserTypeError
 from tflearn.core.types import BatchedEnvironment
-from tflearn.environments import gymnasium_env, registry, vector_env
+from tflearn.environments import gymnasium_env, registry, sync_vector_env, vector_env
 
 State = Literal['ok', 'LOOK', 'error']
 MakeOne = Callable[[], gymnasium.Env]
@@ -116,7 +116,7 @@ class _Stopping(gymnasium.Wrapper):
     def _stopping(self, method: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
+        except sync_vector_env.FAILURES as error:
             text = f'got {type(error).__name__}: {error} from {method}() with random actions; need none'
             raise _RaisedError(text) from error
 

@@ -44,10 +44,17 @@ def check_space(space: spaces.Space, name: str) -> None:
     elif not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary) and not (
         isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in 'iufb'
     ):
-        raise UserValueError(
-            f'got the {name} space {space}; need a Box of numbers, Discrete, MultiDiscrete or MultiBinary, or a Dict '
-            'or Tuple of these; wrap the environment so that it has one'
-        )
+        raise _unsupported(space, name)
+
+
+def _unsupported(space: Any, name: str) -> UserValueError:
+    if type(space).__module__.partition('.')[0] == 'gym':
+        need = "of the package gym; need gymnasium's; import gymnasium in place of gym"
+        return UserValueError(f'got the {name} space {space} {need}')
+    return UserValueError(
+        f'got the {name} space {space}; need a Box of numbers, Discrete, MultiDiscrete or MultiBinary, or a Dict or '
+        'Tuple of these; wrap the environment so that it has one'
+    )
 
 
 def gatherer(space: spaces.Space, batch: Any, origins: Sequence[str], name: str = 'observation') -> Gather:

@@ -228,7 +228,7 @@ def _explained(name: str, kwargs: Any, need: str, *wrong: type[Exception]) -> It
 
 def _are_same_task(make_one: Callable[[], gymnasium.Env], make_all: Callable[..., VectorEnv]) -> bool:
     """Returns whether the vector environment has the single one's spaces (Atari's preprocesses observations)."""
-    with contextlib.closing(make_one()) as one, contextlib.closing(make_all(num_envs=1)) as native:
+    with sync_vector_env.closing(make_one()) as one, sync_vector_env.closing(make_all(num_envs=1)) as native:
         return (
             native.metadata.get('autoreset_mode') == AutoresetMode.NEXT_STEP
             and native.single_observation_space == one.observation_space

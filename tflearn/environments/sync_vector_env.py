@@ -16,7 +16,7 @@ from absl import logging
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
-from tflearn.core.errors import UserError, UserValueError
+from tflearn.core.errors import UserError, UserTypeError, UserValueError
 from tflearn.core.resumable import Resumable
 from tflearn.environments import gathering, infos
 
@@ -24,6 +24,8 @@ MAX_IN_A_ROW = 5
 
 # The environments that a vector environment of this process steps now, by the id of what their wrappers wrap.
 _in_use: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# What an environment may raise. With sys.exit() it would end the run, without a word, by the status of a success.
+FAILURES = (Exception, SystemExit)
 
 
 class MaskFromInfo(gymnasium.Wrapper):
@@ -148,22 +150,57 @@ def _identity(environment: Any) -> int:
     return id(getattr(environment, 'unwrapped', environment))
 
 
+def close(environment: Any) -> None:
+    """Closes an environment. What it raises is logged: there is nothing left to do with it."""
+    try:
+        if hasattr(environment, 'close'):  # a game need not have it
+            environment.close()
+    except FAILURES as error:
+        logging.warning('could not close %s: %s', name_of(environment), cause_of(error))
+
+
+@contextlib.contextmanager
+def closing(environment: Any) -> Iterator[Any]:
+    """Gives an environment, and closes it after the block."""
+    try:
+        yield environment
+    finally:
+        close(environment)
+
+
+def made(make_one: Callable[[], Any]) -> Any:
+    """Returns a new environment; its errors propagate, but never as the end of this program."""
+    try:
+        return make_one()
+    except SystemExit as error:
+        raise RuntimeError(f'got sys.exit({error.code!r}) from a new environment; need one that can be made') from error
+
+
 def _made(make_one: Callable[[], Any]) -> Any:
     """Returns a new environment; raises ValueError if it is one that is stepped already."""
-    made = make_one()
-    inner = getattr(made, 'unwrapped', made)
+    new = made(make_one)
+    inner = getattr(new, 'unwrapped', new)
     if _in_use.get(id(inner)) is inner:
         raise UserValueError(
-            f'got the same environment ({name_of(made)}) from two calls of its factory; need a new one from each, '
+            f'got the same environment ({name_of(new)}) from two calls of its factory; need a new one from each, '
             'since the copies would reset and step each other; make it within the function: lambda: MyEnvironment()'
         )
     with contextlib.suppress(TypeError):  # one that cannot be referred to weakly
         _in_use[id(inner)] = inner
-    return made
+    return new
 
 
 def spaces_of(environment: gymnasium.Env) -> tuple[spaces.Space, spaces.Space, tuple[int, ...]]:
-    """Returns an environment's observation space, action space and shape of rewards."""
+    """Returns an environment's observation space, action space and shape of rewards.
+
+    Raises:
+      UserTypeError: if it is a vector environment.
+    """
+    if hasattr(environment, 'single_observation_space'):
+        raise UserTypeError(
+            f'got {name_of(environment)}, a vector environment, where one environment is needed; need a function that '
+            'makes one; or vector_env.native, whose function makes a vector environment'
+        )
     return environment.observation_space, environment.action_space, reward_shape(environment)
 
 
@@ -242,8 +279,7 @@ class RebuildingVectorEnv:
         """Closes all environments."""
         for environment in self._environments:
             _in_use.pop(_identity(environment), None)
-            if hasattr(environment, 'close'):  # a game need not have it
-                environment.close()
+            close(environment)
 
     def _make(self, make_one: Callable[[], Any], count: int) -> None:
         self._make_one, self._environments = make_one, []
@@ -277,7 +313,7 @@ class RebuildingVectorEnv:
         rows = [i] if rows is None else rows
         while True:
             self.failures.add(rows, cause)
-            with contextlib.suppress(Exception):  # it is broken
+            with contextlib.suppress(*FAILURES):  # it is broken
                 self._environments[i].close()
             try:
                 # The old one stays in use, so that a factory that returns it again is refused.
@@ -290,7 +326,7 @@ class RebuildingVectorEnv:
                 return gathering.reset_result(result, origin)[0]
             except UserError:
                 raise
-            except Exception as error:
+            except FAILURES as error:
                 cause = cause_of(error)
 
 
@@ -304,10 +340,11 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
         with self._closed_after_errors():
             self._make(make_one, num_environments)
         super().__init__(num_environments, name_of(self._environments[0]), spaces_of(self._environments[0]))
+        gathering.check_space(self.single_observation_space, 'observation')
+        gathering.check_space(self.single_action_space, 'action')
         self._origins = [origin_of(i, self.name) for i in range(num_environments)]
         self._no_reward: Any = np.zeros(self.reward_shape, np.float32) if self.reward_shape else 0.0
         self._action_space = batch_space(self.single_action_space, num_environments)
-        gathering.check_space(self.single_observation_space, 'observation')
         self._batch = create_empty_array(self.single_observation_space, num_environments)
         self._gather = gathering.gatherer(self.single_observation_space, self._batch, self._origins)
         self._ended = [False] * num_environments
@@ -323,7 +360,7 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
                 observations.append(gathering.reset_result(result, self._origins[i])[0])
             except UserError:
                 raise
-            except Exception as error:
+            except FAILURES as error:
                 observations.append(self._remade(i, cause_of(error), self._origins[i]))
         self._gather(observations)
         return self._batch
@@ -342,7 +379,7 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
                     observation, *result = gathering.step_result(stepped, self.reward_shape, self._origins[i])
             except UserError:
                 raise
-            except Exception as error:
+            except FAILURES as error:
                 observation = self._remade(i, cause_of(error), self._origins[i])
                 result = (self._no_reward, False, False, {})
                 failed.append(i)

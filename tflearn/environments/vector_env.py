@@ -33,6 +33,13 @@ class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
           UserValueError: if it does not reset its environments itself.
         """
         self._make(make_all, 1)
+        if not hasattr(self._vector_env, 'num_envs'):
+            name = sync_vector_env.name_of(self._vector_env)
+            self.close()
+            raise UserTypeError(
+                f'got {name}, one environment, where a vector environment is needed; need a function that makes a '
+                'vector environment; or vector_env.in_process, whose function makes one environment'
+            )
         mode = self._vector_env.metadata.get('autoreset_mode')
         mode = getattr(mode, 'value', mode)
         if mode not in (AutoresetMode.NEXT_STEP.value, AutoresetMode.SAME_STEP.value):
@@ -56,7 +63,7 @@ class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
             result = self._vector_env.reset(seed=seed)
         except UserError:
             raise
-        except Exception as error:
+        except sync_vector_env.FAILURES as error:
             return self._rebuild(sync_vector_env.cause_of(error))
         return self._batch(gathering.reset_result(result, self._origin)[0])
 
@@ -66,7 +73,7 @@ class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
             result = self._vector_env.step(action)
         except UserError:
             raise
-        except Exception as error:
+        except sync_vector_env.FAILURES as error:
             zeros = np.zeros(self.num_envs, np.float32)
             no, yes = np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool)
             return sync_vector_env.Step(

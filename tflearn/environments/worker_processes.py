@@ -42,11 +42,11 @@ def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connec
         signal.signal(number, lambda *_: None)
     os.setpgid(0, 0)  # what the environment starts is in this group too, and ends with it (`_end_group`)
     try:
-        with contextlib.closing(make_one.fn()) as environment:
+        with sync_vector_env.closing(make_one.fn()) as environment:
             _serve(environment, index, pipe, shared_memory)
     except UserError as error:
         _reply(pipe, (False, type(error)(str(error))))
-    except Exception as error:
+    except sync_vector_env.FAILURES as error:
         _reply(pipe, (False, cause_of(error)))
     pipe.close()
     _end_group(os.getpid(), signal.SIGTERM)
@@ -164,7 +164,7 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
         Raises:
           RuntimeError: if a worker died or could not make its environment.
         """
-        with contextlib.closing(make_one()) as example:
+        with sync_vector_env.closing(sync_vector_env.made(make_one)) as example:
             of_one = sync_vector_env.spaces_of(example)
             super().__init__(num_environments, sync_vector_env.name_of(example), of_one)
         gathering.check_space(self.single_observation_space, 'observation')

@@ -154,7 +154,7 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
                 self._begin(i, self._reset_result(i, game.reset(seed=sync_vector_env.seed_of(seed, i, 0))))
             except UserError:
                 raise
-            except Exception as error:
+            except sync_vector_env.FAILURES as error:
                 self._rebuild(i, sync_vector_env.cause_of(error))
         self._gather(self._items)
         return self._batch
@@ -173,7 +173,7 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
                     results += self._begin(i, self._reset_result(i, game.reset()))
             except UserError:
                 raise
-            except Exception as error:
+            except sync_vector_env.FAILURES as error:
                 acted = []
                 results += self._rebuild(i, sync_vector_env.cause_of(error))
             first += [row for row, agent in zip(rows, self._agents, strict=True) if agent not in acted]

@@ -201,7 +201,7 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
             return function()
         except UserError:
             raise
-        except Exception as error:
+        except sync_vector_env.FAILURES as error:
             failed.add(i)
             self._rebuild(i, sync_vector_env.cause_of(error))
             return True
