@@ -1,16 +1,20 @@
 """A synchronous run that is stopped or killed, and resumed, equals one that was not: bit for bit."""
 
+import collections
 import dataclasses
 import functools
+import shutil
 import threading
 
+import gymnasium
+import numpy as np
 import pytest
 
 from tests.testing import forks, jobs, learner
 from tflearn.agents import dqn, ppo, sac
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
-from tflearn.environments import gymnasium_env
+from tflearn.environments import gymnasium_env, vector_env
 from tflearn.files.numbered import CheckpointFiles
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.collect_settings import CollectOptions
@@ -98,11 +102,104 @@ def test_a_stopped_and_resumed_run_equals_an_undisturbed_one(tmp_path, case):
     assert_same(tmp_path / 'whole', tmp_path / 'parts')
 
 
+STEPPED = collections.Counter()  # the steps in each environment of these tests
+
+
+class Corridor(gymnasium.Env):
+    """Episodes of seven steps. Not all environments of these spaces are the same."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 10.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, level=1):
+        self.level, self.left = level, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 7
+        return np.array([self.left], np.float32), {}
+
+    def step(self, action):
+        STEPPED[f'{type(self).__name__} {self.level}'] += 1
+        self.left -= 1
+        return np.array([self.left], np.float32), 1.0, self.left == 0, False, {}
+
+
+class Other(Corridor):
+    """Another class of the same spaces."""
+
+
+class Slowed(gymnasium.Wrapper):
+    """A wrapper that was not there before."""
+
+    def step(self, action):
+        STEPPED['Slowed'] += 1
+        return super().step(action)
+
+
+@pytest.fixture(scope='module')
+def in_level_1(tmp_path_factory):
+    """The directory of a run that was stopped after its first train steps, in Corridor(1)."""
+    root = tmp_path_factory.mktemp('level_1') / 'run'
+    stop = threading.Event()
+    options = LearnerOptions(after_run=lambda result: stop.set())
+    synchronous(**jobs.job_arguments(synchronous, {**in_corridor(root), 'learner_options': options, 'stop': stop}))
+    return root
+
+
+def in_corridor(root, make_one=Corridor, **changes):
+    make_environment = functools.partial(vector_env.in_process, make_one)
+    given = {'make_environment': make_environment, 'num_train_steps': 60, 'summary_interval_steps': None}
+    return arguments('dqn', root) | given | changes
+
+
+@pytest.mark.parametrize(
+    ('make_one', 'stepped', 'changed'),
+    [
+        (functools.partial(Corridor, level=2), {'Corridor 2'}, '.level: 1 -> 2'),
+        pytest.param(Other, {'Other 1'}, f'class: {__name__}.Corridor -> {__name__}.Other', marks=pytest.mark.slow),
+        (lambda: Slowed(Corridor()), {'Slowed', 'Corridor 1'}, f'class: {__name__}.Corridor -> {__name__}.Slowed'),
+        (lambda: Corridor(1), {'Corridor 1'}, None),
+    ],
+    ids=['level', 'class', 'wrapper', 'the same'],
+)
+def test_a_continued_run_acts_in_the_environment_that_it_is_given(
+    in_level_1, tmp_path, caplog, make_one, stepped, changed
+):
+    shutil.copytree(in_level_1, tmp_path / 'run')
+    STEPPED.clear()
+    with caplog.at_level('WARNING'):
+        synchronous(**jobs.job_arguments(synchronous, in_corridor(tmp_path / 'run', make_one)))
+    assert set(STEPPED) == stepped
+    lines = [line for line in caplog.messages if 'new episodes begin' in line]
+    assert len(lines) == (changed is not None)
+    if changed:
+        assert lines[0].startswith(f'got another environment than that of the checkpoint ({changed}')
+    assert read_json(RunDir(tmp_path / 'run').train_result)['train_step'] == 60
+
+
+def test_a_checkpoint_does_not_hold_environments_of_much_data(in_level_1, tmp_path, caplog):
+    def make_large():
+        made = Corridor()
+        made.table = np.zeros(1 << 20, np.uint8)
+        return made
+
+    shutil.copytree(in_level_1, tmp_path / 'run')
+    options = CollectOptions(max_saved_gb=2e-3)  # 2 environments of 1 MiB
+    with caplog.at_level('WARNING'):
+        synchronous(
+            **jobs.job_arguments(synchronous, in_corridor(tmp_path / 'run', make_large, collect_options=options))
+        )
+    assert 'no checkpoint can hold (they hold more than CollectOptions.max_saved_gb=0.002 in all): ' in caplog.text
+    checkpoints = RunDir(tmp_path / 'run').checkpoints
+    assert sum(path.stat().st_size for path in checkpoints.glob('ckpt-60*')) < 1 << 20
+
+
 @pytest.mark.slow
 def test_says_that_it_begins_new_episodes_where_environments_cannot_be_saved(tmp_path, caplog):
     environments = functools.partial(gymnasium_env.make, 'CartPole-v1', vectorization='worker_processes')
     run_in_parts('ppo', tmp_path, 20, make_environment=environments)
-    assert 'got an environment that no checkpoint can hold (got environments in processes' in caplog.text
+    assert 'got environments that no checkpoint can hold (got environments in processes' in caplog.text
     assert 'begins new episodes' in caplog.text
 
 

@@ -160,22 +160,6 @@ def test_environments_can_have_another_seed(tmp_path):
     assert metrics(one)['train/loss'] != metrics(other)['train/loss']
 
 
-@lanes.classic
-@pytest.mark.parametrize(
-    ('limits', 'env_steps'),
-    [
-        pytest.param({'max_env_steps': 80}, 80, marks=pytest.mark.slow),
-        ({'max_env_steps': 80, 'collect_options': CollectOptions(max_env_steps=60)}, 60),
-        pytest.param({'collect_options': CollectOptions(max_env_steps=60)}, 60, marks=pytest.mark.slow),
-    ],
-)
-def test_max_env_steps_ends_a_run(tmp_path, limits, env_steps):
-    run_dir = run_synchronously(tmp_path, num_train_steps=10**6, **limits)
-    result = read_json(run_dir.train_result)
-    assert result['reason'] == f'max_env_steps {env_steps} reached'
-    assert env_steps <= result['env_steps'] < env_steps + 2
-
-
 def test_ends_on_request_and_when_stopped(tmp_path):
     stop = threading.Event()
     stop.set()

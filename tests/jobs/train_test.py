@@ -265,7 +265,7 @@ def test_max_env_steps_of_the_collectors_ends_a_run_whose_data_are_used_up(small
     for collector in collectors:
         collector.join()
     training.join()
-    assert _result(small_run)['reason'] == 'max_env_steps 200 reached, and the data are used up'
+    assert _result(small_run)['reason'] == 'CollectOptions.max_env_steps 200 reached, and the data are used up'
     steps = [small_run.status(f'collect_{i}')['env_steps'] for i in (0, 1)]
     assert max(steps) < 200 + 2 * 16
     status = small_run.status('train')

@@ -22,7 +22,7 @@ from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.run import Hooks, Run
-from tflearn.jobs.synchronous import synchronous, with_limit
+from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Initial, grouped
 from tflearn.launch import local, supervisor
@@ -76,9 +76,11 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
       ValueError: if an argument cannot be used.
     """
     arguments = grouped(arguments)
-    stop_conditions = with_limit(arguments['stop_conditions'], arguments.get('collect_options', CollectOptions()))
-    stop_conditions.check()
-    going_on.reopen(run_dir, {**stop_conditions.given(), 'target_return': evaluation.get('target_return')})
+    stop_conditions = arguments['stop_conditions']
+    limit = arguments.get('collect_options', CollectOptions()).max_env_steps
+    stop_conditions.check(limit)
+    others = {'target_return': evaluation.get('target_return'), 'CollectOptions.max_env_steps': limit}
+    going_on.reopen(run_dir, {**stop_conditions.given(), **others})
     seed = arguments.get('initial', Initial()).seed
     with _both_jobs(run_dir) as jobs:
         jobs.evaluate = functools.partial(

@@ -17,11 +17,20 @@ def _conditions(bindings: Sequence[Binding]) -> dict[str, float | None]:
     """Returns the stop conditions that are bound to numbers; of several with one name the least."""
     found: dict[str, float | None] = {}
     for binding in bindings:
-        if binding.target and not binding.scope and _origin(binding.target) in CONDITIONS.get(binding.parameter, ()):
+        if (name := _condition(binding)) is not None:
             value = _resolved(binding.value, bindings)
             if isinstance(value, int | float):
-                found[binding.parameter] = min(value, found.get(binding.parameter) or value)
+                found[name] = min(value, found.get(name) or value)
     return found
+
+
+def _condition(binding: Binding) -> str | None:
+    """Returns the name of the stop condition that is bound; None if it is another setting."""
+    if not binding.target or binding.scope:
+        return None
+    origin, parameter = _origin(binding.target), binding.parameter
+    names = (name for name, owners in CONDITIONS.items() if name.rpartition('.')[2] == parameter and origin in owners)
+    return next(names, None)
 
 
 def _values(bindings: Sequence[Binding]) -> dict[str, str]:

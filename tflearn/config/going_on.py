@@ -14,11 +14,12 @@ from absl import logging
 from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, read_json
 
-# By the condition's name, which begins the reason in DONE: the functions whose parameter it is.
+# By the condition's name, which begins the reason in DONE: the functions whose parameter its last part is.
 _STOP, _DATA_STOP = 'stop_conditions.StopConditions', 'stop_conditions.DataStopConditions'
 CONDITIONS = {
     'num_train_steps': (_STOP,),
-    'max_env_steps': (_STOP, 'collect_settings.CollectOptions'),
+    'max_env_steps': (_STOP,),
+    'CollectOptions.max_env_steps': ('collect_settings.CollectOptions',),
     'max_secs': (_STOP,),
     'target_return': ('evaluate.evaluate',),
     'max_epochs': (_DATA_STOP,),

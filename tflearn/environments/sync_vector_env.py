@@ -16,6 +16,7 @@ from absl import logging
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
+from tflearn.core import composition
 from tflearn.core.errors import UserError, UserTypeError, UserValueError
 from tflearn.core.resumable import Resumable
 from tflearn.environments import gathering, infos
@@ -267,6 +268,10 @@ class RebuildingVectorEnv:
           All environments' observations, and which of them begin a new episode, bool [B].
         """
         raise NotImplementedError
+
+    def made_of(self) -> dict[str, str]:
+        """Returns what the environments of this process are made of, before the first reset; see `composition`."""
+        return {'vectorization': type(self).__name__, **composition.composition(self._environments)}
 
     def set_progress(self, train_step: int, env_steps: int) -> None:
         """Passes the run's progress to the environments that have a method `set_progress`, before their next step."""

@@ -273,6 +273,10 @@ class VectorEnvironment(Resumable):
             observation=observation,
         )
 
+    def made_of(self) -> dict[str, str]:
+        """Returns what it is made of, before the first reset; see `composition`."""
+        return {'batch': type(self).__qualname__, **self._vector_env.made_of()}
+
     def content(self) -> dict[str, Any]:
         """See `Resumable`; with the environments themselves."""
         if not isinstance(self._vector_env, Resumable):

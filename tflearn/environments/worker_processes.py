@@ -178,6 +178,7 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
         self._action_space = batch_space(self.single_action_space, num_environments)
         self._memory = _memory(self.single_observation_space, num_environments, self._context)
         self._batch = _arrays(self.single_observation_space, self._memory)
+        self._environments = []  # they are in the workers
         self._workers: list[_Worker] = []
         # It also runs at exit, before multiprocessing joins the remaining processes.
         self._end = util.Finalize(self, _end_workers, args=(self._workers,), exitpriority=100)

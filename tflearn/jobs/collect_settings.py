@@ -11,7 +11,15 @@ from tflearn.actors import exploration
 from tflearn.actors.episode_recorder import OnEpisode
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
-from tflearn.core.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked_dataclass
+from tflearn.core.settings import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    checked_dataclass,
+)
 from tflearn.core.waiting import LEASE_SECS, PEER_TIMEOUT_SECS
 
 REPORT_SECS = 1.0
@@ -80,6 +88,8 @@ class CollectOptions:
       report_metrics: whether this collector reports its episodes to the learner, for its summaries; or the names of the
         collectors that do. Environment steps are always reported.
       episode_metrics: what is measured of episodes, and what is called at their end.
+      max_saved_gb: the synchronous job's checkpoints hold the environments, with what they hold, if that takes at most
+        so much [GB]. Otherwise a resumed run begins new episodes.
       seed: the seed of the environments and of the policy's draws, mixed with the collector's name; None draws one. In
         the synchronous job it is that of the environments; None is `Initial.seed`.
     """
@@ -93,6 +103,7 @@ class CollectOptions:
     server_timeout_secs: PositiveFloat = PEER_TIMEOUT_SECS
     report_metrics: bool | Collection[str] = True
     episode_metrics: EpisodeMetricsOptions = EpisodeMetricsOptions()
+    max_saved_gb: NonNegativeFloat = 0.1
     seed: int | None = None
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """Collection: a collector's environment steps."""
 
+import io
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,12 +12,28 @@ from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.actors.episode_recorder import EpisodeRecorder
+from tflearn.core import composition
+from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.resumable import Resumable
 from tflearn.core.types import ActingPolicy, BatchedEnvironment
 from tflearn.jobs.collect_settings import CollectOptions
 
 _NEW_EPISODES = 'a resumed run begins new episodes, and is another one than without the stop'
+
+
+class _Bounded(io.BytesIO):
+    """Bytes in memory, up to a number of gigabytes."""
+
+    def __init__(self, max_gb: float):
+        super().__init__()
+        self._max_gb = max_gb
+
+    def write(self, data: Any) -> int:
+        """Appends bytes; raises ValueError if there are too many then."""
+        if self.tell() + memoryview(data).nbytes > 1e9 * self._max_gb:
+            raise UserValueError(f'they hold more than CollectOptions.max_saved_gb={self._max_gb:g} in all')
+        return super().write(data)
 
 
 class Collection(Resumable):
@@ -68,6 +85,8 @@ class Collection(Resumable):
             observers.append(EpisodeRecorder(self.metrics, num_environments, name, measured.on_episode, newest))
         self._actor: Actor = Actor(environment, first, observers, experience.slicing.store_policy_state)
         self._parts: list[Resumable] = [*observers, self._actor]
+        self._made_of: Mapping[str, str] = {}
+        self._max_saved_gb = options.max_saved_gb
         self._refused = self.continues_episodes = False
 
     @property
@@ -85,32 +104,62 @@ class Collection(Resumable):
         """The number of environments that failed and were rebuilt."""
         return self._environment.num_rebuilt
 
+    def identify_environment(self) -> None:
+        """Finds out what the environment is made of, before its first step, which changes it; see `set_content`."""
+        describe = getattr(self._environment, 'made_of', None)
+        self._made_of = describe() if describe else {'batch': type(self._environment).__qualname__}
+
     def content(self) -> dict[str, Any]:
         """See `Resumable`. 'environment' is None if it cannot be saved."""
-        environment = None
+        return {
+            **super().content(),
+            'parts': [part.content() for part in self._parts],
+            'environment': None if self._refused else self._saved_environment(),
+            'made_of': self._made_of,
+        }
+
+    def _saved_environment(self) -> bytes | None:
+        saved = _Bounded(self._max_saved_gb)
         try:
-            environment = None if self._refused else pickle.dumps(self._environment.content())  # type: ignore[attr-defined]
+            pickle.dump(self._environment.content(), saved)  # type: ignore[attr-defined]
         except Exception as error:  # it may be anybody's
             self._refused = True
-            logging.warning('got an environment that no checkpoint can hold (%s): %s', error, _NEW_EPISODES)
-        return {**super().content(), 'parts': [part.content() for part in self._parts], 'environment': environment}
+            logging.warning('got environments that no checkpoint can hold (%s): %s', error, _NEW_EPISODES)
+            return None
+        return saved.getvalue()
 
     def set_content(self, content: Mapping[str, Any]) -> None:
-        """See `Resumable`; begins new episodes if the environment cannot be restored."""
+        """See `Resumable`; begins new episodes if the environment is another one, or cannot be restored."""
         super().set_content(content)
-        self.continues_episodes = content['environment'] is not None
-        try:
-            if self.continues_episodes:
-                self._environment.set_content(pickle.loads(content['environment']))  # type: ignore[attr-defined]
-        except Exception as error:
-            self.continues_episodes = False
-            logging.warning('could not restore the environment (%s): %s', error, _NEW_EPISODES)
+        self.continues_episodes = self._continue_environment(content)
         if self._num_random_steps and not self.random:
             self._actor.set_policy(self._policy)
         if not self.continues_episodes:
             content['parts'][-1]['_time_step'] = None
         for part, own in zip(self._parts, content['parts'], strict=True):
             part.set_content(own)
+
+    def _continue_environment(self, content: Mapping[str, Any]) -> bool:
+        """Restores the environment of a checkpoint. Returns False, and says why, if new episodes have to begin."""
+        if content['environment'] is None:
+            logging.warning('the checkpoint holds no environment: new episodes begin')
+            return False
+        # What would be restored is the saved one, whatever was asked for now.
+        before = content.get('made_of')  # an earlier version did not save it
+        changed = 'of which is not known' if before is None else composition.difference(before, self._made_of)
+        if changed:
+            logging.warning(
+                'got another environment than that of the checkpoint (%s): new episodes begin in it; a replay keeps '
+                'the steps of the old one until newer ones replace them',
+                changed,
+            )
+            return False
+        try:
+            self._environment.set_content(pickle.loads(content['environment']))  # type: ignore[attr-defined]
+        except Exception as error:
+            logging.warning('could not restore the environment (%s): %s', error, _NEW_EPISODES)
+            return False
+        return True
 
     def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0, train_step: int = 0) -> None:
         """Takes `num_steps` batched steps; fewer if the random actions end before.

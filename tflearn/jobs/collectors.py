@@ -41,6 +41,11 @@ class Progress(tf.train.experimental.PythonState):
         self.env_steps, self.episodes = saved.get('env_steps', 0), saved.get('episodes', 0)
 
 
+def used_up_reason(max_env_steps: int | None) -> str:
+    """Returns why training ends when no more steps are collected, and all that may be done with them is done."""
+    return f'CollectOptions.max_env_steps {max_env_steps} reached, and the data are used up'
+
+
 class Collectors:
     """Nobody takes environment steps; subclasses are those who do.
 
@@ -157,7 +162,14 @@ class ProcessState(tf.train.experimental.PythonState):
 class OwnCollectors(Collectors):
     """Environments in this process: a batched step in each cycle."""
 
-    def __init__(self, collection: Collection, write: Any, kept: Mapping[str, Resumable], fits: str = ''):
+    def __init__(
+        self,
+        collection: Collection,
+        write: Any,
+        kept: Mapping[str, Resumable],
+        fits: str = '',
+        max_env_steps: int | None = None,
+    ):
         """
         Args:
           collection: takes the steps.
@@ -165,8 +177,11 @@ class OwnCollectors(Collectors):
             that took it.
           kept: what belongs in the checkpoint besides, since `write` fills it.
           fits: see `ProcessState`.
+          max_env_steps: the run's environment steps after which no more are taken; None is no limit.
         """
         super().__init__()
+        self._max_env_steps, self._is_used_up = max_env_steps, False
+        collection.identify_environment()
         self._collection, self._write = collection, write
         self._earlier = {'env_steps': 0, 'episodes': 0}
         self._state = ProcessState({'collection': collection, **kept}, fits)
@@ -186,11 +201,30 @@ class OwnCollectors(Collectors):
         self._earlier = {name: getattr(self.progress, name) - getattr(metrics, name) for name in self._earlier}
         if step and not self._state.is_restored:
             logging.info('the checkpoint has no replay for these settings: it is filled before training continues')
-        elif step and not self._collection.continues_episodes:
+        elif self._state.is_restored and not self._collection.continues_episodes:
             self._write.begin_with_next()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._max_env_steps is not None and self.progress.env_steps >= self._max_env_steps
+
+    def due_steps(self, source: Source) -> int:
+        """See `Collectors`; what the steps that were taken allow."""
+        if self._has_ended:
+            source.end_collection()
+        owed = source.owed_steps
+        self._is_used_up = self._has_ended and not owed
+        return owed
+
+    def end_reason(self, used_up: bool) -> str | None:
+        """See `Collectors`."""
+        del used_up  # it does not wait
+        return used_up_reason(self._max_env_steps) if self._is_used_up else None
 
     def collect(self, step: int) -> None:
         """See `Collectors`."""
+        if self._has_ended:
+            return
         self._collection.run(
             1, lambda row: self._write(row, self.progress.policy_version), self.progress.env_steps, step
         )

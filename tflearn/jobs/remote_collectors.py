@@ -21,7 +21,7 @@ from tflearn.core.types import Agent
 from tflearn.core.waiting import LEASE_SECS
 from tflearn.files.manifests import LEARNER, Manifests
 from tflearn.files.run_dir import RunDir
-from tflearn.jobs.collectors import Collectors
+from tflearn.jobs.collectors import Collectors, used_up_reason
 from tflearn.jobs.train_settings import Intervals
 from tflearn.policies.variables import published_variables
 from tflearn.replay import backend
@@ -281,7 +281,7 @@ class RemoteCollectors(Collectors):
     def end_reason(self, used_up: bool) -> str | None:
         """See `Collectors`."""
         if self._reports.collection_ended and used_up:
-            return f'max_env_steps {self._reports.env_steps_limit} reached, and the data are used up'
+            return used_up_reason(self._reports.env_steps_limit)
         return None
 
     def metrics(self) -> dict[str, Any]:

@@ -60,8 +60,9 @@ def synchronous(
     On the same machine the same seed gives bit-equal weights, losses and returns in every process, if the environment
     is deterministic too. This excludes everything that depends on the clock (`max_secs`, rates). It includes a run that
     was stopped or killed, and is resumed: its checkpoints hold the episodes that were under way, the environments,
-    which are pickled, and the replay. Environments that cannot be pickled, or are in processes of their own, begin new
-    episodes; a replay of more than `max_saved_gb` is filled again.
+    which are pickled, and the replay. Environments that cannot be pickled, or are in processes of their own, or take more
+    than `CollectOptions.max_saved_gb`, or are not those that `make_environment` makes now, begin new episodes; a replay
+    of more than `max_saved_gb` is filled again.
 
     Other settings of the train and the collect job have no meaning here: no weights are published, and no job waits for
     another one. `collect_options.episode_limit` is refused, since there are no publications.
@@ -71,7 +72,8 @@ def synchronous(
       make_environment: makes the run's environment.
       make_agent: makes the run's agent.
       experience: the run's experience settings. `Queue.max_size` and `versions_ahead` have no meaning here.
-      stop_conditions: when training ends; also at `collect_options.max_env_steps`.
+      stop_conditions: when training ends. At `collect_options.max_env_steps` collection ends, and training goes on with
+        the data that are stored, as far as `samples_per_insert` or a queue allow.
       num_environments: the number of environments stepped together.
       intervals: how often policies are exported, and reward weights are read (`publish_interval_steps`); the others
         have no meaning here.
@@ -95,9 +97,8 @@ def synchronous(
     if experience.replay.learns_from_old_items:
         ring_source.check_local(experience)
     _check_no_episode_limit(collect_options)
-    stop_conditions = with_limit(stop_conditions, collect_options)
     settings = Settings(intervals, learner_options, exports, stop_conditions, initial=initial)
-    settings.check(experience)
+    settings.check(experience, _last_step(experience, collect_options))
     if run.is_done():
         return
     with contextlib.ExitStack() as ending:
@@ -118,7 +119,8 @@ def synchronous(
             if isinstance(write, ReplayWriter):
                 kept['writer'] = write
             acting = collection.Collection(environment, agent.collect_policy, collect_options, experience)
-            collectors = OwnCollectors(acting, write, kept, repr((num_environments, experience)))
+            fits = repr((num_environments, experience))
+            collectors = OwnCollectors(acting, write, kept, fits, collect_options.max_env_steps)
             settings = dataclasses.replace(settings.in_train_steps(source), seed=seed)
             session = Session(run, agent, source, collectors, strategy, settings)
             session.begin()
@@ -179,7 +181,8 @@ def _is_too_large(storage: Storage) -> bool:
     return True
 
 
-def with_limit(stop_conditions: StopConditions, options: CollectOptions) -> StopConditions:
-    """Returns the stop conditions with the limit of the collectors, where collecting and training end together."""
-    limits = [limit for limit in (stop_conditions.max_env_steps, options.max_env_steps) if limit is not None]
-    return dataclasses.replace(stop_conditions, max_env_steps=min(limits, default=None))
+def _last_step(experience: Experience, options: CollectOptions) -> int | None:
+    """Returns the limit of environment steps if it ends the run: no more is trained than the data allow."""
+    replay = experience.replay
+    allows_any = replay.learns_from_old_items and replay.samples_per_insert is None
+    return None if allows_any else options.max_env_steps

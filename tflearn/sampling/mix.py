@@ -126,6 +126,11 @@ class Mix(Source):
         used, steps = self._set_sizes()
         return min(steps, self.most_owed, *(self.sources[i].owed_steps for i in used))
 
+    def end_collection(self) -> None:
+        """See `Source`."""
+        for source in self.sources:
+            source.end_collection()
+
     def metrics(self) -> dict[str, Any]:
         """Returns the sources' metrics, of the second, third, ... with the suffixes _1, _2, ...; and further ones.
 

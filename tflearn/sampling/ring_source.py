@@ -256,6 +256,7 @@ class LocalReplay(RingSource):
         )
         self._inserts = self._rounds = self._granted = 0
         self._num_filled = 0  # sequences beyond `min_size` that were there before collection
+        self._is_complete = False
         self._closed = False
 
     def __call__(self, trajectory: Any, policy_version: int) -> None:
@@ -297,6 +298,10 @@ class LocalReplay(RingSource):
         """
         self._num_filled, self._rounds = max(0, self._inserts - self._min_size), 0
 
+    def end_collection(self) -> None:
+        """See `Source`."""
+        self._is_complete = True
+
     @property
     def _inserts_beyond(self) -> int:
         return self._inserts - self._num_filled - self._min_size
@@ -306,10 +311,10 @@ class LocalReplay(RingSource):
         """Train steps that the inserted sequences allow and that are not yet granted.
 
         With n sequences inserted beyond `min_size`, floor(n * samples_per_insert / batch size) in all; if the
-        experience sets no ratio, one for each batched step since then.
+        experience sets no ratio, one for each batched step since then, and any number after the last batched step.
         """
         if self._ratio is None:
-            return self._rounds - self._granted
+            return self.max_draw_steps if self._is_complete and self._rounds else self._rounds - self._granted
         return int((max(0, self._inserts_beyond) * self._ratio - self._samples) // self.batch_size)
 
     def metrics(self) -> dict[str, Any]:

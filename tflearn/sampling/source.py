@@ -59,6 +59,9 @@ class Source(Resumable, abc.ABC):
         """Train steps that can be taken at once, for a process that acts and trains alternately."""
         return sys.maxsize
 
+    def end_collection(self) -> None:
+        """Receives that no more steps will come, in such a process."""
+
     def start(self) -> None:
         """Starts to read ahead, unless it has started; the first `grant` does the same."""
 
