@@ -12,7 +12,8 @@ import threading
 from absl import flags
 
 from tflearn.coordinator import server
-from tflearn.files.run_dir import Status, opened_run_dir
+from tflearn.files.run_dir import opened_run_dir
+from tflearn.files.status import Status
 from tflearn.net.server_options import ServerOptions
 
 from . import job_flags, job_process

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tflearn.files.run_dir import RunDir, Status, read_json, write_atomically, write_json
+from tflearn.files.run_dir import RunDir, read_json, write_atomically, write_json
+from tflearn.files.status import Status
 
 
 def test_paths_are_stable(tmp_path):

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
-from tests.testing import example_policies, written_summaries
+from tests.testing import example_policies, file_handles, written_summaries
+from tflearn.core import side_tasks
 from tflearn.core.types import specs_of
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env, vector_env
@@ -124,6 +125,21 @@ def test_run_ends_with_its_last_policy(run):
     assert low < first['mean_return'] < high
     assert written['evaluate/mean_return_low'][0] == pytest.approx(low)
     assert not run.dir.stop_request.exists()
+
+
+def test_without_a_free_file_handle_it_looks_for_policies_again(run):
+    run.start()
+    run.export(0, FALLS)
+    run.wait_for_evaluations(1)
+    state = lambda: (read_json(run.dir.status('evaluate')) or {}).get('state')  # noqa: E731
+    wait_until(lambda: state() == 'waiting for a policy', 'the end of the evaluation', 60)
+    before = side_tasks.failures.total()
+    with file_handles.none_free():
+        wait_until(lambda: side_tasks.failures.total() > before + 1, 'two attempts', 60)
+    run.export(9, BALANCES)
+    write_json(run.dir.train_result, RESULT)
+    assert run.join() == []
+    assert [evaluation['train_step'] for evaluation in run.evaluations()] == [0, 9]
 
 
 class Fragile(gymnasium.Wrapper):

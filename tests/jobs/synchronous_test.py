@@ -16,7 +16,7 @@ from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritiz
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
-from tflearn.files.run_dir import RunDir, read_json, write_json
+from tflearn.files.run_dir import RunDir, read_json, write_atomically, write_json
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run import Hooks, Run
@@ -163,8 +163,10 @@ def test_environments_can_have_another_seed(tmp_path):
 def test_ends_on_request_and_when_stopped(tmp_path):
     stop = threading.Event()
     stop.set()
+    write_atomically(RunDir(tmp_path).stop_request, '{"reas')  # which ends nothing
     run_dir = run_synchronously(tmp_path, num_train_steps=10**6, stop=stop)
     assert read_json(run_dir.status('train'))['state'] == 'stopped'
+    assert read_json(run_dir.status('train'))['side_task_failures'] > 0
     assert not run_dir.train_result.exists()
     write_json(run_dir.stop_request, {'reason': 'solved'})
     run_synchronously(tmp_path, num_train_steps=10**6)

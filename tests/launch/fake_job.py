@@ -21,7 +21,8 @@ import sys
 import threading
 import types
 
-from tflearn.files.run_dir import RunDir, Status, write_json
+from tflearn.files.run_dir import RunDir, write_json
+from tflearn.files.status import Status
 
 DEADLINE_SECS = 30.0
 LAST_WORDS: list[str] = []

@@ -281,7 +281,8 @@ def test_jobs_of_a_launch_that_was_killed_with_its_reaper_are_named(tmp_path, ca
     """Nobody ends them, and the next launch's own would wait for them, or be refused."""
     run_dir = RunDir(tmp_path)
     status = f'Status(RunDir({str(tmp_path)!r}).status("train")).update("running")'
-    code = f'from tflearn.files.run_dir import RunDir, Status; {status}; print(flush=True); input()'
+    imports = 'from tflearn.files.run_dir import RunDir; from tflearn.files.status import Status'
+    code = f'{imports}; {status}; print(flush=True); input()'
     command = [sys.executable, '-c', code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
         job.stdout.readline()

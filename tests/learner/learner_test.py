@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.testing import lanes, written_summaries
+from tests.testing import file_handles, lanes, written_summaries
 from tests.testing import learner as small
 from tflearn.core import strategies
 from tflearn.core.errors import UserError
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.learner.triggers import PeriodicAction
 from tflearn.sampling.source import Source
@@ -338,3 +338,34 @@ def test_an_action_that_fails_again_at_the_end_costs_no_train_step(tmp_path, mak
     assert ends == [8]
     with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path)) as restarted:
         assert restarted.step == 8
+
+
+def test_without_a_free_file_handle_training_goes_on(tmp_path, make_agent, make_dataset_fn):
+    options = LearnerOptions(None, SummaryOptions(2))
+    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options) as learner:
+        learner.run(1)
+        with file_handles.none_free():
+            assert learner.run(4).num_steps == 4
+        learner.run(3)
+    found = written_summaries.scalars(RunDir(tmp_path).summaries('train'))
+    assert list(found['train/loss']) == [6, 8]
+
+
+def test_metrics_that_fail_are_asked_for_again(tmp_path, make_agent, make_dataset_fn):
+    calls = []
+
+    def fail_once(*unused):
+        calls.append(1)
+        if len(calls) <= 3:  # the texts, the metrics, the check
+            raise ConnectionError('the database does not answer')
+        return {'mine': 'a text'} if len(calls) == 4 else {'mine': 1.0}
+
+    sources = SummarySources(metrics=fail_once, texts=fail_once, watch=fail_once)
+    options = LearnerOptions(None, SummaryOptions(2, sources=sources))
+    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options) as learner:
+        for _ in range(2):
+            learner.run(2)
+    directory = RunDir(tmp_path).summaries('train')
+    found = written_summaries.scalars(directory)
+    assert (list(found['train/loss']), list(found['train/mine'])) == ([2, 4], [4])
+    assert written_summaries.texts(directory) == {'mine': 'a text'}

@@ -54,6 +54,17 @@ def as_user_error(error: BaseException) -> BaseException:
     return error
 
 
+def is_temporary(error: BaseException | None) -> bool:
+    """Returns whether an error, or its cause, is of the machine: no handles or memory, a lost disk."""
+    while error is not None:
+        # TensorFlow's own error is known by its name: this module does not load TensorFlow.
+        is_tensorflows = type(error).__name__ == 'ResourceExhaustedError'
+        if is_tensorflows or isinstance(error, OSError | MemoryError):
+            return not isinstance(error, FileNotFoundError)
+        error = error.__cause__
+    return False
+
+
 def first_few(texts: Sequence[str], most: int = 3) -> str:
     """Returns the first of several reasons, and how many more there are."""
     more = f' (and {len(texts) - most} more)' if len(texts) > most else ''

@@ -2,18 +2,14 @@
 
 import contextlib
 import json
-import math
 import os
 import pathlib
 import re
 import secrets
 import tempfile
 import threading
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
-
-from absl import logging
 
 from tflearn.core import extensions
 from tflearn.core.errors import UserValueError
@@ -21,7 +17,6 @@ from tflearn.files import lock
 from tflearn.files.lock import LOCAL, Store
 
 _MAX_NAME, _MAX_PART = 1024, 255  # S3's limit of a name, file systems' limit of a part [bytes]
-_NOT_JSON = (math.inf, -math.inf)
 
 # Modes of a new run directory: who can write to it controls the run, and what it learned is the user's.
 _PRIVATE, _GROUP_READS = 0o700, 0o750
@@ -149,45 +144,6 @@ def display_text(text: str) -> str:
     for directory, url in _URLS.items():
         text = text.replace(directory, url)
     return text
-
-
-class Status:
-    """A job's newest metrics in a small file, for programs that watch the run. Written at most once a second."""
-
-    def __init__(self, path: pathlib.Path, kept: Collection[str] = ()):
-        """The file has the job's name. `kept` metrics begin with the values that the last process wrote."""
-        self._path = path
-        self._metrics: dict[str, Any] = {'job': path.stem, 'pid': os.getpid(), 'started': lock.started(os.getpid())}
-        if kept:
-            with contextlib.suppress(UserValueError, OSError):  # a damaged file
-                self._metrics |= {name: value for name, value in (read_json(path) or {}).items() if name in kept}
-        self._written_at = -math.inf
-        self._failure: str | None = None
-
-    @property
-    def newest(self) -> Mapping[str, Any]:
-        """The metrics now."""
-        return self._metrics
-
-    def update(self, state: str, **metrics: Any) -> None:
-        """Updates `metrics`; a change of `state` is written immediately.
-
-        Args:
-          state: 'waiting', 'running', 'finished' or 'stopped', optionally followed by a few words.
-          **metrics: numbers and strings; others keep their values.
-        """
-        changed = state != self._metrics.get('state')
-        now = time.monotonic()
-        finite = {name: None if value in _NOT_JSON or value != value else value for name, value in metrics.items()}
-        self._metrics.update(finite, state=state, time=time.time())
-        if changed or now - self._written_at >= 1.0:
-            self._written_at = now
-            try:
-                write_json(self._path, self._metrics)
-            except OSError as error:  # a job must not fail because its status cannot be written
-                if str(error) != self._failure:
-                    logging.warning('could not write %s; going on without it: %s', self._path, error.strerror)
-                self._failure = str(error)
 
 
 def job_kind(name: str, status: Mapping[str, Any], kinds: Collection[str]) -> str | None:

@@ -24,7 +24,7 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.train_step import set_env_steps
 from tflearn.core.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
 from tflearn.core.waiting import LOG_EVERY_SECS, Jitter, Stopped, wait_until
-from tflearn.files.run_dir import Status
+from tflearn.files.status import Status
 from tflearn.jobs import initial_agent, run_contract
 from tflearn.jobs.collect_limits import CreditLimit, VersionLimit
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, own_address

@@ -14,8 +14,9 @@ from absl import logging
 from tflearn.actors.evaluation_record import Evaluation, value
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator, Progress
 from tflearn.actors.exploration import EpsilonPolicy
+from tflearn.core import side_tasks
 from tflearn.core.action_mask import ActionMask
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserValueError, is_temporary
 from tflearn.core.experience import Experience
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import (
@@ -271,16 +272,20 @@ class _Evaluation:
         """Waits for a policy that is not in the record. Returns None if training has ended and there is none."""
 
         def poll() -> tuple[Candidate | None] | None:
-            # Before the search for policies, because the train job exports its last one before it writes its result.
-            ended, newest = self._source.result() is not None, self._source.newest()
-            candidate = self._source.find(self._report.record)
-            if candidate is None and self._on_evaluated:
-                self._on_evaluated(-1 if newest is None else newest)
-            return (candidate,) if candidate or ended else None
+            with side_tasks.guarded(f'look for {self._source.what}', is_temporary):
+                # Before the search for policies: the train job writes its result after its last one.
+                ended, newest = self._source.result() is not None, self._source.newest()
+                candidate = self._source.find(self._report.record)
+                if candidate is None and self._on_evaluated:
+                    self._on_evaluated(-1 if newest is None else newest)
+                return (candidate,) if candidate or ended else None
+            return None
 
         if (found := poll()) is None:
             self._report.set_state('waiting for a policy')
-            newest, what, secs = self._source.newest(), self._source.what, self._connect_timeout_secs
+            newest, what, secs = None, self._source.what, self._connect_timeout_secs
+            with side_tasks.guarded(f'look for {what}', is_temporary):
+                newest = self._source.newest()
             if newest is not None:
                 what += f' other than that of step {newest} (--policy evaluates one at once)'
                 secs = self._idle_timeout_secs

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,9 @@ from absl import logging
 from tflearn.actors import learning_curve
 from tflearn.actors.evaluation_record import Evaluation, EvaluationRecord, value
 from tflearn.actors.evaluator import EpisodeStatistics, Progress
-from tflearn.files.run_dir import RunDir, Status
+from tflearn.core import side_tasks
+from tflearn.files.run_dir import RunDir
+from tflearn.files.status import Status
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.evaluated_policies import Candidate
 
@@ -43,7 +46,7 @@ class EvaluationReport:
         self._policy = options.policy.replace('_', ' ')
         self._target_return = target if options.target_metric == 'return' else None
         self._status = Status(run_dir.status('evaluate'))
-        self._writer = tf.summary.create_file_writer(str(run_dir.summaries('evaluate')))
+        self._writer: tf.summary.SummaryWriter | None = None
         self._drawn = len(self.record.evaluations) if run_dir.learning_curve.exists() else 0
         self._next_image_at = 0.0
         self._status.update(
@@ -111,13 +114,17 @@ class EvaluationReport:
     def close(self) -> None:
         """Draws the final learning curve and closes the event file."""
         self.draw()
-        self._writer.close()
+        if self._writer:
+            with self._summarizing():
+                self._writer.close()
 
     def draw(self) -> None:
         """Draws the learning curve if there are new evaluations."""
-        evaluations = self.record.evaluations
-        if self._drawn == len(evaluations):
-            return
+        if self._drawn < len(self.record.evaluations):
+            with side_tasks.guarded(f'draw {self._run_dir.learning_curve}'):
+                self._draw(self.record.evaluations)
+
+    def _draw(self, evaluations: Sequence[Evaluation]) -> None:
         start = time.monotonic()
         title = f'{self._run_dir.root.name}: {self._policy}'
         learning_curve.draw(self._run_dir.learning_curve, {'mean return': evaluations}, title, self._target_return)
@@ -140,12 +147,19 @@ class EvaluationReport:
         if interval:
             metrics |= {'mean_return_low': interval[0], 'mean_return_high': interval[1]}
         axes = {'evaluate': evaluation['train_step'], 'evaluate_by_env_steps': evaluation['env_steps']}
-        with self._writer.as_default(step=0):
-            for axis, step in axes.items():
-                for name, value in metrics.items():
-                    if step is not None:
-                        tf.summary.scalar(f'{axis}/{name}', value, step)
-        self._writer.flush()
+        with self._summarizing():
+            if self._writer is None:
+                directory = self._run_dir.summaries('evaluate')
+                self._writer = tf.summary.create_file_writer(str(directory))
+            with self._writer.as_default(step=0):
+                for axis, step in axes.items():
+                    for name, value in metrics.items():
+                        if step is not None:
+                            tf.summary.scalar(f'{axis}/{name}', value, step)
+            self._writer.flush()
+
+    def _summarizing(self) -> contextlib.AbstractContextManager[None]:
+        return side_tasks.guarded(f'write summaries to {self._run_dir.summaries("evaluate")}')
 
 
 def describe(statistics: EpisodeStatistics) -> str:

@@ -27,7 +27,8 @@ from tflearn.core.waiting import PEER_TIMEOUT_SECS, PeerLost, wants_save
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import EpisodeReader
 from tflearn.files.manifests import LEARNER, Manifest, Manifests
-from tflearn.files.run_dir import RunDir, Status
+from tflearn.files.run_dir import RunDir
+from tflearn.files.status import Status
 from tflearn.jobs import initial_agent, run_contract
 from tflearn.jobs.run import Run
 from tflearn.learner import machine

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from absl import logging
 
 from tflearn.core.access import Access
-from tflearn.files.run_dir import RunDir, Status
+from tflearn.files.run_dir import RunDir
+from tflearn.files.status import Status
 
 
 @dataclasses.dataclass(frozen=True)

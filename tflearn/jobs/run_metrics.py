@@ -15,7 +15,7 @@ _WAIT_SECS = 60.0
 # Fields that count since the run's, or the job's, start: all other numbers may fall.
 _COUNTERS = re.compile(
     r'(num_)?(train|env|cloning)_steps?|(num_)?episodes|\w*_episodes|(num_)?inserts|\w+_(inserts|bytes)'
-    r'|(policy|environment|writing)_secs'
+    r'|(policy|environment|writing)_secs|side_task_failures'
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import agent_data, background, extensions, strategies, train_step, workers
+from tflearn.core import agent_data, background, extensions, side_tasks, strategies, train_step, workers
 from tflearn.core.types import Agent
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped, Stopped, wants_save
 from tflearn.core.workers import ReplicaConsistency, StopReason
@@ -193,11 +193,12 @@ class Session:
 
     def _summarize_collectors(self) -> None:
         """Writes the collectors' metrics with the run's environment steps as the step, if there are new ones."""
-        metrics = self._collectors.metrics()
-        env_steps = int(metrics.get('env_steps') or 0)
-        if env_steps > self._summarized_env_steps and metrics.get('mean_return') is not None:
-            self._summarized_env_steps = env_steps
-            self._collect_summaries.write_values(env_steps, metrics, 'collect')
+        with side_tasks.guarded("write the collectors' metrics to the summaries"):
+            metrics = self._collectors.metrics()
+            env_steps = int(metrics.get('env_steps') or 0)
+            if env_steps > self._summarized_env_steps and metrics.get('mean_return') is not None:
+                self._summarized_env_steps = env_steps
+                self._collect_summaries.write_values(env_steps, metrics, 'collect')
 
     @property
     def train_step(self) -> int:
@@ -341,7 +342,8 @@ class Session:
         ended, seen = None, -1
         while not ended:  # polls immediately, every second or more often, and after the last train step
             ended = over.wait(0.0 if ended is None else _POLL_SECS)
-            try:
+            # Reports and decisions may be late, but the thread must go on.
+            with side_tasks.guarded('poll the collectors'):
                 try:
                     self._collectors.poll()
                 except PeerLost as lost:
@@ -357,8 +359,6 @@ class Session:
                 more_secs = waiting_secs if self._result else self._learner.waiting_secs
                 if self._run.stop.is_set() or self._lost or self._end_reason(more_secs):
                     self._source.close()
-            except Exception as error:  # reports and decisions may be late, but the thread must go on
-                logging.warning('could not poll the collectors: %s', error)
 
     def _end(self, reason: StopReason) -> None:
         with self._guard('the last export'):
@@ -384,7 +384,10 @@ class Session:
         """Returns why training is over; None while it goes on. `more_secs` have passed since the last call's end."""
         if not self._reason:
             step, env_steps, secs = self._step, self._collectors.env_steps, self._progress.secs + more_secs
-            if (request := read_json(self._run_dir.stop_request)) is not None:
+            request = None
+            with side_tasks.guarded(f'look for {self._run_dir.stop_request}'):
+                request = read_json(self._run_dir.stop_request)
+            if request is not None:
                 self._reason = str(request.get('reason', 'stop requested'))
             else:
                 used_up = self._collectors.end_reason(self._learner.waiting_secs > _USED_UP_SECS)

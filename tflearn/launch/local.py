@@ -16,7 +16,8 @@ from typing import Any, TextIO
 
 from tflearn.core.errors import UserValueError
 from tflearn.files.lock import try_lock
-from tflearn.files.run_dir import RunDir, Status, read_json
+from tflearn.files.run_dir import RunDir, read_json
+from tflearn.files.status import Status
 from tflearn.launch import reports
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import PlainView

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from tflearn.core.errors import UserValueError
-from tflearn.files.run_dir import RunDir, Status, job_kind
+from tflearn.files.run_dir import RunDir, job_kind
+from tflearn.files.status import Status
 from tflearn.launch.processes import JobProcess, OrphanReaper
 from tflearn.launch.reports import JobReport, PlainView, RunReport, quoted
 from tflearn.launch.topology import KINDS, Placement, Topology

@@ -16,7 +16,7 @@ from tf_agents.distributions import utils as distributions
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn.core import histograms
+from tflearn.core import histograms, side_tasks
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
@@ -119,17 +119,20 @@ class Summaries:
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
         """Writes the summary of a train step, with the metrics of `SummaryOptions.metrics`."""
         self._written_at = self._clock()
-        sources = self._options.sources
-        written = {**values, **(sources.metrics() if sources.metrics else {})}
+        sources, written = self._options.sources, {**values}
+        if sources.metrics:
+            with side_tasks.guarded('compute metrics for the summaries'):
+                written |= sources.metrics()
         self.write_values(step, written)
         if sources.watch:
-            sources.watch(step, written)
+            with side_tasks.guarded('check the metrics of the summaries'):
+                sources.watch(step, written)
 
     def write_values(self, step: int, values: Mapping[str, float | None], group: str = 'train') -> None:
         """Writes scalars under the tags `<group>/<name>`; None is left out."""
         if not self._has_room():
             return
-        with self._logged_errors(), self._open().as_default(step=step):
+        with self._side_task(), self._open().as_default(step=step):
             for name, value in values.items():
                 if value is not None:
                     tf.summary.scalar(f'{group}/{name}', value)
@@ -138,7 +141,7 @@ class Summaries:
         """Writes a text under the tag `name`, at once."""
         if not self._has_room():
             return
-        with self._logged_errors(), self._open().as_default(step=step) as writer:
+        with self._side_task(), self._open().as_default(step=step) as writer:
             tf.summary.text(name, markdown)
             writer.flush()
 
@@ -147,6 +150,13 @@ class Summaries:
         """Records summaries at the train step in a `with` block, where programs are traced or run."""
         with self._open().as_default(step=train_step), tf.summary.record_if(True):
             yield
+
+    def can_record(self) -> bool:
+        """Returns whether there is an event file: without a free file handle none can be opened."""
+        with self._side_task():
+            self._open()
+            return True
+        return False
 
     def _open(self) -> tf.summary.SummaryWriter:
         with self._opening:
@@ -158,7 +168,7 @@ class Summaries:
     def close(self) -> None:
         """Flushes and closes the event file."""
         if self._writer:
-            with self._logged_errors():
+            with self._side_task():
                 self._writer.close()
 
     def _has_room(self) -> bool:
@@ -172,12 +182,8 @@ class Summaries:
         self._had_room = has_room
         return has_room
 
-    @contextlib.contextmanager
-    def _logged_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except tf.errors.OpError as error:  # summaries are no reason to end the training
-            logging.warning('could not write summaries to %s: %s', self._directory, error)
+    def _side_task(self) -> contextlib.AbstractContextManager[None]:
+        return side_tasks.guarded(f'write summaries to {self._directory}')
 
 
 class StepSummaries:
@@ -272,8 +278,9 @@ class Profile:
         """Ends the trace if it runs, and writes it."""
         if self._running:
             self._running = False
-            tf.profiler.experimental.stop()
-            logging.info('wrote the trace of train steps %s to %s', self._steps, self._directory)
+            with side_tasks.guarded(f'write the trace of train steps {self._steps}'):
+                tf.profiler.experimental.stop()
+                logging.info('wrote the trace of train steps %s to %s', self._steps, self._directory)
 
     def _start(self) -> None:
         try:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import agent_data, strategies
+from tflearn.core import agent_data, side_tasks, strategies
 from tflearn.core.background import Background
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import checked_dataclass
@@ -221,10 +221,11 @@ class TrainLoop:
         Returns:
           Their metrics; fewer steps than requested if the data ended, or if a loss that is not finite stops training.
         """
-        if self._texts:
-            for name, text in self._texts().items():
-                self.summaries.write_text(self._counter.step, name, text)
-            self._texts = None
+        if self._texts and self.summaries.can_record():
+            with side_tasks.guarded('write texts for the summaries'):
+                for name, text in self._texts().items():
+                    self.summaries.write_text(self._counter.step, name, text)
+                self._texts = None
         self._compiling.join(_COMPILE_SECS)
         self.metrics.begin()
         total = Metrics()
@@ -232,7 +233,7 @@ class TrainLoop:
             before = self._counter.step
             self._profile.at(before)
             count, summarized = self._part(before, num_steps - total.num_steps)
-            in_program = summarized and self._has_summary_program
+            in_program = summarized and self._has_summary_program and self.summaries.can_record()
             taken = self._take_summarized(count) if in_program else self._plain(count)
             self._counter.observe(before, taken.num_steps)
             self.metrics.add(taken)

@@ -172,13 +172,16 @@ def weights_reader(agent: Agent, run_dir: RunDir) -> Callable[[int], None]:
             status = os.stat(path)
             if (found := (status.st_mtime_ns, status.st_size)) == newest:
                 return
-            newest = found
             weights = _weights(read_json(path) or {}, variable.shape[0], str(path))
         except OSError:  # there is none, or a link that leads nowhere
             return
         except UserValueError as error:
+            # What cannot be read now, without a file handle for example, may be read later.
+            if not isinstance(error.__cause__, OSError):
+                newest = found
             logging.error('the reward weights stay as they are: %s', error)
             return
+        newest = found
         variable.assign(weights)
         logging.info('train step %d: reward weights %s', step, weights)
 

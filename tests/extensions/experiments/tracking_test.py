@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from tensorboard.plugins import base_plugin
 from werkzeug.test import Client
 
 from tflearn.actors.evaluation_record import EvaluationRecord
+from tflearn.core import side_tasks
 from tflearn.core.waiting import wait_until
 from tflearn.extensions.experiments import trackers
-from tflearn.files.run_dir import RunDir, Status, write_atomically, write_json
+from tflearn.files.run_dir import RunDir, write_atomically, write_json
+from tflearn.files.status import Status
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DEADLINE_SECS = 120.0
@@ -37,6 +40,18 @@ TRACK = """
 def track(event):
     with open('got', 'a') as file:
         print(event['kind'], file=file)
+"""
+
+
+FAILING_TRACK = """
+import os
+
+
+def track(event):
+    if os.path.exists('down'):
+        raise ConnectionError('the server is down')
+    with open('got', 'a') as file:
+        print(event.get('name'), event.get('step'), file=file)
 """
 
 
@@ -191,6 +206,30 @@ def test_a_function_of_the_user(run, tmp_path, monkeypatch):
     assert (tmp_path / 'got').read_text().splitlines()[:2] == ['config', 'metric']
     assert len((tmp_path / 'got').read_text().splitlines()) == count
     assert track(run, 'mine.py:track') == 0
+
+
+def test_a_tracker_that_fails_for_a_while_gets_everything_once(run, tmp_path, monkeypatch):
+    (tmp_path / 'mine.py').write_text(FAILING_TRACK)
+    (tmp_path / 'down').write_text('')
+    monkeypatch.chdir(tmp_path)
+    before = side_tasks.failures.total()
+    with futures.ThreadPoolExecutor(1) as threads:
+        followed = threads.submit(track, run, 'mine.py:track', once=False)
+        try:
+            has_failed = lambda: side_tasks.failures.total() > before + 1  # noqa: E731
+            wait_until(lambda: has_failed() or followed.done(), 'two failures', DEADLINE_SECS)
+            (tmp_path / 'down').unlink()
+            wait_until((tmp_path / 'got').exists, 'the events', DEADLINE_SECS)
+            run.train(20)
+        finally:
+            run.end(20)
+        count = followed.result(DEADLINE_SECS)
+    names = (tmp_path / 'got').read_text().splitlines()
+    assert len(names) == count and names.count('train/loss 10') == names.count('train/loss 20') == 1
+    (tmp_path / 'down').write_text('')
+    run.train(30)
+    with pytest.raises(ConnectionError):  # nobody would give the last events to it
+        track(run, 'mine.py:track')
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 
 from tests.testing import forks
 from tflearn.core.waiting import wait_until
-from tflearn.files.run_dir import RunDir, Status, write_json
+from tflearn.files.run_dir import RunDir, write_json
+from tflearn.files.status import Status
 from tflearn.launch import supervisor
 
 DEADLINE_SECS = 60.0

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 import grpc
 
+from tests.extensions.serving.decision_faults_test import full_disk
 from tests.extensions.serving.decision_log_test import DEADLINE_SECS, OBSERVATION, lines_of
 from tests.extensions.serving.rest_test import ask, curl, docs_commands
 from tests.testing import forks
@@ -147,6 +148,27 @@ def test_what_cannot_wait_is_not_accepted(root, tmp_path, monkeypatch):
         assert code == 429 and answer['error'].startswith('got 3 outcomes, and too much waits already')
         assert count(metrics, 'dropped') == 3
     assert lines_of(tmp_path, 'outcomes') == [outcome]
+
+
+def test_what_cannot_be_written_is_not_accepted(root, tmp_path):
+    outcome = {'event_id': 'a', 'reward': 1, 'time': 5}
+    with serving(root, tmp_path) as (rest, port, metrics):
+        assert ask(rest, '/v1/outcomes', outcome) == (200, {'accepted': 1})
+        with full_disk():
+            two = {'outcomes': [{**outcome, 'event_id': 'b'}] * 2}
+            code, answer = ask(rest, '/v1/outcomes', two)
+            assert code == 429
+            assert answer['error'].startswith('got 2 outcomes, and [Errno 27] File too large')
+            with (
+                contextlib.closing(PolicyClient(f'localhost:{port}')) as client,
+                pytest.raises(grpc.RpcError) as raised,
+            ):
+                client.record_outcomes([outcome])
+            assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert ask(rest, '/v1/outcomes', {**outcome, 'event_id': 'c'}) == (200, {'accepted': 1})
+        assert count(metrics, 'logged') == 2 and count(metrics, 'dropped') == 3
+        assert metrics.registry.get_sample_value('tflearn_side_task_failures') >= 2
+    assert [line['event_id'] for line in lines_of(tmp_path, 'outcomes')] == ['a', 'c']
 
 
 def test_decisions_and_outcomes_of_a_server_become_one_data_set(root, tmp_path):

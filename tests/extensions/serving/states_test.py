@@ -1,10 +1,14 @@
 """The real server follows the states: a rollback answers within a second, a canary answers its share and is logged."""
 
+import contextlib
 import json
 import os
+import pathlib
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import grpc
@@ -17,6 +21,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.testing import forks
 from tests.testing.served_policies import OBSERVATION, Publisher, agrees
 from tflearn.core.waiting import wait_until
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_port
 from tflearn.policies import states
 
@@ -85,6 +90,66 @@ def test_a_slow_version_is_taken_back(served, tmp_path):
     wait_until(lambda: ask() == 1, 'the old version', DEADLINE_SECS, poll_secs=0.001)
     last = states.read(publisher.directory).history[-1]
     assert last['who'] == 'tflearn-serve' and '300 requests took more than 1e-05 s' in last['why']
+
+
+def lines_of(directory):
+    """The decisions of files that are complete, or being written."""
+    texts = []
+    found = directory.glob('*decisions-*.jsonl')
+    for file in sorted(found, key=lambda file: file.name.lstrip('.')):
+        with contextlib.suppress(FileNotFoundError):  # it was renamed just now
+            texts.append(file.read_text().rpartition('\n')[0])
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def test_a_log_of_shadows_that_cannot_be_written_ends_no_server(served, tmp_path):
+    ask, publisher = served
+    (tmp_path / 'log' / 'shadow').write_text('in the place of a directory')
+    publisher.publish(3)
+    states.promote(publisher.directory, 3, 'shadow', 'a test')
+    wait_until(lambda: 'greedy_policy_version' in status(tmp_path), 'the status', DEADLINE_SECS)
+    failures = lambda: status(tmp_path).get('side_task_failures', 0)  # noqa: E731
+    wait_until(lambda: failures() >= 2, 'two attempts', DEADLINE_SECS)
+    assert ask() == 2
+    (tmp_path / 'log' / 'shadow').unlink()
+    shadowed = lambda: lines_of(tmp_path / 'log' / 'shadow')  # noqa: E731
+    wait_until(lambda: ask() == 2 and shadowed(), 'the log', DEADLINE_SECS)
+    assert {line['version'] for line in shadowed()} == {3}
+
+
+def test_a_log_whose_process_died_waits_for_file_handles(served, tmp_path):
+    ask, _ = served
+    pid = wait_until(lambda: status(tmp_path).get('pid'), 'the status', DEADLINE_SECS)
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (10, limits[1]))  # of which none is free
+    try:
+        os.kill(writer_of(pid), signal.SIGKILL)
+        for number in range(20):
+            assert ask(event_id=f'e-{number}') == 2
+        threading.Event().wait(1.5)  # for attempts that fail
+        assert ask(event_id='e-20') == 2
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    expected = [f'e-{number}-{row}' for number in range(21) for row in range(len(OBSERVATION))]
+    wait_until(lambda: logged_ids(tmp_path)[-len(expected) :] == expected, 'the log', DEADLINE_SECS)
+    assert len(set(logged_ids(tmp_path))) == len(logged_ids(tmp_path))
+
+
+def status(root):
+    return read_json(RunDir(root).status('serve')) or {}
+
+
+def logged_ids(root):
+    return [line['id'] for line in lines_of(root / 'log')]
+
+
+def writer_of(pid):
+    """The process that writes the log of a server."""
+    children = pathlib.Path(f'/proc/{pid}/task').glob('*/children')
+    found = [child for file in children for child in file.read_text().split()]
+    command = lambda child: pathlib.Path(f'/proc/{child}/cmdline').read_bytes()  # noqa: E731
+    (writer,) = [child for child in found if b'spawn_main' in command(child)]
+    return int(writer)
 
 
 def test_a_canary_answers_its_keys_and_is_logged_as_such(served, tmp_path):

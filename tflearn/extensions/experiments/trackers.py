@@ -32,7 +32,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tflearn.actors import evaluation_record
 from tflearn.config import reader
-from tflearn.core import extras
+from tflearn.core import extras, side_tasks
 from tflearn.core.errors import UserImportError, UserValueError
 from tflearn.extensions.experiments import overview
 from tflearn.files.run_dir import RunDir, read_json, write_json
@@ -65,8 +65,14 @@ class Tracker:
         """Ends the connection, if there is one."""
 
 
+_MakeTracker = Callable[[dict[str, Any]], Tracker]  # from its state
+
+
 def follow(run_dir: RunDir, name: str, make: Any, poll_secs: float, once: bool) -> int:
     """Gives a tracker what it has not had yet, until the run has ended.
+
+    What a tracker could not take, since its server does not answer for a while, is given to it
+    again; at the end of the run that is an error.
 
     Args:
       name: of the file that remembers what the tracker has had.
@@ -82,24 +88,51 @@ def follow(run_dir: RunDir, name: str, make: Any, poll_secs: float, once: bool) 
     """
     if not overview.is_run(run_dir.root):
         raise UserValueError(f'got {run_dir.root}, which is no run; need the --root_dir of a run')
-    memory = run_dir.tracker(name)
-    before = read_json(memory, 'position', 'tracker') or {'position': {}, 'tracker': {}}
-    feed, count = Feed(run_dir, before['position']), 0
-    tracker: Tracker = make(before['tracker'])
-    with contextlib.closing(tracker):
-        write_json(memory, {**before, 'tracker': tracker.state})
-        while True:
-            has_ended = once or run_dir.done.exists()
-            events = list(feed.read())
+    count = 0
+    with contextlib.closing(_Delivery(run_dir, run_dir.tracker(name), make)) as delivery:
+        while not (once or run_dir.done.exists()):
+            with side_tasks.guarded(f'give what {run_dir.root} has recorded to {name}'):
+                count += delivery.run()
+            threading.Event().wait(poll_secs)
+        return count + delivery.run()
+
+
+class _Delivery:
+    """A tracker, and the file of what it has had, from which another goes on after a failure."""
+
+    def __init__(self, run_dir: RunDir, memory: pathlib.Path, make: _MakeTracker):
+        self._run_dir, self._memory, self._make = run_dir, memory, make
+        self._tracker: Tracker | None = None
+        self._begin()
+
+    def run(self) -> int:
+        """Gives the tracker what is new; returns the number of events."""
+        tracker = self._tracker or self._begin()
+        try:
+            events = list(self._feed.read())
             for event in events:
                 tracker(event)
             if events:
                 tracker.flush()
-                write_json(memory, {'position': feed.position, 'tracker': tracker.state})
-            count += len(events)
-            if has_ended:
-                return count
-            threading.Event().wait(poll_secs)
+                had = {'position': self._feed.position, 'tracker': tracker.state}
+                write_json(self._memory, had)
+        except BaseException:
+            self._tracker = None
+            with side_tasks.guarded('close a tracker that has failed'):
+                tracker.close()
+            raise
+        return len(events)
+
+    def close(self) -> None:
+        if self._tracker:
+            self._tracker.close()
+
+    def _begin(self) -> Tracker:
+        before = read_json(self._memory, 'position', 'tracker') or {'position': {}, 'tracker': {}}
+        self._feed = Feed(self._run_dir, before['position'])
+        self._tracker = tracker = self._make(before['tracker'])
+        write_json(self._memory, {**before, 'tracker': tracker.state})
+        return tracker
 
 
 class Feed:

@@ -3,12 +3,18 @@
 A request only appends to a queue; a thread sends what waits, decisions of one kind as one, and seldom: when it takes
 Python's lock from the requests, these wait for a processor again. SIGKILL loses what waits: that of `WAKE_SECS`.
 
-Outcomes are checked as clients report them, and are one line of JSON each.
+The process answers when lines are in their file, and only then they count as logged. Decisions
+that could not be written (a full disk, a process that died) stay here and are sent again; the next
+process truncates files to what is known to be in them, so that each is written once.
+
+Outcomes are checked as clients report them, and are one line of JSON each. A client waits until its
+outcomes are written; if they cannot be, it is told to send them again.
 """
 
 import collections
 import itertools
 import json
+import math
 import multiprocessing
 import operator
 import pathlib
@@ -17,22 +23,33 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from multiprocessing import util
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import logging
 
-from tflearn.core import background
+from tflearn.core import background, side_tasks
+from tflearn.core.errors import UserOSError
 from tflearn.extensions.serving import decision_files
-from tflearn.extensions.serving.decision_files import DecisionFiles, DecisionLogOptions, Decisions, Packed, RequestOf
+from tflearn.extensions.serving.decision_files import (
+    KINDS,
+    DecisionFiles,
+    DecisionLogOptions,
+    Decisions,
+    Packed,
+    RequestOf,
+    Written,
+)
 from tflearn.extensions.serving.exploration import PROBABILITY, Arrays
 from tflearn.extensions.serving.served_version import InvalidRequest
 
 WAKE_SECS = 0.2
-_END_SECS = 30.0
+_END_SECS = 30.0  # in which the rest is written
+_LAST_SECS = 5.0  # in which a process or a thread ends after it
 MAX_BYTES = 256 << 20  # that wait
 _PIECE = 1024  # requests that are packed together
+_MAX_FAILURES = 3  # in a row while the process handles the same requests, which are then dropped
 
 
 class _Waiting(NamedTuple):
@@ -51,6 +68,17 @@ class _Waiting(NamedTuple):
         """What those have in common that are packed together."""
         shapes = [(name, array.shape[1:]) for part in (self.inputs, self.outputs) for name, array in part.items()]
         return self.model, self.version, self.mask, shapes
+
+
+class _Outcomes(NamedTuple):
+    """The lines of a message of outcomes; `error` will be why they were not written, or ''."""
+
+    lines: list[bytes]
+    error: futures.Future[str]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.lines))
 
 
 class DecisionLog:
@@ -74,12 +102,16 @@ class DecisionLog:
           OSError: if the directory cannot be written to.
         """
         self._options, self._spool, self._count = options, spool, count
-        DecisionFiles(options, spool, 'decisions').close()  # here, for its errors
-        self._waiting: collections.deque[_Waiting | list[bytes]] = collections.deque()
-        self._bytes = [0, 0]  # that came, and that were sent: each is written by one thread
+        DecisionFiles(options, spool, KINDS[0]).check()  # here, for its errors
+        self._waiting: collections.deque[_Waiting] = collections.deque()
+        self._outcomes: collections.deque[_Outcomes] = collections.deque()
+        self._piece: list[_Waiting] = []  # on its way to the process, until it is written
+        self._bytes = [0, 0]  # that came, and that were settled: each is written by one thread
         prefix = uuid.uuid4().hex[:16]  # once: its system call would give up Python's lock in each request
         self._ids = (f'{prefix}-{number}' for number in itertools.count())
-        self._stop = threading.Event()
+        self._token, self._sizes = uuid.uuid4().hex[:8], dict[str, tuple[str, int]]()
+        self._failures = 0  # in a row, with the same piece
+        self._stop, self._wake = threading.Event(), threading.Event()
         self._start()
         self._thread = background.Thread(target=self._send_all, name='decision_log')
         self._thread.start()
@@ -115,66 +147,146 @@ class DecisionLog:
             return event_id
         size = sum(array.nbytes for array in inputs.values())
         request = event_id, rows, time.time(), arm
-        if not self._add(_Waiting(size, request, model, version, mask, inputs, outputs), size):
+        if self._takes(size):
+            self._waiting.append(_Waiting(size, request, model, version, mask, inputs, outputs))
+        else:
             self._count('decisions', 'dropped', rows)
         return event_id
 
-    def record_outcomes(self, lines: list[bytes]) -> bool:
-        """Takes the lines of some outcomes; never waits. Returns whether it did: all, or none of them."""
-        taken = self._add(lines, sum(map(len, lines)))
-        if not taken:
-            self._count('outcomes', 'dropped', len(lines))
-        return taken
+    def record_outcomes(self, lines: list[bytes]) -> futures.Future[str] | None:
+        """Takes the lines of some outcomes, all or none of them; never waits.
 
-    def _add(self, entry: _Waiting | list[bytes], size: int) -> bool:
-        if len(self._waiting) >= self._options.max_waiting or self._bytes[0] - self._bytes[1] + size > MAX_BYTES:
+        Returns:
+          What will be why they could not be written, '' if they are; None if too much waits. A
+          future that is cancelled before they are sent withdraws them.
+        """
+        outcomes = _Outcomes(lines, futures.Future())
+        if not self._takes(outcomes.size):
+            self._count('outcomes', 'dropped', len(lines))
+            return None
+        self._outcomes.append(outcomes)
+        self._wake.set()  # a client waits for it
+        return outcomes.error
+
+    def _takes(self, size: int) -> bool:
+        is_full = len(self._waiting) + len(self._outcomes) >= self._options.max_waiting
+        if is_full or self._bytes[0] - self._bytes[1] + size > MAX_BYTES:
             return False
         self._bytes[0] += size
-        self._waiting.append(entry)
         return True
 
     def close(self) -> None:
-        """Sends what waits, and waits until it is written."""
+        """Sends what waits, and waits until it is written: half a minute, if it cannot be."""
         self._stop.set()
-        self._thread.join(_END_SECS)
+        self._wake.set()
+        self._thread.join(_END_SECS + _LAST_SECS)
         self._close_pipe()
         self._process.join(_END_SECS)
 
     def _start(self) -> None:
         context = multiprocessing.get_context('spawn')  # a fork would copy TensorFlow's locks
-        theirs, self._pipe = context.Pipe(duplex=False)
-        arguments = self._options, self._spool, theirs
-        self._process = context.Process(target=decision_files.write, args=arguments, name='decision_log', daemon=True)
-        self._process.start()
-        theirs.close()
+        theirs, ours = context.Pipe()
+        sizes = dict(self._sizes.values())
+        process = context.Process(
+            target=decision_files.write,
+            args=(self._options, self._spool, self._token, sizes, theirs),
+            name='decision_log',
+            daemon=True,
+        )
+        try:
+            process.start()
+        except BaseException:  # without handles or memory
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._process, self._pipe = process, ours
         # It also runs at exit, before multiprocessing joins the process.
-        self._close_pipe = util.Finalize(self, self._pipe.close, exitpriority=100)
+        self._close_pipe = util.Finalize(self, ours.close, exitpriority=100)
 
     def _send_all(self) -> None:
+        due, end = time.monotonic() + WAKE_SECS, math.inf
         while True:
-            stopping = self._stop.wait(WAKE_SECS)
-            while self._waiting:
-                self._send([self._waiting.popleft() for _ in range(min(_PIECE, len(self._waiting)))])
-            if stopping:
+            self._wake.wait(max(0.0, due - time.monotonic()))
+            self._wake.clear()
+            is_stopping, now = self._stop.is_set(), time.monotonic()
+            if is_stopping:
+                end = min(end, now + _END_SECS)
+            if is_stopping or now >= due:
+                due = now + WAKE_SECS
+                self._send_decisions()
+            if self._outcomes:  # they wake the thread more often, which must not make pieces small
+                self._send([])
+            if is_stopping and (not self._piece or now > end):
+                self._give_up()
                 return
 
-    def _send(self, piece: list[_Waiting | list[bytes]]) -> None:
-        requests = [entry for entry in piece if isinstance(entry, _Waiting)]
-        lines = [line for entry in piece if isinstance(entry, list) for line in entry]
-        counts = {'decisions': sum(entry.request[1] for entry in requests), 'outcomes': len(lines)}
-        result = 'logged'
-        try:
-            groups = itertools.groupby(requests, operator.attrgetter('kind'))
-            self._pipe.send(([_packed(list(group)) for _, group in groups], b''.join(lines)))
-        except OSError as error:
-            logging.warning('the process of the decision log died (%s); it is started again', error)
-            result = 'dropped'
+    def _send_decisions(self) -> None:
+        """Sends those that wait by now, until they cannot be written."""
+        for _ in range(bool(self._piece) + -(-len(self._waiting) // _PIECE)):
+            if not self._piece:
+                count = min(_PIECE, len(self._waiting))
+                self._piece = [self._waiting.popleft() for _ in range(count)]
+            written = self._send(self._piece)
+            if written.again and self._failures < _MAX_FAILURES:
+                return
+            self._settle('dropped' if written.error else 'logged')
+
+    def _send(self, piece: list[_Waiting]) -> Written:
+        """Sends a piece, and all outcomes; returns what became of the piece."""
+        found = [self._outcomes.popleft() for _ in range(len(self._outcomes))]
+        self._bytes[1] += sum(each.size for each in found)
+        outcomes = [each for each in found if each.error.set_running_or_notify_cancel()]
+        lines = b''.join(line for each in outcomes for line in each.lines)
+        decisions = reported = Written('its process does not run', again=True)
+        with side_tasks.guarded(f'write the log of decisions in {self._options.directory}'):
+            decisions, reported = self._exchange(piece, lines)
+            if error := decisions.error or reported.error:
+                raise UserOSError(error)
+        for each in outcomes:
+            self._count('outcomes', 'dropped' if reported.error else 'logged', len(each.lines))
+            each.error.set_result(reported.error)
+        return decisions
+
+    def _exchange(self, piece: list[_Waiting], lines: bytes) -> list[Written]:
+        """Sends a piece and lines of outcomes; returns what became of them."""
+        if not self._process.is_alive():
             self._close_pipe()
             self._start()
-        for kind, number in counts.items():
-            if number:
-                self._count(kind, result, number)
-        self._bytes[1] += sum(entry.size for entry in requests) + sum(map(len, lines))
+        self._failures += bool(piece)  # from here on it may be because of these decisions
+        groups = itertools.groupby(piece, operator.attrgetter('kind'))
+        message = [_packed(list(group)) for _, group in groups], lines
+        try:
+            self._pipe.send(message)
+            answer: list[Written] = self._pipe.recv()
+        except Exception as error:
+            self._close_pipe()
+            self._process.join(_LAST_SECS)  # before another one looks at its files
+            what = f'the process that writes it died ({type(error).__name__})'
+            raise UserOSError(what) from error
+        if piece:
+            self._failures = 0
+        # Another process truncates files that this one leaves to what is known to be in them.
+        for kind, each in zip(KINDS, answer, strict=True):
+            if each.file:
+                self._sizes[kind] = each.file, each.size
+        return answer
+
+    def _settle(self, result: str) -> None:
+        """Counts the decisions of the piece, which no longer waits."""
+        if number := sum(entry.request[1] for entry in self._piece):
+            self._count('decisions', result, number)
+        self._bytes[1] += sum(entry.size for entry in self._piece)
+        self._piece, self._failures = [], 0
+
+    def _give_up(self) -> None:
+        """Drops what could not be written in time."""
+        self._piece += self._waiting
+        self._settle('dropped')
+        for each in self._outcomes:
+            if each.error.set_running_or_notify_cancel():
+                self._count('outcomes', 'dropped', len(each.lines))
+                each.error.set_result('the server ends')
 
 
 def _packed(entries: list[_Waiting]) -> Decisions:

@@ -9,13 +9,12 @@ from typing import NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core.errors import UserValueError
+from tflearn.core import side_tasks
+from tflearn.core.errors import UserValueError, is_temporary
 from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.net.grpc_server import GrpcRefusal
 from tflearn.policies import states, versions
 from tflearn.policies.states import States
-
-_LOG_SECS = 30.0
 
 
 class _Served(NamedTuple):
@@ -99,7 +98,7 @@ class ModelHolder:
             try:
                 self._wanted = states.read(self._directory)
             except UserValueError as error:
-                _log_failure(self.name, 'keeps the states that it has', error)
+                side_tasks.record_failure(f'read the states of {self.name}', error)
             self._stamp = stamp
 
     def _follow_states(self) -> bool:
@@ -183,8 +182,8 @@ class ModelHolder:
         except FileNotFoundError:
             return False
         except Exception as error:  # a damaged version must not end the service of another one
-            if _is_temporary(error):
-                _log_failure(self.name, f'could not load version {version}', error)
+            if is_temporary(error):
+                side_tasks.record_failure(f'load version {version} of {self.name}', error)
                 return False
             logging.error('%s: version %d is not served: %s', self.name, version, error)
             self._failed[version] = (identity, str(error))
@@ -291,31 +290,16 @@ class Models:
 
 
 def _refreshed(holder: ModelHolder) -> bool:
-    try:
+    with side_tasks.guarded(f'look for versions of {holder.name}'):
         return holder.refresh()
-    except OSError as error:
-        _log_failure(holder.name, 'could not look for versions', error)
-        return False
-
-
-def _log_failure(name: str, what: str, error: Exception) -> None:
-    logging.log_every_n_seconds(logging.WARNING, '%s: %s; tries again: %s', _LOG_SECS, name, what, error)
-
-
-def _is_temporary(error: BaseException | None) -> bool:
-    """Returns whether an error, or what caused it, is of the machine: without handles or memory, a lost disk."""
-    while error is not None:
-        if isinstance(error, OSError | tf.errors.ResourceExhaustedError | MemoryError):
-            return not isinstance(error, FileNotFoundError)
-        error = error.__cause__
     return False
 
 
 def _directories(root: pathlib.Path) -> list[pathlib.Path]:
-    try:
-        return [path for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        _log_failure(root.name, 'could not look for policies', error)
-        return []
+    with side_tasks.guarded(f'look for policies in {root}'):
+        try:
+            found = list(root.iterdir())
+        except FileNotFoundError:
+            return []
+        return [path for path in found if path.is_dir() and not path.name.startswith('.')]
+    return []

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from absl import logging
 
+from tflearn.core import side_tasks
 from tflearn.core.errors import UserTimeoutError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.waiting import LOG_EVERY_SECS
@@ -22,7 +23,8 @@ from tflearn.extensions.serving.rest import RestServer
 from tflearn.extensions.serving.served_version import BatchOptions, ServedVersion
 from tflearn.extensions.serving.server import PolicyServer, ServingMetrics
 from tflearn.extensions.serving.trials import TrialOptions, Trials
-from tflearn.files.run_dir import RunDir, Status, write_atomically
+from tflearn.files.run_dir import RunDir, write_atomically
+from tflearn.files.status import Status
 from tflearn.jobs.run import Run
 from tflearn.net import metrics_server
 from tflearn.net.server_options import LOCAL_HOSTS, ServerOptions
@@ -155,13 +157,17 @@ def _follow(
     options: ServeOptions,
 ) -> None:
     run_dir, start = run.dir, time.monotonic()
-    next_log = start
+    next_log, is_config_due = start, False
     while not run.stop.is_set():
         if models.refresh():
-            server.reloaded()
-            _write_serving_config(run_dir, models, options)
+            is_config_due = True
+            with side_tasks.guarded('report the health of policies'):
+                server.reloaded()
+        if is_config_due:
+            is_config_due = not _write_serving_config(run_dir, models, options)
         for holder in models.holders:
-            trials.check(holder, run_dir.policy(holder.name))
+            with side_tasks.guarded(f'check the trial of {holder.name}'):
+                trials.check(holder, run_dir.policy(holder.name))
         missing, now = models.missing, time.monotonic()
         awaited = missing or [holder.name for holder in models.holders if not holder.ready]
         what = f'a version of {", ".join(awaited)} in {run_dir.policies}'
@@ -170,15 +176,18 @@ def _follow(
             raise UserTimeoutError(f'timed out after {now - start:.0f} s waiting for {what}')
         if awaited and now >= next_log:
             next_log = now + LOG_EVERY_SECS
-            logging.info('waiting for %s', what if run_dir.policies.exists() else f'{what}, which does not exist yet')
+            with side_tasks.guarded(f'look for {run_dir.policies}'):
+                more = '' if run_dir.policies.exists() else ', which does not exist yet'
+                logging.info('waiting for %s%s', what, more)
         served = {f'{holder.name}_version': holder.get().version for holder in models.holders if holder.ready}
         status.update('waiting for a policy' if missing else 'running', port=server.port, **served)
         run.stop.wait(min(options.poll_secs, _STATES_SECS) if models.have_states else options.poll_secs)
 
 
-def _write_serving_config(run_dir: RunDir, models: Models, options: ServeOptions) -> None:
-    try:
+def _write_serving_config(run_dir: RunDir, models: Models, options: ServeOptions) -> bool:
+    """Returns whether it could: the run directory may be read-only for this job."""
+    with side_tasks.guarded(f'write to {run_dir.serving_models.parent}'):
         write_atomically(run_dir.serving_models, models.serving_config())
         write_atomically(run_dir.serving_batching, (options.batching or BatchOptions()).serving_config())
-    except OSError as error:  # the run directory may be read-only for this job
-        logging.warning('could not write %s: %s', run_dir.serving_models.parent, error)
+        return True
+    return False

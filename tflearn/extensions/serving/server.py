@@ -3,6 +3,7 @@
 Messages are parsed here, since gRPC does not answer malformed ones with INVALID_ARGUMENT.
 """
 
+import asyncio
 import functools
 import math
 import time
@@ -16,6 +17,7 @@ import tensorflow as tf
 from google.protobuf import json_format, struct_pb2
 from google.protobuf.message import DecodeError
 
+from tflearn.core import side_tasks
 from tflearn.extensions.serving import decision_files, decision_log, tensor_protos
 from tflearn.extensions.serving.clients import Clients, caller_metadata, check_policy, everybody
 from tflearn.extensions.serving.decision_log import MAX_ID, DecisionLog
@@ -55,6 +57,7 @@ class ServingMetrics:
         self.registry = prometheus_client.CollectorRegistry()
         self._models = models
         counter = functools.partial(prometheus_client.Counter, registry=self.registry)
+        gauge = functools.partial(prometheus_client.Gauge, registry=self.registry)
         histogram = functools.partial(prometheus_client.Histogram, registry=self.registry)
         self._requests = counter('tflearn_requests', 'Answered requests by their gRPC status', ['method', 'code'])
         self._latency = histogram('tflearn_request_seconds', 'Time within the server', ['method'], buckets=_LATENCY)
@@ -63,10 +66,11 @@ class ServingMetrics:
         self._refused = counter('tflearn_refused_requests', refused, ['client', 'reason'])
         what = 'by what became of them: logged, dropped (too many waited), not_chosen (by the share)'
         self._logged = {kind: counter(f'tflearn_{kind}', f'{of} {what}', ['result']) for kind, of in _LOGGED.items()}
-        self._version = prometheus_client.Gauge(
-            'tflearn_served_version', 'Train step of the version that answers', ['model'], registry=self.registry
-        )
+        answers = 'Train step of the version that answers'
+        self._version = gauge('tflearn_served_version', answers, ['model'])
         self._reloads = counter('tflearn_reloads', 'Times that a change of versions was taken over')
+        failed = 'Failures of side tasks: polls, logs, trials'
+        gauge('tflearn_side_task_failures', failed).set_function(side_tasks.failures.total)
 
     def record_refused(self, client: str, reason: str) -> None:
         """Counts a request that was refused before it was read: of an unknown client (''), or beyond a quota."""
@@ -276,17 +280,21 @@ class PolicyServer:
         return answered
 
     async def record_outcomes(self, message: Mapping[str, Any]) -> dict[str, int]:
-        """Takes reported outcomes; see `decision_log.outcome_lines` for the message. All are accepted, or none.
+        """Writes reported outcomes, all or none; see `decision_log.outcome_lines` for the message.
 
         Raises:
           InvalidRequest: if the message has another form.
-          GrpcRefusal: if the server keeps none, or too many wait.
+          GrpcRefusal: if the server keeps none, if too many wait, or if they cannot be written.
         """
         if not self._log:
             raise GrpcRefusal('FAILED_PRECONDITION', 'got outcomes without a log of decisions; need --decision_log')
         lines = decision_log.outcome_lines(message, time.time())
-        if not self._log.record_outcomes(lines):
-            error = f'got {len(lines)} outcomes, and too much waits already; send them again later'
+        written = self._log.record_outcomes(lines)
+        failure = 'too much waits already'
+        if written is not None:
+            failure = await asyncio.wrap_future(written)
+        if failure:
+            error = f'got {len(lines)} outcomes, and {failure}; send them again later'
             raise GrpcRefusal('RESOURCE_EXHAUSTED', error)
         self._trials.outcomes(message)
         return {'accepted': len(lines)}

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 from absl import logging
 
+from tflearn.core import side_tasks
 from tflearn.core.errors import UserError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked_dataclass
 from tflearn.extensions.serving import decision_files
@@ -28,7 +29,6 @@ from tflearn.policies import signatures, states
 
 _MAX_OPEN, _MAX_SHADOWS = 200_000, 64  # decisions that wait for outcomes; requests of shadows at the same time
 _SLOW_SHARE = 0.01
-_LOG_SECS = 30.0
 WHO = 'tflearn-serve'
 
 
@@ -161,10 +161,10 @@ class Trials:
 
     def shadow(self, holder: ModelHolder, inputs: Arrays, event_id: str, requests: RequestQueue) -> None:
         """Asks the shadow of a policy what it would have answered; nothing waits for it."""
-        if self._log is None or holder.shadow is None:
+        if self._make_log is None or holder.shadow is None:
             return
         rows = len(next(iter(inputs.values())))
-        if len(self._shadows) >= _MAX_SHADOWS:
+        if self._log is None or len(self._shadows) >= _MAX_SHADOWS:
             self._count('shadows', 'dropped', rows)
             return
         task = asyncio.get_running_loop().create_task(self._ask(holder, inputs, event_id, requests, rows))
@@ -183,12 +183,13 @@ class Trials:
             )
         except Exception as error:  # the request itself was answered
             self._count('shadows', 'failed', rows)
-            logging.log_every_n_seconds(logging.WARNING, '%s: the shadow failed: %s', _LOG_SECS, holder.name, error)
+            side_tasks.record_failure(f'ask the shadow of {holder.name}', error)
 
     def check(self, holder: ModelHolder, directory: pathlib.Path) -> None:
         """Takes a version back that has fallen short; makes the log of the shadows when there is one."""
         if holder.shadow and self._make_log and self._log is None:
-            self._log = self._make_log()
+            with side_tasks.guarded('begin the log of shadows'):
+                self._log = self._make_log()
         found = holder.states
         if found is None:
             return
