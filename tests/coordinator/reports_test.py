@@ -60,6 +60,58 @@ def test_all_counts_and_metrics_arrive(coordinating, run):
     }
 
 
+def limited(reporter, taken, limit=300):
+    """Reports; returns how many more environment steps the collector may take, and how many nobody has taken."""
+    assert reporter.report({'env_steps': taken, control.ENV_STEPS_LIMIT: limit}, [])
+    return reporter.allowed_env_steps - taken, reporter.env_steps_left
+
+
+def test_collectors_together_take_a_limit_of_environment_steps(coordinating, run):
+    server, learner = run
+    first, second = (reports.Reporter(coordinating.job(server), 2) for _ in range(2))
+    reader = reports.ReportReader(learner)
+    assert limited(first, 0) == (0, 300), 'the run may have steps of before: the learner has not said how many'
+    reader.read()
+    taken = {first: 0, second: 0}
+    for _ in range(40):
+        for reporter in taken:
+            allowed, left = limited(reporter, taken[reporter])
+            assert 0 <= allowed <= 300 - sum(taken.values()) <= left
+            taken[reporter] += allowed
+    assert sum(taken.values()) == 300 and min(taken.values()) > 50
+    reader.read()
+    assert reader.collection_ended
+
+
+def test_a_limit_counts_the_steps_of_earlier_sessions_and_of_collectors_that_are_gone(coordinating, run, monkeypatch):
+    server, learner = run
+    now = [100.0]
+    monkeypatch.setattr(server.state, '_clock', lambda: now[0])
+    reader = reports.ReportReader(learner)
+    reader.deserialize(json.dumps({'counts': {'a': _steps(250)}, 'episodes': [], 'env_steps_limit': None}))
+    reader.read()
+    first, second = (reports.Reporter(coordinating.job(server), 2) for _ in range(2))
+    assert limited(first, 0) == (25, 50)
+    assert limited(second, 0)[0] == (50 - 25) // 4
+    now[0] += 60.0  # the lease of the first one has expired: what it was allowed and did not report is free again
+    assert limited(second, 6) == (44 // 4, 44)
+    second.report({'env_steps': 17}, [])
+    assert second.allowed_env_steps == 0, 'it waits for the learner, and leaves its part to others'
+    assert limited(first, 20) == (13 // 2, 13)
+    assert limited(first, 33) == (0, 0)
+
+
+def test_a_collector_that_reports_as_another_one_keeps_its_limit(coordinating, run, monkeypatch):
+    server, learner = run
+    now = [0.0]
+    monkeypatch.setattr(server.state, '_clock', lambda: now[0])
+    collector = reports.Reporter(coordinating.job(server), 2, clock=lambda: now[0])
+    reports.ReportReader(learner).read()
+    assert limited(collector, 100) == (100, 200)
+    now[0] = control.FORGET_SECS
+    assert limited(collector, 140) == (40, 160), 'there are two now, of which one is silent'
+
+
 def test_checkpoint_restores_the_counts(coordinating, run, tmp_path):
     server, learner = run
     collector = reports.Reporter(coordinating.job(server))

@@ -126,7 +126,7 @@ def test_a_token_is_asked_for(tmp_path, coordinating, reader_of):
         ({'method': 'PUT', 'body': b'', 'Tflearn_Incarnation': 'old'}, 412, 'register again'),
         ({'method': 'POST', 'path': '/v1/report', 'body': b'{}'}, 400, 'got a control message of protocol None'),
         (
-            {'method': 'POST', 'path': '/v1/reports', 'body': b'{"after": [], "acknowledged": {}}'},
+            {'method': 'POST', 'path': '/v1/reports', 'body': b'{"after": [], "acknowledged": {}, "env_steps": {}}'},
             400,
             'after of the type list',
         ),

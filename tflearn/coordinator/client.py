@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from absl import logging
@@ -215,13 +216,15 @@ class Coordinator:
         parts = message.parts()
         self._ask('PUT', PATH, body=parts, secs=_PUT_SECS + sum(map(len, parts)) / SLOWEST_BYTES_PER_SEC)
 
-    def report(self, report: control.Report) -> dict[str, int]:
+    def report(self, report: control.Report) -> dict[str, Any]:
         """Sends a report; see `State.put_report`. Raises Restarted if it has to be another one."""
         return self._ask('POST', '/v1/report', body=[control.encode(report).encode()], again=False)
 
-    def reports(self, after: int, acknowledged: Mapping[str, int]) -> tuple[int, list[control.Report]]:
+    def reports(
+        self, after: int, acknowledged: Mapping[str, int], env_steps: Mapping[str, int] = MappingProxyType({})
+    ) -> tuple[int, list[control.Report]]:
         """Returns new reports; see `State.reports`. Raises Restarted if they are counted from 0 again."""
-        message = {'after': after, 'acknowledged': acknowledged}
+        message = {'after': after, 'acknowledged': acknowledged, 'env_steps': {**env_steps}}
         found = self._ask('POST', '/v1/reports', message, again=False)
         # The coordinator joins the episodes of several reports of one sender.
         return found['number'], [control.decode(text, control.Report, _MAX_ANSWER) for text in found['reports']]

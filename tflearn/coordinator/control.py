@@ -24,6 +24,7 @@ from tflearn.core.settings import Range
 from tflearn.core.waiting import LEASE_SECS
 
 PROTOCOL = 3
+ENV_STEPS, ENV_STEPS_LIMIT = 'env_steps', 'env_steps_limit'  # in a report's counts; `CollectOptions.max_env_steps`
 FORGET_SECS = 600.0  # a sender that was silent for that long, and for two leases, is forgotten
 _MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
 _MAX_TEXT = 256  # characters of a name

@@ -12,6 +12,7 @@ leases, and a reader tells each of its own.
 
 import dataclasses
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +23,13 @@ from absl import logging
 
 from tflearn.coordinator import control
 from tflearn.coordinator.client import Coordinator, Restarted
-from tflearn.coordinator.control import Credits, Leases, Report, Share, allocate
+from tflearn.coordinator.control import ENV_STEPS, ENV_STEPS_LIMIT, Credits, Leases, Report, Share, allocate
 from tflearn.coordinator.weights_transport import Lost, RequestRefused
 from tflearn.core import background
 from tflearn.core.waiting import LEASE_SECS
 
 Episode = Mapping[str, float]
 
-ENV_STEPS_LIMIT = 'env_steps_limit'  # in a report's counts: `CollectOptions.max_env_steps`
 MAX_EPISODES = 256  # of a report
 _MAX_KEPT = 1000  # episodes that wait for an acknowledgement
 _REPORTED = 'reported_episodes'
@@ -42,7 +42,13 @@ def now_secs() -> float:
 
 
 class Reporter:
-    """The collector's side: one report at a time for all of its environments. Each renews its lease."""
+    """The collector's side: one report at a time for all of its environments. Each renews its lease.
+
+    Attributes:
+      allowed_env_steps: how many environment steps it may take in all, of a limit for all collectors. 0 before an
+        answer, and after a report without the limit.
+      env_steps_left: how many of the limit nobody had taken yet.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class Reporter:
         self._clock, self._sent_at = clock, clock()
         self._sent: dict[str, float] = {}
         self._before: dict[str, float] = {}  # what was counted under earlier owners
+        self.allowed_env_steps, self.env_steps_left = 0.0, math.inf
         self.acquired_lease = control.AcquiredLease(control.new_lease(coordinator.name, lease_secs))
 
     def report(
@@ -76,8 +83,10 @@ class Reporter:
         self._drop(len(self._kept) - _MAX_KEPT)
         if self._clock() - self._sent_at > self.acquired_lease.lease.forget_secs / 2:
             self.acquired_lease.restart()
-            self._before, self._sent_at = self._sent, self._clock()
+            self._before, self._sent_at = {**self._sent, ENV_STEPS_LIMIT: 0}, self._clock()
         own = {name: count - self._before.get(name, 0) for name, count in counts.items()}
+        if ENV_STEPS_LIMIT not in counts:
+            self.allowed_env_steps = 0.0
         try:
             try:
                 self._send(own, delivered, policy_version)
@@ -100,6 +109,9 @@ class Reporter:
             control.Report(lease, counts, episodes, delivered, items, first, policy_version)
         )
         self._received = answer['received']
+        if ENV_STEPS_LIMIT in counts:
+            self.allowed_env_steps = answer['allowed_env_steps'] + self._before.get(ENV_STEPS, 0)
+            self.env_steps_left = answer['env_steps_left']
         self._drop(answer['acknowledged'] - self._first)
 
     def _drop(self, count: int) -> None:
@@ -228,7 +240,8 @@ class ReportReader(tf.train.experimental.PythonState):
             if self._read_from != self._coordinator.incarnation:
                 self._read_from, self._after = self._coordinator.incarnation, 0
             try:
-                self._after, reports = self._coordinator.reports(self._after, self._next_episodes)
+                env_steps = {owner: int(counts.get(ENV_STEPS, 0)) for owner, counts in self._counts.items()}
+                self._after, reports = self._coordinator.reports(self._after, self._next_episodes, env_steps)
                 return reports
             except Restarted:
                 pass

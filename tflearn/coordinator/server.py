@@ -8,8 +8,9 @@
                            If-None-Match: "TAG"   the one that the client has: 304 if there is no other
                            Prefer: wait=SECS      waits so long for another one (RFC 7240)
                            A-IM: tflearn-delta    the difference to it will do (RFC 3229)
-    POST /v1/report        a report: {"received": 7, "acknowledged": 3}, the numbers of episodes
-    POST /v1/reports       {"after": 0, "acknowledged": {...}}: {"number": 4, "reports": [...]}
+    POST /v1/report        a report: {"received": 7, "acknowledged": 3}, the numbers of episodes; if it has a limit of
+                           environment steps, also how many the sender may take: "allowed_env_steps", "env_steps_left"
+    POST /v1/reports       {"after": 0, "acknowledged": {...}, "env_steps": {...}}: {"number": 4, "reports": [...]}
     PUT  /v1/credits       the newest credits
     POST /v1/credits       {"number": 3, "wait": 2}: {"number": 4, "credits": ...}
     POST /v1/beat          {"state": "working"}, of the learner
@@ -133,10 +134,13 @@ class CoordinatorServer:
         return self.state.register(**request.json(_REGISTERED, _REGISTERED), claim=_claim(request))
 
     def _reports(self, request: Request) -> Mapping[str, Any]:
-        message = request.json({'after': int, 'acknowledged': dict})
-        if not all(type(number) is int for number in message['acknowledged'].values()):
-            raise UserValueError('got acknowledged episodes that are no numbers; need numbers by sender')
-        number, reports = self.state.reports(_claim(request), message['after'], message['acknowledged'])
+        message = request.json({'after': int, 'acknowledged': dict, 'env_steps': dict})
+        for name in ('acknowledged', 'env_steps'):
+            if not all(type(number) is int and number >= 0 for number in message[name].values()):
+                raise UserValueError(f'got {name} with what is no number of at least 0; need numbers by sender')
+        number, reports = self.state.reports(
+            _claim(request), message['after'], message['acknowledged'], message['env_steps']
+        )
         return {'number': number, 'reports': [control.encode(report) for report in reports]}
 
     def _credits(self, request: Request) -> Mapping[str, Any]:

@@ -11,9 +11,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from tflearn.coordinator.control import Report
+from tflearn.coordinator.control import ENV_STEPS, ENV_STEPS_LIMIT, Report
 from tflearn.coordinator.weights_transport import Message
 from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import LEASE_SECS
@@ -92,18 +93,30 @@ class _Sender:
     Attributes:
       first: the number of the first of these episodes; a sender counts its own.
       number: of the report, among all; to tell new ones.
+      allowed: environment steps that it may take in all, of a limit for all collectors.
     """
 
     report: Report
     first: int
     seen_at: float
     number: int = 0
+    allowed: int = 0
     episodes: list[Mapping[str, float]] = dataclasses.field(default_factory=list)
 
     @property
     def size(self) -> int:
         """How many numbers are kept of it."""
         return _size(self.report.counts, self.episodes)
+
+    @property
+    def env_steps(self) -> int:
+        """The environment steps that it has reported."""
+        return int(self.report.counts.get(ENV_STEPS, 0))
+
+    def used_steps(self, now: float) -> int:
+        """Returns those that nobody else can take: what was allowed to one that is silent is free again."""
+        lives = now - self.seen_at <= self.report.lease.ttl_secs
+        return max(self.env_steps, self.allowed) if lives else self.env_steps
 
 
 class State:
@@ -128,6 +141,7 @@ class State:
         self._learner_state, self._learner_at, self._beats = ENDED, 0.0, 0
         self._credits, self._credits_number = '', 0
         self._senders: dict[str, _Sender] = {}
+        self._known_steps: Mapping[str, int] | None = None  # the environment steps of each sender the learner knows
         self._counts: dict[int, tuple[dict[str, Any], float]] = {}
         self._number = self._newest_version = self._num_numbers = 0
 
@@ -220,8 +234,14 @@ class State:
         self._newest_version = max(self._newest_version, version)
         self.newest.put(message)
 
-    def put_report(self, report: Report) -> dict[str, int]:
-        """Takes a report. Returns the numbers of the next episode to be sent, and of the first one to be kept."""
+    def put_report(self, report: Report) -> dict[str, Any]:
+        """Takes a report.
+
+        Returns:
+          'received' and 'acknowledged': the numbers of the next episode to be sent, and of the first one to be kept. Of
+          a sender with a limit of the run's environment steps also 'allowed_env_steps', how many it may take in all,
+          and 'env_steps_left', how many are not taken yet by anybody.
+        """
         with self._changed:
             self._make_place(report)
             known = self._senders.get(report.lease.owner)
@@ -240,7 +260,29 @@ class State:
             known.number, known.seen_at = self._number, self._clock()
             self._num_numbers += known.size - before
             self._newest_version = max(self._newest_version, report.policy_version)
-            return {'received': known.first + len(known.episodes), 'acknowledged': known.first}
+            answer = {'received': known.first + len(known.episodes), 'acknowledged': known.first}
+            return answer | self._allow(known)
+
+    def _allow(self, sender: _Sender) -> dict[str, int]:
+        """Divides what is left of a limit of environment steps among the collectors that live.
+
+        Each report of one gives it half of its share of the rest, at least a step for each of its environments: so none
+        waits for long, and none takes what others could not know of.
+        """
+        limit, now = sender.report.counts.get(ENV_STEPS_LIMIT), self._clock()
+        if limit is None:
+            sender.allowed = 0
+            return {}
+        if self._known_steps is None:  # a resumed run has taken some: the learner has not said how many
+            return {'allowed_env_steps': sender.env_steps, 'env_steps_left': int(limit)}
+        earlier = sum(steps for owner, steps in self._known_steps.items() if owner not in self._senders)
+        others = [other for other in self._senders.values() if other is not sender]
+        taken = earlier + sender.env_steps
+        rest = max(0, int(limit) - taken - sum(other.used_steps(now) for other in others))
+        sharing = 1 + sum(ENV_STEPS_LIMIT in other.report.counts for other in others)
+        sender.allowed = sender.env_steps + min(rest, max(sender.report.items_at_once, rest // (2 * sharing)))
+        left = int(limit) - taken - sum(other.env_steps for other in others)
+        return {'allowed_env_steps': sender.allowed, 'env_steps_left': max(0, left)}
 
     def _make_place(self, report: Report) -> None:
         """Raises Conflict if there are too many senders, or too much that no learner has read."""
@@ -255,14 +297,22 @@ class State:
                 'again when it has'
             )
 
-    def reports(self, claim: Claim | None, after: int, acknowledged: Mapping[str, int]) -> tuple[int, list[Report]]:
+    def reports(
+        self,
+        claim: Claim | None,
+        after: int,
+        acknowledged: Mapping[str, int],
+        env_steps: Mapping[str, int] = MappingProxyType({}),
+    ) -> tuple[int, list[Report]]:
         """Returns the reports after number `after`, and the number of the last one.
 
         Args:
           acknowledged: the number of the next episode that the learner has not got, by sender.
+          env_steps: the environment steps that the learner knows of, by sender, also of earlier sessions.
         """
         self.check(claim)
         with self._changed:
+            self._known_steps = env_steps
             for owner, number in acknowledged.items():
                 if sender := self._senders.get(owner):
                     count, before = min(max(0, number - sender.first), len(sender.episodes)), sender.size

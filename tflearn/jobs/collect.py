@@ -13,7 +13,7 @@ from absl import logging
 
 from tflearn.coordinator import reports
 from tflearn.coordinator.client import Coordinator, Role
-from tflearn.coordinator.control import AcquiredLease
+from tflearn.coordinator.control import ENV_STEPS_LIMIT, AcquiredLease
 from tflearn.coordinator.published_weights import Subscriber
 from tflearn.coordinator.reports import CreditReader
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
@@ -220,6 +220,8 @@ class _Collector:
         self._jitter = Jitter(f'{run.name}/reports')
         self._logged_at = time.monotonic()
         self._report_at = -math.inf
+        self._waits = False  # for newer weights
+        self._has_rested = False  # since its newest step, for newer weights or for environment steps
         # The last part: while it waits for its server it asks `_keep_waiting`, which reports once there is a writer.
         self._is_open = False
         self._writer = ReplayWriter(
@@ -240,35 +242,60 @@ class _Collector:
           steps_per_check: batched steps between two looks for newer weights.
         """
         writer, metrics, weights = self._writer, self._collection.metrics, self._weights
-        waits, acted = False, weights.newest.policy_version
+        acted = weights.newest.policy_version
         while self._pull() and not self._stop.is_set():
             count = writer.num_complete_sequences if isinstance(limit, CreditLimit) else metrics.episodes
             if limit and limit.update(weights.newest.policy_version, count):
-                if not waits:  # the learner should get everything that these weights collected
-                    writer.flush_to_learner()
-                waits = True
-                self.report_if_due('waiting for newer weights')
-                weights.wait_for_next(_STOP_POLL_SECS)
+                self._await_weights(writer)
                 continue
-            if waits and isinstance(limit, CreditLimit) and weights.newest.policy_version > acted + 1:
+            if self._num_allowed <= 0:
+                if self._await_steps():
+                    writer.flush()
+                    return
+                continue
+            version = weights.newest.policy_version
+            if isinstance(limit, CreditLimit) and self._has_rested and version > acted + 1:
                 writer.begin_with_next()  # others acted meanwhile: new items must not hold steps of an older policy
-            waits, acted = False, weights.newest.policy_version
+            acted = version
             self._act(writer, steps_per_check)
             self.report_if_due('running')
-            most = self._options.max_env_steps
-            if most is not None and max(metrics.env_steps, weights.newest.env_steps) >= most:
-                logging.info('the collectors have taken max_env_steps=%d: collection ends', most)
-                writer.flush()
-                return
+
+    def _await_weights(self, writer: ReplayWriter) -> None:
+        if not self._waits:  # the learner should get everything that these weights collected
+            writer.flush_to_learner()
+        self._waits = self._has_rested = True
+        self.report_if_due('waiting for newer weights')
+        self._weights.wait_for_next(_STOP_POLL_SECS)
+
+    def _await_steps(self) -> bool:
+        """Asks for a part of what is left of `max_env_steps`. Returns whether all were taken."""
+        if self._waits or not self._has_rested:  # it did not need any, or has taken its part
+            self._report_at = -math.inf
+        self._waits, self._has_rested = False, True
+        self.report_if_due('waiting for the rest of max_env_steps')
+        if self._reporter.env_steps_left > 0:
+            if self._num_allowed <= 0:
+                self._weights.wait_for_next(_STOP_POLL_SECS)
+            return False
+        logging.info('the collectors have taken max_env_steps=%d: collection ends', self._options.max_env_steps)
+        return True
+
+    @property
+    def _num_allowed(self) -> float:
+        """How many environment steps it may take now: of `max_env_steps` the coordinator allows a part at a time."""
+        if self._options.max_env_steps is None:
+            return math.inf
+        return self._reporter.allowed_env_steps - self._collection.metrics.env_steps
 
     def _act(self, writer: ReplayWriter, num_steps: int) -> None:
+        self._waits = self._has_rested = False
         newest = self._weights.newest
         write = functools.partial(writer, policy_version=newest.policy_version)
         # Simulators may be slow: weights are to be refreshed, and leases renewed, all the same.
         until = time.monotonic() + REPORT_SECS
         for _ in range(num_steps):
             self._collection.run(1, write, newest.env_steps, newest.train_step)
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or self._num_allowed <= 0:
                 break
 
     def _pull(self) -> bool:
@@ -323,7 +350,8 @@ class _Collector:
         acquired_lease.begin_if_expired(self._writer.num_complete_sequences)
         delivered = max(0, self._writer.num_confirmed_sequences - acquired_lease.began_at)
         most = self._options.max_env_steps
-        limit = {} if most is None else {reports.ENV_STEPS_LIMIT: most}
+        # One that waits for the learner leaves its part of the rest to others, so that the learner gets data.
+        limit = {} if most is None or self._waits else {ENV_STEPS_LIMIT: most}
         counts, version = {**self._counts(), **limit}, self._weights.newest.policy_version
         is_sent = self._reporter.report(counts, episodes if self._reports_episodes else [], delivered, max(0, version))
         self._status.update(

@@ -75,9 +75,9 @@ class CollectOptions:
         the `min_size` of a replay that is no queue, or until the learner has trained; 0 for others.
       epsilon_ladder: an epsilon for each environment instead of the agent's; for epsilon-greedy agents (DQN).
       episode_limit: how many episodes are finished with the weights of one publication; None is no limit.
-      max_env_steps: the run's environment steps, over all collectors, after which they end; each gets the others'
-        counts with the newest weights, so there may be a few more. The learner continues to its own stop condition, or
-        until the data are used up (`samples_per_insert`, a queue). None is no limit.
+      max_env_steps: the run's environment steps, over all collectors, after which they end. The coordinator allows each
+        a part of the rest at a time, so there may be a batched step of each more at most. The learner continues to its
+        own stop condition, or until the data are used up (`samples_per_insert`, a queue). None is no limit.
       lease_secs: with credits (`Queue.versions_ahead`), the credits of a collector that has not reported for this long
         go to the others [seconds]. Must be longer than the environment's slowest step.
       served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which computes the actions

@@ -248,6 +248,8 @@ class RemoteCollectors(Collectors):
 
     def begin(self, step: int) -> None:
         """See `Collectors`. They gather the first data while the learner is traced."""
+        if self._chief:
+            self._reports.read()  # the coordinator learns how many steps the run has, of which there may be a limit
         if self._credits:
             self._credits.start(self._reports)
 

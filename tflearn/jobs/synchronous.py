@@ -60,9 +60,9 @@ def synchronous(
     On the same machine the same seed gives bit-equal weights, losses and returns in every process, if the environment
     is deterministic too. This excludes everything that depends on the clock (`max_secs`, rates). It includes a run that
     was stopped or killed, and is resumed: its checkpoints hold the episodes that were under way, the environments,
-    which are pickled, and the replay. Environments that cannot be pickled, or are in processes of their own, or take more
-    than `CollectOptions.max_saved_gb`, or are not those that `make_environment` makes now, begin new episodes; a replay
-    of more than `max_saved_gb` is filled again.
+    which are pickled, and the replay. Environments that cannot be pickled, or are in processes of their own, or take
+    more than `CollectOptions.max_saved_gb`, or are not those that `make_environment` makes now, begin new episodes; a
+    replay of more than `max_saved_gb` is filled again.
 
     Other settings of the train and the collect job have no meaning here: no weights are published, and no job waits for
     another one. `collect_options.episode_limit` is refused, since there are no publications.
