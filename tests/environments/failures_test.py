@@ -5,14 +5,16 @@ import pytest
 from tflearn.environments.sync_vector_env import Failures, cause_of, seed_of
 
 
-def test_failures_in_a_row_are_limited():
+def test_failures_in_a_row_are_limited(caplog):
     failures = Failures(2, max_in_a_row=2)
     failures.add([0], 'one')
     failures.add([0], 'two')
     failures.add([1], 'one')
     assert failures.num_rebuilt == 3
-    with pytest.raises(RuntimeError, match='got 3 failures in a row of environment 0; need .*the cause: three'):
-        failures.add([0], 'three')
+    message = r'got 3 failures in a row of environment 0; need .*the cause: three \(its traceback is in the log\)$'
+    with pytest.raises(RuntimeError, match=message):
+        failures.add([0], 'three\nTraceback')
+    assert caplog.messages[-1] == 'environment 0 failed (3 in a row): three\nTraceback'
 
 
 def test_a_step_between_failures_resets_the_count():

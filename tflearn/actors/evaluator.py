@@ -208,7 +208,7 @@ class Evaluator:
             metrics.ended = {i: episode for i, episode in metrics.ended.items() if played.missing[i]}  # these count
             if recorder:
                 recorder(row)
-            played.add(time_step.step_type)
+            played.add(time_step.step_type, getattr(environment, 'newest_failure', ''))
             played.cut(played.running >= self._max_steps)
             now = self._clock()
             if now - begun >= self._max_secs and played.out_of_time():
@@ -278,8 +278,12 @@ class _Played:
         self._episodes: list[list[Episode]] = [[] for _ in quotas]
         self._steps = 0  # of the episodes that have ended
 
-    def add(self, step_type: np.ndarray) -> None:
+    def add(self, step_type: np.ndarray, newest_failure: str) -> None:
         """Adds a step of all environments, which the metrics have got.
+
+        Args:
+          step_type: int [B].
+          newest_failure: what made an environment fail last, in one line; '' if that is not known.
 
         Raises:
           RuntimeError: if too many episodes in a row are interrupted.
@@ -293,9 +297,10 @@ class _Played:
             self.dropped += int(np.count_nonzero(interrupted))
             self._dropped_in_a_row += interrupted
             if self._dropped_in_a_row.max() > _MAX_DROPPED_IN_A_ROW:
+                cause = f': {newest_failure} (its traceback is' if newest_failure else ' (which is'
                 raise RuntimeError(
                     f'got {self._dropped_in_a_row.max()} interrupted episodes in a row of environment '
-                    f'{self._dropped_in_a_row.argmax()}; need complete ones; fix the cause, which is in the log'
+                    f'{self._dropped_in_a_row.argmax()}; need complete ones; fix the cause{cause} in the log)'
                 )
         self.running = np.where((step_type == ts.StepType.MID) & (self.missing > 0), self._metrics.lengths, 0)
 

@@ -79,6 +79,8 @@ class ResetOptions(gymnasium.Wrapper):
 class Failures:
     """Counts the failures of N environments."""
 
+    newest = ''  # the cause of the newest one, in one line; here, since a checkpoint of an older version has none
+
     def __init__(self, num_environments: int, max_in_a_row: int = MAX_IN_A_ROW):
         """Starts at 0."""
         self.num_rebuilt = 0
@@ -92,15 +94,16 @@ class Failures:
         Raises:
           RuntimeError: with the cause, if they have failed too often in a row.
         """
-        self._any = True
+        self._any, self.newest = True, cause.partition('\n')[0]
         for i in environments:
             self._in_a_row[i] += 1
         in_a_row = max(self._in_a_row[i] for i in environments)
         names = f'environment {", ".join(map(str, environments))}'
         if in_a_row > self._max_in_a_row:
+            logging.error('%s failed (%d in a row): %s', names, in_a_row, cause)
             raise RuntimeError(
                 f'got {in_a_row} failures in a row of {names}; need one that can be made, reset and stepped; fix the '
-                f'cause: {cause}'
+                f'cause: {self.newest} (its traceback is in the log)'
             )
         self.num_rebuilt += len(environments)
         logging.warning('rebuilding %s (failure %d in a row): %s', names, in_a_row, cause)

@@ -214,6 +214,11 @@ class VectorEnvironment(Resumable):
         """The number of environments rebuilt so far."""
         return self._vector_env.failures.num_rebuilt
 
+    @property
+    def newest_failure(self) -> str:
+        """What made an environment fail last, in one line; '' if none did."""
+        return self._vector_env.failures.newest
+
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns FIRST time steps [B]."""
         observation = self._observation(self._vector_env.reset(self._seed))

@@ -28,6 +28,11 @@ class Wrapper:
         """The number of environments rebuilt so far."""
         return self._environment.num_rebuilt
 
+    @property
+    def newest_failure(self) -> str:
+        """What made an environment fail last, in one line; '' if none did, or it does not say."""
+        return getattr(self._environment, 'newest_failure', '')
+
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns time steps [B]."""
         return self._changed(self._environment.reset())
