@@ -76,6 +76,17 @@ def test_the_program_shows_a_policy(tmp_path):
     assert re.fullmatch(r'returns: \d+, \d+', ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.parametrize('keys', [(), ('--keys=left=0,right=1',)])
+def test_without_a_display_the_program_says_so_in_one_line(tmp_path, keys):
+    flags = [f'--root_dir={tmp_path / "run"}', '--gin_file=dqn_cartpole', '--policy=random', *keys]
+    environment = {**os.environ, 'SDL_VIDEODRIVER': 'x11', 'DISPLAY': ''}
+    ended = forks.run('scripts', 'play', *flags, timeout=DEADLINE_SECS, env=environment)
+    (line,) = [line for line in ended.stderr.splitlines() if 'error' in line]
+    message = r'tflearn play: error: got no display \([\w ]+\), where a window could be; need one; set DISPLAY, '
+    assert (ended.returncode, bool(re.match(message, line))) == (2, True), ended.stderr
+    assert 'Traceback' not in ended.stderr
+
+
 @pytest.mark.parametrize(
     ('given', 'message'),
     [

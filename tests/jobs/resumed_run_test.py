@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import logging
 import shutil
 import threading
 
@@ -96,9 +97,11 @@ def run_in_parts(case, root, *ends, **changes):
 @pytest.mark.parametrize(
     'case', [FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != FAST)]
 )
-def test_a_stopped_and_resumed_run_equals_an_undisturbed_one(tmp_path, case):
+def test_a_stopped_and_resumed_run_equals_an_undisturbed_one(tmp_path, case, caplog):
+    caplog.set_level(logging.INFO, 'absl')
     run_in_parts(case, tmp_path / 'whole')
     run_in_parts(case, tmp_path / 'parts', 33)
+    assert 'restored' in caplog.text and 'exported already' not in caplog.text, 'which it is at each resume'
     assert_same(tmp_path / 'whole', tmp_path / 'parts')
 
 

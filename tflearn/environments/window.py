@@ -34,7 +34,13 @@ class Stage:
         self.action_spec: Any = None
 
     def make(self, num_environments: int, seed: int | None) -> BatchedEnvironment:
-        """Makes it; see `EnvironmentFactory`."""
+        """Makes it; see `EnvironmentFactory`.
+
+        Raises:
+          ValueError: if there is no display for the window, or the environment is not of gymnasium.
+        """
+        if self._folder is None:
+            _open_display()
         with gymnasium_env.rendered(self._wrapped):
             environment = self._make(num_environments=num_environments, seed=seed)
         if self._shown is None:
@@ -73,6 +79,17 @@ class Stage:
         return found
 
 
+def _open_display() -> None:
+    import pygame  # it takes a while, and prints a greeting
+
+    try:
+        pygame.display.init()
+    except pygame.error as error:
+        raise UserValueError(
+            f'got no display ({error}), where a window could be; need one; set DISPLAY, or record videos: --video=DIR'
+        ) from error
+
+
 def _name(key: Any) -> str:
     text = chr(key) if isinstance(key, int) else str(key)
     return _NAMES.get(text, text)
@@ -97,7 +114,7 @@ class Keyboard:
 
     def __call__(self, observation: Any) -> np.ndarray:
         """Returns the action [1, ...]."""
-        import pygame  # it takes a while, and prints a greeting
+        import pygame
 
         for event in pygame.event.get():
             name = pygame.key.name(event.key) if event.type in (pygame.KEYDOWN, pygame.KEYUP) else ''

@@ -174,10 +174,9 @@ class PolicyExporter:
         write_graph: Callable[[pathlib.Path], None] | None = None,
     ) -> None:
         exists = path.exists()
-        if exists:
+        if exists and not live[0]:
             logging.info('the policy of step %s is exported already: did not overwrite %s', path.name, path)
-            if not live[0]:
-                return
+            return
         self._check_finite(self._named(weights), f'weights for the export {path}')
         with numbered.writing(path) as written:
             if write_graph:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.launch.fake_run import DEADLINE_SECS, gone, wait_for
 from tflearn.extensions.clusters import places, ray_cluster, ray_driver
-from tflearn.files.run_dir import RunDir, read_json
+from tflearn.files.run_dir import RunDir, Status, read_json, write_json
 from tflearn.launch.topology import (
     COORDINATOR_ADDRESS,
     OWN_ADDRESS,
@@ -156,3 +156,23 @@ def test_the_driver_needs_no_other_library():
     text = pathlib.Path(ray_driver.__file__).read_text()
     imported = set(re.findall(r'^ *(?:from|import) (\w+)', text, re.M))
     assert imported - sys.stdlib_module_names == {'ray'}
+
+
+def test_the_driver_shows_the_run_as_its_jobs_report(run_dir, capfd):
+    view = ray_driver.View(ray_cluster.plan(topology(), run_dir, 'scripts', OPTIONS))
+    run_dir.make()
+    view.poll()
+    Status(run_dir.status('train')).update('running', train_step=1_234, env_steps=5_678)
+    shown = []
+
+    def is_shown():
+        view.poll()
+        shown.append(capfd.readouterr().out)
+        return 'train: running' in ''.join(shown)
+
+    wait_for(is_shown, 'the first line')
+    done = {'reason': 'num_train_steps 2000', 'train_step': 2_000, 'env_steps': 9_000, 'seconds': 75.2}
+    write_json(run_dir.done, done)
+    view.close()
+    text = ''.join([*shown, capfd.readouterr().out])
+    assert text.count('train: running') == 1 and 'num_train_steps 2000' in text

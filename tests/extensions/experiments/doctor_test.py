@@ -35,7 +35,7 @@ def bad_run(tmp_path):
 def test_it_says_what_looks_wrong_with_figure_and_link(run, bad_run, capsys):
     assert run(bad_run) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f'{bad_run}: 2 of {len(checks.CHECKS)} checks look wrong'
+    assert lines[0] == f'{bad_run}: 2 of 3 checks look wrong; {len(checks.CHECKS) - 3} are unknown'
     assert lines[1].split()[:2] == ['LOOK', 'returns-flat']
     assert lines[3].split(maxsplit=2) == [
         'LOOK',
@@ -43,6 +43,15 @@ def test_it_says_what_looks_wrong_with_figure_and_link(run, bad_run, capsys):
         'train/extra/clipped_share is 0.8; a usual share is at most 0.3',
     ]
     assert lines[4].split() == ['see', 'docs/diagnosis.md#clipped-share']
+
+
+def test_nothing_looks_right_that_could_not_be_checked(run, tmp_path, capsys):
+    with tf.summary.create_file_writer(str(RunDir(tmp_path).summaries('train'))).as_default():
+        tf.summary.scalar('train/loss', 1.0, 1)
+    assert run(tmp_path) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == f'{tmp_path}: no check could be made, all {len(checks.CHECKS)} are unknown'
+    assert [line.split()[0] for line in lines] == ['unknown'] * len(checks.CHECKS)
 
 
 def test_a_forged_length_in_an_event_file_does_not_end_it(run, bad_run, capsys):

@@ -12,6 +12,7 @@ import types
 import numpy as np
 import pytest
 
+import tflearn
 from tests.testing import forks
 from tflearn.config import job_config
 from tflearn.extensions.experiments import report
@@ -97,6 +98,19 @@ def test_it_has_all_parts(reported):
     assert len(re.findall(r'environment \d+%, policy \d+%, writing \d+%', reported.text)) == 4
     assert len(re.findall(r'training \d+%, waiting for data \d+%, publishing, exporting, saving', reported.text)) == 4
     assert re.search(r'code_revision ([0-9a-f]{40}|version)', reported.text)
+
+
+def test_its_times_are_dates_and_it_names_the_version(reported):
+    date = r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d'
+    assert re.search(rf'<p>Written by tflearn {re.escape(tflearn.__version__)}, {date}\.</p>', reported.text)
+    endings = reported.text.partition('What ended the runs')[2].partition('Configuration')[0]
+    assert len(re.findall(rf'<td>{date}</td></tr>', endings)) == 4
+    assert ' ago<' not in reported.text
+
+
+def test_a_run_that_could_not_be_checked_looks_neither_right_nor_wrong(reported):
+    findings = re.findall(r'<td>([^<]*)</td></tr>', reported.text.partition('What was slow</h2>')[2])[:4]
+    assert all(re.search(r'unknown|: ', finding) for finding in findings), findings
 
 
 def test_a_video_that_is_too_large_is_named(reported):

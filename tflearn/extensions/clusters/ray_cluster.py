@@ -77,6 +77,8 @@ def plan(topology: Topology, run_dir: RunDir, package: str, options: RayOptions)
             )
     paths = {'done': run_dir.done, 'failure': run_dir.failure, 'logs': run_dir.logs, 'root': run_dir.root}
     return {
+        'watch': [sys.executable, '-m', package, 'watch', str(run_dir.root)],
+        'status': str(run_dir.status('train').parent),
         'address': options.address,
         'strategy': options.strategy,
         **{name: str(path) for name, path in paths.items()},

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 _MAX_MOVES = 50  # as often as Slurm requeues a job
 _MAX_KILLS = 20  # of a supervisor
@@ -25,6 +25,7 @@ _MAX_CALLS = 10  # of an actor at the same time
 _POLL_SECS = 1.0
 _STOP_MARGIN_SECS = 20.0  # what the supervisor needs besides the job
 _WAITING_LINE_SECS = 60.0
+_VIEW_SECS = 5.0  # until the end of a run is seen in its files, and shown
 _STOPPED = 128 + signal.SIGTERM
 _NAMESPACE = 'tflearn'
 # What belongs to the machine, not to the launcher.
@@ -135,6 +136,48 @@ class JobActor:
                 self._process.terminate()
 
 
+class View:
+    """The lines of `tflearn watch`, which a process of the launcher's Python reads from the run directory."""
+
+    def __init__(self, plan: Mapping[str, Any]):
+        """Starts nothing yet."""
+        self._command, self._status = plan['watch'], pathlib.Path(plan['status'])
+        self._process: subprocess.Popen | None = None
+        self._lines: IO[bytes] | None = None
+
+    def poll(self) -> None:
+        """Starts the process as soon as a job has reported."""
+        if self._process is None and any(self._status.glob('[!.]*.json')):
+            environment = {**os.environ, 'TERM': 'dumb'}  # lines, between those of the driver
+            # Ctrl-C is for the driver. When that is killed, the process ends at its next line, which nothing takes.
+            self._process = subprocess.Popen(
+                self._command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+            )
+            self._lines = self._process.stdout
+            assert self._lines
+            os.set_blocking(self._lines.fileno(), False)
+        self._copy()
+
+    def close(self) -> None:
+        """Ends the process, which may show how the run has ended."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(_VIEW_SECS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._copy()
+        if self._lines:
+            self._lines.close()
+
+    def _copy(self) -> None:
+        while self._lines and (text := self._lines.read()):
+            with contextlib.suppress(OSError):  # Nobody reads the output any more.
+                sys.stdout.write(text.decode(errors='replace'))
+                sys.stdout.flush()
+
+
 class _Run:
     """The actors of a run."""
 
@@ -142,6 +185,7 @@ class _Run:
         import ray
 
         self._ray, self._plan = ray, plan
+        self._view = View(plan)
         self._failure = pathlib.Path(plan['failure'])
         self._signals: list[int] = []
         self._codes: dict[str, int] = {}
@@ -157,7 +201,10 @@ class _Run:
         group = self._reserve()
         if group is not None:
             self._start(group)
-            self._watch()
+            try:
+                self._watch()
+            finally:
+                self._view.close()
         return self._exit_code()
 
     def _reserve(self) -> Any:
@@ -192,6 +239,7 @@ class _Run:
         while self._pending and not self._signals:
             self._collect()
             self._report_nodes()
+            self._view.poll()
         for stage in sorted({job['stop_stage'] for job in self._pending.values()}):
             members = [job for job in self._pending.values() if job['stop_stage'] == stage]
             self._stop(members)

@@ -7,7 +7,7 @@ bounds are rules of thumb, not laws: Andrychowicz et al. 2020, "What Matters In 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -210,6 +210,15 @@ CHECKS: Mapping[str, tuple[str, Check]] = {  # what is needed, and the check
     'unused-data': ('train/extra/ignored_share, or collect/unused_steps', unused_data),
     'lost-data': ('collect/episodes', lost_data),
 }
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Returns in words how many checks look wrong of those that could be made."""
+    made = [finding.wrong for finding in findings if finding.wrong is not None]
+    if not made:
+        return f'no check could be made, all {len(findings)} are unknown'
+    unknown = f'; {len(findings) - len(made)} are unknown' if len(made) < len(findings) else ''
+    return f'{sum(made)} of {len(made)} checks look wrong{unknown}'
 
 
 def run_all(series: Series) -> list[Finding]:

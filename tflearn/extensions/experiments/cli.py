@@ -160,7 +160,7 @@ def _doctor(switches: flags.FlagValues, *roots: str) -> int:
         if switches.json:
             print(json.dumps([{'run': root, **vars(finding), 'link': finding.link} for finding in findings]))
             continue
-        print(f'{root}: {sum(finding.wrong is True for finding in findings)} of {len(findings)} checks look wrong')
+        print(f'{root}: {checks.summary(findings)}')
         for finding in findings:
             print(f'  {_STATES[finding.wrong]:8}{finding.check:20}{finding.text}')
             if finding.wrong:

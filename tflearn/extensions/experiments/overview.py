@@ -27,12 +27,17 @@ def cells(run_dir: RunDir) -> tuple[str, ...]:
     status = run_dir.statuses()
     done, train = read_json(run_dir.done) or {}, status.get('train', {})
     returns = [each['mean_return'] for each in evaluation_record.read(run_dir.evaluations)]
-    times = [float(each['time']) for each in status.values() if 'time' in each]
-    secs = max(0.0, time.time() - max(times)) if times else None
+    reported = reported_at(run_dir)
+    secs = None if reported is None else max(0.0, time.time() - reported)
     steps = [count(done.get(name, train.get(name))) for name in ('train_step', 'env_steps')]
     newest_and_best = [plain(returns[-1]), plain(max(returns))] if returns else ['', '']
     age = '' if secs is None else f'{duration(secs)} ago'
     return _state(run_dir, done, status, secs), *steps, *newest_and_best, age
+
+
+def reported_at(run_dir: RunDir) -> float | None:
+    """Returns when a job of a run reported last [s since 1970]; None if none did."""
+    return max((float(each['time']) for each in run_dir.statuses().values() if 'time' in each), default=None)
 
 
 def _state(run_dir: RunDir, done: Mapping[str, Any], status: Mapping[str, Any], secs: float | None) -> str:

@@ -6,15 +6,18 @@ import base64
 import collections
 import contextlib
 import dataclasses
+import datetime
 import pathlib
 import re
 import shlex
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+import tflearn
 from tflearn.actors import evaluation_record, learning_curve
 from tflearn.core import extras
 from tflearn.core.errors import UserValueError
@@ -59,6 +62,7 @@ class _Page:
     endings_head = 'group', 'run', *overview.HEAD
 
     def __init__(self, found: Comparison, groups: Mapping[str, Sequence[RunDir]]):
+        self.origin = f'Written by tflearn {tflearn.__version__}, {_at(time.time())}.'
         self.found, self.labels = found, [group.label for group in found.groups]
         self._groups = {group.label: groups[group.label] for group in found.groups}
         self._series = {label: [_read_series(run) for run in its_runs] for label, its_runs in self._groups.items()}
@@ -106,10 +110,10 @@ class _Page:
         """Yields where the time of each run went, and what its metrics show."""
         for label, its_runs in self._groups.items():
             for run, times, its_series in zip(its_runs, self._times[label], self._series[label], strict=True):
-                wrong = [finding for finding in checks.run_all(its_series) if finding.wrong]
-                looks = '; '.join(f'{finding.check}: {finding.text}' for finding in wrong)
-                parts = map(shares, times)
-                yield label, run.root.name, *parts, _bottleneck([times]), _speed(run, its_series), looks or '-'
+                findings = checks.run_all(its_series)
+                wrong = [f'{finding.check}: {finding.text}' for finding in findings if finding.wrong]
+                looks, parts = '; '.join(wrong) or checks.summary(findings), map(shares, times)
+                yield label, run.root.name, *parts, _bottleneck([times]), _speed(run, its_series), looks
 
     def returns_rows(self) -> Iterator[Sequence[object]]:
         """Yields the quantiles of the returns of each run's best evaluation."""
@@ -159,7 +163,9 @@ class _Page:
 
     def endings(self) -> list[Sequence[object]]:
         """Returns what ended each run, for the columns of `endings_head`."""
-        return [(label, run.root.name, *overview.cells(run)) for label, its in self._groups.items() for run in its]
+        rows = [(label, run, overview.cells(run)) for label, its in self._groups.items() for run in its]
+        # A page is read later: how long ago something was would mean nothing then.
+        return [(label, run.root.name, *cells[:-1], _at(overview.reported_at(run))) for label, run, cells in rows]
 
     def differences(self) -> list[list[str]]:
         """Returns the settings that differ between groups, or within one, but for the seeds."""
@@ -189,6 +195,13 @@ class _Page:
             names = ('tflearn_version', 'tensorflow_version', 'code_revision')
             facts = [f'{name} {policy[name]}' for name in names if name in policy]
             yield f'# {label}: {", ".join(facts)}\n{_command(label, its_runs)}\n'
+
+
+def _at(secs: float | None) -> str:
+    """Returns a moment [s since 1970] as a date and a time."""
+    if secs is None:
+        return ''
+    return datetime.datetime.fromtimestamp(secs).astimezone().isoformat(' ', 'seconds')
 
 
 def _read_series(run: RunDir) -> Series:
