@@ -64,10 +64,16 @@ def test_a_users_program_passes_a_strict_type_check(tmp_path):
     config.write_text(STRICT)
     options = ('--config-file', config, '--cache-dir', CHECKOUT / '.mypy_cache' / 'strict')
     wrong = tmp_path / 'wrong.py'
-    wrong.write_text('import tflearn\ntflearn.RunDir(3)\ntflearn.Lerner\nreveal_type(tflearn.load_policy)\n')
+    lines = 'tflearn.RunDir(3)', 'tflearn.Lerner', 'reveal_type(tflearn.load_policy)', 'tflearn.train(max_sec=3.0)'
+    wrong.write_text('\n'.join(['import tflearn', *lines, 'tflearn.train(strategy=3)', '']))
     done = run('-m', 'mypy', *options, USERS_PROGRAM, wrong, cwd=tmp_path)
     lines = [line for line in done.stdout.splitlines() if not line.startswith('wrong.py:')]
     assert len(lines) == 1 and ' in 1 file (checked 2 source files)' in lines[0], done.stdout + done.stderr
-    for text in ('wrong.py:2: error: Argument 1 to "RunDir"', 'wrong.py:3: error: Module has no attribute "Lerner"'):
+    for text in (
+        'wrong.py:2: error: Argument 1 to "RunDir"',
+        'wrong.py:3: error: Module has no attribute "Lerner"',
+        'wrong.py:5: error: Unexpected keyword argument "max_sec" for "train"; did you mean "max_secs"?',
+        'wrong.py:6: error: Argument "strategy" to "train" has incompatible type "int"',
+    ):
         assert text in done.stdout
     assert 'PolicyFunction"' in done.stdout

@@ -6,6 +6,7 @@ import functools
 import json
 import pathlib
 import threading
+import typing
 
 import gymnasium
 import numpy as np
@@ -14,12 +15,15 @@ import pytest
 import tflearn
 from tests.testing import jobs, written_summaries
 from tflearn.agents import dqn
+from tflearn.api import training
+from tflearn.api.run_settings import RunSettings
 from tflearn.core.errors import UserError
 from tflearn.environments import vector_env
 from tflearn.files.run_dir import read_json
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.train_settings import Intervals
+from tflearn.jobs.synchronous import synchronous
+from tflearn.jobs.train_settings import GROUPS, Intervals
 from tflearn.transforms import rewards, transformed
 
 SMALL = {
@@ -143,7 +147,7 @@ def test_a_number_of_the_info_chooses_the_best_policy_and_ends_the_run(tmp_path,
         ({'experience': {}}, TypeError, r'got experience=\{\}; need a tflearn.Experience'),
         ({'num_episodes': 0}, ValueError, 'got num_episodes=0'),
         ({'intervals': Intervals()}, ValueError, 'got export_interval_steps and intervals; need one of them; put '),
-        ({'max_sec': 3}, TypeError, r'got max_sec=...; did you mean max_secs\? need one of make_environment, '),
+        ({'max_sec': 3}, TypeError, r'got max_sec=...; did you mean max_secs\? need one of num_environments, '),
         ({'on_restored': print}, TypeError, 'got on_restored=...; '),
         ({'exports': ExportOptions(('raw_policy',))}, ValueError, "need 'greedy_policy' among its policies"),
         (
@@ -257,3 +261,21 @@ def test_a_wrong_configuration_is_refused_before_any_work(tmp_path, monkeypatch,
 def test_processes_need_the_main_thread(tmp_path):
     with concurrent.futures.ThreadPoolExecutor() as pool, pytest.raises(RuntimeError, match='on another thread'):
         pool.submit(tflearn.train, 'dqn_cartpole', root_dir=tmp_path).result()
+
+
+def test_the_settings_that_type_checkers_know_are_those_of_the_job():
+    known = typing.get_type_hints(RunSettings, include_extras=True)
+    of_job = typing.get_type_hints(synchronous, include_extras=True)
+    given = {'run', 'make_environment', 'make_agent', 'experience', 'stop_conditions', 'return'}
+    wanted = {name: kind for name, kind in of_job.items() if name not in given}
+    for group in {'stop_conditions', *wanted} & GROUPS.keys():
+        wanted |= typing.get_type_hints(GROUPS[group], include_extras=True)
+    del wanted['num_train_steps']
+    assert known == wanted
+
+
+@pytest.mark.parametrize(('interval', 'warns'), [(60, True), (59, False)])
+def test_a_target_that_nothing_evaluates_before_the_end_is_named(tmp_path, caplog, interval, warns):
+    given = {**SMALL, 'num_episodes': 1, 'target_return': 2.0, 'export_interval_steps': interval}
+    training.of_objects(tmp_path, given)
+    assert ('the target cannot end the run' in caplog.text) == warns

@@ -11,10 +11,13 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
+
+from absl import logging
 
 from tflearn.actors import evaluation_record
 from tflearn.api import process_run, synchronous_run
+from tflearn.api.run_settings import RunSettings
 from tflearn.config import files
 from tflearn.config.reader import import_text
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
@@ -26,10 +29,8 @@ from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train as train_job
-from tflearn.jobs.train_settings import GROUPS, Initial, Intervals, grouped
-from tflearn.learner.stop_conditions import StopConditions
+from tflearn.jobs.train_settings import Initial, Intervals, grouped
 from tflearn.policies.policy_function import PolicyFunction, load_policy
 
 _HEAD = 'from __gin__ import dynamic_registration\n'
@@ -38,8 +39,6 @@ Mode = Literal['synchronous', 'processes']
 
 _PARTS = ('make_environment', 'make_agent', 'experience')
 _EVALUATION = ('target_return', 'num_episodes', 'evaluate_options')
-# Arguments of the synchronous job that `train` itself gives.
-_GIVEN = ('run',)
 _GIN_FILE = 'run.gin'  # of a run in several processes that Python objects describe
 
 
@@ -90,7 +89,7 @@ def train(
     target_return: float | None = None,
     num_episodes: int | None = None,
     evaluate_options: EvaluateOptions | None = None,
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> TrainedRun:
     """Trains an agent and evaluates its greedy policy, from a script or a notebook.
 
@@ -118,7 +117,7 @@ def train(
       evaluate_options: limits of an evaluation, and another metric than the return for the target and the best policy.
         By default each exported policy is evaluated.
       **settings: more arguments of `tflearn.jobs.synchronous.synchronous`: num_environments, learner_options, ...; and
-        fields of its groups: max_env_steps, max_secs, seed, export_interval_steps, ...
+        fields of its groups: max_env_steps, max_secs, seed, export_interval_steps, ... `RunSettings` lists them.
 
     Raises:
       TypeError: if arguments are missing, unknown, or cannot be combined.
@@ -181,6 +180,7 @@ def of_objects(
     settings = {name: value for name, value in given.items() if name not in (*_PARTS, *_EVALUATION)}
     evaluation = {name: given[name] for name in _EVALUATION if given.get(name) is not None}
     _check_settings(evaluation.get('num_episodes'), settings)
+    _warn_of_late_exports(settings, evaluation.get('target_return'))
     evaluation['options'] = evaluation.pop('evaluate_options', EvaluateOptions('each'))
     return {**parts, 'num_train_steps': None, **settings}, evaluation
 
@@ -221,9 +221,7 @@ def _check_settings(num_episodes: int | None, settings: Mapping[str, Any]) -> No
     """Checks what is given with the run's parts."""
     if num_episodes is not None and num_episodes < 1:
         raise UserValueError(f'got num_episodes={num_episodes}; need at least 1')
-    known = [name for name in inspect.signature(synchronous).parameters if name not in (*_GIVEN, 'stop_conditions')]
-    known += [field.name for name in known if name in GROUPS for field in dataclasses.fields(GROUPS[name])]
-    known += [field.name for field in dataclasses.fields(StopConditions)]
+    known = [*RunSettings.__annotations__, 'num_train_steps']
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -232,6 +230,18 @@ def _check_settings(num_episodes: int | None, settings: Mapping[str, Any]) -> No
     exports = settings.get('exports', ExportOptions())
     if 'greedy_policy' not in exports.policies:
         raise UserValueError(f"got exports={exports}; need 'greedy_policy' among its policies: it is evaluated")
+
+
+def _warn_of_late_exports(settings: Mapping[str, Any], target_return: float | None) -> None:
+    """Warns if no policy is exported, and so none evaluated, before the last train step."""
+    intervals, steps = grouped(settings).get('intervals', Intervals()), settings.get('num_train_steps')
+    first = intervals.export_interval_steps
+    if target_return is not None and steps is not None and intervals.unit == 'train_steps' and first >= steps:
+        logging.warning(
+            'got target_return=%g, export_interval_steps=%d and num_train_steps=%d: the target cannot end the run, '
+            'since no policy is evaluated before its last train step; need a smaller export_interval_steps',
+            target_return, first, steps,
+        )  # fmt: skip
 
 
 def check_main_thread() -> None:
