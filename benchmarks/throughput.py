@@ -208,16 +208,31 @@ def measure(task: Task, side: Side, seed: int, options: argparse.Namespace) -> d
         memory = _memory_mb()
         _, episodes = recorded_environment.read(path)
         outcome = recorded_runs.read(path, task.goal, options.secs)
-    timed = [episode for episode in episodes if warm <= episode[0] <= end]
-    rate = (timed[-1][2] - timed[0][2]) / (timed[-1][0] - timed[0][0])
     return {
-        'steps_per_sec': rate,
+        'steps_per_sec': steps_per_sec(episodes, warm, end),
         'secs_to_return': outcome.secs,
         'command_secs_to_return': outcome.command_secs,
         'steps_to_return': outcome.env_steps,
         'cores': (after - before) / (end - warm),
         'memory_mb': memory,
     }
+
+
+def steps_per_sec(episodes: Sequence[tuple[float, float, int]], begin: float, end: float) -> float | None:
+    """Returns environment steps/s between the ends of the first and the last episode of a part of a run.
+
+    Args:
+      episodes: (time, return, environment steps) of each, in their order.
+      begin: the time at which the part begins.
+      end: the time at which it ends.
+
+    Returns:
+      None if fewer than two episodes ended at different times in it.
+    """
+    timed = [episode for episode in episodes if begin <= episode[0] <= end]
+    if not timed or timed[0][0] == timed[-1][0]:
+        return None
+    return (timed[-1][2] - timed[0][2]) / (timed[-1][0] - timed[0][0])
 
 
 def _cpu_secs(at: float) -> float:
@@ -337,9 +352,12 @@ def table(task: str, sides: Sequence[str], found: Mapping[str, Mapping[str, Any]
     for side, its in rounds.items():
         cells = [side]
         for name, form, best in compared:
-            cells += [_form(_median(its, name), form), _ratio(its, _fastest(rounds, side, name, best), name)]
+            median = _median(its, name)
+            median = float('inf') if name == 'steps_per_sec' and not median else median  # it is not known
+            cells += [_form(median, form), _ratio(its, _fastest(rounds, side, name, best), name)]
         cores, rate = _median(its, 'cores'), _median(its, 'steps_per_sec')
-        cells += [_form(_median(its, 'steps_to_return'), ',.0f'), f'{cores:.2f}', f'{1e5 * cores / rate:.1f}']
+        cpu_secs = 1e5 * cores / rate if rate else float('inf')
+        cells += [_form(_median(its, 'steps_to_return'), ',.0f'), f'{cores:.2f}', _form(cpu_secs, '.1f')]
         lines.append(f'| {" | ".join(cells)} | {_median(its, "memory_mb"):,.0f} |')
     return '\n'.join(lines)
 
@@ -348,9 +366,17 @@ def _form(value: float, form: str) -> str:
     return '-' if value == float('inf') else format(value, form)
 
 
+def _figure(figures: Mapping[str, float | None], name: str) -> float:
+    """Returns a figure of a run; where it has none, what is worse than that of any run which has one."""
+    value = figures[name]
+    if value is None:
+        return 0.0 if name == 'steps_per_sec' else float('inf')
+    return value
+
+
 def _median(its: Mapping[str, Mapping[str, Any]], name: str) -> float:
-    """Returns the median of the rounds, where a run that did not get to the return took longer than any other."""
-    return statistics.median(float('inf') if each[name] is None else each[name] for each in its.values())
+    """Returns the median of the rounds, where a run without the figure is worse than any other."""
+    return statistics.median(_figure(each, name) for each in its.values())
 
 
 def _fastest(rounds: Mapping[str, Any], side: str, name: str, best: Any) -> Mapping[str, Any] | None:
@@ -365,11 +391,16 @@ def _fastest(rounds: Mapping[str, Any], side: str, name: str, best: Any) -> Mapp
 
 def _ratio(its: Mapping[str, Any], other: Mapping[str, Any] | None, name: str) -> str:
     """Returns the median of the ratios of the rounds that both have; '' if there are none, or neither gets there."""
-    pairs = [(its[number][name], other[number][name]) for number in its.keys() & other.keys()] if other else []
-    if not any(a or b for a, b in pairs):
+    rounds = [(its[number], other[number]) for number in its.keys() & other.keys()] if other else []
+    if all(side[name] is None for pair in rounds for side in pair):
         return ''
-    infinite = float('inf')
-    return _form(statistics.median((a or infinite) / b if b else 0.0 if a else 1.0 for a, b in pairs), '.2f')
+    return _form(statistics.median(_quotient(*(_figure(side, name) for side in pair)) for pair in rounds), '.2f')
+
+
+def _quotient(a: float, b: float) -> float:
+    if a == b:
+        return 1.0  # also where neither has the figure
+    return a / b if b else float('inf')
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import learning
+from benchmarks import learning, throughput
 from benchmarks.scale import fit as scale_fit
 from benchmarks.scale import grid as scale_grid
 from benchmarks.scale import model as scale_model
@@ -329,3 +329,19 @@ def test_plan_has_what_each_part_needs():
 def test_relays_divide_the_time_of_a_publication():
     assert scale_plan.weights(50, 1_000, 0, 10.0) == pytest.approx(40.0)  # 50 GB at 10 Gb/s
     assert scale_plan.weights(50, 1_000, 32, 10.0) == pytest.approx(0.04 * 64)
+
+
+def test_a_side_of_throughput_that_ends_no_episode_in_its_measured_part_has_no_rate():
+    episodes = [(1.0, 5.0, 100), (2.0, 5.0, 300)]
+    assert throughput.steps_per_sec(episodes, 0.0, 3.0) == 200.0
+    assert throughput.steps_per_sec(episodes, 0.0, 1.0) is None
+    assert throughput.steps_per_sec(episodes, 5.0, 9.0) is None
+    figures = {'secs_to_return': 3.0, 'command_secs_to_return': 4.0, 'steps_to_return': 500, 'cores': 1.0}
+    found = {
+        'cartpole: PPO, one process: 0': {**figures, 'steps_per_sec': None, 'memory_mb': 10.0},
+        'cartpole: SB3 PPO: 0': {**figures, 'steps_per_sec': 1_000.0, 'memory_mb': 10.0},
+    }
+    ours, theirs = throughput.table('cartpole', ['PPO, one process', 'SB3 PPO'], found).splitlines()[2:]
+    cells = [cell.strip() for cell in ours.split('|')[1:-1]]
+    assert cells == ['PPO, one process', '-', '0.00', '3.0', '1.00', '4.0', '1.00', '500', '1.00', '-', '10']
+    assert theirs.split('|')[2].strip() == '1,000'
