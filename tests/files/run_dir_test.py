@@ -82,6 +82,33 @@ def test_write_is_atomic(tmp_path):
     assert os.listdir(path.parent) == ['file']
 
 
+def test_files_of_killed_writers_are_removed(tmp_path):
+    """Real processes, killed in the middle of a write; those of a process that runs are kept."""
+    program = """
+import os, pathlib, signal, sys
+from tflearn.files import run_dir
+
+os.replace = lambda *paths: (print('written', flush=True), signal.pause())
+run_dir.write_json(pathlib.Path(sys.argv[1]), {})
+"""
+    command = [sys.executable, '-c', program, str(tmp_path / 'status.json')]
+    writers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
+    try:
+        for writer in writers:
+            assert writer.stdout.readline() == b'written\n'
+        for writer in writers[1:]:
+            writer.kill()
+            writer.wait(30)
+        assert len(os.listdir(tmp_path)) == 3
+        write_json(tmp_path / 'status.json', {})
+        left = set(os.listdir(tmp_path)) - {'status.json'}
+        assert len(left) == 1 and left.pop().endswith(f'-{writers[0].pid}')
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+
+
 def test_written_files_have_the_usual_permissions(tmp_path):
     write_atomically(tmp_path / 'atomic', '')
     (tmp_path / 'usual').write_text('')

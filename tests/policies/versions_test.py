@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tflearn.files import numbered
+from tflearn.files import numbered, temporary
 from tflearn.files.run_dir import read_json
 from tflearn.policies import versions
 
@@ -136,16 +136,16 @@ def test_unpublished_version_is_removed_even_if_marked(tmp_path):
 def test_only_leftovers_are_removed(tmp_path):
     ended = subprocess.Popen(['true'])
     ended.wait(30)
-    machine = numbered.temporary(tmp_path / 'own').name.split('-')[-2]
+    machine = temporary.temporary(tmp_path / 'own').name.split('-')[-2]
     left = (f'.writing-6-{machine}-{ended.pid}', f'.removing-4-{machine}-{ended.pid}')
     for name in (5, *left, '.moved_aside-9-1', 'mine', '.mine'):
         make_version(tmp_path, name)
     (tmp_path / f'.writing-latest-{machine}-{ended.pid}').symlink_to('5')
     make_version(tmp_path, f'.writing-7-{machine}-{os.getpid()}')
     alive = make_version(tmp_path, f'.writing-8-{machine}-{os.getppid()}')
-    numbered.remove_leftovers(tmp_path)
+    temporary.remove_leftovers(tmp_path)
     assert names(tmp_path) == sorted([alive.name, '.mine', '.moved_aside-9-1', '5', 'mine'])
-    numbered.remove_leftovers(tmp_path / 'missing')
+    temporary.remove_leftovers(tmp_path / 'missing')
 
 
 def test_leftovers_of_another_machine_are_kept_for_a_day(tmp_path):
@@ -160,7 +160,7 @@ def test_leftovers_of_another_machine_are_kept_for_a_day(tmp_path):
                 os.utime(old, (0, 0), follow_symlinks=False)
             if machine.startswith('ba'):
                 os.utime(path / 'metadata.json', (0, 0))
-    numbered.remove_leftovers(tmp_path)
+    temporary.remove_leftovers(tmp_path)
     assert names(tmp_path) == sorted(['5', *(f'.writing-6-0123456789ab-{pid}' for pid in (ended.pid, os.getpid()))])
 
 

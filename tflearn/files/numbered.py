@@ -5,25 +5,16 @@ a file system with atomic renames, for one writer and any number of readers.
 """
 
 import contextlib
-import functools
-import hashlib
-import itertools
 import os
 import pathlib
 import re
 import shutil
-import socket
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked, checked_dataclass
-from tflearn.files import lock
 from tflearn.files.run_dir import write_atomically
-
-_WRITTEN, _REMOVED = '.writing', '.removing'
-# Temporary files of another machine are leftovers if they have not changed for this long.
-_ABANDONED_SECS = 24 * 3600.0
+from tflearn.files.temporary import REMOVED, remove_leftovers, temporary
 
 
 class Numbered:
@@ -158,7 +149,7 @@ def remove(path: pathlib.Path, is_kept: Callable[[pathlib.Path], bool] = lambda 
     Args:
       is_kept: whether somebody has marked the directory, of which it gets the new path, meanwhile; then it comes back.
     """
-    away = temporary(path, _REMOVED)
+    away = temporary(path, REMOVED)
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -170,62 +161,6 @@ def remove(path: pathlib.Path, is_kept: Callable[[pathlib.Path], bool] = lambda 
         os.rename(away, path)
     else:
         shutil.rmtree(away, ignore_errors=True)
-
-
-def remove_leftovers(directory: pathlib.Path, shared: bool = True) -> None:
-    """Removes temporary files of a killed writer and of this process.
-
-    Args:
-      shared: whether others may write there too. Then the files of processes that run are kept, and those of other
-        machines, whose processes are not known here, until a day after their last change.
-    """
-    for path in itertools.chain.from_iterable(directory.glob(f'{prefix}*') for prefix in (_WRITTEN, _REMOVED)):
-        if shared and _is_in_use(path):
-            continue
-        if path.is_symlink():
-            path.unlink(missing_ok=True)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def temporary(path: pathlib.Path, prefix: str = _WRITTEN) -> pathlib.Path:
-    """Returns a path beside another one that only this process uses, on whichever machine."""
-    return path.with_name(f'{prefix}-{path.name}-{_machine()}-{os.getpid()}')
-
-
-def _is_in_use(path: pathlib.Path) -> bool:
-    """Returns whether another process, named at the end of the path, may still use it."""
-    *_, machine, pid = ['', *path.name.split('-')]
-    if machine != _machine():
-        return time.time() - _last_change(path) < _ABANDONED_SECS
-    if not pid.isdecimal() or int(pid) == os.getpid():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except PermissionError:  # it is another user's
-        return True
-    except (OSError, OverflowError):
-        return False
-    return True
-
-
-def _last_change(path: pathlib.Path) -> float:
-    """Returns when anything in `path` was last changed [unix s]; 0 if it does not exist any more."""
-    files = [path]
-    if not path.is_symlink():
-        files += [pathlib.Path(folder, name) for folder, *names in os.walk(path) for name in itertools.chain(*names)]
-    newest = 0.0
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):
-            newest = max(newest, file.lstat().st_mtime)
-    return newest
-
-
-@functools.cache
-def _machine() -> str:
-    """Returns a name for the namespace of the process's number: a machine since its start, or a container."""
-    name = lock.machine() or socket.gethostname()
-    return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
 @checked_dataclass(frozen=True)

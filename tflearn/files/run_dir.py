@@ -15,6 +15,7 @@ from tflearn.core import extensions
 from tflearn.core.errors import UserValueError
 from tflearn.files import lock
 from tflearn.files.lock import LOCAL, Store
+from tflearn.files.temporary import PART, remove_leftovers_once, temporary
 
 _MAX_NAME, _MAX_PART = 1024, 255  # S3's limit of a name, file systems' limit of a part [bytes]
 
@@ -96,15 +97,16 @@ def is_inside(name: Any) -> bool:
 def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
     """Writes a file so that a reader sees the old one or the new one, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.{threading.get_ident()}')
+    remove_leftovers_once(path.parent)
+    written = temporary(path.with_name(f'{path.name}-{threading.get_ident()}'), PART)
     try:
-        with temporary.open('wb') as file:
+        with written.open('wb') as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(written, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
         raise
 
 

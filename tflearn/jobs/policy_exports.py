@@ -15,7 +15,7 @@ from tflearn.core.background import Background
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
-from tflearn.files import numbered
+from tflearn.files import temporary
 from tflearn.files.run_dir import RunDir
 from tflearn.policies import disagreement, versions
 from tflearn.policies.export_check import ExportMismatch
@@ -296,7 +296,7 @@ class PolicyExports:
     def _make_product(self, policy: str, step: int) -> None:
         output = self._run_dir.product(policy) / str(step)
         if self._options.products and not output.exists():
-            numbered.remove_leftovers(output.parent)
+            temporary.remove_leftovers(output.parent)
             raw = self._run_dir.policy(_RAW) / str(step)
             self._options.products.save(self._run_dir.policy(policy) / str(step), output, raw)
             versions.point_latest(output.parent)

@@ -14,7 +14,7 @@ from tflearn.core import strategies, waiting
 from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.core.settings import NonNegativeFloat, PositiveInt, Range, checked, checked_dataclass
 from tflearn.core.train_step import create_train_step
-from tflearn.files import numbered
+from tflearn.files import numbered, temporary
 from tflearn.files.run_dir import write_json
 from tflearn.jobs.run import Run
 from tflearn.jobs.session import only_learner, set_seed
@@ -265,7 +265,7 @@ class _Fit:
                 now.assign(kept)
         path = self._run.dir.root / 'models' / str(step)
         if not path.exists():
-            written = numbered.temporary(path)
+            written = temporary.temporary(path)
             exporter.export_model(model, self._spec.observation, str(written))
             numbered.put(written, path)
         return facts

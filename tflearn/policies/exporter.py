@@ -28,7 +28,7 @@ from tflearn.core.action_mask import mask_of
 from tflearn.core.errors import UserValueError
 from tflearn.core.finite import finite_check
 from tflearn.core.settings import PositiveInt, checked
-from tflearn.files import numbered
+from tflearn.files import numbered, temporary
 from tflearn.files.run_dir import write_json
 from tflearn.policies import signatures, updates, versions
 from tflearn.policies.export_check import ExportCheck, Snapshot
@@ -72,7 +72,7 @@ class PolicyExporter:
         self._directory = directory
         self._keep_last, self._keep_updates = keep_last, keep_updates
         for folder in (directory, updates.folder(directory)):
-            numbered.remove_leftovers(folder)
+            temporary.remove_leftovers(folder)
         self._live = signatures.traced(policy)
         self._signatures = signatures.named(policy, self._live)
         self._others = {_SPECS: _specs(policy)}

@@ -15,8 +15,9 @@ from typing import Any
 from absl import logging
 
 from tflearn.core.errors import UserValueError
-from tflearn.files.numbered import Numbered, remove_leftovers
+from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import read_json, write_json
+from tflearn.files.temporary import remove_leftovers
 
 _UNFINISHED = '.unfinished'
 _PROBE_BYTES = 8 << 20
