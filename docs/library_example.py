@@ -1,12 +1,14 @@
 """The Learner as a library: any TF-Agents agent, any tf.data dataset; no gin, no Reverb, no jobs."""
 
+# First: TF-Agents needs Keras 2, which it chooses on Python 3.12 and later.
+import tflearn  # isort: split
+
 import tensorflow as tf
 from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent
 from tf_agents.networks.q_network import QNetwork
 from tf_agents.specs.tensor_spec import BoundedTensorSpec
 from tf_agents.trajectories import time_step, trajectory
 
-import tflearn
 from tflearn.core.train_step import create_train_step
 
 observation_spec = BoundedTensorSpec((2,), tf.float32, -1.0, 1.0, 'observation')

@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-from scripts import job_flags
+from scripts import commands, data_flags, job_flags
 from tests.architecture import source_tree
+from tests.testing import docs_blocks
 from tflearn.config import reference
+from tflearn.jobs.train_settings import Intervals
 from tools import algorithm_pages
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -141,10 +143,31 @@ def test_words_are_plain(page):
     assert OLD_WORDS.findall(page.read_text(encoding='utf-8')) == []
 
 
+FOLDERS = 'tflearn|scripts|tests|benchmarks|gin|docs|requirements'
+
+
+def codes(page: pathlib.Path) -> list[str]:
+    """The code within lines of a page, and its blocks of commands."""
+    return [*re.findall(r'`([^`\n]+)`', prose(page)), *code(page, 'bash')]
+
+
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 def test_files_that_are_named_are_there(page):
-    paths = re.findall(r'`((?:tflearn|scripts|tests|benchmarks|gin|docs|requirements)/[\w/.-]*)`', prose(page))
-    assert [path for path in paths if not (ROOT / path).exists()] == []
+    paths = re.findall(rf'(?<![\w/.~=-])(?:\./)?((?:{FOLDERS})/[\w/.-]*\w)', '\n'.join(codes(page)))
+    assert [path for path in paths if not (ROOT / path.replace('LANE', 'classic')).exists()] == []
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_verbs_that_are_named_are_there(page):
+    verbs = {verb for verbs in commands.VERBS.values() for verb in verbs}
+    data = {*data_flags.JOBS, *data_flags.COMMANDS}
+    command = re.compile(r'^(?:\.venv/bin/)?tflearn (?!-)([\w-]+)(?:[ \t]+([a-z][\w-]*))?', re.MULTILINE)
+    named = command.findall('\n'.join(codes(page)))
+    wrong = [verb for verb, _ in named if verb not in verbs and verb != 'VERB']
+    wrong += [f'data {part}' for verb, part in named if verb == 'data' and part and part not in data]
+    programs = re.findall(r'(?<![\w./-])tflearn-([a-z][\w-]*)', '\n'.join(codes(page)))
+    wrong += [f'tflearn-{name}' for name in programs if name not in (*commands.PROGRAMS, 'agents')]
+    assert wrong == []
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
@@ -154,6 +177,34 @@ def test_commands_in_documents_have_flags_that_are_there(page):
     defined = {name for group in job_flags.GROUPS.values() for name in group} | {'nobatching', 'verbosity', 'version'}
     for _, program, flags in commands:
         assert set(re.findall(r'--(\w+)', re.sub(r"'[^']*'", '', flags))) <= defined, (program, flags)
+
+
+def test_targets_of_programs_are_evaluated_before_the_last_train_step():
+    late = []
+    for block in docs_blocks.of('python'):
+        for call in re.findall(r'tflearn\.train\((.*?)^\)', block.text, re.DOTALL | re.MULTILINE):
+            given = {name: int(number) for name, number in re.findall(r'(\w+_steps)=([\d_]+),', call)}
+            interval = given.get('export_interval_steps', Intervals().export_interval_steps)
+            if 'target_return=' in call and interval >= given.get('num_train_steps', interval + 1):
+                late.append(str(block))
+    assert late == []
+
+
+def programs_of_tf_agents() -> list[docs_blocks.Block]:
+    """The blocks that import both, without those of a page that tests/tf_agents_script_test.py runs as one program."""
+    imports = [re.compile(rf'^(?:from|import) {module}\b', re.MULTILINE) for module in ('tf_agents', 'tflearn')]
+    blocks = [block for block in docs_blocks.of('python') if all(each.search(block.text) for each in imports)]
+    return [block for block in blocks if block.page.stem != 'from-tf-agents-on-python-3.13']
+
+
+@pytest.mark.parametrize('block', programs_of_tf_agents(), ids=str)
+def test_programs_import_tflearn_before_tf_agents_also_when_imports_are_sorted(block):
+    """With TensorFlow 2.21 TF-Agents takes the Keras that is chosen until then; see tests/core/keras_3_test.py."""
+    command = [sys.executable, '-m', 'ruff', 'check', '--isolated', '--select=I', '--fix', '--quiet', '-']
+    done = subprocess.run(command, input=block.text, text=True, capture_output=True, timeout=60, check=True)
+    for text in (block.text, done.stdout):
+        modules = re.findall(r'^(?:from|import) (tflearn|tf_agents)', text, re.M)
+        assert modules[0] == 'tflearn', text
 
 
 def test_the_readme_begins_with_two_commands_and_is_short():

@@ -63,7 +63,7 @@ def _use_keras_2() -> None:
     if is_late or wanted not in ('1', 'true', 'True'):
         raise UserImportError(
             'got Keras 3 as tf.keras; need Keras 2 (the package tf-keras): set the environment variable '
-            'TF_USE_LEGACY_KERAS=1, or import tflearn before tensorflow'
+            'TF_USE_LEGACY_KERAS=1, or import tflearn before tensorflow and tf_agents ("# isort: split" keeps it there)'
         )
 
 

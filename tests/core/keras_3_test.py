@@ -1,12 +1,17 @@
 """What is of Keras 3, as the package keras is in the current lane, is refused in one line where a user gives it."""
 
+import ast
+import os
+import subprocess
+import sys
+
 import keras
 import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 import tflearn
-from tests.testing import foreign_agents, lanes
+from tests.testing import docs_blocks, foreign_agents, lanes
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
@@ -37,3 +42,38 @@ def test_refuses_an_agent_with_an_optimizer(tmp_path, monkeypatch):
     data = tf.data.Dataset.from_tensors(zeros(agent.collect_data_spec, (4, 1))).repeat()
     with pytest.raises(TypeError, match=REFUSED.format('an agent with optimizer', 'Adam')):
         tflearn.Learner(agent, lambda _: data, tflearn.RunDir(tmp_path))
+
+
+def _programs():
+    """Yields the programs of the documents that import TF-Agents, all but one as slow tests."""
+    for block in docs_blocks.of('python'):
+        if 'import tflearn  # isort: split' in block.text:
+            is_slow = block.page.name != 'python.md'
+            yield pytest.param(block, marks=[pytest.mark.slow] if is_slow else [], id=str(block))
+
+
+def _run(text, folder):
+    """Runs a program as a file, in a process of its own; tests/conftest.py has imported tflearn in this one."""
+    (folder / 'program.py').write_text(text, encoding='utf-8')
+    environment = os.environ | {'PYTHONPATH': str(docs_blocks.ROOT)}
+    environment.pop('TF_USE_LEGACY_KERAS', None)
+    given = {'cwd': folder, 'env': environment, 'text': True, 'capture_output': True, 'timeout': 400}
+    done = subprocess.run([sys.executable, 'program.py'], **given, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize('block', [*_programs()])
+def test_the_imports_of_a_program_of_the_documents_succeed_in_their_order(block, tmp_path):
+    nodes = [node for node in ast.parse(block.text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    _run('\n'.join(map(ast.unparse, nodes)), tmp_path)
+
+
+@pytest.mark.slow
+def test_complete_programs_of_the_documents_run_as_files_of_their_own(tmp_path):
+    (corridor,) = [
+        block.text for block in docs_blocks.of('python') if 'class Corridor' in block.text and 'DdqnAgent' in block.text
+    ]
+    assert 'num_train_steps 1000 reached: ' in _run(corridor, tmp_path)
+    example = (docs_blocks.DOCS / 'library_example.py').read_text(encoding='utf-8')
+    assert 'train step 300' in _run(example, tmp_path)
