@@ -12,6 +12,7 @@ from tf_agents import agents
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
+import gin
 from tests.testing import foreign_agents, lanes
 from tflearn.agents import dqn
 from tflearn.core import agent_data, strategies
@@ -173,7 +174,8 @@ def test_slots_have_the_same_order_in_all_agents():
 
 def test_the_agents_that_collect_variables_in_a_set_are_known():
     every = pkgutil.walk_packages(agents.__path__, f'{agents.__name__}.')
-    modules = [importlib.import_module(each.name) for each in every if each.name.endswith('_agent')]
+    with gin.unlock_config():  # an earlier test may have read a gin file
+        modules = [importlib.import_module(each.name) for each in every if each.name.endswith('_agent')]
     found = {
         kind.__name__
         for module in modules

@@ -160,13 +160,18 @@ def test_environments_can_have_another_seed(tmp_path):
     assert metrics(one)['train/loss'] != metrics(other)['train/loss']
 
 
+def test_a_request_that_cannot_be_read_ends_nothing(tmp_path):
+    write_atomically(RunDir(tmp_path).stop_request, '{"reas')
+    run_dir = run_synchronously(tmp_path, num_train_steps=20)
+    assert read_json(run_dir.train_result)['reason'] == 'num_train_steps 20 reached'
+    assert read_json(run_dir.status('train'))['side_task_failures'] > 0
+
+
 def test_ends_on_request_and_when_stopped(tmp_path):
     stop = threading.Event()
     stop.set()
-    write_atomically(RunDir(tmp_path).stop_request, '{"reas')  # which ends nothing
     run_dir = run_synchronously(tmp_path, num_train_steps=10**6, stop=stop)
     assert read_json(run_dir.status('train'))['state'] == 'stopped'
-    assert read_json(run_dir.status('train'))['side_task_failures'] > 0
     assert not run_dir.train_result.exists()
     write_json(run_dir.stop_request, {'reason': 'solved'})
     run_synchronously(tmp_path, num_train_steps=10**6)
