@@ -13,7 +13,8 @@ import pytest
 
 from tests.launch.fake_run import DEADLINE_SECS, gone, wait_for
 from tflearn.extensions.clusters import places, ray_cluster, ray_driver
-from tflearn.files.run_dir import RunDir, Status, read_json, write_json
+from tflearn.files.run_dir import RunDir, read_json, write_json
+from tflearn.files.status import Status
 from tflearn.launch.topology import (
     COORDINATOR_ADDRESS,
     OWN_ADDRESS,
