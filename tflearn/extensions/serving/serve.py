@@ -158,6 +158,8 @@ def _follow(
 ) -> None:
     run_dir, start = run.dir, time.monotonic()
     next_log, is_config_due = start, False
+    # A directory that may not be read is refused at the start. Later it may be a disk that comes back.
+    run_dir.policies.exists()
     while not run.stop.is_set():
         if models.refresh():
             is_config_due = True
