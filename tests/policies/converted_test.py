@@ -155,7 +155,10 @@ def test_libraries_of_onnx_leave_the_environment_as_it_is(tmp_path):
     """tf2onnx sets TF_CPP_MIN_LOG_LEVEL, and what a job starts afterwards would show TensorFlow's own lines."""
     program = tmp_path / 'program.py'
     program.write_text(
-        'import os\nbefore = dict(os.environ)\nfrom tflearn.policies import onnx\nassert dict(os.environ) == before'
+        'import os\nbefore = dict(os.environ)\nimport tensorflow as tf\n'
+        'from tflearn.policies import onnx\n'
+        'onnx.convert(lambda x: {"y": x + 1.0}, {"x": tf.TensorSpec([None, 2], tf.float32, "x")})\n'
+        'assert dict(os.environ) == before'
     )
     ended = forks.run(str(program), timeout=120.0)
     assert ended.returncode == 0, ended.stderr

@@ -18,7 +18,7 @@ _environment = dict(os.environ)
 with extras.needed_by('an ONNX model'):
     import onnx
     import onnxruntime
-    import tf2onnx
+    import tf2onnx.convert  # which tf2onnx itself imports when it is first used
 # tf2onnx sets TensorFlow's log level for this process, and for all that it starts from now on.
 os.environ.clear()
 os.environ.update(_environment)
