@@ -232,6 +232,27 @@ def test_noise_does_not_end_it(coordinating):
     assert json.loads(asked(server, '/v1/status')[1])['train_step'] == 1
 
 
+@pytest.mark.parametrize('turns', range(4))
+def test_a_connection_of_the_moment_of_the_end_is_closed(coordinating, turns):
+    server = coordinating.serve()
+    http, clients, ended = server._server, [], threading.Event()
+
+    def close_after(turns_left):
+        if turns_left:
+            http._loop.call_soon(close_after, turns_left - 1)
+        else:
+            http._loop.create_task(http._connections.close(0)).add_done_callback(lambda _: ended.set())
+
+    def connect():  # on the event loop: the connection and the end come in the same turns
+        clients.append(socket.create_connection(('localhost', server.port), 10))
+        close_after(turns)
+
+    http.call_soon(connect)
+    assert ended.wait(10)
+    with clients[0] as client, contextlib.suppress(ConnectionResetError):
+        assert client.recv(1) == b''
+
+
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
 def test_a_relay_whose_thread_dies_ends_with_status_1(coordinating, monkeypatch, capsys):
     """It would otherwise serve old weights as 'running'; its launch starts it again."""

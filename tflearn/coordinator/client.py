@@ -154,6 +154,7 @@ class Coordinator:
                     if not self._incarnation:
                         self._register(role)
                     self.addresses(role.role)
+            self._connection()[0].drop()  # which may have been opened in the moment of `close`
 
         background.Thread(target=run, name='announce').start()
 

@@ -114,13 +114,12 @@ class Connections:
     async def run(self) -> None:
         """Accepts connections."""
         self._accepting = asyncio.current_task()
-        loop = asyncio.get_running_loop()
         while True:
             if len(self._open) >= self._most and (idlest := self._idlest()) and not idlest.was_answered:
                 # Each has the time to send its head; the others wait in the backlog.
                 await asyncio.sleep(idlest.begun_at + _YOUNG_SECS - time.monotonic())
             try:
-                accepted, address = await loop.sock_accept(self._socket)
+                accepted, address = await self._accept()
             except OSError:  # no file handle is free: it would fail again at once
                 self._end_idlest()
                 await asyncio.sleep(_PAUSE_SECS)
@@ -131,6 +130,21 @@ class Connections:
                 continue
             self._connect(Connection(self, address, **self._settings), accepted)
             await asyncio.sleep(0)  # lets the requests of others go on
+
+    async def _accept(self) -> tuple[socket.socket, Any]:
+        """Unlike `loop.sock_accept`, loses no connection when its task is cancelled in the turn after it."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                accepted, address = self._socket.accept()
+                accepted.setblocking(False)
+                return accepted, address
+            is_ready = asyncio.Event()
+            loop.add_reader(self._socket, is_ready.set)
+            try:
+                await is_ready.wait()
+            finally:
+                loop.remove_reader(self._socket)
 
     def _connect(self, connection: Connection, accepted: socket.socket) -> None:
         """Begins to make the connection's transport."""
