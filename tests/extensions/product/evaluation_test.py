@@ -165,3 +165,48 @@ def test_a_wrong_behaviour_policy_is_warned_of(steps, factor, warned):
 def test_rejects_one_episode():
     with pytest.raises(ValueError, match='got 1 episodes; need at least two with steps'):
         evaluate(small_mdp.recorded(small_mdp.draw(1, seed=0)), OPTIONS)
+
+
+RARE = np.array([0.002, 0.005, 0.008])  # the click rates of three actions
+LOG, OTHER = np.array([0.6, 0.3, 0.1]), np.array([0.1, 0.2, 0.7])
+
+
+def rare_clicks(seed, target, num=4_000):
+    """Returns decisions of one step among three actions, with four numbers that tell nothing; clicks are rare."""
+    rng = np.random.default_rng(seed)
+    action = rng.choice(3, num, p=LOG)
+    both = lambda first: np.stack([first, np.zeros(num)], axis=1).reshape(-1)  # noqa: E731
+    taken = both(action).astype(int)
+    return dataclasses.replace(
+        small_mdp.recorded(small_mdp.draw(2, seed=0)),
+        lengths=np.full(num, 2),
+        observations=rng.normal(size=(2 * num, 4)),
+        is_step=np.tile([True, False], num),
+        rewards=both((rng.random(num) < RARE[action]).astype(float)),
+        discounts=np.zeros(2 * num),
+        actions=taken[:, np.newaxis].astype(float),
+        log_behaviour=np.log(LOG[taken]),
+        log_target=np.log(target[taken]),
+        choices=np.tile(target, (2 * num, 1)),
+    )
+
+
+def doubly_robust_of(steps):
+    found = evaluate(steps, OpeOptions(num_features=48, num_bootstrap=100, num_refits=2))
+    return found.estimates['doubly robust'], found.estimates['behaviour policy (mean return)'].value
+
+
+@pytest.mark.parametrize('target', [LOG, OTHER], ids=['the log', 'another'])
+def test_doubly_robust_is_not_biased_where_rewards_are_rare(target):
+    # Values of rare clicks that are fitted to noise are often below 0: no mean of them may be clipped.
+    found = [doubly_robust_of(rare_clicks(seed, target))[0] for seed in range(12)]
+    errors = np.array([each.value for each in found]) - target @ RARE
+    assert abs(errors.mean()) <= 3.5 * errors.std(ddof=1) / np.sqrt(len(errors))
+    assert sum(each.low <= target @ RARE <= each.high for each in found) >= 9
+
+
+def test_doubly_robust_of_the_policy_that_logged_is_its_mean_reward():
+    for seed in range(4):
+        estimate, mean = doubly_robust_of(rare_clicks(seed, LOG))
+        # It differs by the mean of v - q, whose expectation is 0: less than the rewards' own standard error.
+        assert estimate.value == pytest.approx(mean, abs=np.sqrt(0.0035 / 4_000)), seed

@@ -274,10 +274,10 @@ def _fitted(
         [np.ones(num_episodes), halves, 1 - halves, *random.multinomial(num_episodes, shares, options.num_refits)],
         axis=1,
     ).astype(np.float64)
-    q_values, values = linear_models.fit(
+    q_values, values, clipped = linear_models.fit(
         rows, counts[steps.episodes[used]], horizon, np.maximum(horizon - steps.times, 0), options.gamma
     )
-    starts = values[steps.starts]
+    starts = clipped[steps.starts]
     estimates = (counts * starts).sum(axis=0) / counts.sum(axis=0)
     value, spread = float(estimates[0]), 1.96 * float(estimates[3:].std(ddof=1))
     found = Estimate(value, value - spread, value + spread)

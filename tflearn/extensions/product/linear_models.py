@@ -2,11 +2,14 @@
 
 Le, Voloshin and Yue 2019, "Batch Policy Learning under Constraints", arXiv 1903.08738, algorithm 3, with k steps left:
 
-    Q_k = argmin over linear functions of sum (Q(s_t, a_t) - r_t - gamma d_t V_{k-1}(s_{t+1}))^2 + ridge |theta|^2
-    V_k(s) = sum over a of pi(a | s) Q_k(s, a), clipped to what k rewards of the data's range can sum up to;  V_0 = 0
+    Q_k = argmin over linear functions of sum (Q(s_t, a_t) - r_t - gamma d_t C_{k-1}(s_{t+1}))^2 + ridge |theta|^2
+    V_k(s) = sum over a of pi(a | s) Q_k(s, a)
+    C_k(s) = V_k(s), clipped to what k rewards of the data's range can sum up to;  C_0 = 0
 
 d_t is 0 after a termination. The paper iterates to the fixed point; here as many times as an episode has steps, so that
 the value is that of episodes with a time limit, for any gamma. A truncation is no end then: the next value counts.
+Only the targets of the regression and the estimate of the value are clipped: a doubly robust estimate is unbiased only
+if V is the mean of Q exactly.
 N is the number of rows, S the number of states, D the number of features.
 """
 
@@ -51,7 +54,7 @@ class Rows:
 
 def fit(
     rows: Rows, weights: np.ndarray, num_steps: int, steps_left: np.ndarray, gamma: float, ridge: float = 1e-6
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fits several Q functions, each to the rows that have a weight for it, and computes the values of all rows.
 
     Args:
@@ -63,12 +66,13 @@ def fit(
       ridge: the penalty of the parameters, relative to the mean square of the features.
 
     Returns:
-      (q, v): q of each row [N, W], with the steps that are left in its state; v of each state [S, W].
+      (q, v, c): Q of each row [N, W], with the steps that are left in its state; V and C of each state [S, W].
     """
     inverses = np.stack([_inverse(rows.features, column, ridge) for column in weights.T])  # [W, D, D]
     low, high = min(0.0, rows.rewards.min()), max(0.0, rows.rewards.max())
     q_values, values = np.zeros(weights.shape), np.zeros((len(steps_left), weights.shape[1]))
-    current, theta = np.zeros(values.shape), np.zeros((rows.features.shape[1], weights.shape[1]))
+    clipped, means, current = np.zeros(values.shape), np.zeros(values.shape), np.zeros(values.shape)
+    theta = np.zeros((rows.features.shape[1], weights.shape[1]))
     rewards, discounts = rows.rewards[:, np.newaxis], rows.discounts[:, np.newaxis]
     settled, largest = False, 0.0  # the largest sum of k discounts
     for k in range(1, num_steps + 1):
@@ -76,13 +80,14 @@ def fit(
             targets = rewards + discounts * current[rows.next_states]
             theta = np.einsum('wde,ew->dw', inverses, rows.features.T @ (weights * targets))
             largest = 1.0 + gamma * largest
-            before, current = current, np.clip(rows.state_features @ theta, low * largest, high * largest)
+            means = rows.state_features @ theta
+            before, current = current, np.clip(means, low * largest, high * largest)
             settled = gamma < 1 and bool(np.abs(current - before).max() <= _SETTLED * np.abs(current).max())
         here = steps_left == k
-        values[here] = current[here]
+        values[here], clipped[here] = means[here], current[here]
         here = here[rows.states]
-        q_values[here] = np.clip(rows.features[here] @ theta, low * largest, high * largest)
-    return q_values, values
+        q_values[here] = rows.features[here] @ theta
+    return q_values, values, clipped
 
 
 def _inverse(features: np.ndarray, weights: np.ndarray, ridge: float) -> np.ndarray:
