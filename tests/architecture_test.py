@@ -70,7 +70,7 @@ RULES = {
             'http_server.py: got epoll; nobody may use it',
         ),
         ({'tflearn/net/http_server.py': "os.listdir('/proc/self/fd')"}, 'got /proc/self/fd; nobody'),
-        ({'tflearn/launch/local.py': 'import ctypes'}, 'got ctypes; only tflearn/replay/valkey/server.py may use it'),
+        ({'tflearn/launch/local.py': 'import ctypes'}, 'got ctypes; only tflearn/core/parent_death.py may use it'),
         ({'tflearn/core/agent_data.py': 'f.__code__.co_names'}, 'got co_names; nobody'),
     ],
     layers.backends: [

@@ -31,7 +31,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     'policies': ('core', 'files'),
     'jobs': _LIBRARY,
     'config': ('core', 'files'),
-    'launch': ('core.errors', 'core.settings', 'files', 'net'),
+    'launch': ('core.errors', 'core.parent_death', 'core.settings', 'files', 'net'),
     'api': (*_LIBRARY, 'jobs', 'config', 'launch'),
     'extensions.stores': ('core', 'files'),
     'extensions.tasks': ('core', 'environments'),
@@ -76,7 +76,7 @@ MECHANISMS = {
     '/proc/self/fd': '',
     'co_names': '',
     'co_code': '',
-    'ctypes': 'tflearn/replay/valkey/server.py',
+    'ctypes': 'tflearn/core/parent_death.py',
 }
 
 # What may be used where. A name stands for all that is in it; what nobody may use has no place.

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import pathlib
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -116,6 +117,16 @@ def gone(pid: int) -> bool:
         return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] == 'Z'
     except (ProcessLookupError, FileNotFoundError):
         return True
+
+
+def kill_all_but(jobs: list[int], launch: subprocess.Popen) -> None:
+    """Kills a launch together with all that it has started, such as its reaper; its jobs are left."""
+    os.kill(launch.pid, signal.SIGSTOP)  # It sees nobody's end.
+    started = pathlib.Path(f'/proc/{launch.pid}/task/{launch.pid}/children').read_text().split()
+    for pid in {*map(int, started)} - {*jobs}:
+        os.kill(pid, signal.SIGKILL)
+    launch.kill()
+    launch.wait(timeout=DEADLINE_SECS)
 
 
 def stopped(run_dir: RunDir) -> list[str]:

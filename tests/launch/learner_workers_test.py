@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from tests.launch.fake_run import DEADLINE_SECS, RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
+from tests.launch.fake_run import DEADLINE_SECS, RUN, RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.launch import learner_workers
@@ -76,6 +76,18 @@ def test_the_death_of_a_worker_ends_the_others_and_restarts_the_group(run_dir):
     assert (code, err) == (0, '')
     assert 'train ended with exit code 75; restart 1 of 20' in out
     assert '1 workers have not ended 0.5 s after the first one: killed' in out
+
+
+def test_workers_end_with_the_program_that_started_them(run_dir):
+    program = 'import sys; from tflearn.launch import learner_workers as g; sys.exit(g.run_group(sys.argv[1:], 2))'
+    (train,) = topology(run_dir, train=RUN).jobs
+    with subprocess.Popen([sys.executable, '-c', program, *train.command]) as group:
+        try:
+            (worker,) = pids(run_dir, 'train')
+            workers = siblings(worker)
+        finally:
+            group.kill()
+        wait_for(lambda: all(map(gone, workers)), 'the end of both')
 
 
 def siblings(pid):

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.launch.fake_run import (
     WAIT,
     ended,
     gone,
+    kill_all_but,
     launched,
     pids,
     stopped,
@@ -115,6 +117,7 @@ def test_a_second_signal_kills_at_once(run_dir):
         alive = pids(run_dir, 'train', 'evaluate')
         process.send_signal(signal.SIGINT)
         wait_for(lambda: 'stopping train' in run_dir.log('launch').read_text(), 'the beginning of the stop')
+        threading.Event().wait(1.0)  # Earlier it would be the same signal, sent twice.
         process.send_signal(signal.SIGINT)
         code, out, _ = ended(process)
     assert code == 130
@@ -142,6 +145,28 @@ def test_a_killed_launch_leaves_no_process(run_dir):
         process.kill()
         process.wait(timeout=DEADLINE_SECS)
         wait_for(lambda: all(gone(pid) for pid in alive), 'the end of the jobs')
+    assert stopped(run_dir) == ['evaluate']
+
+
+def test_jobs_stop_cleanly_if_launch_is_killed_together_with_its_reaper(run_dir):
+    with launched(run_dir, topology(run_dir, train=RUN, evaluate=RUN)) as process:
+        alive = pids(run_dir, 'train', 'evaluate')
+        kill_all_but(alive, process)
+        wait_for(lambda: all(map(gone, alive)), 'the end of the jobs')
+    assert sorted(stopped(run_dir)) == ['evaluate', 'train']
+
+
+def test_signals_within_a_second_are_one(run_dir):
+    """So a launch gets them that tflearn seeds started: from the system and from a reaper, if that was killed."""
+    jobs = topology(run_dir, train=['stubborn', *RUN], evaluate=RUN)
+    with launched(run_dir, jobs, stop_timeout_secs=0.5) as process:
+        pids(run_dir, 'train', 'evaluate')
+        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: 'stopping train' in run_dir.log('launch').read_text(), 'the beginning of the stop')
+        process.send_signal(signal.SIGTERM)
+        code, out, _ = ended(process)
+    assert code == 143
+    assert 'train did not stop within 0.5 s: killed' in out, 'it had its time'
     assert stopped(run_dir) == ['evaluate']
 
 

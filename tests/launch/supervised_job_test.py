@@ -13,7 +13,20 @@ import tempfile
 import pytest
 
 import tflearn
-from tests.launch.fake_run import DEADLINE_SECS, RUN, RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
+from tests.launch.fake_run import (
+    DEADLINE_SECS,
+    RUN,
+    RUNNING,
+    WAIT,
+    ended,
+    gone,
+    kill_all_but,
+    launched,
+    pids,
+    stopped,
+    topology,
+    wait_for,
+)
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch import warm_parent
 from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS
@@ -250,19 +263,30 @@ def test_ctrl_c_while_it_loads_ends_the_run_at_once(run_dir):
     assert not run_dir.log('train').exists()
 
 
-def test_jobs_survive_its_death_and_their_own_is_noticed(run_dir, command, pid_file):
-    jobs = topology(run_dir, warm_parent=command, train=RUN, evaluate=RUN, collect_0=RUN)
+def test_jobs_end_with_it_and_start_again_by_themselves(run_dir, command, pid_file):
+    names = ['train', 'evaluate', 'collect_0']
+    jobs = topology(run_dir, warm_parent=command, **dict.fromkeys(names, RUN))
     with launched(run_dir, jobs) as process:
-        _, _, collector = pids(run_dir, 'train', 'evaluate', 'collect_0')
+        first = pids(run_dir, *names)
         os.kill(int(pid_file.read_text()), signal.SIGKILL)
-        os.kill(collector, signal.SIGKILL)
-        # The second collector is no fork: it loads its libraries by itself.
-        wait_for(lambda: read_json(run_dir.status('collect_0'))['pid'] != collector, 'the restart')
+        # The second ones are no forks: they load their libraries by themselves.
+        wait_for(lambda: not set(pids(run_dir, *names)) & set(first), 'the restarts')
+        assert sorted(stopped(run_dir)) == sorted(names), 'each had time to save'
         process.send_signal(signal.SIGTERM)
         code, out, _ = ended(process)
     assert code == 143
-    assert 'collect_0 ended with exit code 75; ' in out, 'how it ended is not known any more'
-    assert (run_dir.root / 'stopped').read_text().split() == ['train', 'evaluate', 'collect_0']
+    for name in names:
+        assert f'{name} ended with exit code 75; ' in out, 'how it ended is not known any more'
+    assert stopped(run_dir)[3:] == names
+
+
+def test_jobs_stop_cleanly_if_it_is_killed_together_with_launch_and_its_reaper(run_dir, command):
+    jobs = topology(run_dir, warm_parent=command, replay_server=RUN, train=RUN, evaluate=RUN)
+    with launched(run_dir, jobs) as process:
+        alive = pids(run_dir, 'replay_server', 'train', 'evaluate')
+        kill_all_but(alive, process)
+        wait_for(lambda: all(map(gone, alive)), 'the end of the jobs')
+    assert sorted(stopped(run_dir)) == ['evaluate', 'replay_server', 'train']
 
 
 def test_it_ends_with_the_launcher(run_dir, command, pid_file):

@@ -8,7 +8,6 @@ may start it while it is imported.
 
 import collections
 import contextlib
-import ctypes
 import dataclasses
 import itertools
 import json
@@ -32,6 +31,7 @@ import tensorflow as tf
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from tests.testing import warm_parents
+from tflearn.core import parent_death
 
 # Seconds of each file's tests in the classic lane; `scripts/test --record-durations` writes it.
 DURATIONS_FILE = pathlib.Path(__file__).parents[1] / 'durations.json'
@@ -44,7 +44,6 @@ _SHOWN_LONG_TESTS = 30
 _END_SECS = 10.0
 _POLL_SECS = 1.0
 _SHOWN_LOG_BYTES = 20_000
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -377,8 +376,7 @@ def _become_worker(
         # Ctrl-C is for the parent, which then interrupts each worker once.
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if sys.platform == 'linux':
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        parent_death.end_with_parent(os.getppid(), signal.SIGKILL)
         _use_own_files(session.config, log, basetemp)
         _Sender(session.config, connection)
         _run_units(session, connection)

@@ -21,6 +21,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NoReturn
 
+from tflearn.core import parent_death
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserTimeoutError
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch.local import free_address, free_port
@@ -75,6 +76,7 @@ def run_group(command: Sequence[str], num_workers: int, lost_secs: float = LOST_
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, receive)
+    command = parent_death.command(command, signal.SIGTERM)
     workers = [subprocess.Popen(command, env=each) for each in environments(num_workers, os.environ)]
     deadline, pause = None, threading.Event()
     while alive := [worker for worker in workers if worker.poll() is None]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import os
 import pathlib
 import random
@@ -28,6 +29,7 @@ from tflearn.launch.warm_parent import WarmParent
 LINE_INTERVAL_SECS = 10.0
 _REAPER_SECS = 10.0  # longer than the jobs get to stop
 _LOCK_POLL_SECS = 0.1
+_SAME_SIGNAL_SECS = 1.0
 
 _FIRST_PORT = 10_000
 _OUTGOING_PORTS = pathlib.Path('/proc/sys/net/ipv4/ip_local_port_range')
@@ -91,7 +93,7 @@ def run(
     """Starts the jobs, shows the run, stops the jobs. Call it from the main thread: it handles signals.
 
     The run has ended when every job that serves no other has ended with exit code 0. SIGINT, SIGTERM and SIGHUP stop
-    it cleanly, a second one at once. If this process is killed, its jobs are stopped too.
+    it cleanly, another one a second later at once. If this process is killed, its jobs are stopped too.
 
     Args:
       topology: the jobs, and the times that they get.
@@ -246,7 +248,7 @@ def _locked_log(run_dir: RunDir, topology: Topology, signals: 'StopSignals') -> 
 
 
 def _warn_of_jobs(run_dir: RunDir) -> None:
-    """Says how to end what runs already: nobody ends the jobs of a launch that was killed together with its reaper."""
+    """Says how to end what runs already: a job that was started by hand, or one that does not stop as it was told."""
     jobs = run_dir.living_jobs()
     if jobs.pop('launch', None) != os.getpid() and jobs:
         named = ', '.join(f'{job} (pid {pid})' for job, pid in jobs.items())
@@ -268,11 +270,16 @@ class _Log(io.TextIOWrapper):
 
 
 class StopSignals:
-    """A context in which SIGINT, SIGTERM and SIGHUP do not end the process but are appended to `received`."""
+    """A context in which SIGINT, SIGTERM and SIGHUP do not end the process but are appended to `received`.
+
+    Those within a second are one, as they are to a job: of a process whose parent was killed, the system and the
+    parent's reaper send one each.
+    """
 
     def __init__(self) -> None:
         # A list: a handler that sets a threading.Event could wait for a lock that the interrupted thread holds.
         self.received: list[int] = []
+        self._received_at = -math.inf
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> 'StopSignals':
@@ -287,4 +294,6 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: types.FrameType | None) -> None:
-        self.received.append(number)
+        if time.monotonic() - self._received_at > _SAME_SIGNAL_SECS:
+            self.received.append(number)
+            self._received_at = time.monotonic()

@@ -8,6 +8,8 @@ import contextlib
 import json
 import os
 import select
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +18,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.core import parent_death
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserFileNotFoundError
 from tflearn.files import lock
 
 _READY_TIMEOUT_SECS = 120.0
@@ -36,14 +39,21 @@ def start_program(
 ) -> subprocess.Popen[bytes]:
     """Starts a program without an input, in a session of its own: Ctrl-C is for the launcher.
 
+    It gets SIGTERM when this thread ends, so that it does not outlive a launcher which was killed.
+
     Args:
       command: the program and its arguments.
       output: an open file for what it prints, errors too.
       environment: its environment.
       pass_fds: descriptors that it inherits.
+
+    Raises:
+      FileNotFoundError: if there is no such program.
     """
+    if not shutil.which(command[0], path=environment.get('PATH')):
+        raise UserFileNotFoundError(f'got {command[0]!r}; need a program that can be executed')
     return subprocess.Popen(
-        command,
+        parent_death.command(command, signal.SIGTERM),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -129,7 +139,7 @@ class WarmParent:
         return self._exit_codes.get(pid)
 
     def close(self) -> None:
-        """Ends the process. Jobs that it started go on."""
+        """Ends the process, with which jobs end that it started."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
@@ -163,7 +173,7 @@ class Fork:
 
 
 def serve(connection: socket.socket) -> list[str]:
-    """Forks jobs on request until the launcher has ended, which ends this process too.
+    """Forks jobs on request until the launcher has ended, which ends this process too, and so the jobs.
 
     Args:
       connection: the socket to the launcher.
@@ -179,8 +189,9 @@ def serve(connection: socket.socket) -> list[str]:
             if not text:
                 os._exit(0)
             log, waiting = descriptors
-            pid = os.fork()
+            own, pid = os.getpid(), os.fork()
             if pid == 0:
+                parent_death.end_with_parent(own, signal.SIGTERM)
                 connection.close()
                 os.setsid()
                 os.dup2(log, 1)

@@ -36,8 +36,13 @@ _CAUSE = re.compile(r'[\w.-]+(: error)?: (?!got a run that failed in )')
 _LAST_LINES = 20  # of a log, in which the cause of a failure is
 _RUN = f"""
 import json, signal, sys
-for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
-    signal.signal(number, signal.default_int_handler)
+signals = signal.SIGINT, signal.SIGTERM  # a shell's background jobs ignore the first
+def interrupt(number, frame):
+    for each in signals:  # another one would end the run before it has stopped
+        signal.signal(each, lambda *_: None)
+    raise KeyboardInterrupt
+for number in signals:
+    signal.signal(number, interrupt)
 import tflearn
 try:
     tflearn.train(**json.loads(sys.argv[1]))

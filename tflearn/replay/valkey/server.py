@@ -12,10 +12,10 @@ import pathlib
 import random
 import secrets
 import shutil
+import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from absl import logging
 
+from tflearn.core import parent_death
 from tflearn.core.errors import UserImportError, UserRuntimeError, UserTimeoutError, UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, is_listening, wait_until
@@ -35,14 +36,6 @@ from tflearn.replay.valkey import library
 _START_SECS, _ANSWER_SECS = 20.0, 10.0
 _PROGRAMS = ('valkey-server', 'redis-server')
 _LEAST_VERSION = (7, 0)
-# Starts a program that ends with this process, however that ends: 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
-_START = """
-import ctypes, os, sys
-if sys.platform == 'linux':
-    ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 # To its standard input, since all users of the machine can read arguments.
 _CONFIGURATION = """\
 bind {host}
@@ -171,7 +164,7 @@ class _Process:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         # A group of its own, since Ctrl+C is for this process, which then saves once more.
         self._process = subprocess.Popen(
-            [sys.executable, '-I', '-S', '-c', _START, str(os.getpid()), program, '-'],
+            parent_death.command([program, '-'], signal.SIGKILL),
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
