@@ -51,7 +51,7 @@ RULES = {
         ({'tflearn/learner/learner.py': 'import reverb'}, 'learner.py:1: got reverb; only tflearn/replay/reverb/libra'),
         ({'tflearn/replay/reverb/client.py': 'import reverb'}, 'client.py:1: got reverb; only tflearn/replay/rev'),
         ({'tflearn/jobs/train.py': 'from gymnasium import spaces'}, 'only tflearn/environments/, tflearn/ext'),
-        ({'scripts/train.py': 'import gin'}, 'only tflearn/config/ may use it'),
+        ({'scripts/train.py': 'import gin'}, 'only tflearn/config/, tflearn/extensions/tf_agents/gin_names.py may use it'),
         ({'tflearn/jobs/train.py': 'from absl import flags'}, 'got absl.flags'),
         ({'scripts/launch.py': 'import subprocess'}, 'only tflearn/launch/, tflearn/replay/valkey/server.py'),
         ({'tflearn/jobs/train.py': 'import tf_agents\nx = tf_agents.agents.dqn'}, 'train.py:2: got tf_agents.agents'),

@@ -94,7 +94,7 @@ DOORS = {
     'ale_py': ('tflearn/environments/',),
     'absl.flags': ('scripts/', 'tflearn/extensions/*/cli.py'),
     'absl.app': ('scripts/',),
-    'gin': ('tflearn/config/',),
+    'gin': ('tflearn/config/', 'tflearn/extensions/tf_agents/gin_names.py'),
     'aiohttp': ('tflearn/net/http_server.py', 'tflearn/net/http_connections.py'),
     'grpc': ('tflearn/net/', 'tflearn/extensions/serving/'),
     'grpc_health': ('tflearn/net/', 'tflearn/extensions/serving/'),

@@ -19,15 +19,17 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 from tf_agents.specs import tensor_spec
+from tf_agents.train import learner as replaced
 from tf_agents.utils import nest_utils
 
-from tflearn.core import extensions
+from tflearn.core import extensions, workers
 from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import crossed
+from tflearn.extensions.tf_agents.gin_names import in_place_of
 from tflearn.files.run_dir import RunDir, is_url
 from tflearn.learner import batches
 from tflearn.learner.batches import is_complete
-from tflearn.learner.checkpoints import Checkpoints
+from tflearn.learner.checkpoints import Checkpoints, writable_run_dir
 from tflearn.learner.metrics import LOSS, Reduction, StepMetrics
 from tflearn.learner.train_loop import StepCounter
 from tflearn.learner.triggers import PeriodicAction
@@ -95,6 +97,7 @@ class _LossInfos:
         return self._like._replace(loss=loss, extra=tf.nest.pack_sequence_as(extra, values))
 
 
+@in_place_of(replaced.Learner)
 class Learner:
     """Trains an agent; saves and restores its checkpoints; writes summaries; calls triggers.
 
@@ -129,7 +132,8 @@ class Learner:
         """Traces the train step and restores the newest checkpoint.
 
         Args:
-          root_dir: a path or a URL; checkpoints are in `train/checkpoints` below it.
+          root_dir: a path or a URL; checkpoints are in `train/checkpoints` below it. If workers that train as one give
+            the same path, only the chief's files are kept, and all restore the chief's checkpoint.
           train_step: int64 scalar, which should be the agent's `train_step_counter`.
           agent: a `TFAgent`, made within the strategy's scope.
           experience_dataset_fn: returns a dataset of (experience, sample_info), batched for one replica. If it has an
@@ -166,7 +170,7 @@ class Learner:
         self._strategy_run_options = strategy_run_options
         self._opened = contextlib.ExitStack()
         atexit.register(self._opened.close)  # TF-Agents' programs do not close their learner
-        run_dir = self._open(root_dir, owned=True)
+        run_dir = self._own_run_dir(root_dir)
         self.summary_interval = _interval(summary_interval)
         self.train_summary_writer = self._writer(run_dir if summary_root_dir is None else self._open(summary_root_dir))
         self._counter = StepCounter(train_step, increment=None)
@@ -194,14 +198,23 @@ class Learner:
             restored = self._restore(run_dir, keep, self._traced or run_optimizer_variable_init)
         self.triggers = self._own_triggers(checkpoint_interval, triggers or (), restored)
 
-    def _open(self, root: str | os.PathLike[str], owned: bool = False) -> RunDir:
-        """Returns the directory, of which this learner is the only writer if it is `owned`; of a URL a local copy."""
-        if not is_url(root):
-            return RunDir(root)
-        run_dir = self._opened.enter_context(extensions.load('run_directories').opened(str(root), 'train'))
-        if owned:
+    def _own_run_dir(self, root: str | os.PathLike[str]) -> RunDir:
+        """Returns the directory that this learner is the only writer of.
+
+        Where workers that train as one have the same `root`, it is the chief's; the others write to temporary ones.
+        """
+        run_dir = self._open(root)
+        if len(set(workers.Agreement(self.strategy).texts(os.path.abspath(root)))) == 1:  # also of one worker
+            run_dir = self._opened.enter_context(writable_run_dir(self.strategy, run_dir))
+        if is_url(root):
             self._opened.enter_context(run_dir.own('train', threading.Event()))
         return run_dir
+
+    def _open(self, root: str | os.PathLike[str]) -> RunDir:
+        """Returns the directory; of a URL a local copy."""
+        if not is_url(root):
+            return RunDir(root)
+        return self._opened.enter_context(extensions.load('run_directories').opened(str(root), 'train'))
 
     def _writer(self, run_dir: RunDir) -> tf.summary.SummaryWriter:
         if not self.summary_interval:
@@ -235,7 +248,9 @@ class Learner:
             logging.warning('restoring %s without a check whether it fits', newest)
             tf.train.Checkpoint(**objects).read(newest).expect_partial()  # also what is made later
             return True
-        return self._checkpointer.restore_newest() is not None
+        restored = self._checkpointer.restore_newest() is not None
+        workers.Agreement(self.strategy).check_same(int(self.train_step_numpy), 'the restored train step')
+        return restored
 
     def _own_triggers(self, interval: int | None, triggers: Sequence[Trigger], restored: bool) -> list[Trigger]:
         if restored:  # otherwise the caller's start value stays
