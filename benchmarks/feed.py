@@ -157,7 +157,7 @@ def _expect(process: subprocess.Popen, start: str) -> str:
 
 
 def _asked(learner: subprocess.Popen, **wanted: float) -> tuple[int, float, float]:
-    """Lets a learner train; returns the train steps, the seconds, and the seconds of CPU of its process."""
+    """Trains a learner; returns the train steps, the seconds, and the seconds of CPU of its process."""
     assert learner.stdin
     learner.stdin.write(json.dumps(wanted) + '\n')
     learner.stdin.flush()

@@ -122,7 +122,7 @@ def plain_main(
 
 
 def _go_on(run_dir: RunDir, configured: job_config.ConfiguredJob, job: str) -> bool:
-    """Lets a finished run go on if its end has moved, and logs what changed. Returns whether it is finished."""
+    """Reopens a finished run if its end has moved, and logs what changed. Returns whether it is finished."""
     if run_dir.done.exists() or run_dir.train_result.exists():
         for line in going_on.begin(run_dir, configured.effective, job):
             logging.info('%s', line)

@@ -51,7 +51,7 @@ RULES = {
         ({'tflearn/learner/learner.py': 'import reverb'}, 'learner.py:1: got reverb; only tflearn/replay/reverb/libra'),
         ({'tflearn/replay/reverb/client.py': 'import reverb'}, 'client.py:1: got reverb; only tflearn/replay/rev'),
         ({'tflearn/jobs/train.py': 'from gymnasium import spaces'}, 'only tflearn/environments/, tflearn/ext'),
-        ({'scripts/train.py': 'import gin'}, 'only tflearn/config/, tflearn/extensions/tf_agents/gin_names.py may use it'),
+        ({'scripts/train.py': 'import gin'}, 'only tflearn/config/, tflearn/extensions/tf_agents/gin'),
         ({'tflearn/jobs/train.py': 'from absl import flags'}, 'got absl.flags'),
         ({'scripts/launch.py': 'import subprocess'}, 'only tflearn/launch/, tflearn/replay/valkey/server.py'),
         ({'tflearn/jobs/train.py': 'import tf_agents\nx = tf_agents.agents.dqn'}, 'train.py:2: got tf_agents.agents'),
@@ -123,6 +123,9 @@ RULES = {
         ({'tests/a_test.py': 'def f():\n' + '  x = 1\n' * 60}, 'a_test.py:1: got 61 lines in f'),
         ({'tflearn/jobs/f.py': 'def f():\n' + '  x = 1\n' * 120}, 'f.py:1: got 121 lines in f; need at most 120'),
         ({'tflearn/jobs/f.py': 'def g():\n' + '  x = 1\n' * 60}, 'f.py:1: got 61 lines in g; need at most 60'),
+    ],
+    budget.docstring_verbs: [
+        ({'scripts/a.py': 'def f():\n  """Gives a file."""'}, 'a.py:1: got a docstring that begins with Gives'),
     ],
     budget.kinds_of_replay: [
         (

@@ -52,7 +52,7 @@ def _warn_of_namesake() -> None:
 
 
 def _use_keras_2() -> None:
-    """Lets `tf.keras` be Keras 2, as TF-Agents needs: TensorFlow 2.16 and later read this variable when imported.
+    """Makes `tf.keras` Keras 2, as TF-Agents needs: TensorFlow 2.16 and later read this variable when imported.
 
     Raises:
       ImportError: if it is Keras 3 already, or shall be.

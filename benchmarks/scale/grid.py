@@ -101,7 +101,7 @@ class Process:
         stack.callback(self._process.kill)
 
     def send(self, do: str, **order: Any) -> None:
-        """Gives an order."""
+        """Sends an order."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps({'do': do, **order}) + '\n')
         self._process.stdin.flush()
@@ -114,7 +114,7 @@ class Process:
         return line
 
     def ask(self, do: str, **order: Any) -> dict[str, Any]:
-        """Gives an order and returns the answer."""
+        """Sends an order and returns the answer."""
         self.send(do, **order)
         return json.loads(self.answer())
 
@@ -125,7 +125,7 @@ class Process:
 
 
 def ask_all(processes: Sequence[Process], do: str, **order: Any) -> list[dict[str, Any]]:
-    """Gives all the same order at the same time; returns the answers."""
+    """Sends all the same order at the same time; returns the answers."""
     for process in processes:
         process.send(do, **order)
     return [json.loads(process.answer()) for process in processes]

@@ -28,7 +28,7 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def end_with_parent(parent: int) -> None:
-    """Lets this process end when its parent does, even if that is killed; a run that nobody reads would go on.
+    """Ends this process when its parent does, even if that is killed; a run that nobody reads would go on.
 
     Args:
       parent: its process id; it may have ended already.

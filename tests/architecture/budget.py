@@ -21,6 +21,7 @@ COLLECTIONS = ('tflearn/replay/reverb', 'tflearn/replay/local', 'tflearn/replay/
 # The classes of `Experience.replay` and `Queue.training`.
 REPLAY_KINDS = {'Uniform', 'Prioritized', 'Queue', 'Iteration', 'Reuse'}
 MAX_KIND_QUESTIONS = 8
+UNCLEAR_VERBS = {'Gives', 'Lets', 'Says', 'Knows', 'Notes'}
 FORBIDDEN_WORDS = {'util', 'utils', 'common', 'helper', 'helpers', 'misc'}
 
 
@@ -52,6 +53,18 @@ def function_lines(files: Sequence[SourceFile]) -> list[str]:
         for node in functions(file)
         for most in [MAX_STORY_LINES if _is_job(file, node.name) else MAX_FUNCTION_LINES]
         if (lines := _lines(node)) > most
+    ]
+
+
+def docstring_verbs(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that docstrings do not begin with a verb that leaves open what a function returns or does."""
+    return [
+        f'{file.at(node.lineno)}: got a docstring that begins with {verb}; say what is returned, made, set or sent'
+        for file in files
+        if file.parts[0] != 'tests'
+        for node in ast.walk(file.syntax)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if (verb := (ast.get_docstring(node) or '').partition(' ')[0]) in UNCLEAR_VERBS
     ]
 
 

@@ -48,7 +48,7 @@ def draw(
 
 @contextlib.contextmanager
 def image(path: pathlib.Path) -> Iterator[Any]:
-    """Gives the axes of a plot (matplotlib's `Axes`), and writes it to a PNG file, atomically, after the block."""
+    """Makes the axes of a plot (matplotlib's `Axes`), and writes it to a PNG file, atomically, after the block."""
     from matplotlib.ticker import StrMethodFormatter
 
     with _drawing, io.BytesIO() as png:

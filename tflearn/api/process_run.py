@@ -279,7 +279,7 @@ def _check(
 
 @contextlib.contextmanager
 def _warm_parent(topology: Topology, backend: Backend) -> Iterator[WarmParent | None]:
-    """Gives the warm parent of the check and of the jobs on this machine, if they have one."""
+    """Provides the warm parent of the check and of the jobs on this machine, if they have one."""
     if topology.warm_parent is None or backend.name != 'local' or backend.render:
         yield None
         return
@@ -310,7 +310,7 @@ def programs() -> str:
 
 @contextlib.contextmanager
 def same_modules() -> Iterator[None]:
-    """Lets processes that are started during the block find the modules that this process finds."""
+    """Makes processes that are started during the block find the modules that this process finds."""
     before = os.environ.get('PYTHONPATH')
     os.environ['PYTHONPATH'] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     try:

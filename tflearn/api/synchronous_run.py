@@ -202,7 +202,7 @@ def _both_jobs(run_dir: RunDir) -> Iterator[_Jobs]:
 
 
 class _Turns:
-    """Lets training wait for evaluation."""
+    """Makes training wait for evaluation."""
 
     def __init__(self, stop: threading.Event):
         self._stop, self._changed, self._step = stop, threading.Condition(), -math.inf

@@ -48,7 +48,7 @@ class Effective:
 
 
 def begin(run_dir: RunDir, now: Effective, job: str) -> list[str]:
-    """Lets a finished run go on if its end has moved, before any job looks for it.
+    """Reopens a finished run if its end has moved, before any job looks for it.
 
     Args:
       now: its effective bindings.

@@ -181,7 +181,7 @@ class Coordinator:
                 logging.log_every_n_seconds(logging.WARNING, '%s', LOG_EVERY_SECS, error)
 
     def beat(self, state: str = WORKING) -> None:
-        """Says how the learner is."""
+        """Reports how the learner is."""
         self._ask('POST', '/v1/beat', {'state': state})
 
     def addresses(self, role: str) -> list[str]:
@@ -285,7 +285,7 @@ class Coordinator:
             logging.warning('%s has not answered for %.0f s; %s', self.what, silent_secs, until_then)
 
     def close(self) -> None:
-        """Says that the learner ends, and ends all waiting."""
+        """Reports that the learner ends, and ends all waiting."""
         if self._thread is not None:
             self._closed.set()
             self._thread.join(_MESSAGE_SECS)

@@ -151,7 +151,7 @@ class CoordinatorServer:
         return {'number': number, 'credits': text}
 
     def _get(self, request: Request) -> Response:
-        """Gives the newest publication, also at a relay."""
+        """Answers with the newest publication, also at a relay."""
         newest, tag = self.state.newest, request.headers.get('If-None-Match', '').strip('" ') or None
         wait = _WAIT.search(request.headers.get('Prefer', ''))
         message = newest.other(tag, min(float(wait[1]), MAX_WAIT_SECS) if wait else 0.0)

@@ -73,7 +73,7 @@ def is_packaged(agent: Agent) -> bool:
 
 
 def make_policy_variables(agent: Agent) -> None:
-    """Lets the collect policy act once, so that the variables exist that some policies make at their first action.
+    """Calls the collect policy once, so that the variables exist that some policies make at their first action.
 
     Those of DDPG's noise would otherwise be in the checkpoint of a run, but not yet there when it is restored.
     """
@@ -113,7 +113,7 @@ def demonstrated() -> tf.Tensor | None:
 
 @contextlib.contextmanager
 def demonstrated_by(info: Any) -> Iterator[None]:
-    """Lets `demonstrated` return what the info of a batch says, during the block."""
+    """Makes `demonstrated` return what the info of a batch says, during the block."""
     token = _demonstrated.set(info.get(DEMONSTRATED) if isinstance(info, dict) else None)
     try:
         yield

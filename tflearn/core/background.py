@@ -152,7 +152,7 @@ def ending_after(timeout_secs: float, what: str) -> Iterator[None]:
 
 
 class Watchdog:
-    """Gives pieces of work a deadline."""
+    """Sets deadlines for pieces of work."""
 
     @checked
     def __init__(

@@ -22,7 +22,7 @@ _KERAS_NAMES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16', 'float16': '
 
 @contextlib.contextmanager
 def use(precision: str) -> Iterator[None]:
-    """Lets the layers that are made in a `with` block compute in `precision`.
+    """Makes the layers that are made in a `with` block compute in `precision`.
 
     Args:
       precision: 'float32', 'bfloat16' or 'float16'.

@@ -105,7 +105,7 @@ def import_quietly(*modules: str, finds_gpus: bool = True) -> None:
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Lets the garbage collector leave alone what is imported, now and later.
+    """Takes from the garbage collector what is imported, now and later.
 
     Looking through TensorFlow's million objects again and again takes a fifth of the time of its import.
     """

@@ -131,7 +131,7 @@ def wants_save(stop: threading.Event) -> bool:
 
 @contextlib.contextmanager
 def may_exit(stop: threading.Event, before_exit: Callable[[], object]) -> Iterator[None]:
-    """Lets a stop request end the process immediately during a block that cannot be interrupted, such as tracing.
+    """Makes a stop request end the process immediately during a block that cannot be interrupted, such as tracing.
 
     Args:
       stop: the job's stop event; only a `StopEvent` has an effect.

@@ -46,7 +46,7 @@ def check_own_stop(reason: StopReason, stop: threading.Event, train_step: int) -
 
 
 class Agreement:
-    """Lets the workers of a strategy agree on values. Every worker must make the same calls in the same order.
+    """Makes the workers of a strategy agree on values. Every worker must make the same calls in the same order.
 
     With one worker no collective runs.
 
@@ -86,7 +86,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def together(self, what: str) -> Iterator[None]:
-        """Lets a `with` block without collectives, such as reading files, fail on all workers if it fails on any.
+        """Makes a `with` block without collectives, such as reading files, fail on all workers if it fails on any.
 
         Raises:
           PeerStopped: if it failed on other workers only.

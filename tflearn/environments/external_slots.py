@@ -186,7 +186,7 @@ class Slots:
     # The environment's side: one thread.
 
     def act(self, actions: Sequence[Any]) -> None:
-        """Gives the actions, one for each slot, to the clients whose observations they are for."""
+        """Sends the actions, one for each slot, to the clients whose observations they are for."""
         with self._changed:
             now = self._clock()
             for slot, action in zip(self.slots, actions, strict=True):

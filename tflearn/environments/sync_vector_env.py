@@ -165,7 +165,7 @@ def close(environment: Any) -> None:
 
 @contextlib.contextmanager
 def closing(environment: Any) -> Iterator[Any]:
-    """Gives an environment, and closes it after the block."""
+    """Provides an environment, and closes it after the block."""
     try:
         yield environment
     finally:

@@ -47,7 +47,7 @@ def record(model: pathlib.Path, changing: tuple[str, ...] = ()) -> None:
 
 @contextlib.contextmanager
 def checked(model: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives a private copy of a model whose files are those that were recorded, for the time of the block.
+    """Provides a private copy of a model whose files are those that were recorded, for the time of the block.
 
     What is loaded is the copy: the model's own files could be exchanged between the check and the load. A model without
     a record, which another program wrote, is given as it is; that is logged.

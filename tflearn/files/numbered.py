@@ -98,7 +98,7 @@ def numbers_of(name: str, names: Iterable[str]) -> list[int]:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives an empty directory beside `path`, in which to write what is then renamed to it; removes what is left."""
+    """Makes an empty directory beside `path`, in which to write what is then renamed to it; removes what is left."""
     written = temporary(path)
     shutil.rmtree(written, ignore_errors=True)
     written.mkdir(parents=True)
@@ -110,7 +110,7 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def new(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives an empty directory to write, which becomes `path` at the end. Raises ValueError if `path` exists."""
+    """Makes an empty directory to write, which becomes `path` at the end. Raises ValueError if `path` exists."""
     if path.exists():
         raise UserValueError(f'got output={path}, which exists; need a new path; choose another')
     with writing(path) as written:

@@ -137,7 +137,7 @@ def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
 
 
 def call_by_url(directory: pathlib.Path, url: str) -> None:
-    """Lets messages name `url` instead of the local copy of a run in `directory`."""
+    """Makes messages name `url` instead of the local copy of a run in `directory`."""
     _URLS[str(directory)] = url
 
 
@@ -368,7 +368,7 @@ class RunDir:
 
 @contextlib.contextmanager
 def opened_run_dir(root: str, job: str, name: str = '') -> Iterator[RunDir]:
-    """Gives the run directory that --root_dir names: the local copy of one in an object store.
+    """Provides the run directory that --root_dir names: the local copy of one in an object store.
 
     Args:
       root: a path or a URL.

@@ -150,7 +150,7 @@ def _served(agent: Agent, options: CollectOptions, run: Run, ending: contextlib.
 
 
 def use_threads() -> None:
-    """Lets one thread compute each operation where a learner needs the other cores; a policy's batch is small.
+    """Computes each operation in one thread where a learner needs the other cores; a policy's batch is small.
 
     TensorFlow's own variable overrides it.
     """

@@ -96,7 +96,7 @@ class Collectors:
         return source.owed_steps
 
     def publish(self, step: int, pretrains: bool, finished: bool) -> None:
-        """Lets them act with the weights now, of `progress.policy_version`.
+        """Makes them act with the weights now, of `progress.policy_version`.
 
         Args:
           step: the train step.

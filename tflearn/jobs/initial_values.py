@@ -76,7 +76,7 @@ def policy_variables(agent: Agent) -> list[tf.Variable]:
 
 
 def demonstrate(agent: Agent, demonstrations: Demonstrations | None, experience: Experience) -> None:
-    """Gives recorded episodes to an agent that learns from a queue.
+    """Puts in recorded episodes for an agent that learns from a queue.
 
     Raises:
       ValueError: if it does not imitate episodes, or they do not have the columns that it needs.

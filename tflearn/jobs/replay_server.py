@@ -141,7 +141,7 @@ def _starting(
 
 
 def _shielded(replay: Server, address: str, shield: str | None) -> str:
-    """Says what shields a server of Reverb's, and returns the address at which others reach it."""
+    """Logs what shields a server of Reverb's, and returns the address at which others reach it."""
     server_options.log_shield((replay.port,), shield, 'Reverb has no authentication', 'replay_server.shield')
     return f'{address.rpartition(":")[0]}:{replay.port}'
 

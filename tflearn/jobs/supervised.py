@@ -272,7 +272,7 @@ class _Fit:
 
 
 def _batches(examples: Examples) -> Iterator[tuple[int, Examples]]:
-    """Gives batches to validate on, and how many examples are in each."""
+    """Returns batches to validate on, and how many examples are in each."""
     size = len(tf.nest.flatten(examples)[0])
     for begin in range(0, size, _VALIDATION_BATCH):
         part = _select(examples, slice(begin, begin + _VALIDATION_BATCH))

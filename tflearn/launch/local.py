@@ -75,7 +75,7 @@ def free_address() -> str:
 
 @contextlib.contextmanager
 def held_address() -> Iterator[str]:
-    """Gives 'localhost:port' with a port that only a gRPC server of this user can take during the block."""
+    """Provides 'localhost:port' with a port that only a gRPC server of this user can take during the block."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does; nothing listens here
         holder.bind(('', free_port()))
@@ -248,7 +248,7 @@ def _locked_log(run_dir: RunDir, topology: Topology, signals: 'StopSignals') -> 
 
 
 def _warn_of_jobs(run_dir: RunDir) -> None:
-    """Says how to end what runs already: a job that was started by hand, or one that does not stop as it was told."""
+    """Prints how to end what runs already: a job that was started by hand, or one that does not stop as it was told."""
     jobs = run_dir.living_jobs()
     if jobs.pop('launch', None) != os.getpid() and jobs:
         named = ', '.join(f'{job} (pid {pid})' for job, pid in jobs.items())

@@ -116,7 +116,7 @@ class NonfiniteColumns:
     """The columns with numbers that are not finite, of the batch whose loss is not finite; for the error's message."""
 
     def __init__(self) -> None:
-        """Knows of none."""
+        """None has been found yet."""
         self._names: list[str] = []
         self._found: tf.Variable | None = None
 
@@ -270,7 +270,7 @@ class SourceBatches:
         return granted
 
     def compile(self) -> None:
-        """Lets the source compile its own programs, before there are data."""
+        """Makes the source compile its own programs, before there are data."""
         self._source.compile()
 
     def next(self) -> Any:

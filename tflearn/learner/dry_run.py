@@ -195,7 +195,7 @@ def _variables(part: Any) -> list[tf.Variable]:
 
 
 def _compile(step: Callable[[Any], Any], batch: Any) -> str | None:
-    """Lets XLA compile a step. Returns why it cannot, in one line; None if it can."""
+    """Compiles a step with XLA. Returns why it cannot, in one line; None if it can."""
     # Not `step` itself, which may have other arguments with defaults.
     function: Any = tf.function(lambda element: step(element), autograph=False, jit_compile=True)
     zeros = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), batch)

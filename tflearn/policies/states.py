@@ -107,7 +107,7 @@ def read(directory: pathlib.Path) -> States | None:
 
 
 def promote(directory: pathlib.Path, version: int, state: State, why: str, share: float = 0.0, who: str = '') -> States:
-    """Gives a version a state; returns the states.
+    """Sets a version's state; returns the states.
 
     Args:
       directory: the policy's directory, of the versions.

@@ -115,7 +115,7 @@ class Client(abc.ABC):
         raise UserRuntimeError(f'got draws from the table {table!r} at {self.address}; need a server that draws')
 
     def stream(self, table: str, item_shape: Sequence[int], at_most: int) -> Generator[np.ndarray, None, None]:
-        """Gives the items of a queue, each once and in order, `at_most` so many at a time.
+        """Yields the items of a queue, each once and in order, `at_most` so many at a time.
 
         Yields:
           uint8 [n, *item_shape]; n may be 0, and is so about once a second while there are none.

@@ -127,7 +127,7 @@ class ByPriority(Resumable):
         self.counts['priorities_not_finite'] += int((~finite).sum())
 
     def _follow_window(self) -> None:
-        """Gives new sequences the initial priority, and those that were dropped none."""
+        """Sets the initial priority of new sequences, and none for those that were dropped."""
         (oldest, newest), (now_oldest, now_newest) = self._known, self._ring.window_ever
         if (oldest, newest) == (now_oldest, now_newest):
             return
@@ -292,7 +292,7 @@ class LocalReplay(RingSource):
         self._chunks.begin_with_next()
 
     def begin_collection(self) -> None:
-        """Lets what was added so far count for `min_size`, but not for the samples per insert.
+        """Counts what was added so far for `min_size`, but not for the samples per insert.
 
         To be called once the replay was filled, such as from files, before the first step of an environment is added.
         """

@@ -169,7 +169,7 @@ def _doctor(switches: flags.FlagValues, *roots: str) -> int:
 
 
 def _track(switches: flags.FlagValues, root: str) -> int:
-    """Gives what a run records to a tracker: tflearn track RUN --to=wandb:PROJECT.
+    """Sends what a run records to a tracker: tflearn track RUN --to=wandb:PROJECT.
 
     RUN is the --root_dir of a run on this machine, which may go on: it is followed until it has ended. Each point is
     given once, also if the program is stopped and started again. It loads no TensorFlow, so it may run in an

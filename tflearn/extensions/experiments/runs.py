@@ -192,7 +192,7 @@ class Runs:
 
 @contextlib.contextmanager
 def _locked(root: pathlib.Path) -> Iterator[int]:
-    """Gives the descriptor of a file that one process at a time, and the reaper of its runs, holds locked."""
+    """Returns the descriptor of a file that one process at a time, and the reaper of its runs, holds locked."""
     with open(root / 'runs.lock', 'ab') as file:
         if not try_lock(file):
             raise UserValueError(

@@ -69,7 +69,7 @@ _MakeTracker = Callable[[dict[str, Any]], Tracker]  # from its state
 
 
 def follow(run_dir: RunDir, name: str, make: Any, poll_secs: float, once: bool) -> int:
-    """Gives a tracker what it has not had yet, until the run has ended.
+    """Sends a tracker what it has not had yet, until the run has ended.
 
     What a tracker could not take, since its server does not answer for a while, is given to it
     again; at the end of the run that is an error.
@@ -106,7 +106,7 @@ class _Delivery:
         self._begin()
 
     def run(self) -> int:
-        """Gives the tracker what is new; returns the number of events."""
+        """Sends the tracker what is new; returns the number of events."""
         tracker = self._tracker or self._begin()
         try:
             events = list(self._feed.read())

@@ -287,7 +287,7 @@ class _Search:
         )
 
     def _report(self, name: str, ended: bool = False) -> None:
-        """Gives the pruner what the trial has reached at each mark that it has passed, and prunes it if it says so."""
+        """Reports each mark that the trial has passed to the pruner, and prunes the trial if that says so."""
         run_dir, trial = self._run_dir(name), self._trials[name]
         curve = comparison.curve(run_dir, self._axis, self._tuning.metric)
         if not len(curve) or np.isinf(self._mark):
@@ -305,7 +305,7 @@ class _Search:
                 return
 
     def _tell(self, name: str, code: int) -> None:
-        """Gives the study the score of a trial whose run has ended; one that a signal stopped stays as it is."""
+        """Tells the study the score of a trial whose run has ended; one that a signal stopped stays as it is."""
         trial, text, run_dir = self._trials[name], self._runs.ending(name, code), self._run_dir(name)
         if name in self._pruned:
             self._pruned.remove(name)

@@ -112,7 +112,7 @@ class _Game:
             setter(train_step, env_steps)
 
     def waits(self) -> bool:
-        """Lets players who have ended leave. Returns whether it is the turn of an opponent."""
+        """Removes the players who have ended. Returns whether it is the turn of an opponent."""
         game = self.game
         while game.agents and (agent := game.agent_selection) != self.own:
             if not (game.terminations[agent] or game.truncations[agent]):
@@ -184,7 +184,7 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
         each.player = self._opponents[each.opponent].begin()
 
     def _play(self, failed: set[int]) -> None:
-        """Lets opponents move until it is the agent's turn in all games."""
+        """Moves the opponents until it is the agent's turn in all games."""
         waiting = list(range(self.num_envs))
         while waiting := [i for i in waiting if self._try(i, self._environments[i].waits, failed)]:
             moves: dict[Any, list[int]] = {}

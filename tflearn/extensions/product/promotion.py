@@ -129,7 +129,7 @@ def promote(
     share: float = 0.0,
     **options: Any,
 ) -> tuple[str, bool]:
-    """Gives a candidate a state if it passes the gate.
+    """Promotes a candidate to a state if it passes the gate.
 
     Args:
       directory: the policy's directory, whose states are changed.

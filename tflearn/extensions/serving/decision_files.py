@@ -300,7 +300,7 @@ class DecisionFiles:
         return file
 
     def _complete(self) -> None:
-        """Lets the file appear, if it has lines."""
+        """Makes the file visible, if it has lines."""
         if self._file is None:
             return
         file = self._opened()

@@ -223,7 +223,7 @@ class Objects:
 
     @contextlib.contextmanager
     def _written(self, name: str, content: bytes) -> Any:
-        """Gives a file with the content beside the object of a local store, which has no put."""
+        """Makes a file with the content beside the object of a local store, which has no put."""
         path = pathlib.Path(self._path(name))
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.part')

@@ -23,7 +23,7 @@ _LOCK = 'lock'
 
 @contextlib.contextmanager
 def opened(url: str, job: str, name: str = '') -> Iterator[RunDir]:
-    """Gives the local copy of the run at a URL; in the end everything that was written is there.
+    """Provides the local copy of the run at a URL for the block; after it everything that was written is there.
 
     Args:
       url: such as 's3://bucket/run'.
@@ -58,7 +58,7 @@ def opened(url: str, job: str, name: str = '') -> Iterator[RunDir]:
 
 @contextlib.contextmanager
 def _scratch(url: str, job: str) -> Iterator[pathlib.Path]:
-    """Gives an empty directory for a copy, and removes those of processes that were killed.
+    """Makes an empty directory for a copy, and removes those of processes that were killed.
 
     All launches of a run use the same one, so that a lock of its log works.
     """

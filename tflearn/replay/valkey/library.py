@@ -287,7 +287,7 @@ def _packed(commands: Iterable[Sequence[Any]]) -> bytes:
 
 @contextlib.contextmanager
 def connected(address: str, timeout_secs: float) -> Iterator[Connection]:
-    """Gives a connection for the block."""
+    """Provides a connection for the block."""
     connection = Connection(address, timeout_secs)
     try:
         yield connection
