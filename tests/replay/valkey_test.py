@@ -233,7 +233,16 @@ def test_a_given_server_keeps_the_items_of_its_run(given):
     assert '\n' not in str(error.value)
 
 
-def test_a_given_server_that_was_restarted_or_emptied(given):
+@pytest.mark.parametrize(
+    'lost',
+    [
+        ['FLUSHALL'],
+        ['DEL', library.STATE],
+        ['DEL', library.ITEMS],
+        ['XGROUP', 'DESTROY', library.ITEMS, library.GROUP],
+    ],
+)
+def test_a_given_server_that_was_restarted_or_emptied(given, lost):
     running = given()
     keeper = running.keep()
     writer = backend.connect(running.address).writer()
@@ -248,10 +257,13 @@ def test_a_given_server_that_was_restarted_or_emptied(given):
     running.start()
     assert keeper.counts() == before  # it has its tables and functions by itself
     keeper.checkpoint()
-    running.call('FLUSHALL')
+    running.call(*lost)
     assert backend.counts(running.address) is None
     with pytest.raises(PeerLost, match='has lost the tables of this run'):
         keeper.counts()
+    with pytest.raises(Lost):
+        writer.insert([*chunks_of(running.storage, 0, 12)], [(REPLAY,)] * 12, 1.0)
+        writer.flush(0, 5.0)
     assert running.keep().counts() == before
 
 

@@ -4,6 +4,7 @@ local function id(scanned, queued)
   return string.format('%.0f-%.0f', first + scanned, queued + 1)
 end
 
+-- Returns nil if the tables were lost, or their items, or who has drawn which of these.
 local function read(keys)
   local names = {'scan', 'max_scan', 'queue', 'max_queue', 'scanned', 'queued'}
   local values = redis.call('HMGET', keys[2], unpack(names))
@@ -12,7 +13,9 @@ local function read(keys)
   for i, name in ipairs(names) do state[name] = values[i] end
   state.max_scan, state.max_queue = tonumber(state.max_scan), tonumber(state.max_queue)
   state.scanned, state.queued = tonumber(state.scanned or 0), tonumber(state.queued or 0)
-  local group = redis.call('XINFO', 'GROUPS', keys[1])[1]
+  local groups = redis.pcall('XINFO', 'GROUPS', keys[1])
+  local group = groups[1]
+  if groups.err or not group then return nil end
   for i = 1, #group, 2 do
     if group[i] == 'last-delivered-id' then
       local scanned, queued = string.match(group[i + 1], '(%d+)-(%d+)')

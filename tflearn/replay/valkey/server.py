@@ -117,6 +117,11 @@ class ReplayServer(backend.Server):
                 f'got the server at {self.address}, which holds the replay of another run, or of this one with other '
                 'settings; need an empty database; add another /NUMBER to the address, or remove its keys tflearn:*'
             )
+        try:
+            library.Status.read(connection)
+        except library.NoTables as error:
+            logging.warning('the server at %s has lost items of this run: %s', self.address, error)
+            return False
         return True
 
     def counts(self) -> dict[str, TableCounts]:
