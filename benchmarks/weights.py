@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tflearn.coordinator.client import Coordinator, Role  # noqa: E402
-from tflearn.coordinator.weights_transport import Lost  # noqa: E402
+from tflearn.coordinator.weights_transport import CoordinatorLost  # noqa: E402
 from tflearn.core.access import Access  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
@@ -183,7 +183,7 @@ def _server(stack: contextlib.ExitStack, upstream: str = '', index: int = 0) -> 
     _start(stack, 'scripts.coordinator', f'--coordinator_address={upstream or address}', *relay)
 
     def answers() -> bool:
-        with contextlib.suppress(Lost):
+        with contextlib.suppress(CoordinatorLost):
             _status(address)
             return True
         return False

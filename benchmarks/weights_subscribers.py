@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tflearn.coordinator.client import Coordinator  # noqa: E402
-from tflearn.coordinator.weights_transport import Lost  # noqa: E402
+from tflearn.coordinator.weights_transport import CoordinatorLost  # noqa: E402
 from tflearn.core.access import Access  # noqa: E402
 
 
@@ -38,7 +38,7 @@ def _receive(options: argparse.Namespace, name: str, stop: threading.Event) -> N
     while not stop.is_set():
         try:
             message = client.get(known)
-        except Lost:
+        except CoordinatorLost:
             client.pause()
             continue
         if message is not None:

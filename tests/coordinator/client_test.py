@@ -12,7 +12,7 @@ from tests.coordinator.weights_transport_test import made
 from tflearn.coordinator import control
 from tflearn.coordinator.client import Coordinator, LearnerWatch, Role
 from tflearn.coordinator.reports import CreditReader
-from tflearn.coordinator.weights_transport import Lost, RequestRefused
+from tflearn.coordinator.weights_transport import CoordinatorLost, RequestRefused
 from tflearn.core.access import Access
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, Stopped, wait_until
@@ -159,12 +159,12 @@ def test_a_restarted_coordinator_gets_everything_again(coordinating):
     learner.put_weights(message(4))
     before = learner.incarnation
     server.close()
-    with pytest.raises(Lost, match='does not answer'):
+    with pytest.raises(CoordinatorLost, match='does not answer'):
         collector.addresses('replay')
     server = coordinating.serve(port=server.port)
     replay.put_counts(0, {})  # it registers again
     assert collector.addresses('replay') == ['a:1']
-    with pytest.raises(Lost, match='was started again'):
+    with pytest.raises(CoordinatorLost, match='was started again'):
         learner.reports(0, {})
     learner.put_weights(message(4))
     assert learner.incarnation != before and (learner.epoch, learner.status()['policy_version']) == (4, 4)
@@ -257,7 +257,7 @@ def test_gives_up_when_nothing_answers_but_not_while_the_machine_refuses(coordin
 
     def at(secs, error):
         now[0], failure[0] = start + secs, error
-        with pytest.raises(Lost):
+        with pytest.raises(CoordinatorLost):
             job.status()
         job.check('acting continues', 100.0, 'its last state')
 

@@ -17,7 +17,7 @@ from tflearn.coordinator import server as coordinator_server
 from tflearn.coordinator import weights_transport
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.coordinator.state import Claim
-from tflearn.coordinator.weights_transport import DELTA, PATH, Lost, RequestRefused, WeightsReader
+from tflearn.coordinator.weights_transport import DELTA, PATH, CoordinatorLost, RequestRefused, WeightsReader
 from tflearn.core.access import Access
 from tflearn.core.waiting import wait_until
 from tflearn.net.server_options import ServerOptions
@@ -209,7 +209,7 @@ def test_readers_choose_different_relays_and_go_to_the_next(coordinating, reader
     reader = readers[0]
     first = reader.address
     next(relay for relay in relays if first.endswith(f':{relay.port}')).close()
-    with pytest.raises(Lost, match=first):
+    with pytest.raises(CoordinatorLost, match=first):
         reader.get(None, 0)
     assert reader.address != first
     assert reader.get(None, 0) is None

@@ -14,7 +14,7 @@ from tests.coordinator.weights_transport_test import made
 from tests.testing import command_lines, forks
 from tflearn.coordinator import weights_transport
 from tflearn.coordinator.client import Coordinator, Role
-from tflearn.coordinator.weights_transport import Lost, WeightsReader
+from tflearn.coordinator.weights_transport import CoordinatorLost, WeightsReader
 from tflearn.core.access import Access
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.files.run_dir import RunDir, read_json
@@ -44,7 +44,7 @@ def running(*flags):
 
 def asked(address):
     """Returns the newest publication, or None; waits for the server."""
-    with contextlib.closing(WeightsReader(address, 'c', TOKEN)) as reader, contextlib.suppress(Lost):
+    with contextlib.closing(WeightsReader(address, 'c', TOKEN)) as reader, contextlib.suppress(CoordinatorLost):
         return reader.get(None, 1)
 
 

@@ -19,7 +19,7 @@ from tflearn.coordinator.weights_transport import (
     PATH,
     SLOWEST_BYTES_PER_SEC,
     STATUS_PATH,
-    Lost,
+    CoordinatorLost,
     Message,
     RequestRefused,
     WeightsReader,
@@ -48,7 +48,7 @@ _WHAT = {
 _MAX_COUNTED_SECS = 30.0  # of the time between two looks
 
 
-class Restarted(Lost):
+class Restarted(CoordinatorLost):
     """The coordinator was started again, and knows nothing of what was sent before."""
 
 
@@ -129,7 +129,7 @@ class Coordinator:
         def registered() -> bool:
             try:
                 found = self._register(role)
-            except Lost:
+            except CoordinatorLost:
                 state[0] = 'which does not answer'
                 return False
             except RequestRefused as refused:
@@ -150,7 +150,7 @@ class Coordinator:
 
         def run() -> None:
             while not self._closed.wait(_BEAT_SECS):
-                with contextlib.suppress(Lost, RequestRefused):
+                with contextlib.suppress(CoordinatorLost, RequestRefused):
                     if not self._incarnation:
                         self._register(role)
                     self.addresses(role.role)
@@ -177,7 +177,7 @@ class Coordinator:
         while not self._closed.wait(_BEAT_SECS):
             try:
                 self.beat()
-            except (Lost, RequestRefused, UserValueError) as error:  # who sends something gets it too
+            except (CoordinatorLost, RequestRefused, UserValueError) as error:  # who sends something gets it too
                 logging.log_every_n_seconds(logging.WARNING, '%s', LOG_EVERY_SECS, error)
 
     def beat(self, state: str = WORKING) -> None:
@@ -195,7 +195,7 @@ class Coordinator:
         """Waits for all replay servers, and returns their addresses by index."""
 
         def found() -> tuple[str, ...]:
-            with contextlib.suppress(Lost):
+            with contextlib.suppress(CoordinatorLost):
                 addresses = self.addresses(REPLAY)
                 return tuple(addresses) if all(addresses) else ()
             return ()
@@ -206,7 +206,7 @@ class Coordinator:
         """Returns a reader of the newest weights, from a relay if there are any."""
 
         def relays() -> Sequence[str]:
-            with contextlib.suppress(Lost, RequestRefused):
+            with contextlib.suppress(CoordinatorLost, RequestRefused):
                 return [address for address in self.addresses(RELAY) if address]
             return ()
 
@@ -248,7 +248,7 @@ class Coordinator:
         """Returns the counts by table, summed over the replay servers that send theirs; None if nothing answers."""
         try:
             found = self._ask('GET', '/v1/counts')
-        except (Lost, RequestRefused):
+        except (CoordinatorLost, RequestRefused):
             return None
         parts: dict[str, list[TableCounts]] = {}
         for shard in found.values():
@@ -289,7 +289,7 @@ class Coordinator:
         if self._thread is not None:
             self._closed.set()
             self._thread.join(_MESSAGE_SECS)
-            with contextlib.suppress(Lost, RequestRefused, UserValueError):
+            with contextlib.suppress(CoordinatorLost, RequestRefused, UserValueError):
                 self.beat(ENDED)
         self._closed.set()
         for client, asking in list(self._connections):
@@ -315,7 +315,7 @@ class Coordinator:
           anonymous: whether it need not have.
 
         Raises:
-          Lost: if no answer came in time.
+          CoordinatorLost: if no answer came in time.
           Restarted: without `again`.
           RequestRefused: if the coordinator refuses it.
           ValueError: if the job does not belong to the run.
@@ -338,7 +338,7 @@ class Coordinator:
             if status == HTTPStatus.CONFLICT and (theirs := answer.get('contract')):
                 raise UserValueError(differences(self._contract_of(body), theirs, self.what))
             raise RequestRefused(f'{self.what} answers {status}: {answer.get("error", "")}', answer)
-        raise Lost(f'{self.what} is started again all the time')
+        raise CoordinatorLost(f'{self.what} is started again all the time')
 
     @staticmethod
     def _contract_of(body: Sequence[bytes | memoryview] | None) -> Mapping[str, Any]:
@@ -350,7 +350,7 @@ class Coordinator:
             if self._incarnation == incarnation:
                 logging.warning('%s was started again', self.what)
                 if not self._register(self._role, had_epoch=True)['contract']:
-                    raise Lost(f'{self.what} waits for a replay server')
+                    raise CoordinatorLost(f'{self.what} waits for a replay server')
 
     def _answer(
         self,
@@ -360,7 +360,7 @@ class Coordinator:
         headers: Mapping[str, str],
         body: Sequence[bytes | memoryview] | None,
     ) -> tuple[int, dict[str, Any]]:
-        """Returns the status and the JSON object of an answer; raises Lost if there is none."""
+        """Returns the status and the JSON object of an answer; raises CoordinatorLost if there is none."""
         client, asking = self._connection()
         try:
             with asking:
@@ -370,7 +370,7 @@ class Coordinator:
             client.drop()
             refused = isinstance(error, ConnectionRefusedError)
             self._silent_since = None if refused else self._silent_since or time.monotonic()
-            raise Lost(f'{self.what} does not answer ({error or type(error).__name__})') from error
+            raise CoordinatorLost(f'{self.what} does not answer ({error or type(error).__name__})') from error
         now = time.monotonic()
         if self._warned_at > self._answered_at:
             logging.warning('%s answers again, after %.0f s', self.what, now - self._answered_at)

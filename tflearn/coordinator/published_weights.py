@@ -18,7 +18,7 @@ from absl import logging
 
 from tflearn.coordinator import control, weights_transport
 from tflearn.coordinator.client import Coordinator, differences
-from tflearn.coordinator.weights_transport import Lost, Message, RequestRefused
+from tflearn.coordinator.weights_transport import CoordinatorLost, Message, RequestRefused
 from tflearn.core import background
 from tflearn.core.errors import UserValueError
 from tflearn.core.finite import finite_check
@@ -127,7 +127,7 @@ class Publisher:
         """Returns the newest policy version that anybody acts with, as far as the coordinator knows; 0 if none is."""
         try:
             return int(self._coordinator.status()['newest_version'])
-        except (Lost, RequestRefused):
+        except (CoordinatorLost, RequestRefused):
             return 0
 
     def publish(self, train_step: int, policy_version: int, env_steps: int, finished: bool = False) -> None:
@@ -182,7 +182,7 @@ class Publisher:
             try:
                 self._coordinator.put_weights(message)
                 self._sent, self._sent_to, failed = newest, self._coordinator.incarnation, ''
-            except (Lost, RequestRefused) as error:
+            except (CoordinatorLost, RequestRefused) as error:
                 if isinstance(error, RequestRefused) and (newest_version := error.facts.get('newest_version')):
                     self.least_version = newest_version + 1
                     self._wake.set()
@@ -289,7 +289,7 @@ class Subscriber:
                 published_at, version = counters['published_at'], max(version, counters['policy_version'])
                 self._found[:] = [(counters, self._values(message))]
                 self._news.set()
-            except Lost:
+            except CoordinatorLost:
                 self._reader.pause()
             except UserValueError as error:
                 self._error = error

@@ -24,7 +24,7 @@ from absl import logging
 from tflearn.coordinator import control
 from tflearn.coordinator.client import Coordinator, Restarted
 from tflearn.coordinator.control import ENV_STEPS, ENV_STEPS_LIMIT, Credits, Leases, Report, Share, allocate
-from tflearn.coordinator.weights_transport import Lost, RequestRefused
+from tflearn.coordinator.weights_transport import CoordinatorLost, RequestRefused
 from tflearn.core import background
 from tflearn.core.waiting import LEASE_SECS
 
@@ -92,7 +92,7 @@ class Reporter:
                 self._send(own, delivered, policy_version)
             except Restarted:
                 self._send(own, delivered, policy_version)
-        except (Lost, RequestRefused) as error:
+        except (CoordinatorLost, RequestRefused) as error:
             logging.log_every_n_seconds(logging.WARNING, 'could not report: %s', 60, error)
             return False
         self.acquired_lease.renew()
@@ -245,7 +245,7 @@ class ReportReader(tf.train.experimental.PythonState):
                 return reports
             except Restarted:
                 pass
-            except (Lost, RequestRefused) as error:
+            except (CoordinatorLost, RequestRefused) as error:
                 logging.log_every_n_seconds(logging.WARNING, 'could not read reports: %s', 60, error)
                 break
         return []
@@ -389,7 +389,7 @@ class CreditReader:
             try:
                 number, newest = self._coordinator.credits(number, _WAIT_SECS)
                 self.newest = newest or self.newest
-            except (Lost, RequestRefused):
+            except (CoordinatorLost, RequestRefused):
                 self._closed.wait(_RETRY_SECS)
             except Exception:  # without this thread a collector would wait forever
                 logging.exception('could not read credits from %s', self._coordinator.what)

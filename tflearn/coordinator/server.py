@@ -39,7 +39,14 @@ from absl import logging
 from tflearn.coordinator import control, weights_transport
 from tflearn.coordinator.client import CLAIM, INCARNATION, Coordinator, Role
 from tflearn.coordinator.state import MAX_WAIT_SECS, RELAY, Conflict, Newest, State, claim_of
-from tflearn.coordinator.weights_transport import DELTA, PATH, STATUS_PATH, Lost, RequestRefused, WeightsReader
+from tflearn.coordinator.weights_transport import (
+    DELTA,
+    PATH,
+    STATUS_PATH,
+    CoordinatorLost,
+    RequestRefused,
+    WeightsReader,
+)
 from tflearn.core import background
 from tflearn.core.access import Access
 from tflearn.core.errors import UserValueError
@@ -262,7 +269,7 @@ def follow(newest: Newest, reader: WeightsReader, stop: threading.Event) -> None
     while not stop.is_set():
         try:
             message = reader.get(known)
-        except (Lost, RequestRefused) as error:
+        except (CoordinatorLost, RequestRefused) as error:
             if not (was_lost or stop.is_set()):
                 logging.warning('%s; what is there is served until it does', error)
             was_lost = True

@@ -209,7 +209,7 @@ _KEPT = 2  # memory of earlier messages
 _FIND_SECS = 30.0
 
 
-class Lost(RuntimeError):
+class CoordinatorLost(RuntimeError):
     """No server answered."""
 
 
@@ -261,7 +261,7 @@ class WeightsReader:
           wait_secs: how long the server waits for another one before it says so [s].
 
         Raises:
-          Lost: if no answer came in time; the next call asks the next server.
+          CoordinatorLost: if no answer came in time; the next call asks the next server.
           RequestRefused: if the server answers something else.
         """
         self._find_relays()
@@ -337,11 +337,11 @@ class WeightsReader:
         """Keeps the memory of a message that nobody needs any more."""
         self._free[:] = [memory, *self._free[: _KEPT - 1]]
 
-    def _lost(self, error: Exception) -> Lost:
+    def _lost(self, error: Exception) -> CoordinatorLost:
         """Drops the connection, and asks the next server from now on."""
         self._servers[0].drop()
         self._failures += 1
-        lost = Lost(f'the coordinator at {self.address} does not answer ({error or type(error).__name__})')
+        lost = CoordinatorLost(f'the coordinator at {self.address} does not answer ({error or type(error).__name__})')
         if len(self._servers) > 1 and not self._closed.is_set():
             self._servers.append(self._servers.pop(0))
             logging.warning('%s; asking %s', lost, self.address)

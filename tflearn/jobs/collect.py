@@ -17,7 +17,7 @@ from tflearn.coordinator.control import ENV_STEPS_LIMIT, AcquiredLease
 from tflearn.coordinator.published_weights import Subscriber
 from tflearn.coordinator.reports import CreditReader
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
-from tflearn.coordinator.weights_transport import Lost, RequestRefused
+from tflearn.coordinator.weights_transport import CoordinatorLost, RequestRefused
 from tflearn.core import extensions, strategies
 from tflearn.core.experience import Experience
 from tflearn.core.settings import PositiveInt, checked
@@ -124,7 +124,7 @@ class _Servers:
         """Returns those that are known by now."""
         if self._own is None and time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + _LOOKUP_SECS
-            with contextlib.suppress(Lost, RequestRefused):  # those that are known stay
+            with contextlib.suppress(CoordinatorLost, RequestRefused):  # those that are known stay
                 if any(found := self._coordinator.addresses(REPLAY_ROLE)):
                     self._known = Shards(tuple(found)).ranked(self._coordinator.name)
         return self._known

@@ -14,7 +14,7 @@ from tflearn.coordinator import control, reports
 from tflearn.coordinator.client import Coordinator
 from tflearn.coordinator.published_weights import PRETRAINING, Publisher
 from tflearn.coordinator.reports import CreditLedger
-from tflearn.coordinator.weights_transport import Lost
+from tflearn.coordinator.weights_transport import CoordinatorLost
 from tflearn.core import background, strategies
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent
@@ -124,7 +124,7 @@ class CreditIssuer:
         if not wanted:  # there are no weights yet
             return
         if self._sent is None or self._sent_to != incarnation or not _follows(self._sent, newest):
-            with contextlib.suppress(Lost):
+            with contextlib.suppress(CoordinatorLost):
                 self._coordinator.put_credits(newest)
                 self._sent, self._sent_to = newest, incarnation
 

@@ -15,7 +15,7 @@ from tflearn.coordinator import server
 from tflearn.coordinator.client import Coordinator, LearnerWatch, Role
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
-from tflearn.coordinator.weights_transport import Lost, RequestRefused
+from tflearn.coordinator.weights_transport import CoordinatorLost, RequestRefused
 from tflearn.core import agent_data, extras
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
@@ -334,7 +334,7 @@ class _Serving:
             self._watch.update(self._coordinator.put_counts(self._shard, tables))
         except RequestRefused as error:
             logging.warning('%s', error)
-        except Lost:
+        except CoordinatorLost:
             if self._coordinator.is_silent:  # else its machine answers, and it may be started again there
                 self._watch.update(None)
 

@@ -26,7 +26,7 @@ _FORM = 'need an object of clients by name, each with "token_sha256" or "certifi
 
 
 @dataclasses.dataclass(frozen=True)
-class Client:
+class ClientAccount:
     """What one client is known by, and what it may do.
 
     Attributes:
@@ -45,7 +45,7 @@ class Client:
     max_in_flight: int | None = None
 
     @classmethod
-    def parse(cls, name: str, values: object) -> 'Client':
+    def parse(cls, name: str, values: object) -> 'ClientAccount':
         """Returns the client of an entry of the file. Raises ValueError for an entry of another form."""
         known = {field.name for field in dataclasses.fields(cls)} - {'name'}
         if not isinstance(values, dict) or not values.keys() <= known:  # values, and names, may be tokens: not shown
@@ -82,7 +82,7 @@ class _Usage:
     in_flight: int = 0
 
 
-_asking: contextvars.ContextVar[Client | None] = contextvars.ContextVar('client', default=None)
+_asking: contextvars.ContextVar[ClientAccount | None] = contextvars.ContextVar('client', default=None)
 # Of the request that is being answered.
 caller_metadata: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar('metadata')
 
@@ -153,7 +153,7 @@ class Clients:
             _asking.reset(asking)
             usage.in_flight -= 1
 
-    def _known(self, caller: Caller) -> Client:
+    def _known(self, caller: Caller) -> ClientAccount:
         token = tokens.received(caller.metadata.get('authorization'))
         digest = tokens.digest(token) if token else ''
         found = [
@@ -171,7 +171,7 @@ class Clients:
             )
         return found[0]
 
-    def _take(self, client: Client, usage: _Usage) -> None:
+    def _take(self, client: ClientAccount, usage: _Usage) -> None:
         if client.max_in_flight is not None and usage.in_flight >= client.max_in_flight:
             self._record(client.name, 'max_in_flight')
             raise GrpcRefusal(
@@ -189,11 +189,11 @@ class Clients:
         usage.left -= 1.0
 
 
-def _read(file: pathlib.Path) -> Mapping[str, Client]:
+def _read(file: pathlib.Path) -> Mapping[str, ClientAccount]:
     try:
         values = read_json(file)
     except OSError as error:
         raise UserValueError(f'got the clients {file} ({error.strerror}); need a file that can be read') from error
     if not isinstance(values, dict) or not values:
         raise UserValueError(f'got {"no clients" if values is None else values} in {file}; {_FORM}')
-    return {name: Client.parse(name, entry) for name, entry in values.items()}
+    return {name: ClientAccount.parse(name, entry) for name, entry in values.items()}

@@ -21,7 +21,7 @@ from tflearn.core import background
 from tflearn.core.errors import UserRuntimeError
 from tflearn.extensions.stores import store_layout
 from tflearn.extensions.stores.objects import Objects, Version
-from tflearn.extensions.stores.store_layout import Role
+from tflearn.extensions.stores.store_layout import FileAccess
 from tflearn.files import digests, numbered
 from tflearn.files.lock import Store
 from tflearn.files.run_dir import write_atomically
@@ -43,7 +43,7 @@ class StoreCopy(Store):
 
     check_secs = 6.0  # longer than between two renewals of a lock, which look at it
 
-    def __init__(self, objects: Objects, root: pathlib.Path, role: Role):
+    def __init__(self, objects: Objects, root: pathlib.Path, role: FileAccess):
         """Copies nothing yet."""
         self.objects, self.root, self._role = objects, root, role
         self._failing: set[str] = set()  # the threads whose newest pass failed

@@ -153,7 +153,7 @@ _SET_ASIDE = re.compile(r'.*/(?:unused/|\.moved_aside-).*')
 
 
 @dataclasses.dataclass(frozen=True)
-class Role:
+class FileAccess:
     """What a program does with the files of a run; the names are those below the run directory.
 
     Attributes:
@@ -182,7 +182,7 @@ class Role:
         return re.fullmatch(self.restores, name) is not None or self.is_followed(name)
 
 
-_TRAIN = Role(
+_TRAIN = FileAccess(
     writes=rf'(?!train/stop_request\.json$)(?!{_MARKS}$)(?:(?:train|policies|products|cloning)/.*'
     r'|summaries/(?:train|collect|validation)/.*|status/train\.json|config\.gin|config_values\.json|code_snapshot\.md)',
     follows=rf'DONE|reward_weights\.json|train/stop_request\.json|{_MARKS}',
@@ -190,37 +190,37 @@ _TRAIN = Role(
     folders=('', 'train', 'policies'),
     owns=True,
 )
-_EVALUATE = Role(
+_EVALUATE = FileAccess(
     writes=r'evaluations\.jsonl|learning_curve\.png|evaluation\.png|videos/.*|summaries/evaluate/.*|DONE'
     rf'|status/evaluate\.json|train/stop_request\.json|policies/evaluated_policy/.*|{_MARKS}',
     follows=r'policies/.*|train/result\.json',
     restores=rf'evaluations\.jsonl|learning_curve\.png|DONE|train/stop_request\.json|policies/evaluated_policy/.*|{_MARKS}',
     folders=('train', 'policies'),
 )
-_LAUNCH = Role(
+_LAUNCH = FileAccess(
     writes=r'logs/.*|commands\.txt|status/launch\.json',
     follows=r'status/.*|DONE|train/result\.json|train/checkpoints/checkpoint',
     restores=r'status/launch\.json|replay/(?:\d+/)?tables\.json',
     folders=('', 'status', 'train'),
 )
-_EXPORT = Role(writes=rf'(?!{_MARKS}$)(?:products|converted|policies)/.*', restores=r'policies/.*')
+_EXPORT = FileAccess(writes=rf'(?!{_MARKS}$)(?:products|converted|policies)/.*', restores=r'policies/.*')
 _ROLES = {
     'train': _TRAIN,
     'synchronous': _TRAIN,
     'train_offline': _TRAIN,
     'evaluate': _EVALUATE,
-    'evaluate_policy': Role(writes=r'policy_evaluations/.*', restores=r'policies/.*|DONE'),
+    'evaluate_policy': FileAccess(writes=r'policy_evaluations/.*', restores=r'policies/.*|DONE'),
     'launch': _LAUNCH,
-    'serve': Role(writes=r'status/serve\.json|serving/.*', follows=r'policies/.*', folders=('policies',)),
+    'serve': FileAccess(writes=r'status/serve\.json|serving/.*', follows=r'policies/.*', folders=('policies',)),
     'export': _EXPORT,
     'export_int8': dataclasses.replace(_EXPORT, restores=r'policies/.*|replay/checkpoints/.*|replay/tables\.json'),
-    'watch': Role(follows=r'status/.*|DONE|failure\.json', folders=('', 'status')),
-    'run_metrics': Role(follows=r'status/.*', folders=('status',)),
-    'doctor': Role(restores=r'summaries/.*|status/.*|evaluations\.jsonl|DONE|config\.gin'),
+    'watch': FileAccess(follows=r'status/.*|DONE|failure\.json', folders=('', 'status')),
+    'run_metrics': FileAccess(follows=r'status/.*', folders=('status',)),
+    'doctor': FileAccess(restores=r'summaries/.*|status/.*|evaluations\.jsonl|DONE|config\.gin'),
 }
 
 
-def role(job: str, name: str = '') -> Role:
+def role(job: str, name: str = '') -> FileAccess:
     """Returns a job's role.
 
     Args:
@@ -229,11 +229,11 @@ def role(job: str, name: str = '') -> Role:
     """
     status = rf'status/{re.escape(name or job)}\.json'
     if job == 'coordinator':  # or a relay
-        return Role(writes=status)
+        return FileAccess(writes=status)
     if job == 'collect':
-        return Role(writes=status, follows='DONE', folders=('',))
+        return FileAccess(writes=status, follows='DONE', folders=('',))
     if job == 'replay_server':
         shard = name.rpartition('_')[2]
         mine = rf'replay/{shard}/.*' if shard.isdecimal() else r'replay/(?!\d+/).*'
-        return Role(rf'{mine}|{status}', 'DONE', rf'{mine}|replay/(?:\d+/)?tables\.json', ('',), owns=True)
+        return FileAccess(rf'{mine}|{status}', 'DONE', rf'{mine}|replay/(?:\d+/)?tables\.json', ('',), owns=True)
     return _ROLES[job]
