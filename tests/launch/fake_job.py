@@ -6,11 +6,13 @@
   write=PATH     writes an empty file below ROOT              done         writes DONE
   once=STEP      does STEP only in its first process          exit=CODE    exits
   env=NAME       prints an environment variable               last_words=TEXT  prints a line at SIGTERM
+  fill           fills the disk with a file below ROOT
   cores          prints the cores that it may use
 
 It exits with 0 after the last step. SIGTERM: exits with 143, its name appended to ROOT/stopped.
 """
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -62,6 +64,10 @@ def do(step: str) -> None:
         threading.Event().wait(float(value))
     elif verb == 'await':
         await_file(RUN_DIR.root / value)
+    elif verb == 'fill':
+        with contextlib.suppress(OSError), (RUN_DIR.root / 'filler').open('wb', buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
     elif verb == 'write':
         (RUN_DIR.root / value).touch()
     elif verb == 'stubborn':

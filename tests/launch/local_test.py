@@ -192,6 +192,30 @@ def test_reports_a_finished_run(run, run_dir):
     assert run_dir.log('launch').read_text() == before
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A directory on a disk of 256 KiB."""
+    disk = tmp_path / 'disk'
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=256k', 'tmpfs', str(disk)]).returncode:
+        pytest.skip('a file system of its own needs root')
+    yield disk
+    subprocess.run(['umount', '-l', str(disk)], check=True)
+
+
+@pytest.mark.parametrize('code', [1, 2])
+def test_a_run_whose_disk_is_full_ends_with_one_line_and_status(small_disk, capsys, code):
+    """Whether a job met a file that it could not write, or knew the reason: its log is on that disk."""
+    run_dir, out = RunDir(small_disk / 'run'), io.StringIO()
+    jobs = topology(run_dir, train=[RUNNING, 'fill', f'exit={code}'])
+    assert local.run(jobs, run_dir, out=out) == 2, out.getvalue()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(
+        f'tflearn-launch: error: got a full disk of {run_dir.root}, where train ended with exit code'
+    )
+    assert line.endswith('; need room; make room, and start the same command again')
+
+
 def test_refuses_an_unwritable_root(tmp_path):
     (tmp_path / 'file').touch()
     run_dir = RunDir(tmp_path / 'file' / 'run')

@@ -81,6 +81,12 @@ def test_a_user_error_of_a_program_without_a_job_is_one_line(end_by):
     assert end_by(r"UserRuntimeError('got a\nb; need c')") == (2, 'tflearn-x: error: got a b; need c\n')
 
 
+def test_a_full_disk_is_one_line(end_by):
+    code, output = end_by("OSError(28, 'No space left on device', 'file')")
+    assert code == 2 and output.count('\n') == 1
+    assert output.startswith("tflearn-x: error: got a full disk of 'file' (No space left on device); need room; make ")
+
+
 def test_any_other_error_has_its_stack_and_status_1(end_by):
     code, output = end_by("KeyError('a')")
     assert code == 1

@@ -4,10 +4,12 @@ Everything else that a program raises is a defect, or a failure of the machine: 
 class is also the built-in error of its kind, so `except ValueError` catches a `UserValueError`.
 """
 
+import errno
 import os
 from collections.abc import Sequence
 
 TRY_AGAIN_EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h
+NEED_ROOM = 'need room; make room, and start the same command again'
 
 
 class UserError(Exception):
@@ -43,7 +45,7 @@ class UserRuntimeError(UserError, RuntimeError):
 
 
 def as_user_error(error: BaseException) -> BaseException:
-    """Returns the error of a file without permission as what it is, the user's; any other as it is."""
+    """Returns the error of a file without permission, or of a full disk, as the user's; any other as it is."""
     if isinstance(error, PermissionError) and error.filename and not isinstance(error, UserError):
         return UserOSError(
             f'got {os.fspath(error.filename)!r}, which this user may not use ({error.strerror}); need permission; '
@@ -51,6 +53,9 @@ def as_user_error(error: BaseException) -> BaseException:
         )
     if type(error).__name__ == 'PermissionDeniedError':  # TensorFlow's, of its own files
         return UserOSError(f'got a file without permission ({error}); need it; change its mode, or choose another path')
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f' of {os.fspath(error.filename)!r}' if error.filename else ''
+        return UserOSError(f'got a full disk{where} ({error.strerror}); {NEED_ROOM}')
     return error
 
 

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import NEED_ROOM, UserValueError
 from tflearn.files.run_dir import RunDir, job_kind
 from tflearn.files.status import Status
 from tflearn.launch.processes import JobProcess, OrphanReaper
@@ -165,20 +165,21 @@ class Supervisor:
             self._log_exit(process, '; the run continues without it, and starts it once more at the end')
             process.start_at = _LATER
             return None
-        self._log_exit(process, '; given up' if restarted else '')
+        is_full = _is_full(self._run_dir.root)
+        if not is_full:  # else the log's end is not there, and the disk is the reason
+            self._log_exit(process, '; given up' if restarted else '')
         if job.restart.spent == 'drop':
             substitutes = [other for other in self._processes if other.job.kind == job.kind and other is not process]
             if any(other.alive or other.exit_code == 0 or other.start_at is not None for other in substitutes):
                 return None
         restarts = f' after {process.restarts} restarts' if restarted else ''
         message = f'{job.name} {process.exit_text()}{restarts}; its log is {quoted(process.log)}'
-        if _is_full(self._run_dir.root):
-            message += (
-                f'; the disk of {quoted(self._run_dir.root)} is full; make room, and start the same command again'
-            )
+        if is_full:
+            where = quoted(self._run_dir.root)
+            message = f'tflearn-launch: error: got a full disk of {where}, where {message}; {NEED_ROOM}'
         if self._only(process):
             message += f'; the others are done, the policies are in {quoted(self._run_dir.policies)}'
-        return Failure(message, is_user_error=False)
+        return Failure(message, is_user_error=is_full)
 
     def request_save(self) -> None:
         """Asks the jobs that save for a checkpoint now."""
