@@ -17,7 +17,8 @@ from absl import flags, logging
 
 from tflearn.config import files
 from tflearn.core import extensions, tokens
-from tflearn.core.errors import UserError, UserValueError, as_user_error
+from tflearn.core.errors import UserError, UserValueError
+from tflearn.core.system_errors import as_user_error
 from tflearn.core.verbs import Verb
 from tflearn.core.waiting import HOST_PORT
 from tflearn.files.run_dir import is_url, local_path

@@ -21,7 +21,8 @@ from absl import logging
 
 from tflearn.config import job_config
 from tflearn.core import background
-from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserError, as_user_error
+from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserError
+from tflearn.core.system_errors import as_user_error
 from tflearn.core.waiting import PeerStopped, StopEvent, Stopped
 from tflearn.files.run_dir import display_text
 

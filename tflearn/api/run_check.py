@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tflearn.config.going_on import Effective
-from tflearn.core import errors
+from tflearn.core import errors, system_errors
 from tflearn.core.errors import UserError, UserRuntimeError, UserValueError
 from tflearn.files.run_dir import read_json
 from tflearn.launch.warm_parent import WarmParent, start_program
@@ -133,7 +133,7 @@ def answer(question: Question) -> dict[str, Any]:
     except Exception as error:
         from tflearn.config import job_config
 
-        known = errors.as_user_error(error)
+        known = system_errors.as_user_error(error)
         if not isinstance(known, UserError):
             raise
         return {'error': type(known).__name__, 'message': job_config.plain_message(known)}

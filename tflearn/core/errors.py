@@ -4,8 +4,6 @@ Everything else that a program raises is a defect, or a failure of the machine: 
 class is also the built-in error of its kind, so `except ValueError` catches a `UserValueError`.
 """
 
-import errno
-import os
 from collections.abc import Sequence
 
 TRY_AGAIN_EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h
@@ -42,21 +40,6 @@ class UserFileNotFoundError(UserOSError, FileNotFoundError):
 
 class UserRuntimeError(UserError, RuntimeError):
     """A call that can no longer succeed."""
-
-
-def as_user_error(error: BaseException) -> BaseException:
-    """Returns the error of a file without permission, or of a full disk, as the user's; any other as it is."""
-    if isinstance(error, PermissionError) and error.filename and not isinstance(error, UserError):
-        return UserOSError(
-            f'got {os.fspath(error.filename)!r}, which this user may not use ({error.strerror}); need permission; '
-            'change its mode or owner, or choose another path'
-        )
-    if type(error).__name__ == 'PermissionDeniedError':  # TensorFlow's, of its own files
-        return UserOSError(f'got a file without permission ({error}); need it; change its mode, or choose another path')
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f' of {os.fspath(error.filename)!r}' if error.filename else ''
-        return UserOSError(f'got a full disk{where} ({error.strerror}); {NEED_ROOM}')
-    return error
 
 
 def is_temporary(error: BaseException | None) -> bool:
