@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -45,6 +46,18 @@ class TwoStates(gymnasium.Env):
         self._state = (self._state + int(action)) % 2
         ended = self._steps == self._length
         return self._state, float(action), ended and self._state == 1, ended, {}
+
+
+class SlowResets(TwoStates):
+    """Its reset takes `secs`."""
+
+    def __init__(self, secs: float):
+        super().__init__()
+        self._secs = secs
+
+    def reset(self, **kwargs: Any) -> tuple[int, dict]:
+        threading.Event().wait(self._secs)
+        return super().reset(**kwargs)
 
 
 class Switches(gymnasium.Env):

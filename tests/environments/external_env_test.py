@@ -13,6 +13,7 @@ from tflearn.actors.actor import Actor
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.actors.evaluator import Evaluator
 from tflearn.core.types import check_batch
+from tflearn.core.waiting import wait_until
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import external_env, gymnasium_env
@@ -66,6 +67,17 @@ def test_a_vanished_client_loses_its_episode_and_the_others_go_on():
     assert playing.environment.num_rebuilt >= 1
     assert steps_of(playing)[7][0] == [(0, 0.0, 1.0, 0), (1, 1.0, 1.0, 1)]
     assert len(steps_of(playing)[1][0]) == 31
+
+
+def test_gives_signs_of_life_while_a_client_steps():
+    signs, begun = [], time.monotonic()
+    with Playing(make(1), report=lambda: signs.append(time.monotonic())) as playing:
+        simulator = Client(playing.environment.address, DEADLINE_SECS)
+        simulator.begin([1, 0])
+        wait_until(lambda: len(signs) == 2, 'two signs', 4.0)  # before the step would time out
+        assert simulator.step(0.0, [1, 1]) == 2
+        simulator.close()
+    assert signs[1] - begun > 1.5, 'one a second'
 
 
 def test_an_episode_that_is_given_up():

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 
+from tflearn.core import life
 from tflearn.core.types import IDLE
 from tflearn.environments import external_env
 from tflearn.environments.external_client import Client
@@ -27,18 +28,19 @@ class Playing:
       time_steps: all time steps that the environment returned.
     """
 
-    def __init__(self, environment, act=None):
+    def __init__(self, environment, act=None, report=lambda: None):
         self.environment, self.time_steps, self.idle = environment, [environment.reset()], []
         self._act = act or (lambda observation: (observation.sum(axis=1) % 5).astype(np.int64))
-        self._stop, self.error = threading.Event(), None
+        self._report, self._stop, self.error = report, threading.Event(), None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self):
         try:
-            while not self._stop.is_set():
-                self.idle.append(self.environment.info[IDLE])
-                self.time_steps.append(self.environment.step(self._act(self.time_steps[-1].observation)))
+            with life.reported(self._report):
+                while not self._stop.is_set():
+                    self.idle.append(self.environment.info[IDLE])
+                    self.time_steps.append(self.environment.step(self._act(self.time_steps[-1].observation)))
         except Exception as error:
             self.error = error
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -32,8 +33,9 @@ FREE = Experience(replay=Uniform(min_size=1, max_size=10_000, sampling='server')
 class Learner:
     """A learner as collectors see it: it publishes weights and reads reports."""
 
-    def __init__(self, run, make_agent, experience):
-        environment = run.factories()['make_environment'](num_environments=1, seed=0)
+    def __init__(self, run, make_agent, experience, make_environment=None):
+        make_environment = make_environment or run.factories()['make_environment']
+        environment = make_environment(num_environments=1, seed=0)
         self.agent = make_agent(environment.specs, create_train_step(), experience)
         environment.close()
         variables = self.agent.collect_policy.variables()
@@ -49,6 +51,10 @@ class Learner:
         self.version += 1
         self.publisher.publish(self.version, self.version, env_steps, finished)
 
+    def close(self):
+        self.publisher.close()
+        self.coordinator.close()
+
     def metrics(self):
         self.reader.read()
         return self.reader.metrics()
@@ -61,8 +67,25 @@ def learner(small_run):
     small_run.start_replay()
     learner = Learner(small_run, small_run.factories()['make_agent'], FREE)
     yield learner
-    learner.publisher.close()
-    learner.coordinator.close()
+    learner.close()
+
+
+@pytest.mark.parametrize('make, secs', [(vector_env.in_process, 0.6), (vector_env.in_worker_processes, 2.4)])
+def test_reports_while_its_environments_are_reset(small_run, make, secs):
+    """A launcher kills a job that does not report, and the learner does without one whose lease has expired."""
+    make_one = functools.partial(example_environments.SlowResets, secs)
+    small_run.experience, own = FREE, {'make_environment': functools.partial(make, make_one)}
+    small_run.start_replay(**own)
+    learner = Learner(small_run, small_run.factories()['make_agent'], FREE, **own)
+    learner.publish()
+    job = small_run.start(collect, num_environments=4, max_env_steps=8, **own)
+    seen = []
+    while not job.ended:
+        seen.append(small_run.status('collect_0').get('time') or time.time())
+        threading.Event().wait(0.05)
+    job.join()
+    learner.close()
+    assert max(np.diff(seen)) < 2.2, 'it reports within the 2.4 s of a batched reset'
 
 
 def test_ends_after_max_env_steps(small_run, learner):

@@ -174,6 +174,27 @@ def test_failed_episode_adds_nothing_to_the_next_one(run):
     wait_until(lambda: status().get('dropped_episodes') == 1, 'the status', 60)
 
 
+class Slow(gymnasium.Wrapper):
+    """An environment whose reset takes 0.8 s."""
+
+    def reset(self, **kwargs):
+        threading.Event().wait(0.8)
+        return super().reset(**kwargs)
+
+
+def test_reports_while_its_environments_are_reset(run):
+    def make_environment(num_environments, seed):
+        return vector_env.in_process(lambda: Slow(gymnasium.make('CartPole-v1')), num_environments, seed)
+
+    run.export(0, FALLS)
+    run.start(make_environment=make_environment, num_environments=4)
+    status, seen = (lambda: read_json(run.dir.status('evaluate')) or {}), []
+    while status().get('mean_return') is None:
+        seen += [status()['time']] if status().get('state') == 'running' else []
+        threading.Event().wait(0.05)
+    assert max(np.diff(seen)) < 2.7, 'it reports within the 3.2 s of a batched reset'
+
+
 def test_target_reached_twice_ends_training(run):
     run.export(3, BALANCES)
     run.start(target_return=475.0)

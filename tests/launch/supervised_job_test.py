@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
 
@@ -28,7 +30,7 @@ from tests.launch.fake_run import (
     wait_for,
 )
 from tflearn.files.run_dir import RunDir, read_json, write_json
-from tflearn.launch import warm_parent
+from tflearn.launch import local, reports, warm_parent
 from tflearn.launch.topology import COORDINATOR_ADDRESS, OWN_ADDRESS
 from tflearn.launch.warm_parent import WarmParent
 
@@ -190,7 +192,7 @@ def test_refuses_an_unknown_job(run_dir):
 
 _SERVE = """
 import os, pathlib, runpy, socket, sys
-from tflearn.launch import warm_parent
+from tflearn.launch import local, reports, warm_parent
 pathlib.Path('{pid}').write_text(str(os.getpid()))
 module, *sys.argv[1:] = warm_parent.serve(socket.socket(fileno=int(sys.argv[1])))
 runpy.run_module(module, run_name='__main__', alter_sys=True)
@@ -278,6 +280,28 @@ def test_jobs_end_with_it_and_start_again_by_themselves(run_dir, command, pid_fi
     for name in names:
         assert f'{name} ended with exit code 75; ' in out, 'how it ended is not known any more'
     assert stopped(run_dir)[3:] == names
+
+
+def test_a_silent_job_whose_end_it_does_not_say_is_named_once(run_dir, command, pid_file, monkeypatch):
+    monkeypatch.setattr(reports, 'SILENT_SECS', 0.2)
+    named = 'train has not reported for'
+    jobs = topology(run_dir, warm_parent=command, train=[RUNNING, 'once=await=never', 'done'])
+    counts = []
+
+    def stop_it() -> None:
+        pids(run_dir, 'train')
+        parent = int(pid_file.read_text())
+        os.kill(parent, signal.SIGSTOP)
+        wait_for(lambda: named in run_dir.log('launch').read_text(), 'the end of its patience')
+        threading.Event().wait(3.0)  # It would be named every second and a half.
+        counts.append(run_dir.log('launch').read_text().count(named))
+        os.kill(parent, signal.SIGCONT)
+
+    stopping = threading.Thread(target=stop_it)
+    stopping.start()
+    code = local.run(dataclasses.replace(jobs, silent_timeout_secs=1.0), run_dir, out=io.StringIO())
+    stopping.join(DEADLINE_SECS)
+    assert (code, counts) == (0, [1])
 
 
 def test_jobs_stop_cleanly_if_it_is_killed_together_with_launch_and_its_reaper(run_dir, command):

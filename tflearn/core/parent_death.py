@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int, number: int) -> None:
-    """Has this process get a signal when its parent ends. Ends it if that has ended already.
+    """Arranges that this process gets a signal when its parent ends. Ends it if that has ended already.
 
     Args:
       parent: the process id of the parent.

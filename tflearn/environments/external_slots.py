@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from tflearn.core import life
 from tflearn.net.http_messages import HttpRefusal
 
 _FREE, _OBSERVED, _ASKED, _TOLD = 'free', 'observed', 'asked', 'told'
@@ -201,13 +202,10 @@ class Slots:
           For each slot (result, None) of a step, (None, observation) at the beginning of an episode, and (None, None)
           for a slot without an episode, also for one whose episode was dropped.
         """
-        idle_until = self._clock() + idle_secs
+        idle_until, signs = self._clock() + idle_secs, life.Signs()
+        while self._must_wait(idle_until, signs):
+            signs.give()  # Clients go on meanwhile.
         with self._changed:
-            while not self._closed:
-                left = self._wait_secs(idle_until)
-                if left <= 0:
-                    break
-                self._changed.wait(left)
             now = self._clock()
             for slot in self.slots:
                 if slot.state == _ASKED and slot.waits_until <= now:
@@ -224,6 +222,16 @@ class Slots:
                     self._drop(slot, 'the environments were reset')
                 slot.state, slot.result, slot.waits_until = _FREE, None, 0.0
             self._changed.notify_all()
+
+    def _must_wait(self, idle_until: float, signs: life.Signs) -> bool:
+        """Waits for the clients until a sign of life is due; returns False if the batched step need not wait."""
+        with self._changed:
+            while not self._closed and (left := self._wait_secs(idle_until)) > 0:
+                until_due = signs.due - time.monotonic()
+                if until_due <= 0:
+                    return True
+                self._changed.wait(min(left, until_due))
+        return False
 
     def _wait_secs(self, idle_until: float) -> float:
         """Returns how long to wait for the next change; 0 if the batched step need not wait."""

@@ -5,6 +5,7 @@ The workers import this file, so it must stay importable without TensorFlow.
 """
 
 import contextlib
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from absl import logging
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
-from tflearn.core import composition
+from tflearn.core import composition, life
 from tflearn.core.errors import UserError, UserTypeError, UserValueError
 from tflearn.core.resumable import Resumable
 from tflearn.environments import gathering, infos
@@ -291,8 +292,11 @@ class RebuildingVectorEnv:
 
     def _make(self, make_one: Callable[[], Any], count: int) -> None:
         self._make_one, self._environments = make_one, []
+        signs = life.Signs()
         for _ in range(count):
             self._environments.append(_made(make_one))
+            if time.monotonic() >= signs.due:
+                signs.give()
 
     @contextlib.contextmanager
     def _closed_after_errors(self) -> Iterator[None]:
@@ -318,9 +322,11 @@ class RebuildingVectorEnv:
         Args:
           rows: its rows of the batch that have failed; None is row `i`.
         """
-        rows = [i] if rows is None else rows
+        rows, signs = [i] if rows is None else rows, life.Signs()
         while True:
             self.failures.add(rows, cause)
+            if time.monotonic() >= signs.due:
+                signs.give()
             with contextlib.suppress(*FAILURES):  # it is broken
                 self._environments[i].close()
             try:
@@ -361,7 +367,7 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
         """See `RebuildingVectorEnv`."""
         self._seed = seed if seed is not None else self._seed
         self._ended = [False] * self.num_envs
-        observations = []
+        observations, signs = [], life.Signs()
         for i, environment in enumerate(self._environments):
             try:
                 result = environment.reset(seed=seed_of(seed, i, num_rebuilt=0))
@@ -370,12 +376,15 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
                 raise
             except FAILURES as error:
                 observations.append(self._remade(i, cause_of(error), self._origins[i]))
+            if time.monotonic() >= signs.due:
+                signs.give()
         self._gather(observations)
         return self._batch
 
     def step(self, action: Any) -> Step:
         """See `RebuildingVectorEnv`."""
         observations, results, failed = [], [], []
+        signs, now = life.Signs(), time.monotonic
         for i, own_action in enumerate(iterate(self._action_space, action)):
             environment = self._environments[i]
             try:
@@ -393,6 +402,8 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
                 failed.append(i)
             observations.append(observation)
             results.append(result)
+            if now() >= signs.due:
+                signs.give()
         self._ended = [terminated or truncated for _, terminated, truncated, _ in results]
         self._gather(observations)
         return self._step_of(self._batch, results, action, failed)

@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_empty_array, iterate
 
+from tflearn.core import life
 from tflearn.core.errors import UserError
 from tflearn.environments import gathering, infos, sync_vector_env
 from tflearn.environments.sync_vector_env import cause_of, seed_of
@@ -138,17 +139,20 @@ class _Worker:
         with contextlib.suppress(OSError):  # it died; `answer` will return the cause
             self.pipe.send((command, argument))
 
-    def answer(self, deadline: float) -> tuple[bool, Any]:
+    def answer(self, deadline: float, signs: life.Signs) -> tuple[bool, Any]:
         """Returns (True, its result) or (False, the cause)."""
-        started = time.monotonic()
-        try:
-            if self.pipe.poll(max(0.0, deadline - started)):
-                return self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join(_DEATH_SECS)
-            exitcode = self.process.exitcode
-            cause = f'exit code {exitcode}' if (exitcode or 0) >= 0 else signal.Signals(-exitcode).name
-            return False, f'its process (pid {self.process.pid}) died ({cause})'
+        while True:
+            try:
+                if self.pipe.poll(max(0.0, min(deadline, signs.due) - time.monotonic())):
+                    return self.pipe.recv()
+            except (EOFError, OSError):
+                self.process.join(_DEATH_SECS)
+                exitcode = self.process.exitcode
+                cause = f'exit code {exitcode}' if (exitcode or 0) >= 0 else signal.Signals(-exitcode).name
+                return False, f'its process (pid {self.process.pid}) died ({cause})'
+            if time.monotonic() >= deadline:
+                break
+            signs.give()
         return False, f'its process (pid {self.process.pid}) did not answer in time and counts as hanging'
 
 
@@ -244,11 +248,11 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
             raise RuntimeError('got a call after an error or close(); need open environments; make new ones')
         for i, command in commands.items():
             self._workers[i].ask(*command)
-        deadline = time.monotonic() + timeout_secs
+        deadline, signs = time.monotonic() + timeout_secs, life.Signs()
         results: dict[int, Any] = {}
         failed: dict[int, Any] = {}
         for i in commands:
-            good, value = self._workers[i].answer(deadline)
+            good, value = self._workers[i].answer(deadline, signs)
             if isinstance(value, UserError):  # another one would do the same
                 raise value
             (results if good else failed)[i] = value

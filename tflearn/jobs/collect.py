@@ -18,7 +18,7 @@ from tflearn.coordinator.published_weights import Subscriber
 from tflearn.coordinator.reports import CreditReader
 from tflearn.coordinator.state import REPLAY as REPLAY_ROLE
 from tflearn.coordinator.weights_transport import CoordinatorLost, RequestRefused
-from tflearn.core import extensions, strategies
+from tflearn.core import extensions, life, strategies
 from tflearn.core.experience import Experience
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.train_step import set_env_steps
@@ -293,10 +293,16 @@ class _Collector:
         write = functools.partial(writer, policy_version=newest.policy_version)
         # Simulators may be slow: weights are to be refreshed, and leases renewed, all the same.
         until = time.monotonic() + REPORT_SECS
-        for _ in range(num_steps):
-            self._collection.run(1, write, newest.env_steps, newest.train_step)
-            if time.monotonic() >= until or self._num_allowed <= 0:
-                break
+        with life.reported(self._report_within_step):
+            for _ in range(num_steps):
+                self._collection.run(1, write, newest.env_steps, newest.train_step)
+                if time.monotonic() >= until or self._num_allowed <= 0:
+                    break
+
+    def _report_within_step(self) -> None:
+        self.report_if_due('running')
+        if self._stop.is_set():
+            raise Stopped('stopped within a step of the environments')
 
     def _pull(self) -> bool:
         """Assigns new weights if there are any. Returns whether training continues."""

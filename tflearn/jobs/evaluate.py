@@ -14,7 +14,7 @@ from absl import logging
 from tflearn.actors.evaluation_record import Evaluation, value
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator, Progress
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.core import side_tasks
+from tflearn.core import life, side_tasks
 from tflearn.core.action_mask import ActionMask
 from tflearn.core.errors import UserValueError, is_temporary
 from tflearn.core.experience import Experience
@@ -121,7 +121,11 @@ def evaluate(
             target = _Target(options.target_metric, target_return, options.lower_is_better)
             here = functools.partial(runner.run, record_video=record_video, videos=run.dir.videos)
             alive = functools.partial(report.set_state, 'running')
-            play = lambda candidate: others.play(candidate.path, lambda _: here(candidate), alive)  # noqa: E731
+
+            def play(candidate: Candidate) -> EpisodeStatistics:
+                with life.reported(alive):
+                    return others.play(candidate.path, lambda _: here(candidate), alive)
+
             _Evaluation(run, report, source, play, target, idle_timeout_secs).run()
         except Stopped:
             report.set_state('stopped')

@@ -176,6 +176,11 @@ class JobProcess:
         """Whether it was started and has not been seen to end."""
         return self._process is not None and self.exit_code is None
 
+    @property
+    def is_killed(self) -> bool:
+        """Whether it was killed since its last start; its end may not have been seen yet."""
+        return bool(self._killed_for)
+
     def poll(self) -> bool:
         """Returns True once, when the process has ended."""
         if self._process is None or not self.alive or self._process.poll() is None:

@@ -251,7 +251,7 @@ class Supervisor:
     def _check_silence(self, process: JobProcess, silent_secs: float) -> None:
         """Kills a job that has not reported for too long, after it was asked where its threads are."""
         most = self._topology.silent_timeout_secs
-        if not 0 < most < silent_secs:
+        if not 0 < most < silent_secs or process.is_killed:
             return
         process.dump()
         limit = f'(--silent_timeout_secs={most:g})'
