@@ -155,12 +155,12 @@ setuptools.setup(
         'rich>=13.7,<16',
         'setuptools>=68,<82',
         f'tensorflow>=2.15,<2.16; {CLASSIC}',
-        f'tensorflow>=2.21,<2.22; {CURRENT}',
+        f'tensorflow>=2.20,<2.22; {CURRENT}',
         f'tensorflow-probability==0.23.*; {CLASSIC}',
         f'tensorflow-probability==0.25.*; {CURRENT}',
         f'tensorboard>=2.19; {CURRENT}',  # TensorFlow brings its own until 2.20
         'tf-agents==0.19.*',
-        f'tf-keras>=2.21,<2.22; {CURRENT}',
+        f'tf-keras>=2.20,<2.22; {CURRENT}',
     ],
     extras_require=EXTRAS,
 )

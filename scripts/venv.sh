@@ -3,7 +3,8 @@
 # the checkout itself. pip checks the SHA-256 of each file that it installs.
 #
 # There are two lanes: classic (Python 3.11, TensorFlow 2.15, Reverb), which is taken where there is a Python 3.11, and
-# current (Python 3.13 or 3.12, TensorFlow 2.21). TFLEARN_LANE and TFLEARN_PYTHON choose.
+# current (Python 3.13 or 3.12, TensorFlow 2.21). A third one, tpu (Python 3.12, TensorFlow 2.20 for TPUs), is taken only
+# where TFLEARN_LANE names it. TFLEARN_LANE and TFLEARN_PYTHON choose.
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${TFLEARN_VENV:-$checkout/.venv${TFLEARN_LANE:+-$TFLEARN_LANE}}
@@ -19,14 +20,21 @@ versions() {
     '') echo 3.11 3.13 3.12 ;;
     classic) echo 3.11 ;;
     current) echo 3.13 3.12 ;;
-    *) fail "got TFLEARN_LANE=$TFLEARN_LANE; need classic or current" ;;
+    tpu) echo 3.12 ;;
+    *) fail "got TFLEARN_LANE=$TFLEARN_LANE; need classic, current or tpu" ;;
   esac
 }
 
 version_of() { "$1" -IS -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
 
 # Prints the lane of a Python.
-lane_of() { if [[ "$(version_of "$1")" == 3.11 ]]; then echo classic; else echo current; fi; }
+lane_of() {
+  case "$(version_of "$1") ${TFLEARN_LANE:-}" in
+    '3.11 '*) echo classic ;;
+    '3.12 tpu') echo tpu ;;
+    *) echo current ;;
+  esac
+}
 
 # Prints a Python that can make environments. One on the PATH may be a shim without a Python behind it, so each is tried.
 find_python() {
@@ -80,7 +88,7 @@ install_venv() {
   local python lock why=
   python=$(find_python)
   lock=$(lock_of "$python")
-  [[ $lock != */current/* || -n "${TFLEARN_LANE:-}${TFLEARN_PYTHON:-}" ]] || why=', since there is no Python 3.11'
+  [[ $lock == */classic/* || -n "${TFLEARN_LANE:-}${TFLEARN_PYTHON:-}" ]] || why=', since there is no Python 3.11'
   say "installing the $(lane_of "$python") lane into $venv with $("$python" --version)$why, once; a minute or two"
   echo incomplete >"$stamp"
   find "$venv" -mindepth 1 -maxdepth 1 ! -name "$(basename "$stamp")" -exec rm -rf {} +

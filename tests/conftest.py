@@ -62,8 +62,8 @@ def pytest_ignore_collect(collection_path, config):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if call.excinfo and lanes.needs_reverb(call.excinfo.value):
-        report.outcome, report.longrepr = 'skipped', (str(item.path), 0, 'Skipped: needs Reverb')
+    if call.excinfo and (missing := lanes.missing(call.excinfo.value)):
+        report.outcome, report.longrepr = 'skipped', (str(item.path), 0, f'Skipped: needs {missing}')
     return report
 
 

@@ -32,6 +32,7 @@ EXTRAS = (
 )
 LANES = {'classic': ('3.11',), 'current': ('3.12', '3.13')}  # and their versions of Python
 LOCK_FILES = [(name, lane) for lane in LANES for name in ('lock', *EXTRAS) if (name, lane) != ('tasks', 'classic')]
+LOCK_FILES.append(('lock', 'tpu'))
 LOCKED_EXTRAS = ('clusters', 'dev', 'experiments', 'games', 'onnx', 'product', 'serving', 'valkey')  # in lock.txt
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)
@@ -215,8 +216,12 @@ def test_locked_versions_have_hashes(name, lane):
 
 
 @pytest.mark.parametrize('extra', [*LOCKED_EXTRAS, *EXTRAS])
-@pytest.mark.parametrize(('lane', 'python_version'), [(lane, each) for lane in LANES for each in LANES[lane]])
+@pytest.mark.parametrize(
+    ('lane', 'python_version'), [(lane, each) for lane in LANES for each in LANES[lane]] + [('tpu', '3.12')]
+)
 def test_the_lock_fits_setup_py(wheel, extra, lane, python_version):
+    if lane == 'tpu' and extra not in LOCKED_EXTRAS:
+        pytest.skip('the lane has no other extras')
     full_version = f'{python_version}.9'
     environment = {
         'python_version': python_version,
@@ -229,6 +234,7 @@ def test_the_lock_fits_setup_py(wheel, extra, lane, python_version):
         requirement = Requirement(text)
         if not requirement.marker or requirement.marker.evaluate(environment):
             name = requirement.name.lower().replace('_', '-')
+            name = 'tensorflow-tpu' if (name, lane) == ('tensorflow', 'tpu') else name
             assert name in versions, f'got no {name} in requirements/; run scripts/lock'
             version = str(versions[name]).removeprefix('==')
             assert requirement.specifier.contains(version), (

@@ -35,6 +35,7 @@ def test_a_version_is_not_compared_by_its_digits_alone():
     with pytest.raises(ImportError, match='need gin-config 0'):
         preflight.check(HERE, {HERE: {'gin-config': '0.50'}})
     preflight.check(HERE, {HERE: {'gin-config': '0'}})
+    preflight.check(HERE, {HERE: {'gin-config': '7|0'}})
 
 
 def test_rejects_a_missing_package():

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.agents import example_data
-from tests.testing import experiences, written_summaries
+from tests.testing import experiences, lanes, written_summaries
 from tests.testing.algorithms import ALGORITHMS, names
 from tflearn.agents import dqn, impala, ppo
 from tflearn.core import strategies
@@ -122,6 +122,7 @@ def _trained(directory, made, counts, jit_compile, **loop):
     return results, [part.numpy() for part in parts if isinstance(part, tf.Variable)], uses_xla
 
 
+@lanes.compiles
 @pytest.mark.parametrize(
     ('make', 'counts'),
     [
@@ -220,6 +221,7 @@ def test_auto_leaves_out_large_networks(tmp_path, monkeypatch):
         assert not learner.jit_compiles
 
 
+@lanes.compiles
 def test_the_default_compiles_after_many_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(xla_loop, 'AUTO_AFTER_STEPS', 20)
     learner = _learner(tmp_path, *_dqn())

@@ -1,5 +1,6 @@
 """What only one lane of versions runs; see docs/support-horizon.md."""
 
+import importlib.metadata
 import pathlib
 import re
 import sys
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 
 IS_CURRENT = sys.version_info >= (3, 12)
+# TensorFlow for TPUs, whose XLA compiles nothing for a processor.
+IS_TPU = any(importlib.metadata.distributions(name='tensorflow-tpu'))
+compiles = pytest.mark.skipif(IS_TPU, reason='TensorFlow for TPUs compiles nothing for a processor')
 # Two lines of TF-Agents 0.19, which our packaged agents do not pass through.
 numpy_1 = pytest.mark.skipif(IS_CURRENT, reason="TF-Agents' own class fails with NumPy 2")
 # A long test of what others show of the current lane too, or of what the lane does not change.
@@ -52,6 +56,7 @@ DOCUMENTS = (
 _TESTS = pathlib.Path(__file__).parents[1]
 # Reverb has no package for the current lane.
 _USES_REVERB = re.compile(r'^\s*(import reverb|from (tflearn\.replay\.reverb|tests\.sampling\.prioritized_test))', re.M)
+_NO_COMPILER = 'could not find registered transfer manager for platform Host'
 _NEEDS_REVERB = re.compile('need --replay_backend=reverb|where reverb cannot be imported')
 
 
@@ -81,7 +86,14 @@ def is_other(path: pathlib.Path, documents: str) -> bool:
     return (path.relative_to(_TESTS).as_posix() in DOCUMENTS) != (documents == 'only')
 
 
-def needs_reverb(error: BaseException | None) -> bool:
-    """Returns whether a test met what the current lane refuses: draws by the server, and the address of one."""
+def missing(error: BaseException | None) -> str:
+    """Returns what a test met that its lane does not have, '' if that is nothing.
+
+    The current lane has no draws by the server, and no address of one; TensorFlow for TPUs no XLA for processors.
+    """
     checks = (AssertionError, pytest.fail.Exception)  # whose texts quote what a test expects
-    return IS_CURRENT and not isinstance(error, (*checks, type(None))) and bool(_NEEDS_REVERB.search(str(error)))
+    if isinstance(error, (*checks, type(None))):
+        return ''
+    if IS_TPU and _NO_COMPILER in str(error):
+        return 'XLA for processors'
+    return 'Reverb' if IS_CURRENT and _NEEDS_REVERB.search(str(error)) else ''

@@ -20,7 +20,9 @@ from tflearn.core.errors import UserImportError
 # The two lanes: Reverb's operations are compiled against exactly TensorFlow 2.15, which is compiled for NumPy 1 and has
 # no package for Python 3.12.
 CLASSIC = {'tensorflow': '2.15', 'dm-reverb': '0.14', 'tf-agents': '0.19', 'gin-config': '0.5', 'numpy': '1'}
-CURRENT = {'tensorflow': '2.21', 'tf-keras': '2.21', 'tf-agents': '0.19', 'gin-config': '0.5'}
+CURRENT = {'tensorflow': '2.21|2.20', 'tf-keras': '2.21|2.20', 'tf-agents': '0.19', 'gin-config': '0.5'}
+# Packages that own the same files as TensorFlow's, and replace it.
+TPU = {'tensorflow-tpu': '2.20', 'tf-keras': '2.20', 'tf-agents': '0.19', 'gin-config': '0.5'}
 LANES = {(3, 11): CLASSIC, (3, 12): CURRENT, (3, 13): CURRENT}
 
 # What TensorFlow and gym print when they are imported and, without a GPU, when TensorFlow looks for one; the user need
@@ -41,7 +43,7 @@ def check(
     """Checks the version of Python and those of the packages that every job needs, without importing them.
 
     Args:
-      lanes: the beginning of each distribution's version, by its name, for each version of Python.
+      lanes: how each distribution's version begins, alternatives divided by |, by its name, for each version of Python.
 
     Raises:
       ImportError: naming what to install.
@@ -49,15 +51,22 @@ def check(
     if python_version not in lanes:
         raise UserImportError(
             f'got Python {python_version[0]}.{python_version[1]}; need 3.11 (with TensorFlow 2.15 and Reverb), 3.12 or '
-            '3.13 (with TensorFlow 2.21); use a virtual environment of one of them (./scripts/quickstart makes one)'
+            '3.13 (with TensorFlow 2.21, or 2.20 for TPUs); use a virtual environment of one of them (./scripts/quick'
+            'start makes one)'
         )
-    for name, needed in lanes[python_version].items():
+    for name, needed in _needed(lanes[python_version]).items():
         found = _installed(name)
-        if not f'{found}.'.startswith(f'{needed}.'):
+        versions = needed.split('|')
+        if not f'{found}.'.startswith(tuple(f'{each}.' for each in versions)):
             raise UserImportError(
-                f'got {f"{name} {found}" if found else f"no {name}"} in {sys.prefix}; need {name} {needed}.*; '
-                f"install it: {sys.executable} -m pip install '{name}=={needed}.*'"
+                f'got {f"{name} {found}" if found else f"no {name}"} in {sys.prefix}; need {name} {versions[0]}.*; '
+                f"install it: {sys.executable} -m pip install '{name}=={versions[0]}.*'"
             )
+
+
+def _needed(lane: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns what a lane needs here: where TensorFlow for TPUs is installed, what goes with that."""
+    return TPU if lane is CURRENT and _installed('tensorflow-tpu') else lane
 
 
 def _installed(name: str) -> str | None:
@@ -68,7 +77,7 @@ def _installed(name: str) -> str | None:
 
 def versions(program: str) -> str:
     """Returns what --version prints: the program's version, and those that it runs with."""
-    found = {name: _installed(name) or '(none)' for name in LANES.get(sys.version_info[:2], CURRENT)}
+    found = {name: _installed(name) or '(none)' for name in _needed(LANES.get(sys.version_info[:2], CURRENT))}
     others = ', '.join(f'{name} {version}' for name, version in found.items())
     return f'{program} {tflearn.__version__} (Python {platform.python_version()}, {others})'
 

@@ -27,7 +27,7 @@ def test_the_vm_supervises_all_jobs_after_its_setup(run_dir, tmp_path):
     command, _, script = queued_resources.render(topology(), run_dir, 'p', OPTIONS).partition('\n')
     assert command == (
         '# gcloud compute tpus queued-resources create tflearn-my-run --node-id=tflearn-my-run --zone=us-central2-b '
-        "--accelerator-type=v4-8 --runtime-version=tpu-vm-tf-2.15.1-pjrt --spot '--network=a b' "
+        "--accelerator-type=v4-8 --runtime-version=tpu-ubuntu2204-base --spot '--network=a b' "
         f"'--metadata-from-file=startup-script={run_dir.root}/startup.sh'"
     )
     programs = {'curl': 'echo ${HOST:-0}', 'mount': f'echo mount $* > {tmp_path}/first', 'py': 'echo $*'}

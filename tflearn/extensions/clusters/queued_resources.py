@@ -34,7 +34,7 @@ class QueuedResourcesOptions:
     Attributes:
       zone: where the TPU is; needed.
       accelerator_type: the TPU's kind and size.
-      runtime_version: the software of its VM.
+      runtime_version: the software of its VM; the default is Google's for v4 and older, without TensorFlow.
       project: who pays; '' is gcloud's own default.
       gcloud: further options of gcloud, such as '--spot'.
       setup: shell commands that come first on the VM: they mount the run directory, and install what the jobs need.
@@ -44,7 +44,7 @@ class QueuedResourcesOptions:
 
     zone: str = ''
     accelerator_type: str = 'v4-8'
-    runtime_version: str = 'tpu-vm-tf-2.15.1-pjrt'
+    runtime_version: str = 'tpu-ubuntu2204-base'
     project: str = ''
     gcloud: str = ''
     setup: str = ''
