@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+from tests.testing import lanes
 from tests.testing.learner import batch
 from tflearn.learner import dry_run, tpu_data
 from tflearn.learner.batches import DatasetBatches
@@ -40,6 +41,7 @@ def test_bytes_of_each_link():
     assert one_reader.bytes_per_step()['host to host, batches'] == 4 * of_replica
 
 
+@lanes.compiles
 def test_compiles_a_step_without_taking_it():
     counter = tf.Variable(0)
 
@@ -57,6 +59,7 @@ def test_compiles_a_step_without_taking_it():
     assert 'XLA compiled the train step of one replica for a CPU in' in text
 
 
+@lanes.compiles
 def test_names_what_xla_does_not_have():
     report = dry_run.of_step(lambda element: tf.strings.as_string(element['n']), BATCH, 0, ClusterShape(1, 2))
     (line,) = report.refusals
@@ -126,6 +129,7 @@ def test_gradients_of_a_part_without_those_of_its_targets():
     assert dry_run.gradient_bytes(agent) == 4 * (3 + 2)
 
 
+@lanes.compiles
 def test_compiles_the_learners_own_step(make_agent, make_dataset_fn):
     agent, strategy = make_agent(), tf.distribute.get_strategy()
     batches = DatasetBatches(make_dataset_fn(), strategy)
