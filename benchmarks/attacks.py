@@ -8,6 +8,9 @@ table says how many failed, their 99th percentile, and what the server's memory 
 failed, took longer than a second at the 99th percentile, or a server grew by 50 MB (150 MB where it gets 16 whole
 requests of 4 MB of JSON at once).
 
+Each port also gets 10,000 valid and half-valid messages (`wrong_messages`): a server must answer each, or refuse it by
+the field's name; afterwards it must stand still and have grown by 150 MB at most.
+
 Only servers that this program starts are attacked, at 127.0.0.1.
 """
 
@@ -33,7 +36,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import edge_requests  # noqa: E402
+from benchmarks import edge_requests, half_valid, wrong_forms, wrong_messages  # noqa: E402
 from benchmarks.unfinished_streams import Streams  # noqa: E402
 from tests.testing import console_programs  # noqa: E402
 from tflearn.coordinator.server import MAX_CONNECTIONS  # noqa: E402
@@ -54,13 +57,14 @@ def main() -> int:
     parser.add_argument('--secs', type=float, default=60.0, help='of each attack')
     parser.add_argument('--idle', type=int, default=1100, help='idle connections')
     parser.add_argument('--handles', type=int, default=1024, help='file handles of each server')
+    parser.add_argument('--messages', type=int, default=10_000, help='half-valid ones to each port')
     parser.add_argument('--servers', default=','.join(SERVERS))
     parser.add_argument('--log', type=argparse.FileType('w'), default=None, help='what servers log')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     options = parser.parse_args()
     rows = []
     for name in options.servers.split(','):
-        with tempfile.TemporaryDirectory() as root:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
             rows += SERVERS[name](pathlib.Path(root), options)
     for row in rows:
         print('| ' + ' | '.join(map(str, row.values())) + ' |')
@@ -96,7 +100,7 @@ def attacked(
     """
     for _ in range(20):
         ask(True), ask(False)
-    before = _resident_mb(pid)
+    before = half_valid.resident_mb(pid)
     process = multiprocessing.get_context('fork').Process(target=_attack, args=(attack, secs))
     process.start()
     latencies, failures, most = [], [], before
@@ -108,7 +112,7 @@ def attacked(
         except Exception as error:
             failures.append(repr(error)[:200])
         latencies.append(time.monotonic() - start)
-        most = max(most, _resident_mb(pid))
+        most = max(most, half_valid.resident_mb(pid))
         time.sleep(0.02)  # noqa: TID251
     process.join(30)
     process.kill()
@@ -263,6 +267,7 @@ def serve(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str,
         f'--port={port}',
         f'--rest_port={rest}',
         f'--metrics_port={metrics}',
+        f'--decision_log={root / "log"}',
     )
     with _program(options, 'serve', *flags) as pid, grpc.insecure_channel(address) as kept:
         wait_until(lambda: b'running' in _read(RunDir(root).status('serve')), 'the server', 60)
@@ -294,6 +299,26 @@ def serve(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str,
                 'REST of serve: 4 MB of lists and numbers', pid, posts(rest, *nested), asked, options.secs, 150.0
             )
         yield from _http_attacks('metrics of serve', pid, metrics, 32, '/metrics', options)
+        yield from _half_valid_requests(pid, kept, rest, metrics, options)
+
+
+def _half_valid_requests(
+    pid: int, channel: Any, rest: int, metrics: int, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    yield half_valid.over_http('metrics of serve', pid, metrics, wrong_forms.METRICS, options.messages)
+    rows = {'observation': [[1.0, 0.5]]}
+    yield half_valid.over_http('REST of serve', pid, rest, wrong_forms.rest('greedy_policy', rows, 1), options.messages)
+    shape = {'dim': [{'size': 1}, {'size': 2}]}
+    tensor = {'dtype': 'DT_FLOAT', 'tensorShape': shape, 'floatVal': [1.0, 0.5]}
+    messages = wrong_forms.grpc_messages('greedy_policy', {'observation': tensor}, 1)
+
+    def ask(count: int) -> tuple[dict[str, int], list[str]]:
+        def call(method: str, data: bytes) -> object:
+            return channel.unary_unary(method)(data, wrong_messages.DEADLINE_SECS)
+
+        return wrong_forms.ask_grpc(call, messages, count, half_valid.SEED)
+
+    yield half_valid.sent('gRPC of serve', pid, ask, options.messages)
 
 
 def coordinator(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -303,6 +328,14 @@ def coordinator(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dic
         wait_until(lambda: is_listening(f'{HOST}:{port}'), 'the server', 60)
         places = min(MAX_CONNECTIONS, options.handles // 2)  # every second handle is left free
         yield from _http_attacks('coordinator', pid, port, places, '/v1/status', options)
+        with contextlib.closing(wrong_messages.Port(port)) as asked:
+            wrong_forms.take_over(asked)
+        yield half_valid.over_http('coordinator', pid, port, wrong_forms.coordinator(), options.messages)
+        relay = free_port()
+        addresses = f'--coordinator_address={HOST}:{port}', f'--relay_address={HOST}:{relay}'
+        with _program(options, 'coordinator', *addresses) as relaying:
+            wait_until(lambda: is_listening(f'{HOST}:{relay}'), 'the relay', 60)
+            yield half_valid.over_http('relay', relaying, relay, wrong_forms.coordinator(), options.messages)
 
 
 def run_metrics(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -311,20 +344,44 @@ def run_metrics(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dic
     with _program(options, 'run_metrics', f'--root_dir={root}', f'--port={port}') as pid:
         wait_until(lambda: is_listening(f'{HOST}:{port}'), 'the server', 60)
         yield from _http_attacks('run-metrics', pid, port, 32, '/metrics', options)
+        yield half_valid.over_http('run-metrics', pid, port, wrong_forms.METRICS, options.messages)
+
+
+def feed(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Attacks the port of a feed, as its job has it."""
+    port = free_port()
+    code = (
+        'import threading; from tflearn.sampling.feed_server import FeedServer\n'
+        f"server = FeedServer('{HOST}', {port}, 'localhost:1'); threading.Event().wait()"
+    )
+    with _process(options, '-c', code) as pid:
+        wait_until(lambda: is_listening(f'{HOST}:{port}'), 'the server', 60)
+        yield from _http_attacks('feed', pid, port, 64, '/v1/feed', options)
+        yield half_valid.over_http('feed', pid, port, wrong_forms.FEED, options.messages)
 
 
 def simulators(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Attacks the server of external simulators, as a collector has it."""
     port = free_port()
     code = (
-        'import threading; from tflearn.environments.external_env import make; '
+        'import numpy as np; from tflearn.environments.external_env import make; '
         'from tflearn.environments.external_server import *\n'
-        f"environment = make(1, None, {{'shape': (2,)}}, {{'choices': 5}}, ExternalOptions(ports=({port},)))\n"
-        'environment.reset(); threading.Event().wait()'
+        f'options = ExternalOptions(ports=({port},), begin_wait_secs=0.01)\n'
+        f"environment = make(1, None, {wrong_forms.OBSERVATION_SPEC}, {{'choices': 5}}, options)\n"
+        'environment.reset()\n'
+        'while True: environment.step(np.zeros(1, np.int64))'
     )
     with _process(options, '-c', code) as pid:
         wait_until(lambda: is_listening(f'{HOST}:{port}'), 'the server', 60)
         yield from _http_attacks('simulators', pid, port, 256, '/v1/specs', options)
+
+        def play(count: int) -> tuple[dict[Any, int], list[str]]:
+            asked = wrong_messages.Port(port)
+            with contextlib.closing(asked):
+                wrong_forms.play(asked, count, half_valid.SEED)
+            return asked.statuses, asked.faults
+
+        yield half_valid.sent('simulators', pid, play, options.messages)
 
 
 def _http_attacks(
@@ -382,16 +439,17 @@ def _process(options: argparse.Namespace, *arguments: str) -> Iterator[int]:
         process.wait()
 
 
-def _resident_mb(pid: int) -> float:
-    pages = int(pathlib.Path(f'/proc/{pid}/statm').read_text().split()[1])
-    return pages * resource.getpagesize() / 1e6
-
-
 def _read(path: pathlib.Path) -> bytes:
     return path.read_bytes() if path.exists() else b''
 
 
-SERVERS = {'serve': serve, 'coordinator': coordinator, 'simulators': simulators, 'run_metrics': run_metrics}
+SERVERS = {
+    'serve': serve,
+    'coordinator': coordinator,
+    'simulators': simulators,
+    'feed': feed,
+    'run_metrics': run_metrics,
+}
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -96,7 +96,7 @@ def test_messages_survive_encoding():
             f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": {{"env_steps": "5"}}}}',
             r"counts.env_steps='5'; need a n",
         ),
-        (f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": [5]}}', 'need a control message'),
+        (f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": [5]}}', r'counts=\[5\]; need numbers by name'),
         (
             f'{{"protocol": 3, "kind": "Report", {LEASE}, "counts": {{}}, "episodes": [{{"return": null}}]}}',
             'episodes.return=None; need a number',

@@ -39,6 +39,7 @@ class Options:
     [
         ({'share': 1.0}, UserValueError, 'got Options.share=1.0; need a number of at least 0 and below 1'),
         ({'share': math.nan}, UserValueError, 'got Options.share=nan; need a finite number of at least 0 and below 1'),
+        ({'rate': 10**400}, UserValueError, f"got Options.rate=1{'0' * 99}; need a number above 0, or 'auto'"),
         ({'rate': math.inf}, UserValueError, "got Options.rate=inf; need a finite number above 0, or 'auto'"),
         (
             {'interval_steps': 0},

@@ -233,9 +233,10 @@ def test_clients_get_the_description():
         ({'gear': 3}, r'got observation.gear from 3 to 3; need 0 to 2'),
         ({'gear': 1.5}, 'got observation.gear with float64 values; need int64'),
         ({'gear': [1]}, r'got observation.gear with shape \[1\]; need \[\]'),
-        ({'gear': None}, 'got observation.gear with object values'),
+        ({'gear': None}, 'got observation.gear with NoneType; need numbers'),
+        ({'image': ['x' * 50_000, *[''] * 50_000]}, 'got observation.image with str; need numbers'),  # 10 GB in numpy
         ({'image': [[0, 256], [0, 0]]}, 'got observation.image with numbers beyond uint8'),
-        ({'image': [[0, 1], [0]]}, 'got observation.image as lists of different lengths'),
+        ({'image': [[0, 1], [0]]}, 'got observation.image with lists of several sizes'),
         ({'image': 'AAA='}, 'got observation.image of 2 bytes; need 4'),
         ({'image': '!'}, 'got observation.image as a string that is no base64'),
         ({'arm': {'position': [0.0, float('nan')], 'counts': [0, 0]}}, 'numbers that are not finite'),

@@ -172,7 +172,7 @@ def test_a_kernel_without_ipv6_is_no_failure(monkeypatch):
 
 @pytest.mark.slow
 def test_programs_with_few_file_handles_stand_every_attack(tmp_path):
-    options = argparse.Namespace(secs=3.0, idle=150, handles=128, log=None)
+    options = argparse.Namespace(secs=3.0, idle=150, handles=128, log=None, messages=300)
     for name, attack in attacks.SERVERS.items():
         (tmp_path / name).mkdir()
         for row in attack(tmp_path / name, options):

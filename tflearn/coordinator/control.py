@@ -21,13 +21,13 @@ from typing import Annotated, Any, TypeVar
 from tflearn.core import settings
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Range
+from tflearn.core.texts import check_text
 from tflearn.core.waiting import LEASE_SECS
 
 PROTOCOL = 3
 ENV_STEPS, ENV_STEPS_LIMIT = 'env_steps', 'env_steps_limit'  # in a report's counts; `CollectOptions.max_env_steps`
 FORGET_SECS = 600.0  # a sender that was silent for that long, and for two leases, is forgotten
 _MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
-_MAX_TEXT = 256  # characters of a name
 _MAX_VERSIONS_AHEAD = 10_000  # of the newest credits
 _MAX_ITEMS_AT_ONCE = 1 << 20
 _MAX_NAMES = 2_000  # of counts, and of an episode's metrics
@@ -265,12 +265,20 @@ def _decode(fields: dict[str, Any], kind: Any) -> Any:
     if name != kind.__name__:
         raise UserValueError(f'got a control message of the kind {name!r}; need {kind.__name__}')
     if kind is Credits:
-        shares = tuple(Share(**share) for share in fields['shares'])
+        given = fields['shares']
+        if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+            raise UserValueError(f'got a control message with shares={given!r:.40}; need a list of objects')
+        try:
+            shares = tuple(Share(**share) for share in given)
+        except TypeError as error:
+            raise UserValueError(f'got a control message with other shares ({error}); need Share each') from error
         return _checked(Credits(**fields | {'shares': shares}), *map(_checked, shares))
     report = Report(_checked(Lease(**fields.pop('lease'))), **fields)
-    _check_numbers('counts', report.counts, _TOTAL)
+    if not isinstance(report.episodes, list | tuple):
+        raise UserValueError(f'got a control message with episodes={report.episodes!r:.40}; need a list')
+    check_numbers('counts', report.counts, TOTAL)
     for episode in report.episodes:
-        _check_numbers('episodes', episode, _METRIC)
+        check_numbers('episodes', episode, _METRIC)
     return _checked(report)
 
 
@@ -280,29 +288,26 @@ def _checked(message: Any, *_: Any) -> Any:
     settings.check(_RULES[type(message)], owner, vars(message))
     for name in ('name', 'owner'):
         if name in vars(message):
-            _check_text(owner + name, getattr(message, name))
+            check_text(owner + name, getattr(message, name))
     return message
 
 
-def _check_numbers(what: str, numbers: Mapping[str, float], rule: settings.Rule) -> None:
-    if len(numbers) > _MAX_NAMES:
-        raise UserValueError(f'got a control message with {len(numbers)} names in {what}; need at most {_MAX_NAMES}')
+def check_numbers(what: str, numbers: Any, rule: settings.Rule, most: int = _MAX_NAMES) -> None:
+    """Raises ValueError unless these are numbers by name, as `rule` needs each, and at most so many."""
+    if not isinstance(numbers, Mapping):
+        raise UserValueError(f'got a control message with {what}={numbers!r:.40}; need numbers by name')
+    if len(numbers) > most:
+        raise UserValueError(f'got a control message with {len(numbers)} names in {what}; need at most {most}')
     for name, number in numbers.items():
-        _check_text(f'a control message with a name in {what}', name)
+        check_text(f'a control message with a name in {what}', name)
         if error := rule.error(f'a control message with {what}.{name}', number):
             raise error
-
-
-def _check_text(what: str, text: Any) -> None:
-    """Raises ValueError for a text that a log, a file or a metric's name could not hold."""
-    if not isinstance(text, str) or not 0 < len(text) <= _MAX_TEXT or not text.isprintable():
-        raise UserValueError(f'got {what}={text!a:.100}; need a printable text of 1 to {_MAX_TEXT} characters')
 
 
 # What a message may hold, checked where it is read: the divisions of credits make too many to check each. A number
 # outside of it would not fail here, but where messages are summed, compared or waited for: in the learner, and again in
 # each one that is started after it.
-_COUNT = Annotated[int, Range(least=0, most=1 << 53)]
+COUNT = Annotated[int, Range(least=0, most=1 << 53)]
 _EPOCH = Annotated[int, Range(least=1, most=1 << 53)]
 _VERSION = Annotated[int, Range(least=-1, most=MAX_VERSION)]
 _SHARED = Annotated[int, Range(least=1, most=_MAX_ITEMS_AT_ONCE)]
@@ -312,18 +317,18 @@ _RULES = {
         {
             'delivered': Annotated[int, Range(least=0, most=1 << 50)],  # a share's `allowed` counts on from it
             'items_at_once': Annotated[int, Range(least=0, most=_MAX_ITEMS_AT_ONCE)],
-            'first_episode': _COUNT,
+            'first_episode': COUNT,
             'policy_version': _VERSION,
         }
     ),
-    Share: settings.rules({'epoch': _EPOCH, 'items_at_once': _SHARED, 'allowed': _COUNT, 'order': _COUNT}),
+    Share: settings.rules({'epoch': _EPOCH, 'items_at_once': _SHARED, 'allowed': COUNT, 'order': COUNT}),
     Credits: settings.rules(
         {
             'policy_version': _VERSION,
-            'items_per_version': _COUNT,
+            'items_per_version': COUNT,
             'surplus': Annotated[int, Range(least=-(1 << 53), most=1 << 53)],
         }
     ),
 }
-_TOTAL = settings.Rule(Annotated[float, Range(least=0, most=1 << 53)])
+TOTAL = settings.Rule(Annotated[float, Range(least=0, most=1 << 53)])
 _METRIC = settings.Rule(Annotated[float, Range(least=-MAX_METRIC, most=MAX_METRIC)])

@@ -36,7 +36,7 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.coordinator import control, weights_transport
+from tflearn.coordinator import control, request_fields, weights_transport
 from tflearn.coordinator.client import CLAIM, INCARNATION, Coordinator, Role
 from tflearn.coordinator.state import MAX_WAIT_SECS, RELAY, Conflict, Newest, State, claim_of
 from tflearn.coordinator.weights_transport import (
@@ -49,7 +49,6 @@ from tflearn.coordinator.weights_transport import (
 )
 from tflearn.core import background
 from tflearn.core.access import Access
-from tflearn.core.errors import UserValueError
 from tflearn.net import server_options
 from tflearn.net.http_messages import HttpRefusal, Response, json_response
 from tflearn.net.http_server import HttpServer, Request
@@ -63,6 +62,8 @@ _SLOW_SECS, _PREFERRED_BYTES_PER_SEC, _END_SECS = 5.0, 1e7, 5.0
 _WAIT = re.compile(r'\bwait=(\d{1,6})')
 _REPORT_SECS = 1.0
 _REGISTERED = {'role': str, 'index': int, 'address': str, 'contract': dict, 'had_epoch': bool}
+_REPORTED = {'after': int, 'acknowledged': dict, 'env_steps': dict}
+_ASKED, _STATE = {'number': int, 'wait': int | float}, {'state': str}
 
 
 class CoordinatorServer:
@@ -115,10 +116,12 @@ class CoordinatorServer:
             f'PUT {PATH}': self._put,
             'POST /v1/report': lambda request: state.put_report(control.decode(bytes(request.body()), control.Report)),
             'POST /v1/reports': self._reports,
-            'PUT /v1/credits': lambda request: state.put_credits(_claim(request), request.text()),
+            'PUT /v1/credits': self._put_credits,
             'POST /v1/credits': self._credits,
-            'POST /v1/beat': lambda request: state.beat(_claim(request), request.json({'state': str})['state']),
-            'PUT /v1/counts/ID': lambda request, index: state.put_counts(_index(index), request.json()),
+            'POST /v1/beat': self._beat,
+            'PUT /v1/counts/ID': lambda request, index: state.put_counts(
+                request_fields.index(index), request_fields.tables(request.json())
+            ),
             'GET /v1/counts': lambda request: state.counts(),
         }
 
@@ -138,24 +141,33 @@ class CoordinatorServer:
         return checked
 
     def _register(self, request: Request) -> Mapping[str, Any]:
-        return self.state.register(**request.json(_REGISTERED, _REGISTERED), claim=_claim(request))
+        message = request.json(_REGISTERED, _REGISTERED)
+        request_fields.check_registration(message)
+        return self.state.register(**message, claim=_claim(request))
 
     def _reports(self, request: Request) -> Mapping[str, Any]:
-        message = request.json({'after': int, 'acknowledged': dict, 'env_steps': dict})
-        for name in ('acknowledged', 'env_steps'):
-            if not all(type(number) is int and number >= 0 for number in message[name].values()):
-                raise UserValueError(f'got {name} with what is no number of at least 0; need numbers by sender')
+        message = request.json(_REPORTED, _REPORTED)
+        request_fields.check_reports(message)
         number, reports = self.state.reports(
             _claim(request), message['after'], message['acknowledged'], message['env_steps']
         )
         return {'number': number, 'reports': [control.encode(report) for report in reports]}
 
     def _credits(self, request: Request) -> Mapping[str, Any]:
-        message = request.json({'number': int, 'wait': int | float})
-        if not message['wait'] >= 0:  # NaN would never be over
-            raise UserValueError(f'got wait={message["wait"]}; need seconds of at least 0')
+        message = request.json(_ASKED, _ASKED)
+        request_fields.check(message)  # a wait of NaN seconds would never be over
         number, text = self.state.credits(message['number'], min(message['wait'], MAX_WAIT_SECS))
         return {'number': number, 'credits': text}
+
+    def _put_credits(self, request: Request) -> None:
+        claim, text = _claim(request), request.text()
+        control.decode(text, control.Credits)
+        self.state.put_credits(claim, text)
+
+    def _beat(self, request: Request) -> None:
+        message = request.json(_STATE, _STATE)
+        request_fields.check(message)
+        self.state.beat(_claim(request), message['state'])
 
     def _get(self, request: Request) -> Response:
         """Answers with the newest publication, also at a relay."""
@@ -207,12 +219,6 @@ class CoordinatorServer:
 
 def _claim(request: Request) -> Any:
     return claim_of(request.headers.get(CLAIM))
-
-
-def _index(text: str) -> int:
-    if not text.isdecimal() or len(text) > 6:
-        raise UserValueError(f'got the index {text!r}; need that of a replay server')
-    return int(text)
 
 
 def options(address: str, token: str | None, max_connections: int = MAX_CONNECTIONS) -> ServerOptions:

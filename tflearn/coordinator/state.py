@@ -14,18 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from tflearn.coordinator import request_fields
 from tflearn.coordinator.control import ENV_STEPS, ENV_STEPS_LIMIT, Report
+from tflearn.coordinator.request_fields import ENDED, WORKING
 from tflearn.coordinator.weights_transport import Message
 from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import LEASE_SECS
 
 REPLAY, TRAIN, RELAY = 'replay', 'train', 'relay'  # roles
-WORKING, ENDED = 'working', 'ended'
 MAX_WAIT_SECS = 30.0
 _MAKERS = (REPLAY, TRAIN)  # of the contract
 _KEPT = 4  # publications to which a difference can be made
 _MAX_EPOCHS_AHEAD = 1000
 _MAX_SENDERS, _MAX_EPISODES, _MOST_REPORTS = 10_000, 1000, 1000
+_MAX_ADDRESSES, _MAX_PARTS = 20_000, 32  # of all roles; of the contract
 _MAX_NUMBERS = 4_000_000  # of all senders' reports and episodes: about 400 MB
 _MAX_ANSWER_NUMBERS = 400_000  # of an answer with reports: about 20 MB
 
@@ -166,6 +168,13 @@ class State:
             compared = {name for name in self._contract.keys() & contract.keys() if not name.startswith('_')}
             if any(self._contract[name] != contract[name] for name in compared):
                 raise Conflict('got another contract; need that of the run', contract=self._contract)
+            if role in _MAKERS and len({*self._contract, *contract}) > _MAX_PARTS:
+                raise Conflict(
+                    f'got a contract whose parts are more than {_MAX_PARTS} with those of the run; need fewer'
+                )
+            known = self._addresses.get(role, {})
+            if address and index not in known and sum(map(len, self._addresses.values())) >= _MAX_ADDRESSES:
+                raise Conflict(f'got the address of a job beyond {_MAX_ADDRESSES}; need fewer')
             if claim:
                 self._learner = self._taken(claim, had_epoch)
                 self._learner_state, self._learner_at = WORKING, self._clock()
@@ -368,13 +377,13 @@ class State:
         served = {**message.counters, 'bytes': message.num_bytes, 'tag': message.tag} if message else {}
         with self._changed:
             return {
+                **served,
                 'incarnation': self.incarnation,
                 'run_id': self.run_id,
                 'phase': self.phase,
                 'epoch': self._learner.epoch if self._learner else 0,
                 'newest_version': self._newest_version,
                 'senders': len(self._senders),
-                **served,
             }
 
     def close(self) -> None:
@@ -394,6 +403,7 @@ def claim_of(text: str | None) -> Claim | None:
     if not text:
         return None
     epoch, _, owner = text.partition('/')
-    if not epoch.isdecimal() or len(epoch) > 20 or not owner:
+    if not epoch.isdecimal() or len(epoch) > 20 or not owner.isprintable() or not owner:
         raise UserValueError(f'got the claim {text[:80]!r}; need EPOCH/OWNER')
+    request_fields.check({'epoch': int(epoch)})
     return Claim(int(epoch), owner)

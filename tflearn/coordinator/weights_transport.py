@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from tflearn.coordinator import control
 from tflearn.core.errors import UserValueError
 from tflearn.net.http_client import HttpClient
 
@@ -32,6 +33,14 @@ _MAGIC = b'tflearnW'
 _HEADER_BYTES = 16  # the magic and the header's length
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_DIMENSIONS = 32
+# Of each data type of a variable; numpy itself does not know bfloat16.
+_ITEM_BYTES = {
+    **dict.fromkeys(('bool', 'int8', 'uint8'), 1),
+    **dict.fromkeys(('int16', 'uint16', 'float16', 'bfloat16'), 2),
+    **dict.fromkeys(('int32', 'uint32', 'float32'), 4),
+    **dict.fromkeys(('int64', 'uint64', 'float64', 'complex64'), 8),
+    'complex128': 16,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,12 +198,16 @@ def _parse_header(fields: Any) -> Message:
     for name, shape, dtype, sent, num_bytes, digest in fields['variables']:
         of = (isinstance(each, str) for each in (name, dtype, sent, digest))
         sizes = all(type(each) is int and each >= 0 for each in (*shape, num_bytes)) and len(shape) <= _MAX_DIMENSIONS
-        if not (all(of) and sizes):
+        if not (all(of) and sizes and dtype in _ITEM_BYTES and sent in _ITEM_BYTES and name.isprintable()):
             raise UserValueError('a variable without a name, a shape, types, a size and a digest')
+        if num_bytes != math.prod(shape) * _ITEM_BYTES[sent]:
+            raise UserValueError(f'the variable {name} of {num_bytes} bytes, not those of {shape} of {sent}')
         variables.append(Variable(name, tuple(shape), dtype, sent, num_bytes, digest))
     counters = dict(fields['counters'])
-    if not all(isinstance(value, int) for value in counters.values()):
-        raise UserValueError('a counter that is no whole number')
+    for name, value in counters.items():
+        most = control.MAX_VERSION if name == 'policy_version' else 1 << 53
+        if not name.isprintable() or not isinstance(value, int) or not -1 <= value <= most:
+            raise UserValueError(f'the counter {name!a}={value!r:.40}, which is no whole number from -1 to {most}')
     return Message(counters, tuple(variables), (None,) * len(variables))
 
 

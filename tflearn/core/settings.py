@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +42,8 @@ class Range:
     advice: str = ''
 
     def __contains__(self, value: Any) -> bool:
-        return bool(self.least <= value <= self.most and self.above < value < self.below)
+        is_finite = -sys.float_info.max <= value <= sys.float_info.max  # an integer can be larger than any float
+        return bool(is_finite and self.least <= value <= self.most and self.above < value < self.below)
 
     def __str__(self) -> str:
         bounds = (('at least', self.least), ('above', self.above), ('at most', self.most), ('below', self.below))

@@ -3,10 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from tflearn.core import settings
+from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Range
 
 _COUNTS = ('size', 'max_size', 'inserts', 'samples')
 _LIMITS = ('samples_per_insert', 'min_diff', 'max_diff')
+_COUNT, _LIMIT = Annotated[int, Range(least=0, most=1 << 53)], Annotated[float, Range()]
+_RULES = settings.rules({**dict.fromkeys(_COUNTS, _COUNT), **dict.fromkeys(_LIMITS, _LIMIT)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +40,26 @@ class TableCounts:
     signature: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def as_json(self) -> dict[str, int | float]:
-        """Returns the counts and limits by name."""
-        return {name: getattr(self, name) for name in (*_COUNTS, *_LIMITS)}
+        """Returns the counts and limits by name, without limits that are none: JSON has no infinity."""
+        found = {name: getattr(self, name) for name in (*_COUNTS, *_LIMITS)}
+        return {name: number for name, number in found.items() if math.isfinite(number)}
 
     @classmethod
-    def parse(cls, fields: Mapping[str, Any]) -> 'TableCounts':
-        """Returns what `as_json` returned; raises KeyError, TypeError or ValueError if it is none."""
-        size, max_size, inserts, samples = (int(fields[name]) for name in _COUNTS)
-        ratio, min_diff, max_diff = (float(fields[name]) for name in _LIMITS)
-        return cls(size, max_size, inserts, samples, ratio, min_diff, max_diff)
+    def parse(cls, fields: Any, table: str = 'a table') -> 'TableCounts':
+        """Returns what `as_json` returned.
+
+        Args:
+          table: its name, for errors.
+
+        Raises:
+          ValueError or TypeError: if it is something else; it names the field.
+        """
+        if not isinstance(fields, Mapping) or not {*_COUNTS} <= fields.keys() <= _RULES.keys():
+            got = ', '.join(sorted(fields)) if isinstance(fields, Mapping) else type(fields).__name__
+            need = f'{", ".join(_COUNTS)}, and if limited {", ".join(_LIMITS)}'
+            raise UserValueError(f'got {table} with {got!a:.200}; need {need}')
+        settings.check(_RULES, f'{table}.', fields)
+        return cls(**fields)
 
 
 def summed(parts: Iterable[TableCounts]) -> TableCounts:

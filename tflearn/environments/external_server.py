@@ -36,6 +36,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments.external_slots import Result, Slots
+from tflearn.net import json_arrays
 from tflearn.net.http_messages import Response, json_response
 from tflearn.net.http_server import HttpServer, Request, Route
 from tflearn.net.server_options import ServerOptions, url_host
@@ -116,10 +117,7 @@ def from_json(value: Any, spec: types.NestedTensorSpec, name: str) -> Any:
 
 
 def _listed(value: Any, dtype: np.dtype, name: str) -> np.ndarray:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise UserValueError(f'got {name} as lists of different lengths; need lists of numbers of its shape') from error
+    array = json_arrays.numbers(name, value)
     if array.dtype.kind not in ('biuf' if dtype.kind == 'f' else 'biu') and array.size:
         raise UserValueError(f'got {name} with {array.dtype.name} values; need {dtype.name}')
     with np.errstate(over='ignore'):

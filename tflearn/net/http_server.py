@@ -21,7 +21,7 @@ from absl import logging
 from aiohttp import web
 
 from tflearn.core import background, tokens
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.core.waiting import is_listening
 from tflearn.net.http_connections import Connection, Connections
 from tflearn.net.http_messages import HttpRefusal, Response, json_object, json_response
@@ -333,10 +333,11 @@ def _addresses(host: str, port: int, failures: list[str]) -> list[tuple[Any, Any
 
 def _refusal(error: Exception, request: Request) -> Response:
     """Returns what is answered for an error."""
-    if isinstance(error, HttpRefusal | UserValueError):
+    if isinstance(error, HttpRefusal | UserValueError | UserTypeError):
         status = error.status if isinstance(error, HttpRefusal) else HTTPStatus.BAD_REQUEST
-        logging.log_first_n(logging.WARNING, 'refused a request of %s: %s', 20, request.client_address, error)
-        return json_response({'error': str(error)[:_MAX_QUOTED]}, status)
+        text = str(error)[:_MAX_QUOTED]
+        logging.log_first_n(logging.WARNING, 'refused a request of %s: %s', 20, request.client_address, text)
+        return json_response({'error': text}, status)
     logging.error('a request failed', exc_info=error)
     text = f'{type(error).__name__}: the server has the details in its log'
     return json_response({'error': text}, HTTPStatus.INTERNAL_SERVER_ERROR)

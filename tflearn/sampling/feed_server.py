@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core.errors import UserValueError
+from tflearn.core.texts import check_text
 from tflearn.net.http_client import HttpClient
 from tflearn.net.http_messages import HttpRefusal, Response, json_response
 from tflearn.net.http_server import HttpServer, Request
@@ -28,7 +29,7 @@ _MAX_BODY = 2 << 20
 _MAX_CONNECTIONS = 64
 _ANNOUNCED_SECS = 10.0
 _MAX_WORKERS = 10_000
-_MAX_NAME = 64
+_ANNOUNCED = {'worker': str, 'dataset_id': str, 'protocol': int, 'element': list, 'row': str}
 _WORKER_TIMEOUT_MS = 5_000
 _GC_CHECK_MS = 2_000
 _GC_TIMEOUT_MS = 30_000  # after that the readers of a learner that is gone are ended
@@ -77,8 +78,12 @@ class FeedServer:
         self._server.close()
 
     def _announce(self, request: Request) -> Response:
-        contract = request.json()
-        worker = str(contract.pop('worker', ''))[:_MAX_NAME]
+        contract = request.json(_ANNOUNCED, _ANNOUNCED)
+        worker = contract.pop('worker')
+        check_text('worker', worker)
+        check_text('dataset_id', contract['dataset_id'])
+        if not all(isinstance(each, str) for each in contract['element']):
+            raise UserValueError(f'got element={contract["element"]!a:.80}; need a list of texts')
         if refusal := self._put(worker, contract):
             raise HttpRefusal(HTTPStatus.CONFLICT, refusal)
         return json_response({})

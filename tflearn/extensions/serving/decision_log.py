@@ -335,8 +335,9 @@ def outcome_lines(message: Mapping[str, Any], now: float) -> list[bytes]:
 
 
 def _line(outcome: Any, index: int, now: float) -> bytes:
-    if not isinstance(outcome, Mapping) or not outcome.keys() <= _KEYS:
-        raise InvalidRequest(f'got the outcome {index} with other keys; {_FORM}')
+    if not isinstance(outcome, Mapping) or (unknown := outcome.keys() - _KEYS):
+        got = f'{min(unknown)!a:.80}' if isinstance(outcome, Mapping) else type(outcome).__name__
+        raise InvalidRequest(f'got the outcome {index} with other keys; {_FORM}; got {got}')
     for key in ('event_id', 'outcome_id'):
         value = outcome.get(key, '' if key == 'event_id' else 'none')
         if not isinstance(value, str) or not 0 < len(value) <= MAX_ID + 8:  # with the number of its row

@@ -1,8 +1,6 @@
 """The tensors of TensorFlow Serving's REST interface: JSON in rows ("instances") or columns ("inputs"), and back."""
 
 import base64
-import contextlib
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.extensions.serving.served_version import InvalidRequest, Signature
-from tflearn.net import http_messages
+from tflearn.net import http_messages, json_arrays
 
-_MAX_RANK, _MAX_LISTS = 32, 1 << 17
+_MAX_LISTS = 1 << 17
 
 _KINDS = {'i': 'iu', 'u': 'iu', 'f': 'iuf', 'V': 'iuf', 'b': 'b', 'O': 'O'}  # those of JSON for each of a dtype
 
@@ -60,6 +58,8 @@ def parse(body: memoryview) -> PredictJson:
         raise InvalidRequest(f'got {" and ".join(forms) or "neither"}; need either "instances" or "inputs"')
     if not isinstance(signature, str) or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise InvalidRequest('got another signature_name or output_filter; need a string, or a list of strings')
+    if wrong := [text for text in (signature, *names) if not text.isprintable()]:
+        raise InvalidRequest(f'got {wrong[0]!a:.80} as signature_name or in output_filter; need printable names')
     form = forms[0]
     given = message[form]
     if form == 'instances':
@@ -108,26 +108,11 @@ def _is_binary(value: Any) -> bool:
 
 
 def _tensor(name: str, value: Any) -> np.ndarray:
-    """Returns the tensor in a nested list. Raises InvalidRequest if there is none."""
-    level: list[Any] = [value]
-    shape: list[int] = []
-    while level and isinstance(level[0], list):
-        size = len(level[0])
-        if len(shape) == _MAX_RANK or any(type(each) is not list or len(each) != size for each in level):
-            raise InvalidRequest(f'got {name[:80]} with lists of several sizes; need a tensor')
-        shape.append(size)
-        level = list(itertools.chain.from_iterable(level))
-    kinds = set(map(type, level))
-    dtypes = (np.bool_,) if kinds == {bool} else (np.int64, np.uint64) if kinds == {int} else (np.float64,)
+    """Returns the tensor in a nested list. Raises ValueError if there is none."""
+    values, shape, kinds = json_arrays.flattened(name, value)
     if kinds <= {str, dict} and kinds:
-        dtypes, level = (np.object_,), [_bytes(name, each) for each in level]
-    elif kinds != {bool} and not kinds <= {int, float}:
-        names = ', '.join(sorted(kind.__name__ for kind in kinds))
-        raise InvalidRequest(f'got {name[:80]} with {names}; need numbers, strings, or true and false')
-    for dtype in dtypes:
-        with contextlib.suppress(OverflowError):
-            return np.array(level, dtype).reshape(shape)
-    raise InvalidRequest(f'got {name[:80]} with a number that is too large; need one of 64 bits')
+        return np.array([_bytes(name, each) for each in values], np.object_).reshape(shape)
+    return json_arrays.to_array(name, values, shape, kinds)
 
 
 def _bytes(name: str, value: Any) -> bytes:

@@ -166,7 +166,8 @@ class Signature:
             sizes = {name: shape[0] for name, shape in sorted(shapes.items())}
             raise InvalidRequest(f'got inputs of several batch sizes, {sizes}; need the same for all')
         if not 1 <= next(iter(rows)) <= self.max_rows:
-            raise InvalidRequest(f'got a batch of {next(iter(rows))}; need 1 to {self.max_rows} rows')
+            names = ', '.join(self.inputs)
+            raise InvalidRequest(f'got a batch of {next(iter(rows))}; need 1 to {self.max_rows} rows of {names}')
 
     def check_values(self, inputs: Mapping[str, np.ndarray]) -> None:
         """Checks integers of checked shapes against their bounds.

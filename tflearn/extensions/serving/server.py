@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import tensorflow as tf
-from google.protobuf import json_format, struct_pb2
+from google.protobuf import struct_pb2
 from google.protobuf.message import DecodeError
 
 from tflearn.core import side_tasks
@@ -301,7 +301,7 @@ class PolicyServer:
 
     async def _record_outcomes(self, request: Any) -> Any:
         answer: Any = struct_pb2.Struct()
-        answer.update(await self.record_outcomes(json_format.MessageToDict(request)))
+        answer.update(await self.record_outcomes(_plain(request)))
         return answer
 
     async def get_model_metadata(self, request: Any) -> Any:
@@ -361,7 +361,19 @@ class PolicyServer:
         if version is not None:
             return holder.get(version)
         given = caller_metadata.get()
-        return holder.of_key(given.get('canary-key') or given.get('event-id') or '')
+        return holder.of_key(_text_of_client(given, 'canary-key') or _text_of_client(given, 'event-id'))
+
+
+def _plain(message: Any) -> Any:
+    """Returns the value of a Struct, or of a part of one. (protobuf's own conversion fails for NaN and infinities.)"""
+    if isinstance(message, struct_pb2.Struct):
+        return {name: _plain(value) for name, value in message.fields.items()}
+    kind = message.WhichOneof('kind')
+    if kind == 'list_value':
+        return [_plain(value) for value in message.list_value.values]
+    if kind == 'struct_value':
+        return _plain(message.struct_value)
+    return None if kind in (None, 'null_value') else getattr(message, kind)
 
 
 def _check_finite(name: str, array: np.ndarray, dtype: tf.DType) -> None:
