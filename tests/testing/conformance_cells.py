@@ -29,7 +29,7 @@ from tests.testing.plain_loader import PlainLoader
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.data.reader import Dataset
-from tflearn.environments import vector_env
+from tflearn.environments import pacing, vector_env
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import run as job_run
 from tflearn.jobs.collect import collect
@@ -48,6 +48,7 @@ from tflearn.transforms import normalize, transformed
 NUM_TRAIN_STEPS = 20
 BRIEF_TRAIN_STEPS = 4  # an actor may be trained in some steps only
 TIMEOUT_SECS = 600.0
+STEP_INTERVAL_SECS = 0.01
 STORED = {'max_size': 64, 'min_size': 1}
 
 IN_PROCESS = ('synchronous', 'worker processes')
@@ -263,6 +264,13 @@ class Run:
         self.made.append(make(one, num_environments, seed))
         return self.made[-1]
 
+    def _make_paced(self, num_environments: int, seed: int) -> Any:
+        """Makes the environments of a collector."""
+        if self.path == 'queue':  # whose collector waits for the learner
+            return self._make_environments(num_environments, seed)
+        # While the learner compiles, one that is never blocked would take more of the processor than the learner.
+        return pacing.make(num_environments, seed, self._make_environments, STEP_INTERVAL_SECS)
+
     def train(self) -> None:
         """Trains; a ValueError or TypeError refuses the cell."""
         root = self.folder / 'run'
@@ -330,7 +338,7 @@ class Run:
         soon = mock.patch.object(reader, '_CHECK_CLOSED_MS', 300)  # so that streams end soon after they are closed
         with soon, contextlib.closing(run):
             run.start_replay()
-            collector = run.start(collect, num_environments=2)
+            collector = run.start(collect, num_environments=2, make_environment=self._make_paced)
             run.start(train, num_train_steps=NUM_TRAIN_STEPS, exports=exports).join(TIMEOUT_SECS)
             collector.join(TIMEOUT_SECS)
 
