@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tflearn
-from tests.testing import jobs, written_summaries
+from tests.testing import jobs, warm_parents, written_summaries
 from tflearn.agents import dqn
 from tflearn.api import training
 from tflearn.api.run_settings import RunSettings
@@ -253,7 +253,7 @@ def test_a_run_goes_on_to_its_target_after_an_error(tmp_path):
 def test_a_wrong_configuration_is_refused_before_any_work(tmp_path, monkeypatch, arguments, error, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
-    with pytest.raises(error, match=message):
+    with warm_parents.forked(warm_parents.loaded()), pytest.raises(error, match=message):
         tflearn.train(**{'gin_file': 'dqn_cartpole', **arguments})
     assert not list(tmp_path.iterdir())
 

@@ -90,7 +90,7 @@ def kinds_of_replay(files: Sequence[SourceFile]) -> list[str]:
         file.at(node.lineno)
         for file in files
         if file.parts[0] in ('tflearn', 'scripts')
-        for node in ast.walk(file.syntax)
+        for node in file.nodes
         if isinstance(node, ast.Call) and ast.unparse(node.func) == 'isinstance' and len(node.args) == 2
         if any(ast.unparse(part).split('.')[-1] in REPLAY_KINDS for part in ast.walk(node.args[1]))
     ]
@@ -146,7 +146,7 @@ def names(files: Sequence[SourceFile]) -> list[str]:
 
 
 def _defined(file: SourceFile) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(file.syntax):
+    for node in file.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name
 
@@ -175,5 +175,5 @@ def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _code_lines(file: SourceFile) -> int:
-    docstrings = sum(_docstring_lines(node) for node in ast.walk(file.syntax))
+    docstrings = sum(_docstring_lines(node) for node in file.nodes)
     return sum(1 for line in file.text.splitlines() if line.strip()) - docstrings

@@ -4,6 +4,7 @@ A reader who wants to know what a job does has to hold all that it loads, whoeve
 """
 
 import ast
+import functools
 import json
 import pathlib
 import subprocess
@@ -45,6 +46,7 @@ def loaded(statements: list[str]) -> list[dict[str, int]]:
     return [{name: code_lines(ROOT / name) for name in names if not name.startswith(LEFT_OUT)} for names in files]
 
 
+@functools.cache
 def code_lines(path: pathlib.Path) -> int:
     """Returns the lines that hold a token which is neither a comment nor part of a docstring."""
     with path.open('rb') as file:

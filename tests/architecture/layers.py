@@ -279,7 +279,7 @@ def run_dir_paths(files: Sequence[SourceFile]) -> list[str]:
             continue
         with_dot = [
             (node.value, node.lineno)
-            for node in ast.walk(file.syntax)
+            for node in file.nodes
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r'\S*\.\S*', node.value)
         ]
         for text, line in sorted({*_joined(file), *with_dot}, key=lambda found: found[1]):
@@ -297,7 +297,7 @@ def user_errors(files: Sequence[SourceFile]) -> list[str]:
         f'{file.at(node.lineno)}: got {node.func.id}(...); need User{node.func.id} of tflearn.core.errors'
         for file in files
         if file.parts[0] in ('tflearn', 'scripts')
-        for node in ast.walk(file.syntax)
+        for node in file.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in USERS_KINDS
     ]
 
@@ -308,7 +308,7 @@ def evaluated_text(files: Sequence[SourceFile]) -> list[str]:
         f'{file.at(node.lineno)}: got {node.func.id}(...); need no code that is made of text; import the module'
         for file in files
         if file.parts[0] in ('tflearn', 'scripts')
-        for node in ast.walk(file.syntax)
+        for node in file.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ('eval', 'exec')
     ]
 
@@ -327,7 +327,7 @@ def mechanisms(files: Sequence[SourceFile]) -> list[str]:
 def _joined(file: SourceFile) -> list[tuple[str, int]]:
     """Returns the string literals that `file` joins to a path, each with its line."""
     literals: list[ast.expr] = []
-    for node in ast.walk(file.syntax):
+    for node in file.nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             literals += [node.left, node.right]
         elif isinstance(node, ast.Call) and dotted_name(node.func).split('.')[-1] in ('join', 'joinpath', 'Path'):

@@ -26,6 +26,11 @@ class SourceFile:
         return ast.parse(self.text, self.path)
 
     @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree: rules look at them again and again, and walking takes longer than parsing."""
+        return [*ast.walk(self.syntax)]
+
+    @functools.cached_property
     def _lines(self) -> list[bytes]:
         return self.text.encode().splitlines()
 
@@ -44,7 +49,7 @@ class SourceFile:
     def imports(self) -> list[tuple[str, int]]:
         """Full names that the file imports, each with its line; `from a import b` is 'a.b'."""
         found = []
-        for node in ast.walk(self.syntax):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 found += [(alias.name, node.lineno) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -61,7 +66,7 @@ class SourceFile:
         After `import tensorflow as tf`, `tf.function` is a reference to 'tensorflow.function'.
         """
         full_names = {}
-        for node in ast.walk(self.syntax):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 # Without `as`, `import a.b` binds `a`.
                 whole = [
@@ -72,7 +77,7 @@ class SourceFile:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 full_names |= {alias.asname or alias.name: f'{node.module}.{alias.name}' for alias in node.names}
         found = list(self.imports)
-        for node in ast.walk(self.syntax):
+        for node in self.nodes:
             if isinstance(node, ast.Attribute):
                 first, *rest = dotted_name(node).split('.')
                 if first in full_names:
@@ -105,6 +110,6 @@ def read(root: pathlib.Path) -> list[SourceFile]:
 
 def functions(file: SourceFile) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Yields every function and method of `file`."""
-    for node in ast.walk(file.syntax):
+    for node in file.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node

@@ -327,8 +327,9 @@ gymnasium.register('RegisteredByOwnTasks-v0', cartpole.CartPoleEnv)
 def test_the_launcher_itself_loads_no_tensorflow(tmp_path):
     (tmp_path / 'own').mkdir()
     (tmp_path / 'own' / 'tasks.py').write_text(OWN_TASKS)
+    # The first check is in a process of its own, the second in a fork.
     program = """
-import sys
+import pathlib, sys
 from tflearn.core import preflight
 preflight.import_from_here()
 from tflearn.api import process_run, run_check
@@ -337,8 +338,10 @@ from tflearn.files.run_dir import RunDir
 own = ['import own.tasks', 'gymnasium_env.make.name="RegisteredByOwnTasks-v0"']
 print_only = process_run.Backend(render=True)
 assert process_run.run(RunDir('run'), 'dqn_cartpole', own, package='scripts', backend=print_only) == 0
+from tests.testing import warm_parents
 try:
-    process_run.run(RunDir('run'), 'dqn_cartpole', own[1:], package='scripts', backend=print_only)
+    with warm_parents.forked(pathlib.Path(sys.argv[1])):
+        process_run.run(RunDir('run'), 'dqn_cartpole', own[1:], package='scripts', backend=print_only)
 except ValueError as error:
     assert "got name='RegisteredByOwnTasks-v0'" in str(error), error
 else:
@@ -346,7 +349,8 @@ else:
 assert not {'tensorflow', 'tf_agents', 'reverb', 'gin', 'own.tasks', 'tflearn.jobs.train'} & set(sys.modules)
 """
     environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT), 'PYTHONSAFEPATH': '1'}  # As a console command is started.
-    subprocess.run([sys.executable, '-c', program], cwd=tmp_path, env=environment, check=True, timeout=DEADLINE_SECS)
+    command = [sys.executable, '-c', program, str(warm_parents.loaded())]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=DEADLINE_SECS)
 
 
 def test_helpfull_lists_all_flags(tmp_path):

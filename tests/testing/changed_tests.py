@@ -81,9 +81,7 @@ def _needs(file: SourceFile, known: Collection[str], public: Mapping[str, str]) 
 
 
 def _texts(file: SourceFile) -> Iterable[str]:
-    return (
-        node.value for node in ast.walk(file.syntax) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+    return (node.value for node in file.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 @functools.cache

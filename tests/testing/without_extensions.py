@@ -8,7 +8,10 @@ _PACKAGE = 'tflearn.extensions'
 _TESTS = pathlib.Path(__file__).parents[1]
 # Beside `tests/extensions`: files of tests whose subject is between the core and what stands around it. A single such
 # test of another file has the mark `extensions`, and imports what it needs itself.
-_USERS = ('chaos', 'core/extensions_test.py', 'scripts/exit_status_test.py')  # whole systems, and all programs
+_USERS = (
+    *('chaos', 'core/extensions_test.py', 'scripts/exit_status_test.py'),  # whole systems, and all programs
+    'tf_agents_script_test.py',  # whose learner is that of an extension
+)
 
 
 class _Refusing:
