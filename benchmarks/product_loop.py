@@ -47,6 +47,8 @@ CANDIDATES, ROWS, WINDOW_SECS, EPSILON, DRIFT, HELD_OUT = 10, 100, 1.0, 0.3, 0.1
 DEADLINE_SECS, MEAN_SECS_BETWEEN_KILLS = 900.0, 10.0
 COLUMNS = """
 action = {kind = 'integer', high = 1999}
+reward_range = [-2, 2]
+
 [observation]
 user = {column = 'observation_user', length = 16}
 candidates = {kind = 'mask', column = 'mask'}
@@ -74,8 +76,7 @@ loop.Schedule.poll_secs = 0.5
 GATE = f"""@loop.Gate()
 loop.Gate.epsilon = {EPSILON}
 loop.Gate.held_out = {HELD_OUT}
-loop.Gate.margin = 0.05
-loop.Gate.min_effective_sample_size = 50"""
+loop.Gate.margin = 0.05"""
 NAMES = {'gated': 'with the gate', 'always': 'without the gate', 'frozen': 'the first policy'}
 
 

@@ -33,7 +33,8 @@ def _run_data(stop: threading.Event) -> None:
             RunDir(flags.FLAGS.root_dir),
             flags.FLAGS.data,
             values_of(flags.FLAGS, 'min_return', 'max_return', 'max_episodes', 'max_damaged'),
-            **values_of(flags.FLAGS, 'policy', 'train_step', 'epsilon', 'gamma', 'horizon', 'num_features'),
+            **values_of(flags.FLAGS, 'policy', 'train_step', 'epsilon', 'temperature', 'gamma'),
+            **values_of(flags.FLAGS, 'horizon', 'num_features'),
             **values_of(flags.FLAGS, 'num_bootstrap', 'num_refits', 'estimate_behaviour', 'seed'),
         )
         print(found.text(), flush=True)

@@ -109,14 +109,16 @@ def test_a_run_trains_and_exports(trained):
     assert policy.train_step == 60
 
 
-def test_vocabularies_of_the_data_go_with_the_policy_and_with_what_begins_with_it(trained, tmp_path):
+def test_what_the_data_say_goes_with_the_policy_and_with_what_begins_with_it(trained, tmp_path):
     assert external.load(trained.policy('greedy_policy')).metadata['vocabularies'] == WORDS
-    data_sets.write(tmp_path / 'decisions', 60)
+    data_sets.write(tmp_path / 'decisions', 70)
     write_json(tmp_path / 'decisions' / 'vocabularies.json', {'action': ['cup', 'pot', 'lid']})
     initial = Initial(seed=3, policy=str(trained.policy('greedy_policy') / '20'))
     second = train(tmp_path / 'second', tmp_path / 'decisions', num_steps=20, initial=initial)
-    found = external.load(second.policy('greedy_policy')).metadata['vocabularies']
-    assert found == {**WORDS, 'action': ['cup', 'pot', 'lid']}
+    found = external.load(second.policy('greedy_policy')).metadata
+    assert found['vocabularies'] == {**WORDS, 'action': ['cup', 'pot', 'lid']}
+    first = external.load(trained.policy('greedy_policy')).metadata['trained_on']
+    assert [each['path'] for each in found['trained_on']] == [str(tmp_path / 'decisions'), first[0]['path']]
 
 
 class Interrupted(Exception):

@@ -110,6 +110,17 @@ def test_a_greedy_policy_with_epsilon(exported):
     assert np.isneginf(never).all()
 
 
+def test_a_temperature_divides_the_logits_before_random_actions_are_mixed_in(exported):
+    _, specs, time_step = made('ppo_discrete')
+    policy, loaded = exported('ppo_discrete', 'collect_policy')
+    logits = policy.distribution(tf.nest.map_structure(tf.constant, time_step)).action.logits.numpy().reshape(SIZE, 2)
+    found, _ = ActionProbabilities(loaded, specs, 0.2, None, temperature=0.25).probabilities(time_step, ())
+    np.testing.assert_allclose(found, 0.8 * tf.nn.softmax(logits / 0.25).numpy() + 0.1, rtol=1e-4)
+    assert np.abs(found - ActionProbabilities(loaded, specs, 0.2, None).probabilities(time_step, ())[0]).max() > 1e-3
+    with pytest.raises(ValueError, match='got temperature=2 for the policy .* without logits'):
+        ActionProbabilities(exported('ppo_discrete', 'greedy')[1], specs, 0.2, None, temperature=2.0)
+
+
 def test_masked_random_actions(exported):
     _, specs, time_step = made('masked')
     _, loaded = exported('masked', 'greedy')

@@ -20,6 +20,7 @@ from tflearn.files.run_dir import read_json, write_json
 
 RECORDINGS, COPIED = 'recordings', 'copied_from'
 VOCABULARIES = 'vocabularies.json'  # of data from logs: the numbers of their categories
+STATED = 'stated'  # of data from logs: the range of the rewards and the longest episode, by the column map
 TRAINED_ON = 'trained_on'  # of an exported policy: the `lineage` of its data
 _END_BYTES = 1 << 16  # of a file that its digest is of: its begin and its end
 _OPERATIVE = 'gin/operative'  # the text of a program's hooks that has what configured functions have used
@@ -73,6 +74,12 @@ def vocabularies(directories: Sequence[pathlib.Path]) -> dict[str, list[str]] | 
     """Returns the vocabularies of data sets, by the names of their categories, if all have the same."""
     first, *others = (read_json(directory / VOCABULARIES) for directory in directories)
     return first if all(other == first for other in others) else None
+
+
+def stated(directories: Sequence[pathlib.Path]) -> dict[str, Any]:
+    """Returns what all data sets state alike of their rewards and episodes: `low`, `high`, `longest`, `whole`."""
+    first, *others = (columns.read_metadata(directory).get(STATED, {}) for directory in directories)
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 def lineage(directories: Sequence[pathlib.Path]) -> list[dict[str, Any]]:

@@ -177,12 +177,14 @@ def _origin(dataset: Dataset, initial: Initial) -> dict[str, Any]:
     Logs of a policy's own decisions have its numbers of the categories: the vocabularies are those of the policy then.
     """
     directories = find_directories(dataset)
-    found: dict[str, Any] = {}
+    before: dict[str, Any] = {}
     if initial.policy:
-        version = versions.find(pathlib.Path(initial.policy))
-        found = (read_json(version / versions.METADATA) or {}).get(versions.VOCABULARIES) or {}
-    found = {**found, **(metadata.vocabularies(directories) or {})}
-    return {metadata.TRAINED_ON: metadata.lineage(directories), **({versions.VOCABULARIES: found} if found else {})}
+        before = read_json(versions.find(pathlib.Path(initial.policy)) / versions.METADATA) or {}
+    found = {**(before.get(versions.VOCABULARIES) or {}), **(metadata.vocabularies(directories) or {})}
+    # A policy that begins with another one has learned from the other's data too.
+    trained_on = [*metadata.lineage(directories), *(before.get(metadata.TRAINED_ON) or [])]
+    trained_on = list({each['digest']: each for each in reversed(trained_on)}.values())[::-1]
+    return {metadata.TRAINED_ON: trained_on, **({versions.VOCABULARIES: found} if found else {})}
 
 
 class _FileSteps(Collectors):

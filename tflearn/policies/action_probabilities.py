@@ -33,14 +33,19 @@ class NoDensityError(UserValueError):
 
 
 class ActionProbabilities:
-    """The probabilities, for floats the densities, of actions that are mixed with uniform ones as by `EpsilonPolicy`.
+    """The probabilities, for floats the densities, of actions as they are served: with a temperature and random ones.
 
     Attributes:
       num_choices: the number of choices of a single Discrete action; None for any other.
     """
 
     def __init__(
-        self, policy: LoadedPolicy | None, specs: EnvironmentSpecs, epsilon: float, action_mask: ActionMask | None
+        self,
+        policy: LoadedPolicy | None,
+        specs: EnvironmentSpecs,
+        epsilon: float,
+        action_mask: ActionMask | None,
+        temperature: float = 1.0,
     ):
         """
         Args:
@@ -48,12 +53,15 @@ class ActionProbabilities:
           specs: the environment's specs.
           epsilon: the share of uniform actions, in [0, 1]; 1 without a policy.
           action_mask: the part of the observation that marks legal actions; uniform actions are legal ones.
+          temperature: divides the logits of a policy that draws, before random actions are mixed in.
 
         Raises:
           ValueError: if the policy draws its actions and was exported without the distribution, or with another one
-            than this file knows; or if it always takes the same floats, which have no density.
+            than this file knows; if it always takes the same floats, which have no density; or if it has no logits
+            for a temperature.
         """
         self._policy, self._epsilon, self._mask = policy, 1.0 if policy is None else epsilon, action_mask
+        self._temperature = temperature
         self._leaves: Sequence[Any] = tf.nest.flatten(specs.action)
         single = not tf.nest.is_nested(specs.action) and not specs.action.shape.rank
         integer = specs.action.dtype.is_integer if single else False
@@ -70,17 +78,23 @@ class ActionProbabilities:
           policy_state: the policy's state before them; () without a policy.
           action: a nest of numpy arrays [B, ...].
         """
+        if self._policy is None:
+            return self._mixed((), time_step, action), policy_state
+        parameters, policy_state = self._parameters(self._policy, time_step, policy_state)
+        return self._mixed(parameters, time_step, action), policy_state
+
+    def _mixed(self, parameters: Sequence[Any], time_step: ts.TimeStep, action: Any) -> np.ndarray:
+        """Returns the log-probabilities of actions, float64 [B], by the parameters of the policy's own."""
         actions = tf.nest.flatten(action)
         uniform = self._uniform(time_step.observation, action, actions) if self._epsilon else None
         if self._policy is None:
-            return np.asarray(uniform), policy_state
-        parameters, policy_state = self._parameters(self._policy, time_step, policy_state)
+            return np.asarray(uniform)
         own = np.sum(
             [_log_probability(*each) for each in zip(parameters, self._leaves, actions, strict=True)],
             axis=0,
         )
         if uniform is None:
-            return own, policy_state
+            return np.asarray(own)
         # Uniform numbers never are a bound, so where the policy's own probability is a tail's they have none.
         for found, spec, leaf in zip(parameters, self._leaves, actions, strict=True):
             if found.keys() == NORMAL:
@@ -88,17 +102,17 @@ class ActionProbabilities:
                 uniform = np.where(clipped.reshape(len(leaf), -1).any(axis=1), -np.inf, uniform)
         with np.errstate(divide='ignore'):
             shares = np.log1p(-self._epsilon), np.log(self._epsilon)
-        return np.logaddexp(own + shares[0], uniform + shares[1]), policy_state
+        return np.asarray(np.logaddexp(own + shares[0], uniform + shares[1]))
 
     def probabilities(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[np.ndarray, Any]:
         """Returns the probabilities of the choices of a single Discrete action, float64 [B, A], and the next state."""
         spec, size = self._leaves[0], len(time_step.step_type)
-        columns, after = [], policy_state
-        for i in range(self.num_choices or 0):
-            action = np.full(size, i + spec.minimum, spec.dtype.as_numpy_dtype)
-            column, after = self.log_probability(time_step, policy_state, action)
-            columns.append(np.exp(column))
-        return np.stack(columns, axis=1), after
+        parameters: Sequence[Any] = ()
+        if self._policy is not None:
+            parameters, policy_state = self._parameters(self._policy, time_step, policy_state)
+        actions = (np.full(size, i + spec.minimum, spec.dtype.as_numpy_dtype) for i in range(self.num_choices or 0))
+        columns = [np.exp(self._mixed(parameters, time_step, action)) for action in actions]
+        return np.stack(columns, axis=1), policy_state
 
     def _parameters(self, policy: LoadedPolicy, time_step: ts.TimeStep, state: Any) -> tuple[list[Any], Any]:
         """Returns the parameters for each tensor of the action, and the next policy state."""
@@ -111,11 +125,19 @@ class ActionProbabilities:
                 )
             action, state = policy.action(time_step, state)
             return [{'loc': leaf} for leaf in tf.nest.flatten(action)], state
-        return by_leaf(computed[0]), computed[1]
+        found = by_leaf(computed[0])
+        if self._temperature != 1:  # of logits alone, see _check
+            found = [{name: np.divide(value, self._temperature) for name, value in each.items()} for each in found]
+        return found, computed[1]
 
     def _check(self, policy: LoadedPolicy, parameters: Sequence[Mapping[str, Any]]) -> None:
         for found, spec in zip(parameters, self._leaves, strict=True):
             names, integer = found.keys(), spec.dtype.is_integer
+            if self._temperature != 1 and names != {'logits'}:
+                raise UserValueError(
+                    f'got temperature={self._temperature:g} for the policy {policy.path} without logits; need one that '
+                    'draws by them, or temperature=1'
+                )
             if not integer and np.all(spec.minimum == spec.maximum):
                 continue
             if names == {'loc'} and not integer:

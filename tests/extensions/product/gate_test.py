@@ -1,82 +1,175 @@
-"""The verdict of the gate: its error is that of a bootstrap, and what cannot be judged does not pass."""
+"""The verdict of the gate: what a log proves, what it refutes, and what it cannot decide."""
 
+import dataclasses
 import json
-import re
 
 import numpy as np
 import pytest
 
-from tflearn.extensions.product import estimators
-from tflearn.extensions.product.estimators import Episodes
-from tflearn.extensions.product.gate import GateOptions, judge
+from benchmarks import gate as simulated
+from tflearn.core import confidence_sequences
+from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes, judge
 
-STEPS = np.ones((2_000, 1), bool)
+OPTIONS = GateOptions(margin=0.02, low=0.0, high=1.0)
+RATES = np.array([0.2, 0.4])
 
 
-def clicks(share, log=(0.5, 0.5), seed=0, num=2_000):
-    """Logged clicks of two actions, of which the second is better; the log-ratios of a policy with a share of it."""
-    rng = np.random.default_rng(seed)
-    actions = (rng.random(num) < log[1]).astype(int)
-    rewards = (rng.random(num) < np.array([0.2, 0.4])[actions]).astype(float)[:, np.newaxis]
+def log_of(actions, rewards, candidate, incumbent, logged, is_known=True):
+    """Returns a log of single decisions among two actions, by the policies' probabilities of both."""
+    column = lambda values: np.asarray(values, float)[:, np.newaxis]  # noqa: E731
+    ratio = lambda policy: column(np.log(policy[actions] / logged[actions]))  # noqa: E731
+    tables = [np.tile(policy, (len(actions), 1)) for policy in (candidate, incumbent, logged)]
     with np.errstate(divide='ignore'):
-        ratios = np.log(np.array([1 - share, share])[actions] / np.array(log)[actions])
-    return rewards, ratios[:, np.newaxis]
+        return LoggedEpisodes(
+            column(rewards),
+            np.ones((len(actions), 1), bool),
+            ratio(candidate),
+            ratio(incumbent),
+            known=confidence_sequences.support(*tables) if is_known else None,
+            actions=actions[:, np.newaxis],
+            log_behaviour=column(np.log(logged[actions])),
+            log_even=np.full((len(actions), 1), np.log(0.5)),
+        )
+
+
+def clicks(share, other=0.1, *, num=6_000, log=0.5, true=None, seed=0, rates=RATES, **options):
+    """Returns clicks of two actions, the second of which is better; a candidate and an incumbent take it so often."""
+    rng = np.random.default_rng(seed)
+    both = lambda second: np.array([1 - second, second])  # noqa: E731
+    actions = (rng.random(num) < (log if true is None else true)).astype(int)
+    rewards = rng.random(num) < rates[actions]
+    return log_of(actions, rewards, both(share), both(other), both(log), **options)
 
 
 def test_a_better_policy_passes_and_a_worse_one_does_not():
-    rewards, better = clicks(0.9)
-    _, worse = clicks(0.1)
-    verdict = judge(rewards, STEPS, better, worse, GateOptions(margin=0.01))
-    assert verdict.passes and verdict.difference.low < 0.16 < verdict.difference.high
-    assert verdict.difference.low < verdict.lower_bound
+    verdict = judge(clicks(0.9), OPTIONS)
+    assert verdict.passes and verdict.reasons == ()
+    assert verdict.difference.low < 0.16 < verdict.difference.high
+    assert verdict.candidate.low < 0.38 < verdict.candidate.high
     assert verdict.candidate.overlap == pytest.approx(0.6, abs=0.03)
-    assert '0.01: passes' in verdict.text()
-    verdict = judge(rewards, STEPS, worse, better, GateOptions(margin=0.01))
-    assert verdict.reasons == ('the lower bound is not above -margin',)
-    assert json.loads(json.dumps(verdict.json(), allow_nan=False))['passes'] is False
+    assert verdict.last_quarter.low < 0.16 < verdict.last_quarter.high
+    assert verdict.last_quarter.high - verdict.last_quarter.low > verdict.difference.high - verdict.difference.low
+    assert verdict.text().endswith('margin 0.02: passes')
+    assert 'the decisions that came, not about new users' in verdict.text()
+    worse = judge(clicks(0.1, 0.9), OPTIONS)
+    assert (worse.outcome, worse.reasons) == ('worse', ('the difference is below -margin',))
+    assert json.loads(json.dumps(worse.json(), allow_nan=False))['outcome'] == 'worse'
+    assert worse.difference.low == pytest.approx(-verdict.difference.high)
 
 
-def test_what_both_policies_owe_to_the_episodes_cancels():
-    rewards, ratios = clicks(0.9)
-    verdict = judge(rewards, STEPS, ratios, ratios, GateOptions(margin=1e-6))
-    assert verdict.difference.value == verdict.lower_bound == 0 and verdict.passes
-    assert not judge(rewards, STEPS, ratios, ratios, GateOptions(margin=0.0)).passes
+def test_without_the_probabilities_of_all_actions_more_is_needed():
+    rare = {'rates': np.array([0.95, 0.99]), 'log': 0.1, 'num': 3_000}  # failures: the best control variate is 1
+    assert judge(clicks(0.9, **rare), OPTIONS).passes
+    assert judge(clicks(0.9, **rare, is_known=False), OPTIONS).outcome == 'not decided'
+    assert judge(clicks(0.9, is_known=False), OPTIONS).passes
 
 
-def test_the_interval_of_sessions_is_that_of_a_bootstrap():
+def test_an_undecided_verdict_says_how_many_more_decide():
+    options = dataclasses.replace(OPTIONS, margin=0.08)
+    found = [[judge(clicks(0.6, 0.9, num=num, seed=seed), options) for seed in range(9)] for num in (600, 3_000)]
+    assert all(each.outcome == 'not decided' and not each.passes for each in found[0])
+    one = found[0][0]
+    assert one.reasons[0].startswith(f'about {one.needed:,} more decisions at this rate')
+    assert one.text().endswith(one.reasons[0])
+    # Half of the logs pass with about 3,000 decisions, which those of 600 foresee within a factor of 2.5.
+    assert 2 <= sum(each.passes for each in found[1]) <= 7
+    assert 1_200 < np.median([600 + each.needed for each in found[0]]) < 7_500
+
+
+def test_more_random_actions_halve_what_is_needed():
+    # 2% of the decisions are random: of 1,000 about ten take the candidate's action.
+    verdict = judge(clicks(0.99, 0.01, num=1_000, log=0.01), dataclasses.replace(OPTIONS, margin=0.15))
+    assert verdict.outcome == 'not decided'
+    # Half the variance: the action is taken twice as often, by 1% + s / 2 of the decisions.
+    assert verdict.exploration == pytest.approx(0.02, abs=0.011)
+    assert f'half as many with {verdict.exploration:.0%} more random ones' in verdict.text()
+
+
+@pytest.mark.parametrize('true', [0.45, 0.55])
+def test_wrong_probabilities_refute_the_log(true):
+    assert judge(clicks(0.9, num=20_000), OPTIONS).passes
+    verdict = judge(clicks(0.9, num=20_000, true=true), OPTIONS)
+    assert not verdict.passes and 'the logged probabilities are refuted' in verdict.text()
+
+
+def test_what_was_never_tried_counts_as_the_worst():
+    rng = np.random.default_rng(0)
+    actions, logged = np.zeros(5_000, int), np.array([1.0, 0.0])
+    rewards = rng.random(5_000) < 0.2
+    new, old = np.array([0.8, 0.2]), np.array([1.0, 0.0])  # a fifth of the candidate's actions was never logged
+    log = log_of(actions, rewards, new, old, logged)
+    assert judge(log, dataclasses.replace(OPTIONS, margin=0.03)).outcome != 'passes'
+    assert judge(log, dataclasses.replace(OPTIONS, margin=0.08)).passes  # it cannot be worse than by 0.2 times 0.2
+    never = log_of(actions, rewards, np.array([0.0, 1.0]), old, logged)
+    verdict = judge(never, OPTIONS)
+    assert not verdict.passes and 'not defined' in verdict.text() and verdict.json()['candidate']['value'] is None
+
+
+def test_rewards_outside_of_the_range_are_clipped_and_low_ones_need_a_flag():
+    log = clicks(0.9)
+    high = dataclasses.replace(OPTIONS, high=0.5)
+    verdict = judge(log, high)
+    assert verdict.passes and any('rewards are outside of the range' in each for each in verdict.warnings)
+    low = dataclasses.replace(OPTIONS, low=0.5, high=1.5)
+    verdict = judge(log, low)
+    assert verdict.outcome == 'not decided' and 'rewards are below 0.5' in verdict.reasons[0]
+    assert judge(log, dataclasses.replace(low, clips=True)).passes
+
+
+def test_users_who_return_count_once():
+    # A fifth of the users come 20 times and like the candidate's action; those who come once do not.
+    rng = np.random.default_rng(2)
+    regular = np.arange(4_000) % 5 == 0
+    user = np.repeat(np.arange(4_000), np.where(regular, 20, 1))
+    actions = rng.integers(0, 2, len(user))
+    rates = np.where(actions == 1, np.where(regular[user], 0.7, 0.05), 0.4)
+    rewards = rng.random(len(user)) < rates
+    both = np.array([0.0, 1.0]), np.array([1.0, 0.0])
+    log = log_of(actions, rewards, *both, np.array([0.5, 0.5]))
+    assert judge(log, OPTIONS).passes  # of the decisions that came it is true
+    verdict = judge(dataclasses.replace(log, clusters=user), OPTIONS)
+    assert (verdict.outcome, verdict.num_units, verdict.units) == ('worse', 4_000, 'clusters')
+    assert verdict.difference.low < 0.2 * 0.3 - 0.8 * 0.35 < verdict.difference.high
+
+
+def test_sessions_need_their_longest_length():
     rng = np.random.default_rng(1)
-    num, steps = 500, 4
-    lengths = rng.integers(1, steps + 1, num)
-    inside = np.arange(steps) < lengths[:, np.newaxis]
-    rewards = np.where(inside, rng.normal(1.0, 1.0, inside.shape), 0.0)
-    one, other = (np.where(inside, rng.normal(-0.045, 0.3, inside.shape), 0.0) for _ in range(2))
-    options = GateOptions(level=0.9, gamma=0.9)
-    verdict = judge(rewards, inside, one, other, options)
-    assert verdict.num_steps == lengths.sum()
-    pair = [estimators.weighted_per_decision(Episodes(rewards, ratios, 0.9)) for ratios in (one, other)]
-    same = estimators.bootstrap(lambda counts: pair[0](counts) - pair[1](counts), num, 4_000, 0, steps, level=0.9)
-    found = verdict.difference
-    assert found.value == pytest.approx(same.value)
-    width = same.high - same.low
-    assert [found.low, found.high] == pytest.approx([same.low, same.high], abs=0.1 * width)
+    lengths = rng.integers(1, 4, 4_000)
+    inside = np.arange(3) < lengths[:, np.newaxis]
+    actions = rng.integers(0, 2, inside.shape)
+    rewards = np.where(inside, rng.random(inside.shape) < RATES[actions], 0.0)
+    ratio = np.where(inside, np.log(np.array([0.6, 1.4])[actions]), 0.0)  # the candidate takes the second by 70%
+    log = LoggedEpisodes(rewards, inside, ratio, np.zeros_like(ratio))
+    with pytest.raises(ValueError, match='got an episode of 3 steps, and 1 as the longest; need `longest` or'):
+        judge(log, OPTIONS)
+    options = dataclasses.replace(OPTIONS, longest=3, margin=0.05)
+    verdict = judge(log, options)
+    exact = 2 * 0.2 * 0.2  # two steps on average
+    assert verdict.passes and verdict.difference.low < exact < verdict.difference.high
+    assert verdict.difference.value == pytest.approx(exact, abs=0.05) and verdict.num_steps == lengths.sum()
+    assert verdict.candidate.low < 2 * 0.34 < verdict.candidate.high
+    whole = judge(log, dataclasses.replace(options, high=3.0, longest=None, whole=True))
+    assert (whole.outcome, whole.units) == ('passes', 'sessions')
+    assert whole.difference.low < exact < whole.difference.high and whole.candidate.low < 2 * 0.34
+    with pytest.raises(ValueError, match='need a range with 0, the reward after their ends'):
+        judge(log, dataclasses.replace(options, low=0.1))
 
 
-@pytest.mark.parametrize(
-    ('share', 'log', 'reason'),
-    [
-        (1.0, (0.99, 0.01), 'the data are worth .* episodes of the candidate, fewer than 100'),
-        (0.5, (1.0, 0.0), 'the mean weight of the candidate is 0.5, not 1: it takes actions that the log never'),
-    ],
-)
-def test_what_the_log_says_too_little_of_does_not_pass(share, log, reason):
-    rewards, ratios = clicks(share, log)
-    verdict = judge(rewards, STEPS, ratios, np.zeros_like(ratios), GateOptions(margin=1.0))
-    assert not verdict.passes
-    assert any(re.match(reason, each) for each in verdict.reasons), verdict.reasons
+def test_a_range_is_needed_and_never_taken_from_the_data():
+    with pytest.raises(ValueError, match=r'got no range of the rewards; need reward_range = \[least, greatest\]'):
+        judge(clicks(0.9), GateOptions())
+    with pytest.raises(ValueError, match='got rewards from 1.0 to 0.0; need a range'):
+        GateOptions(low=1.0, high=0.0)
 
 
-def test_a_policy_of_no_logged_action_has_no_value():
-    rewards, ratios = clicks(1.0, (1.0, 0.0))
-    verdict = judge(rewards, STEPS, ratios, np.zeros_like(ratios), GateOptions())
-    assert not verdict.passes and 'not defined' in verdict.text()
-    assert verdict.json()['candidate']['value'] is None
+@pytest.mark.parametrize('name', ['failures 1%, margin 1%', 'users who return', 'probabilities 25% too low'])
+def test_a_candidate_that_is_worse_by_the_margin_rarely_passes_at_any_look(name):
+    world = simulated.WORLDS[name](-1)
+    looks = np.arange(500, 20_001, 500)
+    passed, _ = simulated.passing(world, looks, 400, [7])
+    assert np.isfinite(passed).sum() <= 33  # 99.9% of binomials with 5% of 400 are not above
+
+
+def test_an_equal_candidate_needs_at_most_four_times_what_a_test_of_fixed_size_does():
+    found = simulated.judged('2 actions', 200, 3)['equal']
+    assert found['within 4'] >= 0.8 and found['within 2.5'] >= 0.5

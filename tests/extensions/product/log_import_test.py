@@ -10,7 +10,7 @@ import pytest
 from tests.testing import forks
 from tflearn.core import extensions
 from tflearn.core.errors import UserError
-from tflearn.data import arrays, columns, statistics
+from tflearn.data import arrays, columns, metadata, statistics
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product.split import split
 from tflearn.files.run_dir import read_json
@@ -316,3 +316,32 @@ def test_arrays_become_episodes(tmp_path):
         arrays.from_arrays(data, observation, action, reward, episode=ids[[0, 2, 1, 3, 4]])
     with pytest.raises(ValueError, match=r'got arrays of 4 and 5 rows; need as many of each'):
         arrays.from_arrays(data, observation, action[:4], reward)
+
+
+def test_the_range_the_longest_session_and_the_cluster_are_kept_for_the_gate(tmp_path):
+    mapped = "reward_range = [0, 2]\nlongest = 3\ncluster = 'country'\n" + MAP
+    # Each session four times; the first and third are of one user, and so are the second and fourth.
+    rows = [(f'{row[0]}{k}', *row[1:8], f'{row[0]}{k % 2}', *row[9:]) for k in range(4) for row in ROWS]
+    _, data = import_logs(tmp_path, write(tmp_path, 'csv', rows), mapped=mapped)
+    assert metadata.stated([data]) == {'low': 0.0, 'high': 2.0, 'longest': 3}
+    clusters = [set(each['policy_info.cluster'].tolist()) for each in episodes_of(data)]
+    assert len(clusters) == 8 and all(len(each) == 1 for each in clusters) and len(set.union(*clusters)) == 4
+    split(Dataset([str(data)]), tmp_path / 'parts', 0.5, by='policy_info.cluster')
+    for part in ('train', 'held_out'):
+        assert metadata.stated([tmp_path / 'parts' / part]) == {'low': 0.0, 'high': 2.0, 'longest': 3}
+    _, other = import_logs(tmp_path, write(tmp_path, 'csv', rows), 'other', MAP)
+    assert metadata.stated([data, other]) == {} == metadata.stated([other])
+
+
+@pytest.mark.parametrize(
+    ('line', 'error'),
+    [
+        ('reward_range = [1, 0]', r'got reward_range = \[1, 0\]; need two numbers, the least one first'),
+        ("reward_range = '0, 1'", "got reward_range = '0, 1'; need the least and the greatest one"),
+        ('reward_range = [0, 1]\nreturn_range = [0, 2]', 'got reward_range and return_range; need one of them'),
+        ('longest = 0', 'got longest = 0; need the most steps of an episode'),
+    ],
+)
+def test_a_wrong_range_is_refused(tmp_path, line, error):
+    with pytest.raises(ValueError, match=error):
+        import_logs(tmp_path, write(tmp_path, 'csv'), mapped=f'{line}\n{MAP}')

@@ -17,6 +17,7 @@ pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
 DEADLINE_SECS = 240.0
 ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1', 'PYTHONPATH': str(forks.CHECKOUT)}
 COLUMNS = """
+reward_range = [-10, 10]
 action = {kind = 'integer', high = 9}
 [observation]
 context = {column = 'observation', length = 8}
@@ -36,9 +37,8 @@ loop.Training.gin_bindings = [
     'train.StopConditions.num_train_steps = 20', 'train.ExportOptions.policies = ("greedy_policy",)']
 loop.loop.serving = 'serving'
 loop.loop.gate = @loop.Gate()
-loop.Gate.margin = 5.0
+loop.Gate.margin = 19.0
 loop.Gate.epsilon = 0.2
-loop.Gate.min_effective_sample_size = 5.0
 """
 
 

@@ -18,6 +18,7 @@ from tflearn.extensions.product.split import split
 from tflearn.policies import states, versions
 
 DEADLINE_SECS = 120.0
+RANGE = '--reward_low=0', '--reward_high=1'
 ROLLBACK = """
 import sys
 from scripts import __main__
@@ -73,36 +74,53 @@ def labels(root):
 
 def test_only_a_candidate_that_is_not_worse_is_promoted(publish, data, tmp_path):
     root = publish(tmp_path, 1, 2, 3)
-    judged = (f'--data={data}/held_out', '--margin=0.05')
+    judged = (f'--data={data}/held_out', '--margin=0.05', *RANGE)
     assert promote(root, '--candidate=2', '--ungated', '--why=first').returncode == 0
     ended = promote(root, '--candidate=1', '--to=canary', '--share=0.2', *judged)
     assert ended.returncode == 0, ended.stderr
     assert 'margin 0.05: passes' in ended.stdout and 'warning' not in ended.stdout
     assert labels(root) == {'stable': 2, 'canary': 1}
     verdict = json.loads((root / 'policies/greedy_policy/1/metadata.json').read_text())['gate']
-    assert verdict['passes'] and verdict['lower_bound'] > 0.2 and verdict['against'].endswith('/2')
+    assert verdict['passes'] and verdict['difference']['low'] > 0.2 and verdict['against'].endswith('/2')
     assert [each['path'] for each in verdict['data']] == [f'{data}/held_out']
     assert promote(root, '--candidate=1', *judged).returncode == 0
     ended = promote(root, '--candidate=2', *judged)
     assert (ended.returncode, labels(root)) == (1, {'stable': 1})
-    assert 'does not pass: the lower bound is not above -margin' in ended.stdout
+    assert 'margin 0.05: worse: the difference is below -margin' in ended.stdout
     assert 'passes' not in states.read(root / 'policies/greedy_policy').text()
     assert promote(root, '--candidate=3', '--to=shadow').returncode == 0
     assert labels(root) == {'stable': 1, 'shadow': 3}
     assert 'first' in promote(root).stdout
 
 
-def test_what_was_trained_on_the_data_is_warned_of(publish, data, tmp_path):
-    root = publish(tmp_path, 3)
-    version = root / 'policies' / 'greedy_policy' / '3'
-    for trained_on, warned in ((data / 'train', False), (data / 'held_out', True), (data.parent / 'log', True)):
-        versions.add_metadata(version, **{metadata.TRAINED_ON: metadata.lineage([trained_on])})
-        ended = promote(root, '--candidate=3', f'--data={data}/held_out', '--margin=0.1')
-        assert ended.returncode == 0
-        assert ('incumbent the log' in ended.stdout) == (trained_on == data / 'train')  # nothing was stable yet
-        text = 'greedy_policy/3 was trained on data that may be among these: its value is too good'
-        assert (text in ended.stdout) == warned and 'held out' not in ended.stdout.replace(str(data), '')
-        assert (text in states.read(version.parent).history[-1]['why']) == warned
+def test_what_was_trained_on_the_data_is_refused(publish, data, tmp_path):
+    root = publish(tmp_path, 1, 3)
+    trained_on = lambda step, path: versions.add_metadata(  # noqa: E731
+        root / 'policies' / 'greedy_policy' / step, **{metadata.TRAINED_ON: metadata.lineage([path])}
+    )
+    judged = (f'--data={data}/held_out', '--margin=0.1', *RANGE)
+    for seen in (data / 'held_out', data.parent / 'log'):
+        trained_on('3', seen)
+        ended = promote(root, '--candidate=3', *judged)
+        assert ended.returncode == 2 and 'which was trained on data that may be among these' in ended.stderr
+    trained_on('3', data / 'train')
+    ended = promote(root, '--candidate=3', *judged)
+    assert ended.returncode == 0 and 'incumbent the log' in ended.stdout and 'too good' not in ended.stdout
+    trained_on('3', data / 'held_out')  # now of the incumbent: that makes it no easier
+    ended = promote(root, '--candidate=1', *judged)
+    assert ended.returncode == 0 and 'greedy_policy/3 was trained on data that may be among these' in ended.stdout
+    assert 'its value is too good' in states.read(root / 'policies' / 'greedy_policy').history[-1]['why']
+
+
+def test_a_range_is_needed_and_each_decision_counts_once(publish, data, tmp_path):
+    root = publish(tmp_path, 1)
+    held_out = f'--data={data}/held_out'
+    ended = promote(root, '--candidate=1', held_out)
+    assert ended.returncode == 2 and 'got no range of the rewards; need reward_range' in ended.stderr
+    ended = promote(root, '--candidate=1', held_out, held_out, *RANGE)
+    assert ended.returncode == 2 and 'which may have episodes in common; need each decision once' in ended.stderr
+    ended = promote(root, '--candidate=1', held_out, '--temperature=2', *RANGE)
+    assert ended.returncode == 2 and 'need one that draws by them, or temperature=1' in ended.stderr
 
 
 def test_a_version_of_another_run_is_copied(publish, tmp_path):

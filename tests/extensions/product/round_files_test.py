@@ -5,6 +5,7 @@ import json
 import shutil
 import time
 
+import numpy as np
 import pytest
 
 from tflearn.extensions.product.steps import Gate, Logs, Round, Rounds, Steps, Training
@@ -110,7 +111,15 @@ def test_each_step_is_done_when_its_result_is_there(tmp_path, steps):
     assert not train.is_done()
     (tmp_path / '1' / 'run' / 'DONE').touch()
     promote = next(of)
-    assert train.is_done() and not promote.is_done() and '--margin=0.5' in promote.command
+    assert train.is_done() and not promote.is_done()
+    level = next(float(word.partition('=')[2]) for word in promote.command if word.startswith('--level='))
+    assert '--margin=0.5' in promote.command and level == steps.gate.level_of(1)
+
+
+def test_rounds_spend_the_level_of_the_loop(steps):
+    spent = [1 - steps.gate.level_of(number) for number in range(1, 2_000)]
+    assert spent[0] == pytest.approx(0.05 * 6 / np.pi**2) and spent == sorted(spent, reverse=True)
+    assert 0.0499 < sum(spent) < 0.05
 
 
 def test_another_policy_can_serve(tmp_path, steps):

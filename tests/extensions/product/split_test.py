@@ -135,3 +135,20 @@ def test_which_data_sets_may_share_episodes(data, tmp_path):
     assert shared(again, train) and shared(data, rest)
     assert not shared(train, held_out) and not shared(tmp_path / 'copy', held_out)
     assert not shared(again, rest) and not shared(again, held_out)
+
+
+def test_equal_decisions_without_names_are_divided_by_chance(tmp_path):
+    # Four kinds of decisions: whole kinds on one side would choose by action and reward.
+    rng = np.random.default_rng(0)
+    action = rng.integers(0, 2, 4_000)
+    reward = (rng.random(4_000) < 0.3 + 0.4 * action).astype(np.float32)
+    arrays.from_arrays(tmp_path / 'data', observation=np.zeros((4_000, 1), np.float32), action=action, reward=reward)
+    for path in parts(tmp_path / 'data', tmp_path / 'parts', share=0.4):
+        taken, clicked = (np.array(episodes(path, name)) for name in ('action', 'reward'))
+        assert taken.mean() == pytest.approx(0.5, abs=0.05) and clicked.mean() == pytest.approx(0.5, abs=0.05)
+        assert len(taken) == pytest.approx(1_600 if path.name == 'held_out' else 2_400, abs=120)
+    earlier = tmp_path / 'parts'
+    again = parts(tmp_path / 'data', tmp_path / 'again', share=0.4, earlier=earlier)
+    assert [len(episodes(path, 'action')) for path in again] == [
+        len(episodes(earlier / path.name, 'action')) for path in again
+    ], 'nothing is new'

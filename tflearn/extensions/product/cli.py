@@ -45,7 +45,10 @@ def _promote_candidate(switches: flags.FlagValues, directory: pathlib.Path) -> i
             f'got --data={",".join(switches.data)} with --ungated={switches.ungated}; need held-out episodes, such as '
             '--data=data/parts/held_out, or --ungated alone'
         )
-    gate = values_of(switches, 'margin', 'level', 'min_effective_sample_size', 'gamma', 'epsilon')
+    names = 'margin', 'level', 'longest', 'gamma', 'epsilon', 'temperature'
+    gate = values_of(switches, *names)
+    gate |= {'low': switches.reward_low, 'high': switches.reward_high, 'clips': switches.clip_rewards}
+    gate['whole'] = switches.whole_sessions
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.extensions.product import promotion  # It loads TensorFlow.
 

@@ -11,7 +11,10 @@ from absl import logging
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.core import confidence_sequences
+from tflearn.core.confidence_sequences import Support
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Fraction, PositiveFloat, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
@@ -25,6 +28,7 @@ from tflearn.policies.loader import LoadedPolicy
 
 _NUM_SAMPLES = 8  # actions of a stochastic policy in each state
 _NUM_ROWS, _NUM_EPISODES = 4096, 256  # of a call of the policy
+_TIME, _CLUSTER = 'policy_info.time', 'policy_info.cluster'
 
 # Time steps and actions [B], and the policy's state before them -> an array [B, ...], and the next state.
 _Call = Callable[..., tuple[np.ndarray, Any]]
@@ -37,6 +41,7 @@ def evaluate_on_data(
     policy: str = 'greedy_policy',
     train_step: int | None = None,
     epsilon: float = 0.0,
+    temperature: float = 1.0,
     **options: Any,
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Estimates the value of an exported policy from recorded episodes.
@@ -48,6 +53,7 @@ def evaluate_on_data(
       policy: the name of the policy that is evaluated.
       train_step: the train step of its version; None takes the run's result, else the newest.
       epsilon: the share of uniformly random actions among the policy's own, in [0, 1].
+      temperature: divides the logits of a policy that draws, as `tflearn-serve` has it.
       **options: see `OpeOptions`.
 
     Returns:
@@ -64,12 +70,13 @@ def evaluate_on_data(
     loaded.check(specs)
     logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, reader.directories)))
     episodes, log_behaviour = read(dataset, specs)
-    recorded = _recorded(episodes, log_behaviour, specs, loaded, epsilon)
+    recorded = _recorded(episodes, log_behaviour, specs, loaded, Served(epsilon, temperature))
     found = evaluation.evaluate(recorded, ope_options, _bounds(specs))
     facts = {
         'policy': str(loaded.path),
         'train_step': loaded.train_step,
         'epsilon': epsilon,
+        'temperature': temperature,
         'data': [str(directory) for directory in reader.directories],
         'options': dataclasses.asdict(ope_options),
     }
@@ -109,17 +116,77 @@ def is_step(rows: Any) -> np.ndarray:
     return np.asarray((rows.step_type != ts.StepType.LAST) & (rows.next_step_type != ts.StepType.FIRST))
 
 
-def log_probabilities(
-    policy: LoadedPolicy, specs: EnvironmentSpecs, rows: Any, lengths: np.ndarray, epsilon: float
-) -> np.ndarray:
-    """Returns the log-probabilities of the actions in all rows, [S], under a policy mixed with random actions.
+@checked_dataclass(frozen=True)
+class Served:
+    """How the server makes policies act, see `extensions.serving.exploration.Exploration`.
 
-    Raises:
-      ValueError: as `ActionProbabilities`.
+    Attributes:
+      epsilon: the share of actions that are drawn evenly, of those that are legal.
+      temperature: divides the logits of a policy that draws.
     """
+
+    epsilon: Fraction = 0.0
+    temperature: PositiveFloat = 1.0
+
+
+class PolicyProbabilities:
+    """The probabilities of a policy as it is served.
+
+    Attributes:
+      num_choices: the number of choices of a single Discrete action; None for any other.
+    """
+
+    def __init__(self, policy: LoadedPolicy, known: ActionProbabilities, even: ActionProbabilities):
+        self._policy, self._known, self._even, self.num_choices = policy, known, even, known.num_choices
+
+    @property
+    def even(self) -> 'PolicyProbabilities':
+        """Even chance among the actions that are legal."""
+        return PolicyProbabilities(self._policy, self._even, self._even)
+
+    def of_actions(self, rows: Any, lengths: np.ndarray) -> np.ndarray:
+        """Returns the log-probabilities of the actions in all rows, [S]."""
+        return _log_probability(self._known, self._policy, rows, lengths)
+
+    def of_choices(self, rows: Any, index: np.ndarray) -> np.ndarray:
+        """Returns the probabilities of all choices in rows that begin an episode, [len(index), A]."""
+        steps = tf.nest.map_structure(lambda leaf: leaf[index], _time_steps(rows))
+        return self._known.probabilities(steps, self._policy.initial_state(len(index)))[0]
+
+
+def probabilities(policy: LoadedPolicy, specs: EnvironmentSpecs, served: Served) -> PolicyProbabilities:
+    """Returns the probabilities of a policy; raises ValueError as `ActionProbabilities`."""
     policy.check(specs)
-    known = ActionProbabilities(policy, specs, epsilon, chosen_policy.mask_of(policy, specs))
-    return _log_probability(known, policy, rows, lengths)
+    mask = chosen_policy.mask_of(policy, specs)
+    known = ActionProbabilities(policy, specs, served.epsilon, mask, served.temperature)
+    return PolicyProbabilities(policy, known, ActionProbabilities(None, specs, 1.0, mask))
+
+
+def support(
+    rows: Any,
+    index: np.ndarray,
+    candidate: PolicyProbabilities,
+    incumbent: PolicyProbabilities,
+    log: PolicyProbabilities,
+) -> Support:
+    """Returns the support of the rows `index`, each an episode of one step."""
+    found = []  # block by block: there may be many actions
+    for begin in range(0, len(index), _NUM_ROWS):
+        block = index[begin : begin + _NUM_ROWS]
+        by_policy = {each: each.of_choices(rows, block) for each in {candidate, incumbent, log}}
+        found.append(confidence_sequences.support(by_policy[candidate], by_policy[incumbent], by_policy[log]))
+    fields = [field.name for field in dataclasses.fields(Support)]
+    return Support(*(np.concatenate([getattr(each, name) for each in found]) for name in fields))
+
+
+def times_and_clusters(dataset: Dataset) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Returns the time and the cluster of each episode, [E]; None for what a data set does not have."""
+    reader = EpisodeReader(dataset)
+    names = [{column.name for column in columns.read_columns(each)} for each in reader.directories]
+    wanted = [name for name in (_TIME, _CLUSTER) if all(name in each for each in names)]
+    found = [[episode[name][0] for name in wanted] for episode in reader.episodes()] if wanted else []
+    by_name = dict(zip(wanted, map(np.array, zip(*found, strict=True)), strict=True))
+    return by_name.get(_TIME), by_name.get(_CLUSTER)
 
 
 def _recorded(
@@ -127,19 +194,19 @@ def _recorded(
     log_behaviour: np.ndarray | None,
     specs: EnvironmentSpecs,
     policy: LoadedPolicy,
-    epsilon: float,
+    served: Served,
 ) -> RecordedSteps:
     """Returns the episodes' rows, and what the policy does in them."""
     rows, lengths = joined(episodes)
-    acting, mask = chosen_policy.acting(policy, specs, epsilon, 0)
+    acting, mask = chosen_policy.acting(policy, specs, served.epsilon, 0)
     log_target, choices, samples = None, None, np.zeros((0, len(rows.reward), 0))
     with contextlib.suppress(NoDensityError):
-        known = ActionProbabilities(policy, specs, epsilon, mask)
+        known = ActionProbabilities(policy, specs, served.epsilon, mask, served.temperature)
         log_target = _log_probability(known, policy, rows, lengths)
         if known.num_choices:
             choices = _over_rows(policy, lambda step, _, state: known.probabilities(step, state), rows, lengths)
     if choices is None:
-        num_samples = _NUM_SAMPLES if policy.is_stochastic or epsilon else 1
+        num_samples = _NUM_SAMPLES if policy.is_stochastic or served.epsilon else 1
 
         def draw(time_step: ts.TimeStep, _: Any, state: Any) -> tuple[np.ndarray, Any]:
             steps = [acting.action(time_step, state) for _ in range(num_samples)]

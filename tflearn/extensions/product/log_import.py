@@ -115,6 +115,7 @@ def run(
         categories = {each.name for each in mapped.features if each.kind == 'category'}
         write_json(begun / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
         facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
+        facts[metadata.STATED] = dict(mapped.stated)
         columns.write_metadata(begun, {**facts, **metadata.versions()})
 
 
@@ -257,7 +258,8 @@ def _equal(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _policy_info(rows: np.ndarray, keys: Collection[str]) -> dict[str, np.ndarray]:
     """Returns what a data set keeps of the decisions: probabilities, times, and the hashes of names."""
-    info = {name: rows[_KEPT[name]].view(np.int64) for name in ('episode', 'id') if name in keys}
+    kept = {**_KEPT, 'cluster': 'cluster'}
+    info = {name: np.ascontiguousarray(rows[kept[name]]).view(np.int64) for name in kept if name in keys}
     if 'time' in keys:
         info['time'] = rows['time']
     if 'propensity' in rows.dtype.names:

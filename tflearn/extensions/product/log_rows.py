@@ -5,6 +5,7 @@ And what each column of the log means: `ColumnMap`, the file of `tflearn data im
 
 import collections
 import dataclasses
+import math
 import pathlib
 import tomllib
 import types
@@ -22,8 +23,9 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.extensions.product import tables
 
 _COLUMNS = ('reward', 'propensity', 'truncated')  # numbers of a step
-_KEYS = ('episode', 'id', 'time')
+_KEYS = ('episode', 'id', 'time', 'cluster')
 _OUTCOMES = 'outcomes'
+_RANGE, _RETURNS, _LONGEST = 'reward_range', 'return_range', 'longest'
 ACTION = 'action'
 
 
@@ -85,13 +87,16 @@ class ColumnMap:
 
     Attributes:
       features: the observation's, then the action, then those of `_COLUMNS` that are there.
-      keys: the columns of the episode, the row's id and the time, by these names; those that are there.
+      keys: the columns of the episode, the row's id, the time and the cluster, by these names; those that are there.
       outcomes: the columns of outcomes that come in other files, see `OutcomeOptions`.
+      stated: what the gate may take for certain: `low` and `high` of the rewards, or of their sums, if `whole`; and
+        `longest`, the most steps of an episode; those that are there.
     """
 
     features: tuple[Feature, ...]
     keys: Mapping[str, str]
     outcomes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stated: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -126,7 +131,8 @@ def parse_map(given: Mapping[str, Any]) -> ColumnMap:
     parts = {f'observation.{name}': value for name, value in given['observation'].items()}
     parts |= {name: given[name] for name in (ACTION, *_COLUMNS) if name in given}
     keys = {name: given[name] for name in _KEYS if name in given}
-    found = ColumnMap(tuple(_feature(name, value) for name, value in parts.items()), keys, given.get(_OUTCOMES, {}))
+    features = tuple(_feature(name, value) for name, value in parts.items())
+    found = ColumnMap(features, keys, given.get(_OUTCOMES, {}), _stated(given))
     action = found.feature(ACTION)
     masks = [each.name for each in found.features if each.kind == 'mask']
     if action is None or action.kind == 'mask' or (masks and action.kind == 'number'):
@@ -136,9 +142,29 @@ def parse_map(given: Mapping[str, Any]) -> ColumnMap:
     return found
 
 
+def _stated(given: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the range of the rewards and the longest episode."""
+    found: dict[str, float] = {}
+    if _RANGE in given and _RETURNS in given:
+        raise UserValueError(f'got {_RANGE} and {_RETURNS}; need one of them')
+    for name in (_RANGE, _RETURNS):
+        ends = given.get(name, [0, 1])
+        if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(each, int | float) for each in ends):
+            raise UserValueError(f'got {name} = {ends!r}; need the least and the greatest one')
+        if not -math.inf < ends[0] < ends[1] < math.inf:
+            raise UserValueError(f'got {name} = {ends!r}; need two numbers, the least one first')
+        if name in given:
+            found |= {'low': float(ends[0]), 'high': float(ends[1])} | ({'whole': True} if name == _RETURNS else {})
+    if _LONGEST in given:
+        if not isinstance(given[_LONGEST], int) or given[_LONGEST] < 1:
+            raise UserValueError(f'got {_LONGEST} = {given[_LONGEST]!r}; need the most steps of an episode')
+        found[_LONGEST] = given[_LONGEST]
+    return found
+
+
 def _check_tables(given: Mapping[str, Any]) -> None:
     """Raises ValueError for unknown tables, or if some are missing."""
-    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES)
+    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES, _RANGE, _RETURNS, _LONGEST)
     if unknown := [name for name in given if name not in known]:
         raise UserValueError(f'got {unknown[0]!r} among the columns; need one of {", ".join(known)}')
     observation = given.get('observation')
@@ -220,6 +246,7 @@ class RowEncoder:
         action = column_map.feature(ACTION)
         self._start = int(action.bounds[0]) if action and action.kind == 'integer' else 0
         fields: list[Any] = [('key', 'u8'), ('id', 'u8'), ('time', 'f8'), ('row', 'i8'), ('bad', '?')]
+        fields += [('cluster', 'u8')] if 'cluster' in column_map.keys else []
         for each in column_map.features:
             kind = {'number': 'f4', 'integer': 'i8', 'category': 'i8', 'mask': 'i1'}[each.kind]
             fields.append((each.name, kind, (self._num_actions,) if each.kind == 'mask' else each.shape))
@@ -254,7 +281,7 @@ class RowEncoder:
         self._check(one, rows)
         if 'time' in self._map.keys:
             rows['time'] = one.numbers(Feature('time', (self._map.keys['time'],)), tables.times)[0]
-        for field, name in (('key', 'episode'), ('id', 'id')):
+        for field, name in (('key', 'episode'), ('id', 'id'), ('cluster', 'cluster')):
             if column := self._map.keys.get(name):
                 rows[field], missing = tables.hashes(block.columns[column])
                 one.mark(missing, column, f'the {name}')

@@ -1,27 +1,31 @@
 """tflearn promote: the gate between two exported policies, and the states of the one that passes."""
 
 import dataclasses
-import functools
+import itertools
 import pathlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import Fraction, checked
+from tflearn.core.settings import checked
+from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, metadata
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product import data_evaluation, gate
+from tflearn.extensions.product.data_evaluation import PolicyProbabilities, Served
 from tflearn.extensions.product.evaluation import padded_array
-from tflearn.extensions.product.gate import GateOptions, Verdict
+from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes, Verdict
 from tflearn.files import digests, numbered
 from tflearn.policies import loader, states, versions
+from tflearn.policies.loader import LoadedPolicy
 
 GATE = 'gate'  # the key of a version's metadata
+_SAME = 1e-4  # of log-probabilities, which are stored as float32
 
 
 @checked
@@ -30,7 +34,7 @@ def judge(
     incumbent: pathlib.Path | None,
     dataset: Dataset,
     options: GateOptions,
-    epsilon: Fraction = 0.0,
+    served: Served,
 ) -> Verdict:
     """Judges an exported policy by logged episodes, and writes the verdict into its `metadata.json`.
 
@@ -39,48 +43,123 @@ def judge(
       incumbent: that of the policy that answers now; None is whatever has logged the episodes.
       dataset: the episodes, with the log-probabilities of their actions.
       options: what the candidate has to prove.
-      epsilon: the share of random actions of both, as the server has them.
+      served: how the server makes both act.
 
     Raises:
-      ValueError: if there are no such policies or data, they are of different environments, or the probabilities of
-        the actions are not known.
+      ValueError: if there are no such policies or data, they are of different environments, the probabilities of
+        the actions are not known, or the candidate was trained on the episodes.
     """
     reader = EpisodeReader(dataset)
     specs = columns.read_specs(reader.directories[0])
     policies = {path: loader.load(path) for path in (candidate, incumbent) if path is not None}
     for policy in policies.values():
         policy.check(specs)
+    used = metadata.lineage(reader.directories)
+    _check_unseen(candidate, policies[candidate], used)
+    stated = metadata.stated(reader.directories)
+    options = dataclasses.replace(
+        options,
+        low=stated.get('low') if options.low is None else options.low,
+        high=stated.get('high') if options.high is None else options.high,
+        longest=options.longest or stated.get('longest'),
+        whole=options.whole or stated.get('whole', False),
+    )
+    acting = {path: data_evaluation.probabilities(policy, specs, served) for path, policy in policies.items()}
+    others = acting[incumbent] if incumbent else None
+    verdict = gate.judge(logged_episodes(dataset, specs, acting[candidate], others), options)
+    if incumbent and _was_trained_on(policies[incumbent], used):
+        warning = f'{incumbent} was trained on data that may be among these: its value is too good'
+        verdict = dataclasses.replace(verdict, warnings=(*verdict.warnings, warning))
+    facts = {
+        'against': incumbent and str(incumbent),
+        **dataclasses.asdict(served),
+        'data': used,
+        'at': time.time(),
+    }
+    if not versions.add_metadata(candidate, **{GATE: {**verdict.json(), **facts}}):
+        raise UserValueError(f'got {candidate}, which was removed meanwhile; need a version that stays')
+    return verdict
+
+
+def _was_trained_on(policy: LoadedPolicy, used: Sequence[Mapping[str, Any]]) -> bool:
+    return metadata.may_share_episodes(policy.metadata.get(metadata.TRAINED_ON) or [], used)
+
+
+def _check_unseen(path: pathlib.Path, policy: LoadedPolicy, used: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError if a decision has trained the candidate, or would count twice."""
+    if _was_trained_on(policy, used):
+        raise UserValueError(
+            f'got {path}, which was trained on data that may be among these; need episodes that it has never seen, see '
+            'tflearn data split'
+        )
+    for one, other in itertools.combinations(used, 2):
+        if metadata.may_share_episodes([one], [other]):
+            raise UserValueError(
+                f'got {one["path"]} and {other["path"]}, which may have episodes in common; need each decision once'
+            )
+
+
+def logged_episodes(
+    dataset: Dataset,
+    specs: EnvironmentSpecs,
+    candidate: PolicyProbabilities,
+    incumbent: PolicyProbabilities | None,
+) -> LoggedEpisodes:
+    """Returns episodes in the order of their times, and what the policies make of them."""
     episodes, log_behaviour = data_evaluation.read(dataset, specs)
     if log_behaviour is None:
         raise UserValueError(
             f'got {", ".join(dataset.paths)} without the probabilities of the actions; need the column '
             "policy_info.log_probability; log them, see the column map's `propensity`"
         )
+    times, clusters = data_evaluation.times_and_clusters(dataset)
     rows, lengths = data_evaluation.joined(episodes)
-    counted = np.flatnonzero(data_evaluation.is_step(rows))
-    times = np.arange(len(rows.reward)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    places = np.repeat(np.arange(len(lengths)), lengths)[counted], times[counted]
-    padded = functools.partial(padded_array, (len(lengths), int(places[1].max()) + 1), places)
-    log_ratios = {}
-    for path, policy in policies.items():
-        own = data_evaluation.log_probabilities(policy, specs, rows, lengths, epsilon)
-        log_ratios[path] = padded((own - log_behaviour)[counted])
-    rewards, steps = padded(rows.reward[counted].astype(np.float64)), padded(np.ones(len(counted))) > 0
-    others = log_ratios[incumbent] if incumbent else np.zeros_like(rewards)
-    verdict = gate.judge(rewards, steps, log_ratios[candidate], others, options)
-    used = metadata.lineage(reader.directories)
-    verdict = dataclasses.replace(
-        verdict,
-        warnings=tuple(
-            f'{path} was trained on data that may be among these: its value is too good'
-            for path, policy in policies.items()
-            if metadata.may_share_episodes(policy.metadata.get(metadata.TRAINED_ON) or [], used)
-        ),
+    is_step = data_evaluation.is_step(rows)
+    counted = np.flatnonzero(is_step)
+    numbers = np.arange(len(rows.reward)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    order = np.argsort(times, kind='stable') if times is not None else np.arange(len(lengths))
+    places = np.repeat(np.argsort(order), lengths)[counted], numbers[counted]
+    shape = len(lengths), int(places[1].max()) + 1
+    padded = lambda values: padded_array(shape, places, values[counted])  # noqa: E731
+    own = candidate.of_actions(rows, lengths)
+    others = log_behaviour if incumbent is None else incumbent.of_actions(rows, lengths)
+    found = LoggedEpisodes(
+        padded(rows.reward.astype(np.float64)),
+        padded(np.ones(len(is_step))) > 0,
+        padded(own - log_behaviour),
+        padded(others - log_behaviour),
+        clusters=None if clusters is None else clusters[order],
     )
-    facts = {'against': incumbent and str(incumbent), 'epsilon': epsilon, 'data': used, 'at': time.time()}
-    if not versions.add_metadata(candidate, **{GATE: {**verdict.json(), **facts}}):
-        raise UserValueError(f'got {candidate}, which was removed meanwhile; need a version that stays')
-    return verdict
+    if not candidate.num_choices:
+        return found
+    log_even = candidate.even.of_actions(rows, lengths)
+    known = None
+    if shape[1] == 1 and len(counted) == len(lengths):
+        log = _log_of_all(counted, log_behaviour, others, log_even, candidate.even, incumbent)
+        if log is not None:
+            known = data_evaluation.support(rows, counted[order], candidate, incumbent or log, log)
+    return dataclasses.replace(
+        found,
+        known=known,
+        actions=padded(rows.action.astype(np.float64)).astype(np.int64),
+        log_behaviour=padded(log_behaviour),
+        log_even=padded(log_even),
+    )
+
+
+def _log_of_all(
+    counted: np.ndarray,
+    logged: np.ndarray,
+    incumbent: np.ndarray,
+    log_even: np.ndarray,
+    even: PolicyProbabilities,
+    policy: PolicyProbabilities | None,
+) -> PolicyProbabilities | None:
+    """Returns the policy that has logged all actions, if that is the incumbent or even chance; None if not."""
+    for log_probabilities, found in ((incumbent, policy), (log_even, even)):
+        if found is not None and np.allclose(log_probabilities[counted], logged[counted], rtol=0, atol=_SAME):
+            return found
+    return None
 
 
 def find(directory: pathlib.Path, name: str) -> pathlib.Path:
@@ -139,21 +218,22 @@ def promote(
       incumbent: see `find`; '' is the stable version, or what has logged the episodes if there is none.
       data: the paths of the held-out episodes; () promotes without a gate.
       share: the share of the requests that a canary answers.
-      **options: those of `GateOptions`, and `epsilon`, see `judge`.
+      **options: those of `GateOptions`, and of `Served`.
 
     Returns:
       What was found and done, in lines; and whether the candidate has the state.
     """
     path, lines = find(directory, candidate), []
     if data:
-        epsilon, known = options.pop('epsilon', 0.0), states.read(directory)
+        served = Served(**{name: options.pop(name) for name in ('epsilon', 'temperature') if name in options})
+        known = states.read(directory)
         name = incumbent or (str(known.stable) if known else '')
         against = find(directory, name) if name else None
-        verdict = judge(path, against, Dataset(data), GateOptions(**options), epsilon)
+        verdict = judge(path, against, Dataset(data), GateOptions(**options), served)
         lines = [f'candidate {path}, incumbent {against or "the log"}', verdict.text()]
         if not verdict.passes:
             return '\n'.join(lines), False
-        facts = '; '.join([f'difference at least {verdict.lower_bound:.4g}', *verdict.warnings])
+        facts = '; '.join([f'difference at least {verdict.difference.low:.4g}', *verdict.warnings])
         why = f'{why}: {facts}' if why else facts
     found = states.promote(directory, adopt(path, directory), state, why or 'without a gate', share)
     return '\n'.join([*lines, f'{state} of {directory}: {found.labels[state]}']), True

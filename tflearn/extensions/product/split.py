@@ -4,6 +4,7 @@ Chance plays no part: the time of an episode or a hash of its name decides, so t
 An episode, which may be a session of many steps, is in one of them as a whole.
 """
 
+import collections
 import contextlib
 import hashlib
 import math
@@ -47,7 +48,8 @@ def split(
       output: a new directory, which appears whole.
       share: the share of episodes that are held out: with 'id' about that many, with 'time' as near as equal times let.
       by: 'time' holds out those that end last; 'id' those with a small hash of the episode's name, else of the row's,
-        else of the content; otherwise the name of a column, such as 'observation.user', whose first value is hashed.
+        else of the content and how often it came before; otherwise the name of a column, such as 'observation.user',
+        whose first value is hashed.
       compress: compress the files with gzip.
       earlier: an earlier split, for data that grow: what it has, held out or not, is trained on now, so that only
         episodes that no policy has seen are held out. If there are none of these, it plays no part.
@@ -65,7 +67,7 @@ def split(
     reader.check_equal()
     column = _column(by, {column.name for column in reader.columns})
     facts = {'by': by, 'share': share, 'from': metadata.lineage(reader.directories)}
-    begin = _begin(reader, share) if by == TIME else math.nan
+    begin, hashed = _begin(reader, share) if by == TIME else math.nan, _Hashes(column)
     new: set[float] = set()
     if earlier:
         seen = EpisodeReader(Dataset([str(earlier / part) for part in (TRAIN, HELD_OUT)]))
@@ -75,7 +77,7 @@ def split(
     def is_held_out(record: bytes, episode: Any) -> bool:
         if by == TIME:
             return _end(episode) >= begin
-        number = _number(record, episode, column)
+        number = hashed(record, episode)
         return number in new if new else number < share
 
     totals = _write(reader, output, facts, compress, is_held_out)
@@ -108,7 +110,7 @@ def _write(
     with new_directory(output) as begun, contextlib.ExitStack() as closing:
         writers: dict[str, EpisodeWriter] = {}
         for part in (TRAIN, HELD_OUT):
-            about = {'split': {**facts, 'part': part}}
+            about = {'split': {**facts, 'part': part}, metadata.STATED: metadata.stated(reader.directories)}
             writer = EpisodeWriter(begun / part, specs, reader.columns, metadata=about, compress=compress)
             writers[part] = closing.enter_context(contextlib.closing(writer))
         for record, episode in reader.records():
@@ -141,11 +143,28 @@ def _numbers(reader: EpisodeReader, column: str, share: float) -> set[float]:
     """Returns the numbers of episodes that are below `share`."""
     if column and column not in {each.name for each in reader.columns}:
         raise UserValueError(f'got {reader.directories[0]} without {column}; need a split of data that have it')
-    numbers = (_number(record, episode, column) for record, episode in reader.records())
+    hashed = _Hashes(column)
+    numbers = (hashed(record, episode) for record, episode in reader.records())
     return {number for number in numbers if number < share}
 
 
-def _number(record: bytes, episode: Any, column: str) -> float:
-    """Returns a number in [0, 1) for an episode, by its name or else its content."""
-    name = np.ascontiguousarray(episode[column][0]).tobytes() if column else record
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), 'big') / 2**64
+class _Hashes:
+    """Numbers in [0, 1) of episodes, by their names; without names by their contents, each time another one.
+
+    Equal contents on one side as a whole would choose by actions and rewards: the weights of what is held out would not
+    have the mean 1 any more.
+    """
+
+    def __init__(self, column: str):
+        self._column, self._seen = column, collections.Counter[bytes]()
+
+    def __call__(self, record: bytes, episode: Any) -> float:
+        """Returns the number of the next episode."""
+        if self._column:
+            name = np.ascontiguousarray(episode[self._column][0]).tobytes()
+        else:
+            content = hashlib.blake2b(record, digest_size=16).digest()
+            again = self._seen[content]
+            self._seen[content] += 1
+            name = record + again.to_bytes(8, 'big') if again else record
+        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), 'big') / 2**64

@@ -5,6 +5,7 @@ shows them: the values with their intervals, what serves now; as a table, and as
 """
 
 import dataclasses
+import math
 import pathlib
 import sys
 import time
@@ -132,7 +133,7 @@ def write_page(root: pathlib.Path, rounds: Sequence[Round]) -> None:
 def _row(of: Round) -> tuple[str, ...]:
     result = of.result or {}
     gate = result.get('gate') or {}
-    verdict = 'serves' if result.get('promoted') else 'refused'
+    verdict = 'serves' if result.get('promoted') else gate.get('outcome', 'refused')
     return (
         str(of.number),
         time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(of.inputs['began'])),
@@ -200,10 +201,12 @@ class Gate:
       by: which episodes these are: by 'id' a share of those that are new in a round, so that no policy was trained on
         them; the next round trains on them too.
       margin: how much worse than what serves it may be, in the unit of the reward.
-      level: the confidence level of the bound.
+      level: the confidence level of all rounds together: one minus it is the probability that a loop ever promotes a
+        policy that is worse by the margin. Round k has 6 / (pi k)^2 of that, which sums up to all of it.
       gamma: the discount of the value.
       epsilon: the share of random actions with which the policy is served.
-      min_effective_sample_size: the least that the held-out data may be worth for a policy.
+      temperature: the temperature with which it is served.
+      clips: whether a policy may pass although rewards are below the range that the column map states.
     """
 
     held_out: Annotated[float, Range(above=0, below=1)] = 0.2
@@ -212,7 +215,12 @@ class Gate:
     level: Annotated[float, Range(least=0.5, below=1)] = 0.95
     gamma: Fraction = 1.0
     epsilon: Fraction = 0.0
-    min_effective_sample_size: PositiveFloat = 100.0
+    temperature: PositiveFloat = 1.0
+    clips: bool = False
+
+    def level_of(self, number: int) -> float:
+        """Returns the confidence level of the candidate of this round, counted from 1."""
+        return 1 - (1 - self.level) * 6 / (math.pi * number) ** 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,12 +304,14 @@ class Steps:
 
     def _promote(self, begun: Round) -> list[str]:
         held_out = begun.directory / 'parts' / 'held_out'
-        names = ('margin', 'level', 'gamma', 'epsilon', 'min_effective_sample_size')
+        names = ('margin', 'gamma', 'epsilon', 'temperature')
         policy = f'--root_dir={self.serving.root}', f'--policy={self.training.policy}'
         where = *policy, f'--candidate={self._candidate(begun)}', f'--why={_reason(begun)}'
         if not self.gate:
             return [*where, '--ungated']
-        return [*where, f'--data={held_out}', *(f'--{name}={getattr(self.gate, name)}' for name in names)]
+        options = [f'--{name}={getattr(self.gate, name)}' for name in names]
+        options += ['--clip_rewards'] if self.gate.clips else []
+        return [*where, f'--data={held_out}', f'--level={self.gate.level_of(begun.number)}', *options]
 
     def _is_judged(self, begun: Round) -> bool:
         """Whether the candidate serves, or has failed. One that passed and does not serve yet is judged again."""

@@ -1,0 +1,211 @@
+"""Confidence sequences by betting: claims about two policies from a log of another one, which hold at every look.
+
+With the logged probability mu(a), w_c = pi_c(a) / mu(a) of a candidate, w_i = pi_i(a) / mu(a) of the incumbent, and
+rewards r in [0, 1], each variable has an expectation of at most the candidate's value less the incumbent's:
+
+    X   = w_c r + w_i (1 - r) - 1                       at least -1, for any weights
+    Y_c = (w_c - w_i) (r - c) - c u_c - (1 - c) u_i     c in {0, 1/2, 1}; needs mu of all actions
+
+u_c is how much likelier the candidate than the incumbent takes an action that the log never takes, summed over such
+actions, and u_i the other way round: they count as the worst for the candidate and the best for the incumbent. X counts
+all that was never taken so by itself. (Karampatziakis, Mineiro and Ramdas 2021,
+"Off-policy Confidence Sequences", arXiv 2102.09540: X is their variable of gated deployment, c is a control variate.)
+Of a session of H steps X is the mean over them, with products of weights; H is stated, not taken from the data.
+
+That the mean of Z is at most -margin is refuted by the wealth of a gambler who bets against it, each time the share
+lambda of what he owns (Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by betting",
+arXiv 2010.09686):
+
+    K_n(lambda) = prod over i <= n of (1 + lambda (Z_i + margin))        0 <= lambda < 1 / (b - margin),  Z_i >= -b
+
+While the claim is true the expectation of K_n is at most 1, and K_n ever reaches 1 / alpha with a probability of at
+most alpha (Ville). The mean of several wealths is a wealth. The bets are constants, a mixture that is fixed before the
+data. So the claim may also be about the average over the decisions that were logged, while values drift and the logging
+policy changes; bets that follow the past do not have this property. A bet that b, which may grow with the contexts that
+are seen, no longer allows is lost from then on: that only lowers the wealth.
+
+Wealths are logarithms. N is the number of units: decisions, sessions, or clusters of them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+# The best constant bet is about margin / variance, whatever that is: hence a geometric grid.
+BETS = np.geomspace(3e-5, 1.0, 60)
+CONTROLS = (0.0, 0.5, 1.0)
+_BISECTIONS = 20
+_BLOCK = 1 << 14  # units whose bets are computed together
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A variable with one value for each unit.
+
+    Attributes:
+      values: Z, [N].
+      bound: b: no unit could have had a value below -b.
+      counts: how many units have each value, [N]; None: one each.
+    """
+
+    values: np.ndarray
+    bound: float
+    counts: np.ndarray | None = None
+
+    def is_lost(self, shift: float) -> np.ndarray:
+        """Returns whether a value of -b would take all that a gambler owns, for each of `BETS`."""
+        return BETS * (self.bound - shift) >= 1
+
+    def log_factors(self, shift: float) -> np.ndarray:
+        """Returns log(1 + lambda (Z + shift)), [N, bets]; 0 for lost bets."""
+        return np.log1p(np.where(self.is_lost(shift), 0.0, BETS) * (self.values[:, np.newaxis] + shift))
+
+    def log_wealths(self, shift: float) -> np.ndarray:
+        """Returns log K of each of `BETS` against a mean of at most -shift; -inf for lost ones."""
+        total = np.zeros(len(BETS))
+        for begin in range(0, len(self.values), _BLOCK):
+            block = slice(begin, begin + _BLOCK)
+            factors = Variable(self.values[block], self.bound).log_factors(shift)
+            total += factors.sum(axis=0) if self.counts is None else self.counts[block] @ factors
+        return np.where(self.is_lost(shift), -math.inf, total)
+
+    def merged(self) -> 'Variable':
+        """Returns each value once, with its count: a log often has few."""
+        values, counts = np.unique(self.values, return_counts=True)
+        return Variable(values, self.bound, counts.astype(np.float64))
+
+    def mean_by(self, clusters: np.ndarray) -> 'Variable':
+        """Returns the mean over each cluster, in the order in which they begin; `clusters` are their names, [N]."""
+        _, first, index = np.unique(clusters, return_index=True, return_inverse=True)
+        means = np.bincount(index, self.values) / np.bincount(index)
+        return Variable(means[np.argsort(first)], self.bound)
+
+
+@dataclasses.dataclass(frozen=True)
+class Support:
+    """What the probabilities of all actions say of each decision.
+
+    Attributes:
+      candidate: u_c, [N].
+      incumbent: u_i, [N].
+      above: the greatest w_c - w_i of an action that the log takes, at least 0, [N].
+      below: the greatest w_i - w_c, at least 0, [N].
+      greatest_candidate: the greatest w_c, [N].
+      greatest_incumbent: the greatest w_i, [N].
+    """
+
+    candidate: np.ndarray
+    incumbent: np.ndarray
+    above: np.ndarray
+    below: np.ndarray
+    greatest_candidate: np.ndarray
+    greatest_incumbent: np.ndarray
+
+    @property
+    def swapped(self) -> 'Support':
+        """The same with the candidate and the incumbent exchanged."""
+        return Support(
+            self.incumbent,
+            self.candidate,
+            self.below,
+            self.above,
+            self.greatest_incumbent,
+            self.greatest_candidate,
+        )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the log takes every action for which the policies differ."""
+        return not (self.candidate.any() or self.incumbent.any())
+
+
+def support(candidate: np.ndarray, incumbent: np.ndarray, logged: np.ndarray) -> Support:
+    """Returns the support of decisions from the probabilities of all actions, each [N, A]."""
+    taken = logged > 0
+    both = candidate, incumbent
+    weights, others = (np.where(taken, policy / np.where(taken, logged, 1.0), 0.0) for policy in both)
+    untaken = np.where(taken, 0.0, candidate - incumbent)
+    missing, others_missing = (np.maximum(sign * untaken, 0.0).sum(axis=1) for sign in (1, -1))
+    above, below = (np.maximum((sign * (weights - others)).max(axis=1), 0.0) for sign in (1, -1))
+    return Support(missing, others_missing, above, below, weights.max(axis=1), others.max(axis=1))
+
+
+def difference(
+    candidate: np.ndarray, incumbent: np.ndarray, rewards: np.ndarray, discounts: np.ndarray, known: Support | None
+) -> list[Variable]:
+    """Returns the variables whose means are at most the candidate's value less the incumbent's, divided by H steps.
+
+    Args:
+      candidate: w_c, the product of the weights of a session up to each step, [N, H].
+      incumbent: w_i, [N, H].
+      rewards: in [0, 1], [N, H].
+      discounts: gamma^t, [H]; they weigh the steps.
+      known: the support of single decisions; None if the probabilities of all actions are not known.
+    """
+    shares = discounts / discounts.sum()
+    found = [Variable((candidate * rewards + incumbent * (1 - rewards)) @ shares - 1, 1.0)]
+    if known is None:
+        return found
+    weights, reward = (candidate - incumbent)[:, 0], rewards[:, 0]
+    for c in CONTROLS:
+        missing = c * known.candidate + (1 - c) * known.incumbent
+        least = np.maximum(c * known.above, (1 - c) * known.below) + missing
+        found.append(Variable(weights * (reward - c) - missing, float(least.max())))
+    return found
+
+
+def refuters(candidate: np.ndarray, incumbent: np.ndarray, known: Support | None) -> list[Variable]:
+    """Returns variables whose means are at most 0 if the logged probabilities are right: weights less 1.
+
+    Args:
+      candidate: pi_c(a) / mu(a) of each decision, a step of a session being one, [N].
+      incumbent: pi_i(a) / mu(a), [N].
+      known: as of `difference`; where the log takes all actions of the policies the means are not below 0 either.
+    """
+    found = [Variable(candidate - 1, 1.0), Variable(incumbent - 1, 1.0)]
+    if known is not None and known.is_full:
+        found.append(Variable(1 - candidate, float(known.greatest_candidate.max()) - 1))
+        found.append(Variable(1 - incumbent, float(known.greatest_incumbent.max()) - 1))
+    return found
+
+
+def log_wealth_of_actions(actions: np.ndarray, logged: np.ndarray) -> float:
+    """Returns the log wealth against right probabilities by 1{a} / mu(a) - 1, of a mean of at most 0 for each action a.
+
+    Args:
+      actions: the index of each decision's action, [N].
+      logged: mu of it, [N].
+
+    Returns:
+      The mean over the actions that occur, and the bets.
+    """
+    found, index = np.unique(actions, return_inverse=True)
+    wealths = []
+    for bet in BETS[BETS < 1]:
+        others = math.log1p(-bet)  # of all decisions for another action
+        own = np.log1p(bet * (1 / logged - 1)) - others
+        wealths.append(np.bincount(index, own, len(found)) + len(actions) * others)
+    return log_mean(np.concatenate(wealths))
+
+
+def log_wealth(variables: Sequence[Variable], shift: float) -> float:
+    """Returns the log of the mean wealth, over variables and bets, against a mean of at most -shift."""
+    return log_mean(np.concatenate([each.log_wealths(shift) for each in variables]))
+
+
+def log_mean(logs: np.ndarray) -> float:
+    """Returns the log of the mean of exponentials."""
+    return float(np.logaddexp.reduce(logs)) - math.log(len(logs))
+
+
+def lower_bound(variables: Sequence[Variable], alpha: float, low: float, high: float) -> float:
+    """Returns the lower end of the confidence sequence: the least mean in [low, high] that is not refuted."""
+    threshold = -math.log(alpha)
+    if log_wealth(variables, -low) < threshold:
+        return low
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if log_wealth(variables, -middle) >= threshold else (low, middle)
+    return low
