@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -106,6 +107,26 @@ def test_a_lost_answer_is_sent_again_and_counted_once():
         assert simulator.last_return == 2.0
         simulator.close()
     assert [len(episode) for episode in steps_of(playing)[1]] == [3]
+
+
+def test_one_client_plays_an_evaluation_of_several_environments():
+    """Each environment of an evaluation has episodes of its own to play."""
+    options = ExternalOptions(ports=(0,), begin_wait_secs=30.0)
+    environment = make(3, options)
+    environment.reset()  # it listens from now on
+
+    def act(time_step, policy_state):
+        return (time_step.observation.sum(axis=1) % 5).astype(np.int64), policy_state
+
+    policy = types.SimpleNamespace(initial_state=lambda size: (), action=act)
+    evaluator = Evaluator(environment, num_episodes=7, max_secs=20.0)
+    player = threading.Thread(target=play, args=(environment.address, 1, [3] * 7), daemon=True)
+    player.start()
+    start = time.monotonic()
+    statistics = evaluator.run(policy)
+    environment.close()
+    assert statistics.num_episodes == 7 and not statistics.incomplete
+    assert time.monotonic() - start < 10.0, 'no slot waited for a client that there is not'
 
 
 def test_more_clients_than_slots_wait_and_then_try_again():

@@ -1,4 +1,6 @@
 import functools
+import sys
+import threading
 import time
 
 import numpy as np
@@ -38,6 +40,33 @@ def test_overruns_are_counted_and_not_compensated(caplog):
     assert 'late (overrun 1)' in caplog.text
     environment.step(np.zeros(2, np.int64))
     assert time.monotonic() - late >= 0.04
+
+
+def test_a_late_wake_up_is_an_overrun_too():
+    """Another thread keeps the interpreter's lock, and gives it only after 60 ms."""
+    made, started, done = fakes.make_environment(2, 0), [], threading.Event()
+    step = made.step
+    made.step = lambda action: (started.append(time.monotonic()), step(action))[1]
+
+    def keep_busy():
+        while not done.is_set():
+            pass
+
+    environment = pacing.PacedEnvironment(made, 0.03)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.06)
+    busy = threading.Thread(target=keep_busy)
+    busy.start()
+    try:
+        environment.reset()
+        for _ in range(10):
+            environment.step(np.zeros(2, np.int64))
+    finally:
+        sys.setswitchinterval(before)
+        done.set()
+        busy.join()
+    assert environment.num_overruns > 0
+    assert min(np.diff(started)) >= 0.9 * 0.03, 'no step follows another one too early'
 
 
 def test_passes_everything_else_through():

@@ -75,7 +75,7 @@ class ExternalRun:
         run.start_replay()
         collector = run.start(collect, num_environments=2)
         trainer = run.start(train, export_interval_steps=10_000, **settings)
-        wait_until(lambda: run.status('collect_0').get('state') in ('running', 'waiting for newer weights'), 'it', 90)
+        wait_until(lambda: run.status('collect_0').get('state') == 'waiting for simulators', 'it', 90)
         simulators = [self._simulate(self.address, 1_000_000) for _ in range(2)]
         trainer.join(240)
         collector.join(60)

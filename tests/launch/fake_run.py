@@ -27,11 +27,11 @@ sys.exit(local.run(topology, RunDir(sys.argv[1]), **options))
 """
 # What the jobs of a local run are to it, by kind.
 ROLES: dict[str, dict[str, Any]] = {
-    'replay_server': {'serves': 'train', 'may_finish': False, 'stop_stage': 3},
-    'coordinator': {'serves': 'train', 'may_finish': False, 'stop_stage': 3},
+    'replay_server': {'serves': 'train', 'may_finish': False, 'stop_stage': 1},
+    'coordinator': {'serves': 'train', 'may_finish': False, 'stop_stage': 1},
     'train': {},
-    'evaluate': {'stop_stage': 1},
-    'collect': {'serves': 'train', 'stop_stage': 2},
+    'evaluate': {},
+    'collect': {'serves': 'train'},
 }
 RUNNING, WAIT = 'status={"state": "running"}', 'wait=30'
 RUN = [RUNNING, WAIT]

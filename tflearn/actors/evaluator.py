@@ -15,7 +15,7 @@ from tf_agents.trajectories import trajectory
 from tflearn.actors.episode_metrics import Episode, EpisodeMetrics
 from tflearn.actors.episode_recorder import EpisodeRecorder, OnEpisode
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked
-from tflearn.core.types import BatchedEnvironment, EvaluationPolicy
+from tflearn.core.types import BatchedEnvironment, EvaluationPolicy, waits_for_episodes
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped
 
 MAX_STEPS_PER_EPISODE = 100_000
@@ -115,12 +115,14 @@ class Progress:
       steps: the environment steps so far.
       secs_left: the seconds that it will take, by the lengths of the episodes so far; before the first has ended, those
         until a limit ends it. None before the first step.
+      waits: whether it waits for episodes, such as those of external simulators, and there are none.
     """
 
     episodes: int
     num_episodes: int
     steps: int
     secs_left: float | None
+    waits: bool = False
 
     def __str__(self) -> str:
         about = 'about' if self.episodes else 'at most'
@@ -218,7 +220,7 @@ class Evaluator:
                 secs = now - begun
                 steps_left = self._max_steps - int(played.running.max())
                 progress = played.progress(secs, min(self._max_secs - secs, steps_left * secs / played.num_steps))
-                self._report(progress)
+                self._report(dataclasses.replace(progress, waits=waits_for_episodes(environment.info)))
                 self._warn(played, secs)
                 if now >= next_log:
                     next_log = now + LOG_EVERY_SECS

@@ -25,6 +25,11 @@ DEMONSTRATED = 'demonstrated'  # which items of a batch are demonstrations, bool
 IDLE = 'idle'  # in the info of environments: bool [B], which of them have no episode and return FIRST
 
 
+def waits_for_episodes(info: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether no environment has an episode, by the `BatchedEnvironment.info` of the newest step."""
+    return IDLE in info and bool(np.all(info[IDLE]))
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSpecs:
     """Specs of one environment, without outer (batch or time) dimensions.

@@ -11,6 +11,9 @@ thread of its own, which waits here until the policy has acted. All state is gua
 A batched step ends when every client that was asked has answered. One that does not answer within the step timeout
 loses its episode: the last step is dropped, the others remain data. A slot whose episode has ended waits for the next
 one for a time, then it counts as vacant: nobody waits for it.
+
+A new episode gets the free slot that has had the fewest. So each slot has its share of them if there are fewer clients
+than slots, as an evaluation needs, which plays a number of episodes in each.
 """
 
 import collections
@@ -52,6 +55,7 @@ class Slot:
         self.state = _FREE
         self.waits_until = 0.0  # for the client's answer, or for the next episode
         self.result: Result | None = None
+        self.num_episodes = 0  # since the environments were reset
         self.clear()
 
     def clear(self) -> None:
@@ -210,7 +214,8 @@ class Slots:
             for slot in self.slots:
                 if slot.state == _ASKED and slot.waits_until <= now:
                     self._drop(slot, f'its client did not answer within {self._step_timeout_secs:g} s')
-            taken = [self._take(slot) for slot in self.slots]
+            begun = self._begin_episodes(now)
+            taken = [(None, begun[slot]) if slot in begun else (self._take(slot), None) for slot in self.slots]
             self._changed.notify_all()
             return taken
 
@@ -220,7 +225,7 @@ class Slots:
             for slot in self.slots:
                 if slot.episode is not None:
                     self._drop(slot, 'the environments were reset')
-                slot.state, slot.result, slot.waits_until = _FREE, None, 0.0
+                slot.state, slot.result, slot.waits_until, slot.num_episodes = _FREE, None, 0.0, 0
             self._changed.notify_all()
 
     def _must_wait(self, idle_until: float, signs: life.Signs) -> bool:
@@ -238,28 +243,38 @@ class Slots:
         now = self._clock()
         asked = [slot.waits_until - now for slot in self.slots if slot.state == _ASKED]
         free = [slot for slot in self.slots if slot.state == _FREE]
-        missing = free[len(self._begins) :] if len(self._begins) < len(free) else []
-        expected = [slot.waits_until - now for slot in missing]
+        expected = sorted(slot.waits_until - now for slot in free if slot.waits_until > now)
         if not asked and not self._begins and len(free) == len(self.slots):
             return max(idle_until - now, 0.0)
-        waits = [secs for secs in (*asked, *expected) if secs > 0]
+        # Those that have come need not be waited for.
+        waits = [secs for secs in (*asked, *expected[len(self._begins) :]) if secs > 0]
         return max(waits, default=0.0)
 
-    def _take(self, slot: Slot) -> tuple[Result | None, Any]:
-        if slot.state == _TOLD:
-            result, slot.result = slot.result, None
-            ended = slot.episode is None
-            slot.state = _FREE if ended else _OBSERVED
-            slot.waits_until = self._clock() + self._begin_wait_secs
-            return result, None
-        if slot.state == _FREE and self._begins:
+    def _begin_episodes(self, now: float) -> dict[Slot, Any]:
+        """Begins the episodes of clients that wait in free slots. Returns their observations by slot."""
+        free = sorted((slot for slot in self.slots if slot.state == _FREE), key=lambda slot: slot.num_episodes)
+        begun = {}
+        for slot in free[: len(self._begins)]:
+            # It is the episode that some slot waits for, which need not be this one.
+            expecting = [each for each in free if each.waits_until > now and each not in begun]
+            first = min(expecting, key=lambda each: each.waits_until, default=slot)
+            first.waits_until, slot.waits_until = slot.waits_until, 0.0
             begin = self._begins.popleft()
             slot.clear()
             slot.episode, slot.state = secrets.token_hex(8), _OBSERVED
+            slot.num_episodes += 1
             self._by_episode[slot.episode] = slot
-            begin.slot = slot
-            return None, begin.observation
-        return None, None
+            begin.slot, begun[slot] = slot, begin.observation
+        return begun
+
+    def _take(self, slot: Slot) -> Result | None:
+        """Returns the result of a slot's step, if there is one."""
+        if slot.state != _TOLD:
+            return None
+        result, slot.result = slot.result, None
+        slot.state = _FREE if slot.episode is None else _OBSERVED
+        slot.waits_until = self._clock() + self._begin_wait_secs
+        return result
 
     def _next_action(self, slot: Slot, episode: str) -> Any:
         """Waits until the policy has acted in the episode."""

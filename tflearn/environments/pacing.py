@@ -11,6 +11,8 @@ from tflearn.core.settings import PositiveFloat, checked
 from tflearn.core.types import BatchedEnvironment, EnvironmentFactory
 from tflearn.environments.wrappers import Wrapper
 
+_JITTER = 0.1  # of an interval, by which a wake-up may be late
+
 
 @checked
 def make(
@@ -26,8 +28,9 @@ def make(
 class PacedEnvironment(Wrapper):
     """Another environment whose steps start `unroll_step_interval_secs` apart.
 
-    A late step is an overrun: it is counted and taken at once, and the next one is due an interval later. Later steps
-    do not catch up.
+    A step that starts late, since the policy or the machine was late, is an overrun: it is counted and taken at once,
+    and the next one is due an interval later. Later steps do not catch up. What a wake-up is late by, up to a tenth of
+    the interval, is none: the next step is due an interval after the last one was.
     """
 
     def __init__(self, environment: BatchedEnvironment, unroll_step_interval_secs: float):
@@ -49,10 +52,12 @@ class PacedEnvironment(Wrapper):
         early_secs = self._due - time.monotonic()
         if early_secs > 0:
             self._never.wait(early_secs)
+        late_secs = time.monotonic() - self._due
+        if early_secs > 0 and late_secs <= _JITTER * self._interval_secs:
             self._due += self._interval_secs
         else:
             self.num_overruns += 1
             if self.num_overruns.bit_count() == 1:  # 1, 2, 4, 8, ...
-                logging.warning('step came %.4f s late (overrun %d)', -early_secs, self.num_overruns)
-            self._due = time.monotonic() + self._interval_secs
+                logging.warning('step came %.4f s late (overrun %d)', late_secs, self.num_overruns)
+            self._due += late_secs + self._interval_secs
         return self._environment.step(action)

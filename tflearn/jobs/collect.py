@@ -258,7 +258,7 @@ class _Collector:
                 writer.begin_with_next()  # others acted meanwhile: new items must not hold steps of an older policy
             acted = version
             self._act(writer, steps_per_check)
-            self.report_if_due('running')
+            self.report_if_due('waiting for simulators' if self._collection.waits else 'running')
 
     def _await_weights(self, writer: ReplayWriter) -> None:
         if not self._waits:  # the learner should get everything that these weights collected

@@ -16,7 +16,7 @@ from tflearn.core import composition
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.resumable import Resumable
-from tflearn.core.types import ActingPolicy, BatchedEnvironment
+from tflearn.core.types import ActingPolicy, BatchedEnvironment, waits_for_episodes
 from tflearn.jobs.collect_settings import CollectOptions
 
 _NEW_EPISODES = 'a resumed run begins new episodes, and is another one than without the stop'
@@ -93,6 +93,11 @@ class Collection(Resumable):
     def secs(self) -> dict[str, float]:
         """The parts of its time, see `Actor`."""
         return {name: round(secs, 3) for name, secs in self._actor.secs.items()}
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for episodes, such as those of external simulators, and there are none."""
+        return waits_for_episodes(self._environment.info)
 
     @property
     def num_environments(self) -> int:

@@ -65,7 +65,8 @@ class EvaluationReport:
     def progress(self, progress: Progress) -> None:
         """Shows how far the evaluation is; it is a sign of life, too."""
         numbers = (progress.episodes, progress.num_episodes, progress.steps, progress.secs_left)
-        self._status.update('running', **dict(zip(_OF_PROGRESS, numbers, strict=True)))
+        state = 'waiting for simulators' if progress.waits else 'running'
+        self._status.update(state, **dict(zip(_OF_PROGRESS, numbers, strict=True)))
 
     def add(self, candidate: Candidate, statistics: EpisodeStatistics) -> Evaluation:
         """Adds an evaluation to the record, and returns it."""

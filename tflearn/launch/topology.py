@@ -294,7 +294,8 @@ def run_topology(
     """
 
     where = f'--coordinator_address={addresses.coordinator}'
-    server: dict[str, Any] = {'serves': 'train', 'may_finish': False, 'stop_stage': 3}
+    # Servers are stopped last, and all others at once: collect and evaluate may move a robot.
+    server: dict[str, Any] = {'serves': 'train', 'may_finish': False, 'stop_stage': 1}
 
     def command(program: str, *more: str) -> tuple[str, ...]:
         return (sys.executable, '-m', f'{package}.{program}', *more)
@@ -318,13 +319,13 @@ def run_topology(
     for i, address in enumerate(addresses.relays):
         jobs.append(coordinator(f'relay_{i}', 'relay', f'--relay_address={address}', f'--index={i}'))
     jobs.append(job('train', 'train', *strategy, *feed, workers=num_workers))
-    jobs.append(job('evaluate', 'evaluate', stop_stage=1))
+    jobs.append(job('evaluate', 'evaluate'))
     if feed:
         jobs.append(job('feed', 'feed', *feed, **server))
     for i in range(num_feed_workers):
         jobs.append(job(f'feed_worker_{i}', 'feed_worker', *feed, f'--worker={i}', program='feed', **server))
     for i in range(num_collectors):
-        jobs.append(job(f'collect_{i}', 'collect', f'--collector_name=collect_{i}', serves='train', stop_stage=2))
+        jobs.append(job(f'collect_{i}', 'collect', f'--collector_name=collect_{i}', serves='train'))
     return Topology(tuple(jobs), command('warm_parent') if warm_start else None)
 
 
