@@ -14,19 +14,16 @@ pytest.importorskip('onnxruntime', reason='needs pip install ".[onnx]"')
 
 from tests.testing import algorithms, forks
 from tests.testing.algorithms import ALGORITHMS
+from tests.testing.converted_models import NUM, check
 from tflearn.agents import dqn
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import policy_exports
 from tflearn.jobs.export import export
-from tflearn.networks.gtrxl import GTrXLOptions
 from tflearn.networks.networks import NetworkOptions
-from tflearn.policies.converted import INT8, ONNX, TFLITE, Converted
+from tflearn.policies.converted import INT8, ONNX, Converted
 from tflearn.policies.exporter import PolicyExporter
-
-NUM = 1000
-FORMATS = (ONNX, TFLITE)
 
 
 def exported(agent, path):
@@ -40,40 +37,12 @@ def exported(agent, path):
     return PolicyExporter(policy, path).export(1, {})
 
 
-def differences(version, format, given=None, signature='serving_default'):
-    """Returns by output: the share of other integers, or the greatest difference of floats beyond 1, of `NUM` rows."""
-    model = Converted(version, format, signature)
-    inputs = model.completed(given or model.random_observations(NUM))
-    got, expected = model.run(model.convert(inputs), inputs), model.expected(inputs)
-    assert got.keys() == expected.keys()
-    found = {}
-    for name, values in expected.items():
-        assert (got[name].shape, got[name].dtype) == (values.shape, values.dtype)
-        assert len(np.unique(values)) > 1 or name.endswith('_steps'), 'a GTrXL has seen as many in each row'
-        exact = values.dtype.kind in 'iu'
-        difference = got[name] != values if exact else np.abs(got[name] - values) / np.maximum(np.abs(values), 1)
-        found[name] = float(np.mean(difference) if exact else np.max(difference))
-    return found
-
-
-def check(version, given=None, signature='serving_default'):
-    for format in FORMATS:
-        found = differences(version, format, given, signature)
-        for name, difference in found.items():
-            assert difference <= 1e-5, (format, signature, name)
-
-
 @pytest.mark.parametrize('name', algorithms.names('ppo', 'sac', 'r2d2'))
 def test_acts_as_the_saved_model_does(name, tmp_path):
     version = exported(ALGORITHMS[name].make(), tmp_path / name)
     check(version)
     if 'q_values' in tf.saved_model.load(str(version)).signatures:
         check(version, signature='q_values')
-
-
-def test_attention_to_stored_states(tmp_path):
-    layers = {'memory': 'gtrxl', 'lstm_size': (8,), 'gtrxl': GTrXLOptions(window_steps=2, num_heads=2)}
-    check(exported(ALGORITHMS['r2d2'].make(layers=layers), tmp_path / 'gtrxl'))
 
 
 def test_images_and_masks(tmp_path):
