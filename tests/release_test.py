@@ -58,7 +58,7 @@ def release(folder: pathlib.Path, *arguments: str, **variables: str) -> subproce
 
 
 def test_a_dry_run_builds_and_checks_what_the_tag_holds(checkout):
-    done = release(checkout, '--dry_run', TAG)
+    done = release(checkout, '--dry_run', '--no_resolve', TAG)
     assert done.returncode == 0, done.stdout + done.stderr
     wheel, sdist = checkout.glob('dist/*.whl'), checkout.glob('dist/*.tar.gz')
     (wheel,), (sdist,) = wheel, sdist
@@ -79,6 +79,18 @@ def test_a_dry_run_builds_and_checks_what_the_tag_holds(checkout):
     assert {'owner.toml', 'CITATION.cff', 'SECURITY.md', '.github/ISSUE_TEMPLATE/bug.yml', 'scripts/release'} <= names
     assert OWNER['author'] in (checkout / 'CITATION.cff').read_text()
     assert {file.name for file in checkout.glob('dist/*.json')} == {'sbom-classic.json', 'sbom-current.json'}
+
+
+def test_an_extra_whose_versions_do_not_resolve_is_refused(checkout):
+    program = checkout / 'scripts' / 'check_extras'
+    program.write_text('#!/bin/sh\necho "$TFLEARN_LANE $1: pip is still looking at multiple versions" >&2; exit 1\n')
+    git(checkout, 'commit', '--quiet', '--all', '--message=break')
+    git(checkout, 'tag', '--force', TAG)
+    done = release(checkout, '--dry_run', TAG)
+    assert done.returncode == 2 and 'classic --resolve: pip is still looking at' in done.stderr
+    assert 'got exit status 1 of' in done.stderr and 'check_extras --resolve' in done.stderr
+    git(checkout, 'reset', '--quiet', '--hard', 'HEAD~1')
+    git(checkout, 'tag', '--force', TAG)
 
 
 @pytest.mark.parametrize(
