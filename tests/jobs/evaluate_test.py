@@ -34,11 +34,9 @@ RESULT = {'reason': 'num_train_steps 9 reached', 'train_step': 9, 'env_steps': 9
 class Run:
     """A run directory with a train job's files in it, and the evaluate job in a thread."""
 
-    def __init__(self, root):
-        self.dir = RunDir(root)
-        specs = specs_of(make_cart_pole)
-        self.linear = example_policies.Linear(specs.observation, specs.action)
-        self.exporter = PolicyExporter(self.linear.policy, self.dir.greedy_policy, keep_last=2)
+    def __init__(self, root, linear, exporter):
+        self.dir, self.linear, self.exporter = RunDir(root), linear, exporter
+        self.exporter._directory = self.dir.greedy_policy
         self.stop = threading.Event()
         self.errors = []
         self._thread = None
@@ -79,9 +77,19 @@ class Run:
         return self.evaluations()
 
 
+@pytest.fixture(scope='module')
+def exporting(tmp_path_factory):
+    """A policy whose weights each export sets, and its exporter, which has compared a first version with it."""
+    specs = specs_of(make_cart_pole)
+    linear = example_policies.Linear(specs.observation, specs.action)
+    exporter = PolicyExporter(linear.policy, tmp_path_factory.mktemp('first'), keep_last=2)
+    exporter.export(0, {})
+    return linear, exporter
+
+
 @pytest.fixture
-def run(tmp_path):
-    run = Run(tmp_path / 'run')
+def run(tmp_path, exporting):
+    run = Run(tmp_path / 'run', *exporting)
     yield run
     run.stop.set()
     if run._thread:
@@ -216,8 +224,7 @@ def test_target_reached_twice_ends_training(run):
     assert versions.best_version(run.dir.greedy_policy) == 3
 
 
-def test_target_reached_once_does_not_end_training(tmp_path):
-    run = Run(tmp_path / 'run')
+def test_target_reached_once_does_not_end_training(run):
     linear = example_policies.Linear(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
     # Acts 1, which earns 1, in the first episode only.
     linear.set((-1.0, 0.0), bias=0.5)

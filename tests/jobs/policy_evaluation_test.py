@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import gymnasium
 import numpy as np
@@ -45,16 +46,23 @@ def balance(observation):
     return (observation[:, 2] + observation[:, 3] > 0).astype(np.int32)
 
 
-@pytest.fixture
-def exported(tmp_path):
-    """Versions 3 and 9 of a greedy policy, without any other file of a run."""
+@pytest.fixture(scope='module')
+def two_versions(tmp_path_factory):
+    """The root of versions 3 and 9 of a greedy policy, without any other file of a run."""
+    root = tmp_path_factory.mktemp('two_versions')
     specs = specs_of(CARTPOLE)
     linear = example_policies.Linear(specs.observation, specs.action)
-    exporter = PolicyExporter(linear.policy, RunDir(tmp_path).greedy_policy)
+    exporter = PolicyExporter(linear.policy, RunDir(root).greedy_policy)
     for step, weights in ((3, (0.1, 0.2, 1.0, 1.0)), (9, (0.0,) * 4)):
         linear.set(weights)
         exporter.export(step, {'env_steps': step})
-    return tmp_path
+    return root
+
+
+@pytest.fixture
+def exported(two_versions, tmp_path):
+    """The root of a copy."""
+    return shutil.copytree(two_versions, tmp_path, symlinks=True, dirs_exist_ok=True)
 
 
 def results(root):
