@@ -20,7 +20,7 @@ from tflearn.extensions.serving.decision_log import DecisionLog
 from tflearn.extensions.serving.models import Models
 from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.extensions.serving.server import PolicyServer
-from tflearn.extensions.serving.trials import TrialOptions, Trials
+from tflearn.extensions.serving.trials import TrialOptions, Trials, _Comparison
 from tflearn.net.grpc_server import GrpcRefusal
 from tflearn.net.server_options import ServerOptions
 from tflearn.policies import states
@@ -124,7 +124,7 @@ def test_errors_count_but_not_those_of_clients():
 def test_outcomes_of_the_canary_are_compared_with_the_stable_ones(directory, tmp_path, rewards, ends):
     states.promote(directory, 3, 'canary', 'a test', share=0.5)
     rng = np.random.default_rng(0)
-    settings = {'outcome_margin': 0.4, 'num_decisions': 60, 'outcome_secs': 600.0, 'num_requests': 10_000}
+    settings = {'outcome_margin': 0.4, 'outcome_secs': 600.0, 'num_requests': 10_000}
     later = [0.0]
     clock = lambda: time.monotonic() + later[0]  # noqa: E731
     with serving(directory, tmp_path, clock, **settings) as (ask, check, trials, client):
@@ -137,9 +137,51 @@ def test_outcomes_of_the_canary_are_compared_with_the_stable_ones(directory, tmp
         later[0] = 601.0
         ask('another')  # which closes decisions
         check()
-        assert trials._canaries['greedy_policy'][1] >= 1
+        assert trials._comparisons['greedy_policy'].numbers.sum() == 200
     why = states.read(directory).history[-1]['why']
-    assert ('lower bound of the difference' in why) == ends
+    assert ('worse by more than 0.4 (0.95)' in why) == ends
+
+
+def taken_back(rates, num_keys, seed, share=0.2, margin=0.03):
+    """Returns whether a canary is taken back at any of the looks after each 500 keys."""
+    rng = np.random.default_rng(seed)
+    comparison = _Comparison(3, 2, margin)
+    for _ in range(num_keys // 500):
+        arms = rng.random(500) < share
+        rewards = (rng.random(500) < np.where(arms, rates[1], rates[0])).astype(float)
+        comparison.closed.extend(zip([share] * 500, arms.tolist(), rewards.tolist(), strict=True))
+        if comparison.log_wealth() >= np.log(20):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(('canary', 'least', 'most'), [(0.07, 0, 9), (0.10, 0, 2), (0.03, 48, 60)])
+def test_a_canary_is_taken_back_by_chance_as_rarely_as_the_level_says(canary, least, most):
+    # 9 of 60 is the 99.9% limit of 5%, for one that is worse by just the margin.
+    assert least <= sum(taken_back((0.1, canary), 6_000, seed) for seed in range(60)) <= most
+
+
+def test_keys_are_compared_once_and_only_if_they_were_drawn(directory, tmp_path):
+    states.promote(directory, 3, 'canary', 'a test', share=0.5)
+    later = [0.0]
+    clock = lambda: time.monotonic() + later[0]  # noqa: E731
+    settings = {'outcome_margin': 0.1, 'outcome_secs': 100.0, 'outcome_high': 2.0, 'num_requests': 10_000}
+    other = {'stable': 3, 'canary': 2}
+    with serving(directory, tmp_path, clock, **settings) as (ask, _, trials, client):
+        drawn = {f'user-{number}': ask(f'user-{number}') for number in range(12)}
+        for name in drawn:
+            assert ask(name) == drawn[name]  # the same key again
+            ask(f'{name}-named', version=other[states.read(directory).arm(f'{name}-named')])
+        client.record_outcomes([{'event_id': name, 'reward': 5.0} for name in drawn])  # clipped to 2
+        comparison = trials._comparisons['greedy_policy']
+        comparison.log_wealth()
+        assert comparison.numbers.sum() == 0  # the windows are open
+        later[0] = 101.0
+        ask('another')
+        comparison.log_wealth()
+    canaries = sum(version == 3 for version in drawn.values())
+    assert comparison.numbers.tolist() == [12 - canaries, canaries] and 0 < canaries < 12
+    assert comparison.means.tolist() == [1.0, 1.0] and len(comparison.keys) == 13
 
 
 def test_shadows_are_logged_beside_and_never_answer(directory, tmp_path):

@@ -70,7 +70,8 @@ def _arguments() -> dict[str, Any]:
         max_error_share=values.trial_max_error_share,
         max_latency_secs=values.trial_max_latency_secs,
         outcome_margin=values.trial_outcome_margin,
-        num_decisions=values.trial_decisions,
+        outcome_low=values.trial_outcome_low,
+        outcome_high=values.trial_outcome_high,
         outcome_secs=values.trial_outcome_secs,
     )
     limits = values_of(values, 'host', 'port', 'max_request_bytes', 'max_connections')

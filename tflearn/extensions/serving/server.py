@@ -268,8 +268,9 @@ class PolicyServer:
         if self._log:
             holder = self._models.get(name)
             arm = arm or holder.arm(model.version)[:MAX_ID]
+            key = _text_of_client(caller_metadata.get(), 'canary-key') or event_id
             event_id = self._log.record(name, model.version, arrays, outputs, model.chooser.mask, event_id, arm)
-            self._trials.decided(name, model.version, event_id, len(next(iter(outputs.values()))))
+            self._trials.decided(holder, model.version, event_id, len(next(iter(outputs.values()))), key)
             self._trials.shadow(holder, arrays, event_id, self._requests)
         answered = {key: value for key, value in outputs.items() if key != PROBABILITY}
         if EVENT_ID in names and self._log:

@@ -2,22 +2,27 @@
 
 Requests are counted in blocks, each of which is judged by itself, so that a version that goes bad after a long while is
 found as fast. All but `check` and `close` is called on the thread of the requests.
+
+Outcomes are compared by `core.confidence_sequences`, whose log is the draw of the arms: a key is the canary's with the
+probability of its share. So a canary that is worse by exactly the margin is ever taken back with a probability of at
+most 1 - level, however often it is looked at.
 """
 
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import math
 import pathlib
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
+import numpy as np
 from absl import logging
 
-from tflearn.core import side_tasks
-from tflearn.core.errors import UserError
+from tflearn.core import confidence_sequences, side_tasks
+from tflearn.core.errors import UserError, UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked_dataclass
 from tflearn.extensions.serving import decision_files
 from tflearn.extensions.serving.decision_log import DecisionLog
@@ -28,6 +33,7 @@ from tflearn.net.grpc_server import GrpcRefusal
 from tflearn.policies import signatures, states
 
 _MAX_OPEN, _MAX_SHADOWS = 200_000, 64  # decisions that wait for outcomes; requests of shadows at the same time
+_MAX_KEYS = 500_000  # of a trial; later ones are left out
 _SLOW_SHARE = 0.01
 WHO = 'tflearn-serve'
 
@@ -40,40 +46,89 @@ class TrialOptions:
       num_requests: the requests of a block.
       max_error_share: the share of them that may fail by an error that is not the client's; None is any.
       max_latency_secs: the time within which 99 % of them have to be computed; None is any.
-      outcome_margin: how much less than the stable version's the mean reward of the canary's decisions may be, at the
-        lower bound of `level`; None does not look at outcomes.
-      num_decisions: the decisions of both with which their rewards are compared, and after as many more again.
+      outcome_margin: how much less than the stable version's the mean reward of the canary's keys may be; it is taken
+        back when more is proved. None does not look at outcomes.
+      outcome_low: the least reward of a decision; less counts as that.
+      outcome_high: the greatest one; more counts as that.
       outcome_secs: seconds after a decision in which its outcomes count; their sum is its reward, 0 without any.
-      level: the level of the lower bound, one-sided.
+      level: 1 - level is the probability with which a canary that is worse by the margin is ever taken back.
     """
 
     num_requests: PositiveInt = 200
     max_error_share: Fraction | None = 0.05
     max_latency_secs: PositiveFloat | None = None
     outcome_margin: NonNegativeFloat | None = None
-    num_decisions: Annotated[int, Range(least=2)] = 1_000
+    outcome_low: Annotated[float, Range()] = 0.0
+    outcome_high: Annotated[float, Range()] = 1.0
     outcome_secs: PositiveFloat = 60.0
     level: Annotated[float, Range(least=0.5, below=1)] = 0.95
 
+    def __post_init__(self) -> None:
+        if self.outcome_low >= self.outcome_high:
+            raise UserValueError(f'got outcomes from {self.outcome_low} to {self.outcome_high}; need the least first')
 
-class _Rewards(NamedTuple):
-    """The rewards of a version's decisions."""
 
-    number: int = 0
-    total: float = 0.0
-    squares: float = 0.0
+@dataclasses.dataclass
+class _First:
+    """The decisions of the first request of a key, whose outcomes still count, and how the key was drawn.
 
-    def add(self, reward: float) -> '_Rewards':
-        return _Rewards(self.number + 1, self.total + reward, self.squares + reward * reward)
+    Attributes:
+      comparison: where they are compared.
+      is_canary: whether the canary answered.
+      share: the probability of that.
+      rewards: by the decisions' ids.
+    """
+
+    comparison: '_Comparison'
+    is_canary: bool
+    share: float
+    rewards: dict[str, float]
+
+
+class _Comparison:
+    """The evidence that a canary is worse than the stable version by more than the margin, key by key.
+
+    Attributes:
+      canary: its version; None if there is none.
+      stable: the version that it is compared with.
+      keys: hashes of the keys that were drawn.
+      closed: share, whether the canary answered, and reward in [0, 1], of keys that are not compared yet.
+    """
+
+    def __init__(self, canary: int | None, stable: int, margin: float):
+        """Takes the margin in the unit of the scaled rewards."""
+        self.canary, self.stable, self._margin = canary, stable, margin
+        self.keys: set[int] = set()
+        self.closed: collections.deque[tuple[float, bool, float]] = collections.deque()
+        size = len(confidence_sequences.BETS) * (1 + len(confidence_sequences.CONTROLS))
+        self._logs, self._lost = np.zeros(size), np.zeros(size, bool)
+        self.numbers, self._totals = np.zeros(2, int), np.zeros(2)  # of the stable version and of the canary
 
     @property
-    def mean(self) -> float:
-        return self.total / self.number
+    def means(self) -> np.ndarray:
+        """The mean scaled rewards of both, [2]."""
+        return np.asarray(self._totals / np.maximum(self.numbers, 1))
 
-    @property
-    def variance(self) -> float:
-        """The variance of the mean."""
-        return max(0.0, self.squares / self.number - self.mean**2) / (self.number - 1)
+    def log_wealth(self) -> float:
+        """Compares what is closed; returns the log wealth against a canary that is worse by at most the margin."""
+        waiting = [self.closed.popleft() for _ in range(len(self.closed))]
+        for share in {each[0] for each in waiting}:
+            drawn = [each[1:] for each in waiting if each[0] == share]
+            arms, rewards = (np.array(values) for values in zip(*drawn, strict=True))
+            self._add(share, arms.astype(int), rewards)
+        return confidence_sequences.log_mean(np.where(self._lost, -math.inf, self._logs))
+
+    def _add(self, share: float, arms: np.ndarray, rewards: np.ndarray) -> None:
+        self.numbers += np.bincount(arms, minlength=2)
+        self._totals += np.bincount(arms, rewards, 2)
+        # Two policies: the one always takes the stable version, the other one the canary.
+        stable, canary, drawn = (np.tile(each, (len(arms), 1)) for each in ([1.0, 0.0], [0.0, 1.0], [1 - share, share]))
+        known = confidence_sequences.support(stable, canary, drawn)
+        rows = np.arange(len(arms)), arms
+        ours, theirs = ((policy / drawn)[rows][:, np.newaxis] for policy in (stable, canary))
+        found = confidence_sequences.difference(ours, theirs, rewards[:, np.newaxis], np.ones(1), known)
+        self._logs += np.concatenate([each.log_factors(-self._margin).sum(axis=0) for each in found])
+        self._lost |= np.concatenate([each.is_lost(-self._margin) for each in found])
 
 
 _Key = tuple[str, int]  # a policy and a version
@@ -99,10 +154,9 @@ class Trials:
         self._options, self._make_log, self._count, self._clock = options, make_log, count, clock
         self._blocks: dict[_Key, list[int]] = {}  # requests, errors, slow ones
         self._short: dict[_Key, str] = {}  # what fell short, and why
-        self._open: dict[str, tuple[_Key, float]] = {}  # the decisions whose outcomes count still, and their rewards
-        self._order: collections.deque[tuple[float, str]] = collections.deque()
-        self._rewards: dict[_Key, _Rewards] = {}
-        self._canaries: dict[str, tuple[int | None, int]] = {}  # of each policy, and how often it was compared
+        self._open: dict[str, _First] = {}  # by the ids of their decisions
+        self._order: collections.deque[tuple[float, _First]] = collections.deque()
+        self._comparisons: dict[str, _Comparison] = {}  # by policy
         self._log: DecisionLog | None = None
         self._shadows: set[asyncio.Task[None]] = set()
 
@@ -136,28 +190,40 @@ class Trials:
         elif slow > _SLOW_SHARE * requests:
             self._short[key] = f'{slow} of {requests} requests took more than {options.max_latency_secs:g} s'
 
-    def decided(self, name: str, version: int, event_id: str, rows: int) -> None:
-        """Takes the ids of decisions, to which outcomes may come."""
-        if self._options.outcome_margin is None or self._canaries.get(name, (None, 0))[0] is None:
+    def decided(self, holder: ModelHolder, version: int, event_id: str, rows: int, key: str) -> None:
+        """Takes the ids of decisions, to which outcomes may come, and the key by which the version was chosen."""
+        comparison, found = self._comparisons.get(holder.name), holder.states
+        self._close_decisions(self._clock())
+        if comparison is None or comparison.canary is None or found is None or found.canary != comparison.canary:
             return
-        now = self._clock()
-        for each in decision_files.ids(event_id, rows):
-            self._open[each] = ((name, version), 0.0)
-            self._order.append((now, each))
-        self._close_decisions(now)
+        is_canary, hashed = version == found.canary, hash(key or event_id)
+        # A version that the request named was not drawn.
+        if version not in (found.canary, found.stable) or (key and found.labels[found.arm(key)] != version):
+            return
+        is_full = len(self._open) + rows > _MAX_OPEN or len(comparison.keys) >= _MAX_KEYS
+        if is_full or hashed in comparison.keys or not 0 < found.share < 1:
+            return
+        comparison.keys.add(hashed)
+        first = _First(comparison, is_canary, found.share, dict.fromkeys(decision_files.ids(event_id, rows), 0.0))
+        self._open |= dict.fromkeys(first.rewards, first)
+        self._order.append((self._clock(), first))
 
     def outcomes(self, message: Mapping[str, Any]) -> None:
         """Takes outcomes that the server has accepted."""
         for outcome in message.get('outcomes', [message]) if self._open else ():
             if found := self._open.get(outcome['event_id']):
-                self._open[outcome['event_id']] = (found[0], found[1] + float(outcome['reward']))
+                found.rewards[outcome['event_id']] += float(outcome['reward'])
         self._close_decisions(self._clock())
 
     def _close_decisions(self, now: float) -> None:
-        while self._order and (self._order[0][0] < now - self._options.outcome_secs or len(self._order) > _MAX_OPEN):
-            found = self._open.pop(self._order.popleft()[1], None)
-            if found:
-                self._rewards[found[0]] = self._rewards.get(found[0], _Rewards()).add(found[1])
+        options = self._options
+        while self._order and self._order[0][0] < now - options.outcome_secs:
+            first = self._order.popleft()[1]
+            for each in first.rewards:
+                self._open.pop(each, None)
+            low, high = options.outcome_low, options.outcome_high
+            rewards = [(min(max(each, low), high) - low) / (high - low) for each in first.rewards.values()]
+            first.comparison.closed.append((first.share, first.is_canary, sum(rewards) / len(rewards)))
 
     def shadow(self, holder: ModelHolder, inputs: Arrays, event_id: str, requests: RequestQueue) -> None:
         """Asks the shadow of a policy what it would have answered; nothing waits for it."""
@@ -193,12 +259,13 @@ class Trials:
         found = holder.states
         if found is None:
             return
-        if self._canaries.get(holder.name, (-1, 0))[0] != found.canary:
-            self._canaries[holder.name] = (found.canary, 0)
-            self._rewards = {key: each for key, each in self._rewards.items() if key[0] != holder.name}
+        comparison = self._comparisons.get(holder.name)
+        margin, compared = self._options.outcome_margin, (found.canary, found.stable)
+        if margin is not None and (comparison is None or (comparison.canary, comparison.stable) != compared):
+            self._comparisons[holder.name] = _Comparison(*compared, margin / self._unit)
         version = found.on_trial
         reasons = {key: self._short.pop(key) for key in list(self._short) if key[0] == holder.name}
-        reason = reasons.get((holder.name, version or 0)) or self._worse(holder.name, found)
+        reason = reasons.get((holder.name, version or 0)) or self._worse(holder.name)
         if version is None or not reason:
             return
         logging.error('%s: takes version %d back: %s', holder.name, version, reason)
@@ -207,25 +274,20 @@ class Trials:
         except (UserError, OSError) as error:
             logging.error('%s: version %d stays: %s', holder.name, version, error)
 
-    def _worse(self, name: str, found: states.States) -> str:
-        """Returns why the outcomes of the canary's decisions fall short of the stable version's; '' if not."""
-        options, (canary, compared) = self._options, self._canaries[name]
-        if options.outcome_margin is None or canary is None:
+    def _worse(self, name: str) -> str:
+        """Returns why the outcomes of the canary's keys fall short of the stable version's; '' if not."""
+        options, comparison = self._options, self._comparisons.get(name)
+        if comparison is None or comparison.canary is None or comparison.log_wealth() < -math.log(1 - options.level):
             return ''
-        ours, theirs = (self._rewards.get((name, version), _Rewards()) for version in (canary, found.stable))
-        rounds = min(ours.number, theirs.number) // options.num_decisions
-        if rounds <= compared:
-            return ''
-        self._canaries[name] = (canary, rounds)
-        difference = ours.mean - theirs.mean
-        quantile = statistics.NormalDist().inv_cdf(options.level)
-        bound = difference - quantile * math.sqrt(ours.variance + theirs.variance)
-        if bound > -options.outcome_margin:
-            return ''
+        theirs, ours = options.outcome_low + self._unit * comparison.means
         return (
-            f'mean reward {ours.mean:.4g} of {ours.number} decisions, stable {theirs.mean:.4g} of {theirs.number}: '
-            f'lower bound of the difference {bound:.4g}, margin {options.outcome_margin:g}'
+            f'mean reward {ours:.4g} of {comparison.numbers[1]} keys, stable {theirs:.4g} of {comparison.numbers[0]}: '
+            f'worse by more than {options.outcome_margin:g} ({options.level:g})'
         )
+
+    @property
+    def _unit(self) -> float:
+        return self._options.outcome_high - self._options.outcome_low
 
     def close(self) -> None:
         """Writes what the shadows have answered."""
