@@ -24,12 +24,12 @@ def finished(tmp_path_factory):
     """A finished run of CartPole, of two versions: the second, which is the newest, falls."""
     run_dir = RunDir(tmp_path_factory.mktemp('finished') / 'run')
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
-    for name in ('greedy_policy', 'raw_policy'):
-        linear = example_policies.Linear(specs.observation, specs.action)
-        exporter = PolicyExporter(linear.policy, run_dir.policy(name))
-        for step, weights in ((3, BALANCES), (9, (0.0,) * 4)):
-            linear.set(weights)
-            exporter.export(step, {'env_steps': step})
+    linear = example_policies.Linear(specs.observation, specs.action)
+    exporter = PolicyExporter(linear.policy, run_dir.greedy_policy)
+    for step, weights in ((3, BALANCES), (9, (0.0,) * 4)):
+        linear.set(weights)
+        exporter.export(step, {'env_steps': step})
+    shutil.copytree(run_dir.greedy_policy, run_dir.policy('raw_policy'), symlinks=True)
     versions.point_best(run_dir.greedy_policy / '3')
     write_json(run_dir.done, {'reason': 'it ended', 'train_step': 9, 'policy': 'policies/greedy_policy/9'})
     return run_dir
@@ -41,14 +41,16 @@ def test_evaluates_a_policy_of_a_finished_run_by_several_processes(finished):
     assert (again.returncode, again.stdout) == (0, '')
     assert 'nothing to do, unless' in again.stderr
     assert '--policy=best evaluates a policy of it again' in again.stderr
-    for number in (1, 2):
-        ended = run('evaluate', *flags, '--policy=best', '--episodes=5', '--num_environments=2', '--num_processes=2')
+    for number, episodes, processes in ((1, 5, 2), (2, 2, 1)):
+        more = ('--num_environments=2', f'--episodes={episodes}', f'--num_processes={processes}')
+        ended = run('evaluate', *flags, '--policy=best', *more)
         assert ended.returncode == 0, ended.stderr
         result, where = ended.stdout.splitlines()
-        assert result.startswith(f'{finished.greedy_policy / "3"}, train step 3: mean return 500.00 of 5 episodes (95%')
+        start = f'{finished.greedy_policy / "3"}, train step 3: mean return 500.00 of {episodes} episodes (95%'
+        assert result.startswith(start)
         written = finished.policy_evaluations / f'greedy_policy-3-{number}.json'
         assert where == f'written to {written}'
-        assert json.loads(written.read_text())['returns'] == [500.0] * 5
+        assert json.loads(written.read_text())['returns'] == [500.0] * episodes
     assert not finished.evaluations.exists()
 
 
