@@ -1,9 +1,11 @@
 """The record has only complete lines, and distinguishes repeated training."""
 
 import json
+import resource
 
 import pytest
 
+from tflearn.actors import evaluation_record
 from tflearn.actors.evaluation_record import EvaluationRecord
 
 
@@ -62,3 +64,20 @@ def test_repeated_training_is_another_policy(tmp_path):
     assert record.find({'train_step': 9, 'exported_at': 1.0, 'env_steps': 5})['mean_return'] == 4.0
     assert record.find({'train_step': 9, 'exported_at': 2.0}) is None
     assert record.find({'train_step': 8, 'exported_at': 1.0}) is None
+
+
+def test_what_could_not_be_written_is_written_later(tmp_path):
+    """No part of a line is left by a file that may not grow, as on a full disk."""
+    path = tmp_path / 'evaluations.jsonl'
+    record = EvaluationRecord(path)
+    record.append({'train_step': 1, 'mean_return': 1.0})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
+    try:
+        record.append({'train_step': 2, 'mean_return': 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [each['train_step'] for each in evaluation_record.read(path)] == [1]
+    assert path.read_text().endswith('\n') and len(record.evaluations) == 2
+    record.append({'train_step': 3, 'mean_return': 3.0})
+    assert [each['train_step'] for each in evaluation_record.read(path)] == [1, 2, 3]

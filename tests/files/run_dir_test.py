@@ -126,6 +126,12 @@ def test_json_round_trip_and_damage(tmp_path):
         read_json(path)
 
 
+def test_a_file_that_cannot_be_read_now_is_not_called_damaged():
+    """As without a free file handle; it is not to be removed for that."""
+    with pytest.raises(OSError, match=r'got /proc/self/mem, which cannot be read \(Input/output error\); need to read'):
+        read_json(pathlib.Path('/proc/self/mem'))
+
+
 @pytest.mark.parametrize('content', [b'[]', b'3', b'null', b'\xff', b'[' * 100_000, b'1' * 5000])
 def test_what_is_no_json_object_is_named(tmp_path, content):
     path = tmp_path / 'file.json'

@@ -20,7 +20,7 @@ from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import run as job_run
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions, Videos
-from tflearn.policies import versions
+from tflearn.policies import model_card, versions
 from tflearn.policies.exporter import PolicyExporter
 
 make_cart_pole = functools.partial(gymnasium_env.make, 'CartPole-v1')
@@ -180,6 +180,28 @@ def test_failed_episode_adds_nothing_to_the_next_one(run):
     assert evaluation['dropped_episodes'] == 1
     status = lambda: read_json(run.dir.status('evaluate')) or {}  # noqa: E731
     wait_until(lambda: status().get('dropped_episodes') == 1, 'the status', 60)
+
+
+def test_a_video_or_mark_that_fails_does_not_end_the_job(run):
+    """What cannot be marked as the best is marked with the next policy."""
+
+    def record(folder):
+        raise OSError('no space left')
+
+    card = run.export(0, BALANCES) / model_card.CARD
+    card.unlink()
+    card.mkdir()  # it cannot be written again
+    run.start(record_video=record)
+    run.wait_for_evaluations(1)
+    mark = f'mark the best policy in {run.dir.greedy_policy}'
+    wait_until(lambda: side_tasks.failures[mark], 'the failed mark', 30.0)
+    card.rmdir()
+    run.export(1, FALLS)
+    run.wait_for_evaluations(2)
+    wait_until(lambda: versions.best_version(run.dir.greedy_policy) == 0, 'the mark', 30.0)
+    assert side_tasks.failures[f'record videos in {run.dir.videos}'] == 1
+    write_json(run.dir.train_result, RESULT)
+    assert run.join() == []
 
 
 class Slow(gymnasium.Wrapper):

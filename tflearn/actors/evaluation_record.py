@@ -8,6 +8,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.core import side_tasks
 from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import write_atomically
 
@@ -65,19 +66,34 @@ class EvaluationRecord:
         Raises:
           ValueError: if another line is damaged.
         """
-        self._path = path
+        self._path, self._unwritten = path, b''
         self.evaluations, complete = _parse(path)
         if complete is not None:
             logging.warning('removed the incomplete last line of %s', path)
             write_atomically(path, complete)
 
     def append(self, evaluation: Evaluation) -> None:
-        """Adds an evaluation to the file."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open('ab', buffering=0) as file:
-            file.write((json.dumps(evaluation) + '\n').encode())
-            os.fsync(file.fileno())
+        """Adds an evaluation, and writes it to the file; if that fails, `write` does it later."""
         self.evaluations.append(evaluation)
+        self._unwritten += (json.dumps(evaluation) + '\n').encode()
+        self.write()
+
+    def write(self) -> None:
+        """Writes the evaluations that are not in the file yet; all of them, or none."""
+        if not self._unwritten:
+            return
+        with side_tasks.guarded(f'write {self._path}'):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open('ab', buffering=0) as file:
+                size, rest = file.tell(), self._unwritten
+                try:
+                    while rest:  # a disk that is nearly full takes a part
+                        rest = rest[file.write(rest) :]
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(size)
+                    raise
+            self._unwritten = b''
 
     def find(self, policy: Mapping[str, Any]) -> Evaluation | None:
         """Returns the last evaluation of a policy by its metadata: its train_step and exported_at."""

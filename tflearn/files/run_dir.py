@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tflearn.core import extensions
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserError, UserOSError, UserValueError
 from tflearn.files import lock
 from tflearn.files.lock import LOCAL, Store
 from tflearn.files.temporary import PART, remove_leftovers_once, temporary
@@ -119,7 +119,8 @@ def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
     """Returns the JSON object in `path`, which has at least these keys; None if there is no such file.
 
     Raises:
-      ValueError: if it cannot be read, or holds something else.
+      ValueError: if it holds something else.
+      OSError: if it cannot be read now, without a free file handle for example.
     """
     if path.exists() and not path.is_file():  # to read a named pipe would wait for ever
         raise UserValueError(f'got {path}, which is no regular file; need a JSON object; remove it')
@@ -127,7 +128,11 @@ def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
         value = json.loads(path.read_text(encoding='utf-8'))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UserOSError(
+            f'got {path}, which cannot be read ({error.strerror}); need to read it; see to that, and try again'
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise UserValueError(f'got a damaged file {path} ({error}); need a JSON object; remove the file') from error
     if not isinstance(value, dict):
         raise UserValueError(f'got a damaged file {path} ({type(value).__name__}); need a JSON object; remove the file')
@@ -272,7 +277,7 @@ class RunDir:
         """Returns the newest metrics of all jobs by the names of their files, without damaged ones; see `Status`."""
         found = {}
         for path in sorted(self.status('').parent.glob('[!.]*.json')):
-            with contextlib.suppress(UserValueError):
+            with contextlib.suppress(UserError):
                 found[path.stem] = read_json(path) or {}
         return found
 

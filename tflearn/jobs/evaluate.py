@@ -16,7 +16,7 @@ from tflearn.actors.evaluator import EpisodeStatistics, Evaluator, Progress
 from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.core import life, side_tasks
 from tflearn.core.action_mask import ActionMask
-from tflearn.core.errors import UserValueError, is_temporary
+from tflearn.core.errors import UserError, UserValueError, is_temporary
 from tflearn.core.experience import Experience
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.core.types import (
@@ -224,7 +224,10 @@ class _EpisodeRunner:
         statistics = self._evaluator.run(policy, self._stop)
         if record_video and self._num_runs % self._options.videos.interval == 0:
             folder = str(videos / f'train_step_{candidate.train_step}')
-            with contextlib.closing(record_video(folder=folder)) as recorded:
+            with (
+                side_tasks.guarded(f'record videos in {videos}', _is_of_side_task),
+                contextlib.closing(record_video(folder=folder)) as recorded,
+            ):
                 self._evaluator_of(recorded, self._options.videos.episodes).run(policy, self._stop)
         self._num_runs += 1
         return statistics
@@ -244,6 +247,11 @@ class _EpisodeRunner:
         return EpsilonPolicy(policy, self._options.epsilon, specs.action, seed, action_mask)
 
 
+def _is_of_side_task(error: Exception) -> bool:
+    """Returns whether an error is neither the end of the job nor for the user to correct."""
+    return not isinstance(error, Stopped | UserError)
+
+
 class _Evaluation:
     """Evaluates policies until the end of the run."""
 
@@ -260,6 +268,7 @@ class _Evaluation:
         self._target, self._stop, self._on_evaluated = target, run.stop, run.hooks.on_evaluated
         self._connect_timeout_secs, self._idle_timeout_secs = run.connect_timeout_secs, idle_timeout_secs
         self._last: Evaluation | None = None
+        self._unmarked: tuple[pathlib.Path, Evaluation] | None = None  # the best one, whose mark could not be written
         for step in versions.versions(source.directory):  # marked by an earlier process of this job
             versions.unkeep(source.directory / str(step), versions.IN_USE)
 
@@ -305,10 +314,8 @@ class _Evaluation:
             return None
         try:
             evaluation = self._report.add(candidate, self._play(candidate))
-            if candidate.path and self._is_best(evaluation):
-                facts = {key: evaluation[key] for key in _IN_METADATA if key in evaluation}
-                if versions.add_metadata(candidate.path, evaluation=facts):
-                    versions.point_best(candidate.path)
+            if candidate.path:
+                self._mark_best(candidate.path, evaluation)
         except VersionGone as gone:
             logging.info('%s; its evaluation is dropped', gone)
             return None
@@ -317,6 +324,18 @@ class _Evaluation:
                 versions.unkeep(candidate.path, versions.IN_USE)
         self._last = evaluation
         return evaluation
+
+    def _mark_best(self, path: pathlib.Path, evaluation: Evaluation) -> None:
+        """Makes the link `best` point to a version if it is the best; or to the one that could not be marked before."""
+        if self._unmarked is not None and not self._target.is_better(evaluation, self._unmarked[1]):
+            path, evaluation = self._unmarked
+        with side_tasks.guarded(f'mark the best policy in {path.parent}', is_temporary):
+            if self._is_best(evaluation):
+                self._unmarked = path, evaluation
+                facts = {key: evaluation[key] for key in _IN_METADATA if key in evaluation}
+                if versions.add_metadata(path, evaluation=facts):
+                    versions.point_best(path)
+            self._unmarked = None
 
     def _is_best(self, evaluation: Evaluation) -> bool:
         """Returns whether the policy that was just evaluated is better than the one marked as the best."""

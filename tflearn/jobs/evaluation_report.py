@@ -113,7 +113,8 @@ class EvaluationReport:
         return found
 
     def close(self) -> None:
-        """Draws the final learning curve and closes the event file."""
+        """Writes what is left, draws the final learning curve, and closes the event file."""
+        self.record.write()
         self.draw()
         if self._writer:
             with self._summarizing():

@@ -10,7 +10,7 @@ from absl import logging
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core import moments, types
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserError, UserValueError
 from tflearn.core.types import Agent
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.transforms.transform import RewardTransform, Stage, Transform, or_zero
@@ -173,13 +173,13 @@ def weights_reader(agent: Agent, run_dir: RunDir) -> Callable[[int], None]:
             if (found := (status.st_mtime_ns, status.st_size)) == newest:
                 return
             weights = _weights(read_json(path) or {}, variable.shape[0], str(path))
-        except OSError:  # there is none, or a link that leads nowhere
-            return
-        except UserValueError as error:
+        except UserError as error:
             # What cannot be read now, without a file handle for example, may be read later.
-            if not isinstance(error.__cause__, OSError):
+            if not isinstance(error, OSError):
                 newest = found
             logging.error('the reward weights stay as they are: %s', error)
+            return
+        except OSError:  # there is none, or a link that leads nowhere
             return
         newest = found
         variable.assign(weights)

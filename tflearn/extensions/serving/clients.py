@@ -193,7 +193,7 @@ def _read(file: pathlib.Path) -> Mapping[str, ClientAccount]:
     try:
         values = read_json(file)
     except OSError as error:
-        raise UserValueError(f'got the clients {file} ({error.strerror}); need a file that can be read') from error
+        raise UserValueError(f'got the clients {file} ({error}); need a file that can be read') from error
     if not isinstance(values, dict) or not values:
         raise UserValueError(f'got {"no clients" if values is None else values} in {file}; {_FORM}')
     return {name: ClientAccount.parse(name, entry) for name, entry in values.items()}
