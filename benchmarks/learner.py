@@ -46,13 +46,14 @@ from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler  # noqa: 
 from tflearn.sampling.source import Source  # noqa: E402
 
 TIMEOUT_SECS = 600.0
-OTHER_SIDES = 'also xla_loop; or prioritized,prioritized_mirror,prioritized_xla_loop,tf_agents'
+OTHER_SIDES = 'also xla_loop, and with it datasets; or prioritized,prioritized_mirror,prioritized_xla_loop,tf_agents'
 SINGLE_CALLS, PEER_SINGLE_CALLS = 1_000, 200
 SETTLE_SECS = 0.5
 LOADED = 'limit beside a writer'
 XLA_LOOP = 'xla_loop'  # the mirror, with many train steps in one XLA program
 JAX = 'JAX scan'
 PRIORITIZED_MIRROR, PRIORITIZED_XLA_LOOP = 'prioritized_mirror', 'prioritized_xla_loop'
+DATASETS, PEER_ON_DATASET = 'datasets', 'tf_agents, gathered dataset'
 PEER, PEER_BESIDE_OURS = 'tf_agents', 'tf_agents beside our writer'
 
 
@@ -124,6 +125,8 @@ def _measure_case(
         if PEER in ports:
             peer = _peer_learner(case, ports[PEER], f'{directory}/peer', prioritized)
             sides += [Side(PEER, peer, PEER), Side(PEER_BESIDE_OURS, peer, our_writer)]
+        on_datasets = _dataset_sides(case, pathlib.Path(directory)) if DATASETS in chosen else []
+        sides += on_datasets
         for prepared in sides:
             prepared.run(10)
         read = [prepared.run for prepared in sides if prepared.name in experiences]
@@ -133,7 +136,11 @@ def _measure_case(
         single = _rounds(sides[3 + len(others) :], 1, rounds, command)
     beside = {side: many[side] for side in (LOADED, *experiences, PEER_BESIDE_OURS) if side in many}
     single_beside = {side: single[side] for side in (*experiences, PEER_BESIDE_OURS) if side in single}
+    names = [XLA_LOOP, *(side.name for side in on_datasets)]
+    of_datasets = {side: many[side] for side in names} if on_datasets else {}
+    many = {side: rates for side, rates in many.items() if side == XLA_LOOP or side not in names}
     return [
+        *_rows(case.name, 'datasets; the limit is our source with XLA', of_datasets, XLA_LOOP, PEER_ON_DATASET),
         *_rows(case.name, 'train steps per call: many; each side beside its own writer', many),
         *_rows(case.name, 'train steps per call: 1; each side beside its own writer', single),
         *_rows(case.name, 'train steps per call: many; every side beside our writer', beside, LOADED, PEER_BESIDE_OURS),
@@ -276,6 +283,40 @@ def _peer_learner(case: learner_cases.Case, port: int, root_dir: str, prioritize
     return lambda num_steps: learner.run(iterations=num_steps)
 
 
+def _dataset_sides(case: learner_cases.Case, directory: pathlib.Path) -> list[Side]:
+    """Our learner on datasets, and TF-Agents' on the one that gathers its batches from 150 batches' items."""
+    one = learner_cases.batch(case)
+    items = tf.nest.map_structure(lambda leaf: tf.repeat(leaf, 150, axis=0), one)
+
+    def constant(context: Any = None) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors((one, ())).repeat()
+
+    def gathered(context: Any = None) -> tf.data.Dataset:
+        def gather(seed: tf.Tensor) -> Any:
+            rows = tf.random.stateless_uniform((case.batch_size,), (seed, 0), 0, 150 * case.batch_size, tf.int32)
+            return tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), items), ()
+
+        return tf.data.Dataset.random(seed=1).map(gather)
+
+    sides = []
+    for name, dataset_fn in (('one batch', constant), ('gathered', gathered)):
+        for jit_compile in (False, True):
+            options = LearnerOptions(None, None, loop=LoopOptions(jit_compile=jit_compile))
+            agent = case.make_agent(case.specs, create_train_step(), case.experience())
+            side = f'dataset, {name}{", XLA" if jit_compile else ""}'
+            sides.append(Side(side, Learner(agent, dataset_fn, RunDir(directory / side), options=options).run))
+    agent = case.make_agent(case.specs, create_train_step(), case.experience())
+    peer = tf_agents_learner.Learner(
+        str(directory / 'peer_dataset'),
+        agent.train_step_counter,
+        agent,
+        experience_dataset_fn=gathered,
+        checkpoint_interval=10**9,
+        summary_interval=10**9,
+    )
+    return [*sides, Side(PEER_ON_DATASET, lambda num_steps: peer.run(iterations=num_steps))]
+
+
 def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[..., None]) -> dict[str, list[float]]:
     """Returns train steps per second of every side in every round."""
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
@@ -286,7 +327,7 @@ def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[..
             command(f'write {side.writer}')
             threading.Event().wait(SETTLE_SECS)
             # The slow side gets fewer steps, for about the same time.
-            slow = side.name in (PEER, PEER_BESIDE_OURS)
+            slow = side.name in (PEER, PEER_BESIDE_OURS, PEER_ON_DATASET)
             calls = 1 if num_steps > 1 else PEER_SINGLE_CALLS if slow else SINGLE_CALLS
             count = max(1, num_steps // 5) if slow else num_steps
             start = time.perf_counter()

@@ -60,7 +60,10 @@ RULES = {
             'got tensorflow.function',
         ),
         ({'tflearn/learner/learner.py': 'import tensorflow as tf\ntf.tpu.experimental'}, 'only tflearn/core/strat'),
-        ({'tflearn/learner/learner.py': 'from tensorflow.python.eager import context'}, 'only tflearn/learner/batches'),
+        (
+            {'tflearn/learner/learner.py': 'from tensorflow.python.eager import context'},
+            'only tflearn/learner/datasets',
+        ),
         ({'tflearn/learner/learner.py': 'import time\ntime.sleep(1)'}, 'got time.sleep; nobody may use it'),
         ({'tflearn/sampling/feed_server.py': 'from threading import Thread'}, 'got threading.Thread; only tflearn/cor'),
     ],

@@ -125,7 +125,7 @@ DOORS = {
     'tensorflow.distribute.cluster_resolver': ('tflearn/core/strategies.py',),
     'tensorflow.config.experimental_connect_to_cluster': ('tflearn/core/strategies.py',),
     'tensorflow.config.experimental_connect_to_host': ('tflearn/core/strategies.py',),
-    'tensorflow.python': ('tflearn/learner/batches.py',),  # works around a wait that has no public option
+    'tensorflow.python': ('tflearn/learner/datasets.py',),  # works around a wait that has no public option
     'time.sleep': (),
     # Threads that nobody notices when they die.
     'threading.Thread': ('tflearn/core/background.py',),

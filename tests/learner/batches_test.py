@@ -11,7 +11,7 @@ from tests.testing.learner import BATCH_SIZE, batch
 from tflearn.core import strategies
 from tflearn.core.experience import Prioritization
 from tflearn.files.run_dir import RunDir
-from tflearn.learner import batches, xla_loop
+from tflearn.learner import datasets, xla_loop
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
@@ -157,7 +157,7 @@ def _trajectory(observation):
 
 def test_tpu_accepts_known_shapes(tpu):
     spec = (_trajectory(tf.TensorSpec((4, 2, 3))), {'version': tf.TensorSpec((4, 2))})
-    batches.check_dataset(_endless(spec), tpu)
+    datasets.check_dataset(_endless(spec), tpu)
 
 
 @pytest.mark.parametrize('shape', [(None, 2, 3), (4, None, 3), None])
@@ -165,21 +165,21 @@ def test_tpu_rejects_an_unknown_dimension(tpu, shape):
     with pytest.raises(
         ValueError, match=r'got the shape .* of .*observation/image in the data; need all .*drop_remainder'
     ):
-        batches.check_dataset(_endless((_trajectory(tf.TensorSpec(shape)), ())), tpu)
+        datasets.check_dataset(_endless((_trajectory(tf.TensorSpec(shape)), ())), tpu)
 
 
 def test_tpu_rejects_an_incomplete_last_batch(tpu):
     numbers = tf.data.Dataset.range(9).repeat()
-    batches.check_dataset(numbers.batch(4, drop_remainder=True), tpu)
+    datasets.check_dataset(numbers.batch(4, drop_remainder=True), tpu)
     with pytest.raises(ValueError, match=r'got the shape \(None,\)'):
-        batches.check_dataset(numbers.batch(4), tpu)
+        datasets.check_dataset(numbers.batch(4), tpu)
 
 
 def test_tpu_rejects_a_dataset_that_may_end(tpu):
     with pytest.raises(ValueError, match='got a dataset of 8 elements; need an endless one'):
-        batches.check_dataset(tf.data.Dataset.range(8), tpu)
+        datasets.check_dataset(tf.data.Dataset.range(8), tpu)
     with pytest.raises(ValueError, match='got a dataset of unknown size; need an endless one'):
-        batches.check_dataset(tf.data.Dataset.range(8).repeat().take_while(lambda i: i < 4), tpu)
+        datasets.check_dataset(tf.data.Dataset.range(8).repeat().take_while(lambda i: i < 4), tpu)
 
 
 def test_several_workers_need_an_endless_dataset(tmp_path, make_agent, make_dataset_fn, monkeypatch):
@@ -187,5 +187,5 @@ def test_several_workers_need_an_endless_dataset(tmp_path, make_agent, make_data
     learn()
     two_workers = strategies.ReplicaLayout(2, 2, 0, 2, True)
     monkeypatch.setattr(strategies, 'layout', lambda strategy: two_workers)
-    with pytest.raises(ValueError, match='got a dataset of 7 elements; need an endless one for several workers'):
+    with pytest.raises(ValueError, match='got a dataset of 14 elements; need an endless one for several workers'):
         learn()

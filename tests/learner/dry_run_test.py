@@ -5,8 +5,7 @@ import tensorflow as tf
 
 from tests.testing import lanes
 from tests.testing.learner import batch
-from tflearn.learner import dry_run, tpu_data
-from tflearn.learner.batches import DatasetBatches
+from tflearn.learner import batches, dry_run, tpu_data
 from tflearn.learner.dry_run import ClusterShape
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
 
@@ -132,10 +131,10 @@ def test_gradients_of_a_part_without_those_of_its_targets():
 @lanes.compiles
 def test_compiles_the_learners_own_step(make_agent, make_dataset_fn):
     agent, strategy = make_agent(), tf.distribute.get_strategy()
-    batches = DatasetBatches(make_dataset_fn(), strategy)
+    wrapped = batches.wrap(make_dataset_fn(), strategy, agent.train_step_counter)
     agent.initialize()
     before = [variable.numpy() for variable in agent.policy.variables()]
-    step = TrainLoop(agent, batches, strategy, LoopOptions()).replica_step()
+    step = TrainLoop(agent, wrapped, strategy, LoopOptions()).replica_step()
     spec = (
         tf.nest.map_structure(tf.TensorSpec.from_tensor, batch(0)),
         {'policy_version': tf.TensorSpec((8, 2), tf.int64)},

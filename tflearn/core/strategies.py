@@ -6,11 +6,13 @@ makes are divided among the replicas of this process.
 
 import collections
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import signal
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -310,15 +312,29 @@ def divided(strategy: tf.distribute.Strategy, element: Any, num_parts: int) -> A
     if num_parts == 1:
         return element
     check_divides(element, num_parts)
+    with tf.device('CPU:0'):
+        columns = [tf.split(column, num_parts) for column in tf.nest.flatten(element)]
+    return distributed(strategy, [tf.nest.pack_sequence_as(element, list(own)) for own in zip(*columns, strict=True)])
+
+
+def distributed(strategy: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
+    """Returns one value for each replica, for `strategy.run`. In cross-replica context; see `divided`.
+
+    Args:
+      strategy: the strategy of the replicas.
+      parts: a nest of tensors on the host for each replica of this process.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        device = only_stop(strategy)
+        return parts[0] if device is None else tf.nest.map_structure(functools.partial(on, device), parts[0])
+    if len(parts) == 1:
+        return parts[0]
     devices = [_first_stop(device) for device in strategy.extended.worker_devices]
-    columns = []
-    for column in tf.nest.flatten(element):
-        with tf.device('CPU:0'):
-            parts = tf.split(column, num_parts)
-        columns.append([on(device, part) for device, part in zip(devices, parts, strict=True)])
-    values = [tf.nest.pack_sequence_as(element, list(own)) for own in zip(*columns, strict=True)]
+    placed = [
+        tf.nest.map_structure(functools.partial(on, device), part) for device, part in zip(devices, parts, strict=True)
+    ]
     return strategy.experimental_distribute_values_from_function(
-        lambda context: values[context.replica_id_in_sync_group % num_parts]
+        lambda context: placed[context.replica_id_in_sync_group % len(placed)]
     )
 
 

@@ -1,184 +1,71 @@
-"""Batches: a dataset or a `Source`, wrapped once, so that the learner sees one kind of input; and an element's parts.
+"""Batches: a dataset or a `Source`, wrapped once, so that the learner sees one kind of input.
 
-With them is the loop that takes train steps."""
+With them is the loop that takes train steps.
+"""
 
+import abc
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops
-from tf_agents.utils import nest_utils
 
 from tflearn.core import strategies
-from tflearn.core.errors import UserTypeError, UserValueError
+from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Prioritization
-from tflearn.core.types import WEIGHTS
 from tflearn.core.workers import Agreement
 from tflearn.learner import tpu_data
-from tflearn.sampling.source import Source
+from tflearn.learner.elements import NonfiniteColumns, is_number
+from tflearn.sampling.source import DatasetFn, Source, num_together
 
-
-def split(element: Any) -> tuple[Any, Any]:
-    """Splits an element into data and info; a Trajectory is a tuple too, but not of two."""
-    if type(element) is tuple and len(element) == 2:
-        return element
-    if hasattr(element, 'data') and hasattr(element, 'info'):  # a ReplaySample
-        return element.data, element.info
-    return element, ()
-
-
-def importance_weights(info: Any, normalize: bool) -> tf.Tensor | None:
-    """Returns the importance weights in info, or None; `normalize` divides by the global batch's greatest."""
-    found = info.get(WEIGHTS) if isinstance(info, Mapping) else None
-    if found is None or not normalize:
-        return found
-    greatest = tf.reduce_max(found)
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync > 1:
-        greatest = tf.reduce_max(context.all_gather(greatest[None], axis=0))
-    return found / greatest
-
-
-def item_errors(extra: Any, name: str | None) -> tuple[tf.Tensor, ...]:
-    """Returns the agent's extra metric `name`, one number for each item, (float32 [B],); () if `name` is None.
-
-    Raises:
-      ValueError: if there is no such metric, or it has another rank.
-    """
-    if name is None:
-        return ()
-    metrics = dict(flatten_with_names(extra))
-    if name not in metrics or tf.convert_to_tensor(metrics[name]).shape.rank != 1:
-        shapes = {key: tf.convert_to_tensor(value).shape.as_list() for key, value in metrics.items()}
-        raise UserValueError(
-            f'got an agent with the extra metrics {shapes}; need {name!r} with one number for each item; name '
-            'another metric, or draw uniformly'
-        )
-    return (tf.cast(metrics[name], tf.float32),)
-
-
-def flatten_with_names(values: Any) -> list[tuple[str, Any]]:
-    """Returns the leaves of a nest that are not None, with their paths, such as 'a/0'; in TF's order."""
-    return [leaf for leaf in nest_utils.flatten_with_joined_paths(values) if leaf[1] is not None]
-
-
-def is_number(dtype: tf.DType) -> bool:
-    """Returns whether values of this dtype have a mean."""
-    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
-
-
-def is_complete(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor:
-    """Returns whether an optional element has a batch for each replica here; an empty one would make the loss NaN."""
-    if strategy.num_replicas_in_sync == 1:
-        return element.has_value()
-    return tf.cond(
-        element.has_value(), lambda: _no_batch_empty(strategy, element.get_value()), lambda: tf.constant(False)
-    )
-
-
-def _no_batch_empty(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor:
-    batches = strategy.experimental_local_results(tf.nest.flatten(element)[0])
-    return tf.reduce_all([tf.size(batch) > 0 for batch in batches])
-
-
-def check_dataset(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:
-    """Checks that a strategy can train on the dataset of an input pipeline.
-
-    Several workers need an endless one: each would see its own end, and wait for the others forever. A TPU also needs
-    fixed shapes, and numbers only.
-
-    Raises:
-      ValueError: naming what the dataset has and what it needs.
-    """
-    tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    cardinality = int(dataset.cardinality())
-    if (tpu or strategies.layout(strategy).workers > 1) and cardinality != tf.data.INFINITE_CARDINALITY:
-        size = 'unknown size' if cardinality == tf.data.UNKNOWN_CARDINALITY else f'{cardinality} elements'
-        raise UserValueError(
-            f'got a dataset of {size}; need an endless one for several workers or a TPU; end it with .repeat()'
-        )
-    if tpu:
-        tpu_data.check_for_tpu(dataset.element_spec)
-
-
-DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 TakeStep = Callable[[tf.Tensor, Any], tuple[tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]]
 
-_MAX_TOGETHER = 128
-_patched = threading.Lock()
-_MAX_TOGETHER_BYTES = 16 << 20
 
-
-class NonfiniteColumns:
-    """The columns with numbers that are not finite, of the batch whose loss is not finite; for the error's message."""
-
-    def __init__(self) -> None:
-        """None has been found yet."""
-        self._names: list[str] = []
-        self._found: tf.Variable | None = None
-
-    def record(self, element: Any) -> None:
-        """Looks at a batch. For a graph."""
-        data, _ = split(element)
-        columns = [(name, leaf) for name, leaf in flatten_with_names(data) if leaf.dtype.is_floating]
-        if not columns:
-            return
-        with tf.init_scope():
-            self._names = [name for name, _ in columns]
-            if self._found is None:
-                self._found = tf.Variable(tf.zeros([len(columns)], tf.bool), trainable=False)
-        self._found.assign(tf.stack([~tf.reduce_all(tf.math.is_finite(leaf)) for _, leaf in columns]))
-
-    def names(self) -> list[str]:
-        """Returns the columns that were found."""
-        found = [] if self._found is None else self._found.numpy().tolist()
-        return [name for name, bad in zip(self._names, found, strict=False) if bad]
-
-
-class DatasetBatches:
-    """Batches of a dataset, as the strategy distributes them.
+class Batches(abc.ABC):
+    """The batches that train steps take, as the strategy distributes them.
 
     Attributes:
-      last_info: names of the data's metrics that are averaged over one batch of `loop`, not over all of them.
       prioritization: how items are drawn, if they are drawn by priority; then `update` receives their errors.
-      error: why there are no more batches; None if there are, or they ended.
       has_rounds: whether more batches may come after they have ended.
+      may_end: whether their end is that of a dataset, and not that of a source, which is closed.
       nonfinite: what is known of the batch at whose loss the loop stopped.
     """
 
-    last_info: Sequence[str] = ()
     prioritization: Prioritization | None = None
-    error: Exception | None = None
     has_rounds = False
+    may_end = True
+    nonfinite: NonfiniteColumns
 
-    def __init__(self, dataset_fn: DatasetFn, strategy: tf.distribute.Strategy):
-        """Makes the iterator; raises a ValueError if the strategy cannot train on such a dataset."""
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more batches; None if there are, or they ended."""
+        return None
 
-        def checked(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            dataset = dataset_fn(context)
-            check_dataset(dataset, strategy)
-            return dataset
-
-        self._strategy, self.nonfinite = strategy, NonfiniteColumns()
-        self._iterator = iterate(strategy.distribute_datasets_from_function(checked))
+    @functools.cached_property
+    def last_info(self) -> Sequence[str]:
+        """Names of the data's metrics that are averaged over one batch of `loop`, not over all."""
+        return ()
 
     @functools.cached_property
     def element_spec(self) -> Any:
         """Specs of what `loop` hands to a train step."""
-        # Not `iterator.element_spec`: where replicas may run out of data one by one, batch sizes are unknown.
-        return traced_spec(lambda: self._iterator.get_next_as_optional().get_value())
+        raise NotImplementedError
+
+    @property
+    @abc.abstractmethod
+    def num_consumed(self) -> int:
+        """Batches of a dataset that train steps took so far."""
 
     def grant(self, num_steps: int) -> int:
         """Waits until train steps may be taken. Returns how many now, at most `num_steps`; 0 if there will be none."""
         return num_steps
 
+    @abc.abstractmethod
     def next(self) -> Any:
         """Returns the next element; None if there are no more."""
-        return next(self._iterator, None)
 
+    @abc.abstractmethod
     def loop(self, take: TakeStep, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
         """Takes train steps. For a graph.
 
@@ -192,37 +79,24 @@ class DatasetBatches:
           [num_steps, B],) or ().
         """
 
-        def goes_on(taken: tf.Tensor, _: tf.Tensor, going_on: tf.Tensor, element: Any, *rest: tf.Tensor) -> tf.Tensor:
-            del rest
-            wanted = tf.logical_and(going_on, taken < num_steps)
-            return tf.cond(wanted, lambda: is_complete(self._strategy, element), lambda: tf.constant(False))
+    @abc.abstractmethod
+    def count(self, num_steps: int) -> None:
+        """Receives the number of train steps that were taken, for the position in a dataset."""
 
-        def one(taken: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor, element: Any, waited: tf.Tensor) -> Any:
-            sums, going_on, _ = take(sums, element.get_value())
-            taken += 1
-            element, secs = tf.cond(
-                tf.logical_and(going_on, taken < num_steps),
-                lambda: _next(self._iterator, sums),
-                lambda: (element, tf.constant(0.0, tf.float64)),
-            )
-            return taken, sums, going_on, element, waited + secs
+    @abc.abstractmethod
+    def state(self) -> Mapping[str, Any]:
+        """Returns what belongs in the checkpoint, by name."""
 
-        start = tf.constant(0, tf.int64)
-        taken, sums, going_on, element, waited = tf.while_loop(
-            goes_on, one, (start, sums, tf.constant(True), *_next(self._iterator, start))
-        )
-        if self._strategy.num_replicas_in_sync == 1:
-            tf.cond(going_on, lambda: None, lambda: self.nonfinite.record(element.get_value()))
-        return taken, waited, sums, ()
-
+    @abc.abstractmethod
     def update(self, step: int, errors: np.ndarray) -> None:
         """Receives the items' errors [num_steps, B] of the train steps up to `step`."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Ends the batches, also for a learner that waits for them."""
 
 
-class SourceBatches:
+class SourceBatches(Batches):
     """Batches of a `Source`, as many at a time as each worker may take; otherwise like `DatasetBatches`.
 
     Attributes:
@@ -244,6 +118,7 @@ class SourceBatches:
             tpu_data.check_for_tpu(self.host_spec)
         self.prioritization = source.prioritization
         self.has_rounds = source.has_rounds
+        self.may_end = source.reads_in_draws
 
     @property
     def error(self) -> Exception | None:
@@ -260,6 +135,8 @@ class SourceBatches:
 
     @functools.cached_property
     def last_info(self) -> list[str]:
+        if self._source.reads_in_draws:  # the info may be any nest
+            return []
         return [name for name, leaf in self.host_spec[1].items() if is_number(leaf.dtype)]
 
     def grant(self, num_steps: int) -> int:
@@ -276,7 +153,21 @@ class SourceBatches:
     def next(self) -> Any:
         if not self._source.grant(1):
             return None
-        return self._element(self._source.draw(tf.constant(1, tf.int64), self._train_step.read_value()), 0)
+        drawn = self._source.draw(tf.constant(1, tf.int64), self._train_step.read_value())
+        if self._source.reads_in_draws and not self._source.num_drawn(drawn):
+            return None
+        self.count(1)
+        return self._element(drawn, 0)
+
+    def count(self, num_steps: int) -> None:
+        self._source.num_consumed += num_steps
+
+    @property
+    def num_consumed(self) -> int:
+        return self._source.num_consumed
+
+    def state(self) -> Mapping[str, Any]:
+        return self._source.state()
 
     def loop(self, take: TakeStep, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
         def steps(drawn: Any, count: tf.Tensor, before: tf.Tensor, sums: tf.Tensor, arrays: Any) -> Any:
@@ -308,23 +199,46 @@ class SourceBatches:
             sums and whether to go on after them, and the arrays.
         """
 
-        def one(taken: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor, means: tf.Tensor, arrays: Any) -> Any:
-            count = tf.minimum(num_steps - taken, self._source.max_draw_steps)
-            drawn = self._source.draw(count, self._train_step)
+        def one(
+            taken: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor, means: tf.Tensor, waited: tf.Tensor, arrays: Any
+        ) -> Any:
+            wanted = tf.minimum(num_steps - taken, self._source.max_draw_steps)
+            drawn, count, secs = self._drawn(wanted, sums)
             i, sums, going_on, arrays = steps(drawn, count, taken, sums, arrays)
-            tf.cond(going_on, lambda: None, lambda: self.nonfinite.record(self._source.batch(drawn, i - 1)))
+            tf.cond(going_on, lambda: None, lambda: self._stop(drawn, i))
             if self.last_info:  # of each step they would cost more than the step's own metrics
                 means = self._means(drawn, i - 1)
-            return taken + i, sums, going_on, means, arrays
+            going_on = tf.logical_and(going_on, count > 0)
+            return taken + i, sums, going_on, means, waited + secs, arrays
 
         arrays = (tf.TensorArray(tf.float32, tf.cast(num_steps, tf.int32)),) if self.prioritization else ()
-        taken, sums, _, means, arrays = tf.while_loop(
+        zero = tf.constant(0.0, tf.float64)
+        taken, sums, _, means, waited, arrays = tf.while_loop(
             lambda taken, _, going_on, *rest: tf.logical_and(going_on, taken < num_steps),
             one,
-            (tf.constant(0, tf.int64), sums, tf.constant(True), tf.zeros([len(self.last_info)]), arrays),
+            (tf.constant(0, tf.int64), sums, tf.constant(True), tf.zeros([len(self.last_info)]), zero, arrays),
         )
         stacked = tuple(array.stack() for array in arrays)
-        return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), stacked
+        return taken, waited, tf.concat([sums, means], axis=0), stacked
+
+    def _drawn(self, wanted: tf.Tensor, after: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
+        """Returns a draw, the number of its batches, and the seconds that it took after `after`."""
+        draw = lambda: self._source.draw(wanted, self._train_step)  # noqa: E731
+        if not self._source.reads_in_draws:
+            return draw(), wanted, tf.constant(0.0, tf.float64)
+
+        def read(after: tf.Tensor) -> tuple[Any, tf.Tensor]:
+            with tf.control_dependencies([after]):
+                drawn = draw()
+            return drawn, self._source.num_drawn(drawn)
+
+        (drawn, count), secs = timed(read, after)
+        return drawn, count, secs
+
+    def _stop(self, drawn: Any, count: tf.Tensor) -> None:
+        """Keeps what is known of a draw at whose last of `count` train steps the loop stops."""
+        self.nonfinite.record(self._source.batch(drawn, count - 1))
+        self._source.put_back(drawn, count)
 
     def _element(self, drawn: Any, i: tf.Tensor | int) -> Any:
         """Returns batch `i` of a draw, as a train step takes it: of several replicas each has its own part."""
@@ -342,14 +256,8 @@ class SourceBatches:
 
     @property
     def num_together(self) -> int:
-        """How many batches can be gathered: at most 128, 16 MB; 0 if they have no fixed shape, or not only numbers."""
-        specs = tf.nest.flatten(self.element_spec)
-        if not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
-            return 0
-        if any(spec.dtype in (tf.string, tf.variant, tf.resource) for spec in specs):
-            return 0
-        batch_bytes = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
-        return min(_MAX_TOGETHER, self._source.max_draw_steps, _MAX_TOGETHER_BYTES // max(1, batch_bytes))
+        """How many batches of a draw can be gathered; see `num_together`."""
+        return min(num_together(self.element_spec), self._source.max_draw_steps)
 
     def gather(self, drawn: Any, indices: tf.Tensor) -> Any:
         """Returns batches of a draw, int64 [K], as one element with leaves [K, ...]. For a graph."""
@@ -365,11 +273,17 @@ class SourceBatches:
         self._source.close()
 
 
-Batches = DatasetBatches | SourceBatches
+def wrap(
+    data: DatasetFn | Source, strategy: tf.distribute.Strategy, train_step: tf.Variable, stacks: bool = True
+) -> Batches:
+    """Returns the batches of a dataset or a `Source`; to be called within the strategy's scope.
 
-
-def wrap(data: DatasetFn | Source, strategy: tf.distribute.Strategy, train_step: tf.Variable) -> Batches:
-    """Returns the batches of a dataset or a `Source`; to be called within the strategy's scope."""
+    Args:
+      data: the dataset's function, or the source.
+      strategy: where train steps run.
+      train_step: the seed of a source's draws.
+      stacks: whether batches of a dataset are drawn in stacks, if they have one fixed shape: for XLA.
+    """
     if isinstance(data, Source):
         return SourceBatches(data, strategy, train_step)
     if not callable(data):
@@ -377,26 +291,10 @@ def wrap(data: DatasetFn | Source, strategy: tf.distribute.Strategy, train_step:
             f'got data={data!r} for a learner; need a function that returns a dataset, or a tflearn.Source; derive its '
             'class from Source'
         )
-    return DatasetBatches(data, strategy)
+    # Here, since jobs without a dataset need not load it.
+    from tflearn.learner import datasets
 
-
-def iterate(dataset: tf.distribute.DistributedDataset) -> Any:
-    """Returns `iter(dataset)`, without the autotuning of what fetches its elements to several devices.
-
-    There is nothing to tune in that part, whose buffers are fixed. But the thread that tunes it may miss that it is
-    cancelled (TensorFlow 2.15 calls the callbacks of a cancellation before it says that it is cancelled). Then whoever
-    drops the iterator waits for up to a minute for each device, and so does every other thread of Python. The dataset's
-    own options decide about the rest of it.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    with _patched:
-        create = multi_device_iterator_ops._create_device_dataset
-        multi_device_iterator_ops._create_device_dataset = lambda *args: create(*args).with_options(options)
-        try:
-            return iter(dataset)
-        finally:
-            multi_device_iterator_ops._create_device_dataset = create
+    return datasets.wrap(data, strategy, train_step, stacks)
 
 
 def traced_spec(make_element: Callable[[], Any]) -> Any:
@@ -407,11 +305,10 @@ def traced_spec(make_element: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def _next(iterator: Any, after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-    """Returns the next element, and the seconds that it took to arrive once `after` was known."""
+def timed(read: Callable[[tf.Tensor], tuple[Any, tf.Tensor]], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    """Returns what `read(start)` returns, and the seconds from `after` to its second part."""
     with tf.control_dependencies([after]):
         start = tf.timestamp()
-    with tf.control_dependencies([start]):
-        element = iterator.get_next_as_optional()
-    with tf.control_dependencies([element.has_value()]):
-        return element, tf.timestamp() - start
+    found = read(start)
+    with tf.control_dependencies([found[1]]):
+        return found, tf.timestamp() - start

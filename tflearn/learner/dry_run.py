@@ -18,6 +18,7 @@ from tf_agents.utils import nest_utils
 
 from tflearn.core.errors import UserValueError, first_few
 from tflearn.learner import tpu_data
+from tflearn.sampling import dataset_source
 
 _NOT_COMPILED = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
 
@@ -159,7 +160,7 @@ def of_dataset_fn(
     specs, lines = [], []
     for context in shape.input_contexts():
         try:
-            dataset = dataset_fn(context)
+            dataset = dataset_source.call(dataset_fn, context)
         except ValueError as error:  # of `get_per_replica_batch_size`, for example
             lines.append(
                 f'got no dataset for {shape.replicas} replicas: {" ".join(str(error).split())}; need a global batch '

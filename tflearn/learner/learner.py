@@ -21,14 +21,13 @@ from tflearn.files.manifests import Manifests
 from tflearn.files.numbered import KeepEvery
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import batches
-from tflearn.learner.batches import DatasetBatches, DatasetFn
 from tflearn.learner.checkpoints import Checkpoints, OptimizerNumbers, random_state
 from tflearn.learner.metrics import Metrics, TrainResult
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
 from tflearn.learner.triggers import PeriodicAction
-from tflearn.sampling.source import Source
+from tflearn.sampling.source import DatasetFn, Source
 
 Trigger = Callable[[int, int], bool]
 
@@ -92,7 +91,8 @@ class Learner:
           agent: made within the strategy's scope; its `train_step_counter` is the train step.
           data: a function that is called once per input pipeline, with its InputContext, and returns a dataset whose
             elements are (data, info) or data, batched for one replica; data is what `agent.train` takes, info a dict of
-            numbers that are only averaged. Or a `Source`, whose batches are drawn inside the compiled program.
+            numbers that are only averaged. With an argument `consumed` it skips so many batches, see `DatasetSource`.
+            Or a `Source`, whose batches are drawn inside the compiled program.
           run_dir: where checkpoints and summaries are written.
           strategy: where train steps run; default: the current one.
           triggers: each is called with the train steps (before, after) of every call of `run`, after checkpoints are
@@ -112,7 +112,7 @@ class Learner:
         self._waits_since: float | None = None
         self._closed_at: int | None = None
         with self._strategy.scope():
-            self._batches = batches.wrap(data, self._strategy, self.train_step)
+            self._batches = batches.wrap(data, self._strategy, self.train_step, bool(options.loop.jit_compile))
             agent.initialize()
             agent_data.check_optimizers(agent)
             agent_data.make_slots(agent)
@@ -121,10 +121,10 @@ class Learner:
             self._loop = TrainLoop(agent, self._batches, self._strategy, options.loop)
             self._loop.begin(run_dir.summaries('train'), summaries)
             self._triggers = self._all_triggers(triggers)
-            own_state = data.state() if isinstance(data, Source) else {}
-            self.checkpoints = self._checkpoints(run_dir, {**own_state, **(state or {})}, manifests)
+            self.checkpoints = self._checkpoints(run_dir, {**self._batches.state(), **(state or {})}, manifests)
             self.restored_from = self.checkpoints.restore_newest()
             self._numbers.keep()
+            self._had_data = self._batches.num_consumed > 0
         Agreement(self._strategy).check_same(self.step, 'the train step that was restored')
         replicas, source = self._strategy.num_replicas_in_sync, self.restored_from or 'from scratch'
         logging.info('learner: %d replica(s), train step %d, %s', replicas, self.step, source)
@@ -230,7 +230,7 @@ class Learner:
         result = TrainResult.of(metrics, time.perf_counter() - start, self._data_ended)
         if result.num_nonfinite:  # always 0 if they are ignored
             self._check_numbers()
-        if result.data_ended and isinstance(self._batches, DatasetBatches):  # a source ends because it was closed
+        if result.data_ended and self._batches.may_end:  # a source ends because it was closed
             if not (result.num_steps or self._had_data):
                 raise UserValueError(
                     'got data that give no batch; need one at least; check that the dataset is not empty, nor shorter '
@@ -379,12 +379,14 @@ class Learner:
 
     def _take_granted(self, num_steps: int) -> Metrics:
         try:
-            return self._loop.take(num_steps)
+            taken = self._loop.take(num_steps)
         except tf.errors.OpError as error:
             self._healthy = False  # some variables may be of another step than others
             if isinstance(error, tf.errors.InvalidArgumentError) and 'Tensor had' in error.message:
                 raise self._not_finite() from error  # TF-Agents' agents check by tf.debugging.check_numerics
             raise
+        self._batches.count(taken.num_steps)
+        return taken
 
     def _no_more_data(self) -> UserRuntimeError:
         error = UserRuntimeError(

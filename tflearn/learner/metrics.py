@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tflearn.learner.batches import flatten_with_names, is_number
+from tflearn.learner.elements import flatten_with_names, is_number
 
 Reduction = Literal['mean', 'sum', 'max', 'min']
 

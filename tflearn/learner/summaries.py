@@ -21,7 +21,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.core.workers import named_variables
-from tflearn.learner.batches import flatten_with_names
+from tflearn.learner.elements import flatten_with_names
 
 _LEAST_FREE_BYTES = 4 << 20
 

@@ -22,7 +22,8 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.learner import xla_loop
-from tflearn.learner.batches import Batches, SourceBatches, importance_weights, item_errors, split
+from tflearn.learner.batches import Batches, SourceBatches
+from tflearn.learner.elements import importance_weights, item_errors, split
 from tflearn.learner.metrics import IntervalMetrics, Metrics, Reduction, StepMetrics, rss_mb
 from tflearn.learner.summaries import Profile, StepSummaries, Summaries, SummaryOptions
 from tflearn.learner.xla_loop import Program, XlaLoop
@@ -43,10 +44,10 @@ class LoopOptions:
     Attributes:
       jit_compile: whether train steps are compiled with XLA, on one replica; 'auto' does so where it is faster: for
         small train steps on a CPU (see `why_slower_in_xla`), after 10,000 train steps of a session, since short runs
-        would not make up for the compile time. With a `Source` many steps are one XLA program (see `XlaLoop`);
-        steps that XLA cannot compile are taken without it, with a line in the log.
-        With other data, True compiles the single step, and 'auto' does nothing. XLA ignores the steps' assertions, and
-        a seed for random numbers that they draw. The steps that are summarized are not compiled with it.
+        would not make up for the compile time. With a `Source`, or a dataset of batches of one fixed shape, many steps
+        are one XLA program (see `XlaLoop`); steps that XLA cannot compile are taken without it, with a line in the log.
+        With other datasets, True compiles the single step, and 'auto' does nothing. XLA ignores the steps' assertions,
+        and a seed for random numbers that they draw. The steps that are summarized are not compiled with it.
       on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and continues,
         for optimizers that do not apply such gradients; 'ignore' does nothing.
       extra_reductions: by the name of one of the agent's extra metrics, how it is reduced to one number over its own

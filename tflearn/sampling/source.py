@@ -2,7 +2,7 @@
 
 import abc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,11 @@ from tf_agents.typing import types
 from tflearn.core.experience import Prioritization
 from tflearn.core.resumable import Resumable
 
+_MAX_TOGETHER = 128
+_MAX_TOGETHER_BYTES = 16 << 20
+
 Batch = tuple[Any, dict[str, tf.Tensor]]
+DatasetFn = Callable[..., tf.data.Dataset]  # of an `InputContext`
 
 
 class Source(Resumable, abc.ABC):
@@ -25,6 +29,9 @@ class Source(Resumable, abc.ABC):
       max_draw_steps: the maximum number of batches in one draw.
       takes_indices: whether `batch` also takes several indices, int64 [K], and returns tensors [K, B, ...], bit-equal
         to K calls; this is faster with XLA.
+      reads_in_draws: whether a draw reads data: it may wait, and have fewer batches; none if they
+        have ended.
+      num_consumed: the batches of a dataset that train steps took so far.
       prioritization: how items are drawn by priority, with the name of the agent's extra metric that `update` receives.
       has_rounds: whether more batches may come after the data have ended.
       prepared: whether batches are already preprocessed for the agent.
@@ -36,6 +43,8 @@ class Source(Resumable, abc.ABC):
 
     max_draw_steps: int = 1
     takes_indices = False
+    reads_in_draws = False
+    num_consumed = 0
     prioritization: Prioritization | None = None
     has_rounds = False
     prepared = False
@@ -95,6 +104,13 @@ class Source(Resumable, abc.ABC):
         The info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
         """
 
+    def num_drawn(self, drawn: types.NestedTensor) -> tf.Tensor:
+        """Returns the number of batches in a draw, int64, if it `reads_in_draws`. For a graph."""
+        raise NotImplementedError
+
+    def put_back(self, drawn: types.NestedTensor, first: tf.Tensor) -> None:
+        """Receives the batches of a draw from `first` on, before which training stops. For a graph."""
+
     def update(self, step: int, errors: np.ndarray) -> None:
         """Receives the errors of the newest draw's items, if it draws by priority.
 
@@ -126,6 +142,20 @@ class Source(Resumable, abc.ABC):
         """Closes the source; a waiting learner returns. May be called from any thread."""
         if self._given is not None:
             self._given.close()
+
+
+def num_together(specs: types.NestedTensorSpec) -> int:
+    """Returns how many batches can be one tensor for each leaf: at most 128, 16 MB.
+
+    It is 0 if they have no fixed shape, or not only numbers.
+    """
+    leaves = tf.nest.flatten(specs)
+    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in leaves):
+        return 0
+    if any(spec.dtype in (tf.string, tf.variant, tf.resource) for spec in leaves):
+        return 0
+    batch_bytes = sum(spec.shape.num_elements() * spec.dtype.size for spec in leaves)
+    return min(_MAX_TOGETHER, _MAX_TOGETHER_BYTES // max(1, batch_bytes))
 
 
 class Planned(Source):

@@ -27,9 +27,9 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import crossed
 from tflearn.extensions.tf_agents.gin_names import in_place_of
 from tflearn.files.run_dir import RunDir, is_url
-from tflearn.learner import batches
-from tflearn.learner.batches import is_complete
+from tflearn.learner import batches, datasets
 from tflearn.learner.checkpoints import Checkpoints, writable_run_dir
+from tflearn.learner.datasets import is_complete
 from tflearn.learner.metrics import LOSS, Reduction, StepMetrics
 from tflearn.learner.train_loop import StepCounter
 from tflearn.learner.triggers import PeriodicAction
@@ -282,7 +282,7 @@ class Learner:
                 'got neither an iterator nor experience_dataset_fn; need one of them; give run() an iterator'
             )
         with self.strategy.scope():
-            return batches.iterate(self._dataset)
+            return datasets.iterate(self._dataset)
 
     def run(self, iterations: int = 1, iterator: Any = None, parallel_iterations: int = 10) -> Any:
         """Takes train steps, then calls the triggers.
