@@ -210,3 +210,24 @@ def test_doubly_robust_of_the_policy_that_logged_is_its_mean_reward():
         estimate, mean = doubly_robust_of(rare_clicks(seed, LOG))
         # It differs by the mean of v - q, whose expectation is 0: less than the rewards' own standard error.
         assert estimate.value == pytest.approx(mean, abs=np.sqrt(0.0035 / 4_000)), seed
+
+
+def test_values_are_fitted_to_none_of_the_same_cluster():
+    # Each user has one feature of his own and always clicks or never does: only his own decisions tell which.
+    rng = np.random.default_rng(4)
+    user = np.repeat(np.arange(40), 50)
+    click = rng.integers(0, 2, 40)[user].astype(float)
+    steps = rare_clicks(0, OTHER, num=2_000)
+    own = dataclasses.replace(
+        steps,
+        observations=np.repeat(np.eye(40)[user], 2, axis=0),
+        rewards=np.stack([click, np.zeros(2_000)], axis=1).reshape(-1),
+    )
+    spread = {}
+    for name, clusters in (('episodes', None), ('users', user)):
+        found = evaluate(dataclasses.replace(own, clusters=clusters), OpeOptions(num_features=130, num_bootstrap=200))
+        estimate = found.estimates['doubly robust']
+        assert estimate.value == pytest.approx(click.mean(), abs=0.15)
+        spread[name] = estimate.high - estimate.low
+    # Where a user's own decisions are in the other half, the values foresee the rewards that they are to correct.
+    assert spread['users'] > 1.5 * spread['episodes']

@@ -71,6 +71,7 @@ def evaluate_on_data(
     logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, reader.directories)))
     episodes, log_behaviour = read(dataset, specs)
     recorded = _recorded(episodes, log_behaviour, specs, loaded, Served(epsilon, temperature))
+    recorded = dataclasses.replace(recorded, clusters=times_and_clusters(dataset)[1])
     found = evaluation.evaluate(recorded, ope_options, _bounds(specs))
     facts = {
         'policy': str(loaded.path),

@@ -61,6 +61,7 @@ class RecordedSteps:
       choices: the evaluated policy's probabilities of the choices, [S, A]; None if the action is not a single Discrete
         one.
       samples: actions of the evaluated policy, [M, S, K]; empty if there are choices.
+      clusters: whose episodes these are, such as hashes of users, [E]; None: each is of another one.
     """
 
     lengths: np.ndarray
@@ -73,6 +74,7 @@ class RecordedSteps:
     log_target: np.ndarray | None
     choices: np.ndarray | None
     samples: np.ndarray
+    clusters: np.ndarray | None = None
 
     @property
     def starts(self) -> np.ndarray:
@@ -267,7 +269,10 @@ def _fitted(
     )
     random = np.random.default_rng(options.seed)
     num_episodes = len(steps.lengths)
-    halves = random.permutation(num_episodes) % 2
+    # Values are fitted to other episodes than those that they are for, and to none of the same cluster.
+    clusters = np.arange(num_episodes) if steps.clusters is None else steps.clusters
+    names, index = np.unique(clusters, return_inverse=True)
+    halves = (random.permutation(len(names)) % 2)[index]
     shares = np.full(num_episodes, 1 / num_episodes)
     # The whole data; each half; bootstrap samples.
     counts = np.stack(
