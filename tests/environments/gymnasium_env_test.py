@@ -222,6 +222,28 @@ class Goals(gymnasium.Env):
         return -np.linalg.norm(achieved_goal - desired_goal, axis=-1)
 
 
+class GoalByNorm(Goals):
+    """Its reward is of one goal: of an array of them it is that of all together."""
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return -np.linalg.norm(achieved_goal - desired_goal)
+
+
+class GoalByIf(Goals):
+    """Its reward is of one goal: an array of them has no truth value."""
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return -float(np.linalg.norm(achieved_goal - desired_goal)) if (achieved_goal != desired_goal)[0] else 0.0
+
+
+@pytest.mark.parametrize('made', [GoalByNorm, GoalByIf])
+def test_goal_reward_takes_one_goal_at_a_time_if_the_environment_does(made):
+    name = f'{made.__name__}-v0'
+    reward = gymnasium_env.goal_reward(name, register=lambda: gymnasium.register(name, made))
+    achieved = np.array([[[1.0, 2.0], [0.0, 0.0]], [[4.0, 0.0], [0.0, 0.0]]], np.float32)
+    np.testing.assert_allclose(reward(achieved, np.zeros_like(achieved)), [[-(5**0.5), 0.0], [-4.0, 0.0]], rtol=1e-6)
+
+
 def test_goal_reward_is_that_of_the_environment():
     reward = gymnasium_env.goal_reward('Goals-v0', register=lambda: gymnasium.register('Goals-v0', Goals))
     achieved, desired = tf.constant([[[3.0, 4.0], [0.0, 1.0]]]), tf.zeros((1, 2, 2))

@@ -185,8 +185,9 @@ def goal_reward(
 ) -> Callable[[Any, Any], tf.Tensor]:
     """Returns the rewards of a goal environment as a function for `hindsight.Hindsight.reward`.
 
-    It calls `compute_reward` of an instance that is never stepped, for arrays of goals [N, n], as those of
-    gymnasium-robotics take them. It is Python: a TensorFlow function, such as `hindsight.sparse_reward`, is faster.
+    It calls `compute_reward` of an instance that is never stepped: for arrays of goals [N, n], as those of
+    gymnasium-robotics take them, or for each goal where it takes but one. It is Python: a TensorFlow function, such as
+    `hindsight.sparse_reward`, is faster.
 
     Args:
       name: as for `make`.
@@ -206,7 +207,12 @@ def goal_reward(
         raise UserValueError(f'got name={name!r}, which has no compute_reward; need a goal environment')
 
     def compute(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
-        return np.asarray(environment.compute_reward(achieved, desired, {}), np.float32)
+        with contextlib.suppress(TypeError, ValueError):  # of one that compares a single goal
+            rewards = np.asarray(environment.compute_reward(achieved, desired, {}), np.float32)
+            if rewards.shape == (len(achieved),):
+                return rewards
+        each = (environment.compute_reward(*goals, {}) for goals in zip(achieved, desired, strict=True))
+        return np.array([float(reward) for reward in each], np.float32)
 
     def reward(achieved: tf.Tensor, desired: tf.Tensor) -> tf.Tensor:
         goals = [tf.reshape(goal, [-1, goal.shape[-1]]) for goal in (achieved, desired)]
