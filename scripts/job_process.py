@@ -21,7 +21,7 @@ from absl import logging
 
 from tflearn.config import job_config
 from tflearn.core import background
-from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserError
+from tflearn.core.errors import DEADLINE_EXIT_STATUS, TRY_AGAIN_EXIT_STATUS, UserError, UserTimeoutError
 from tflearn.core.system_errors import as_user_error
 from tflearn.core.waiting import PeerStopped, StopEvent, Stopped
 from tflearn.files.run_dir import display_text
@@ -47,8 +47,8 @@ def run(
     The main thread only waits: Python's signal handlers run in it, and would have to wait for TensorFlow.
     SIGINT and SIGTERM set `stop`; see `_Stopper`. SIGUSR2 asks for a checkpoint.
 
-    Exit codes: 0 done; 2 a `UserError`; 75 `PeerStopped`: start it again; 1 any other error; 128 + signal when stopped
-    by one.
+    Exit codes: 0 done; 2 a `UserError`; 69 a `UserTimeoutError`: a deadline has passed; 75 `PeerStopped`: start it
+    again; 1 any other error; 128 + signal when stopped by one.
 
     Args:
       program: the program's name, which begins the error line.
@@ -122,6 +122,8 @@ def _attempt(program: str, work: Callable[[threading.Event], None], stop: thread
         with contextlib.suppress(OSError):  # a full disk
             logging.flush()
             print(f'{program}: error: {text}', file=sys.stderr, flush=True)
+        if isinstance(error, UserTimeoutError):
+            return DEADLINE_EXIT_STATUS
         return 2 if isinstance(error, UserError) else 1
 
 

@@ -74,7 +74,7 @@ def test_the_documentation_lists_them():
     rows = re.findall(
         r'^\| (\S[^|]*?) \| [^|]+ \| [^|]+ \| [^|]+ \|$', (ROOT / 'docs' / 'operate.md').read_text(), re.M
     )
-    assert [row for row in rows if row[0].isdigit()] == ['0', '2', str(TRY_AGAIN_EXIT_STATUS), '128 + N', '1']
+    assert [row for row in rows if row[0].isdigit()] == ['0', '2', '69', str(TRY_AGAIN_EXIT_STATUS), '128 + N', '1']
 
 
 def test_a_user_error_of_a_program_without_a_job_is_one_line(end_by):

@@ -6,7 +6,9 @@ class is also the built-in error of its kind, so `except ValueError` catches a `
 
 from collections.abc import Sequence
 
-TRY_AGAIN_EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h
+# EX_TEMPFAIL and EX_UNAVAILABLE of sysexits.h: for whatever starts jobs again. A deadline passes because of a wrong
+# address, or because the other job's machine is not there yet: a scheduler tries again what waited in vain.
+TRY_AGAIN_EXIT_STATUS, DEADLINE_EXIT_STATUS = 75, 69
 NEED_ROOM = 'need room; make room, and start the same command again'
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tflearn.core.errors import DEADLINE_EXIT_STATUS
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch import orphan_reaper
 from tflearn.launch.reports import JobReport
@@ -22,7 +23,8 @@ from tflearn.launch.warm_parent import Fork, WarmParent, start_program, unbuffer
 
 _TAIL_BYTES = 64 * 1024
 _STARTING = 'starting (loads its libraries)'
-_USER_ERROR_EXIT_CODE = 2
+# All jobs of a machine start together: here what is not there in time is wrong too.
+_USER_ERROR_EXIT_CODES = (2, DEADLINE_EXIT_STATUS)
 # After SIGTERM: done anyway, stopped, or ended before it handled the signal.
 _STOPPED_EXIT_CODES = (0, 128 + signal.SIGTERM, -signal.SIGTERM)
 WINDOW_SECS = 600.0
@@ -229,7 +231,7 @@ class JobProcess:
 
     def user_error(self) -> str | None:
         """Returns the line with the user's error if the job ended because of one, else None."""
-        if self.exit_code != _USER_ERROR_EXIT_CODE:
+        if self.exit_code not in _USER_ERROR_EXIT_CODES:
             return None
         return next((line for line in reversed(self.last_lines()) if _ERROR_LINE.match(line)), None)
 

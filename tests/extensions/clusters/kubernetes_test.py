@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.testing import command_lines
+from tflearn.core.errors import DEADLINE_EXIT_STATUS
 from tflearn.extensions.clusters import kubernetes, places
 from tflearn.extensions.clusters.kubernetes import KubernetesOptions
 from tflearn.files.run_dir import RunDir
@@ -233,6 +234,16 @@ def test_collectors_end_with_the_run_unless_an_autoscaler_counts_them():
     assert [rule['action'] for rule in job['podFailurePolicy']['rules']] == ['FailJob', 'Ignore']
     assert container(made, 'collect')['args'][-1] == '--collector_name=collect_$(INDEX)'
     assert by_kind(made, 'JobSet')['spec']['ttlSecondsAfterFinished'] == job['ttlSecondsAfterFinished']
+
+
+def test_a_deadline_is_tried_again_and_only_a_users_error_is_final():
+    made, _ = manifests(SMALL)
+    jobs = [each['spec'] for each in made if each['kind'] == 'Job']
+    jobs += [each['template']['spec'] for each in by_kind(made, 'JobSet')['spec']['replicatedJobs']]
+    assert len(jobs) == 3
+    for job in jobs:
+        rules = [rule['onExitCodes'] for rule in job['podFailurePolicy']['rules'] if 'onExitCodes' in rule]
+        assert rules == [{'operator': 'In', 'values': [2]}] and DEADLINE_EXIT_STATUS != 2
 
 
 PATCH = {

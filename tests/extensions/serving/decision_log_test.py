@@ -242,7 +242,7 @@ def test_what_the_policy_does_not_take_cannot_be_left_out(root, tmp_path):
     (tmp_path / 'policies').symlink_to(root)
     served = (f'--root_dir={tmp_path}', '--policies=greedy_policy', f'--port={free_port()}')
     ended = forks.run('scripts.serve', *served, *flags, timeout=DEADLINE_SECS)
-    assert ended.returncode == 2
+    assert ended.returncode == 69
     error = 'got observation_user for --decision_log_omit or --decision_log_hash; need inputs of the policy, such as'
     assert f'version 7 is not served: {error} observation' in ended.stderr
 
