@@ -14,6 +14,7 @@ from tflearn.learner import xla_loop
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.sampling.source import Source
 
 NUM_BATCHES, EPOCHS = 10, 2
 
@@ -178,6 +179,28 @@ def test_another_dataset_begins_with_its_first_batch(tmp_path, make_agent, caplo
         second.run(2)
     assert taken == [0, 1, 2, 0, 1]
     assert any('the position in a dataset of other elements, after 3 batches' in line for line in caplog.messages)
+
+
+class Counted(Source):
+    """A source of the same batches."""
+
+    def grant(self, num_steps):
+        return num_steps
+
+    def draw(self, num_steps, seed):
+        return seed + tf.range(tf.cast(num_steps, tf.int64))
+
+    def batch(self, drawn, i):
+        return _element(drawn[i])
+
+
+def test_a_run_may_go_on_with_a_source_in_place_of_the_dataset(tmp_path, make_agent):
+    taken = []
+    dataset_fn = lambda context: tf.data.Dataset.range(NUM_BATCHES).map(_element)  # noqa: E731
+    for data in (dataset_fn, Counted()):
+        with Learner(make_agent(), data, RunDir(tmp_path), options=_options(taken, False)) as learner:
+            assert learner.run(3).num_steps == 3
+    assert taken == list(range(6))
 
 
 def test_xla_takes_each_batch_once(tmp_path, make_agent, monkeypatch):

@@ -134,7 +134,7 @@ class Learner:
         phases = {f'trigger_{i}': phase for i, phase in clocks if phase is not None}
         self._numbers = OptimizerNumbers(self._agent)
         more = {'random': random_state(), 'optimizer_numbers': self._numbers, **self._loop.state(), **phases, **state}
-        elsewhere = ('data', 'in_process', 'loop')  # what only another job of the run has
+        elsewhere = ('data', 'dataset', 'in_process', 'loop')  # what only other data or jobs of the run have
         checkpoints = Checkpoints(
             run_dir.checkpoints,
             {'agent': self._agent, 'train_step': self.train_step, **more},
