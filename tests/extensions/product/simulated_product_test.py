@@ -20,6 +20,7 @@ DEADLINE_SECS = 240.0
 ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1', 'PYTHONPATH': str(forks.CHECKOUT)}
 FEW = [
     'loop.Gate.margin=1000.0',
+    'loop.Gate.held_out=0.6',  # of a few new sessions at least two, which the gate needs
     'loop.Logs.window_secs=1.0',
     'loop.Schedule.decisions=20',
 ]
