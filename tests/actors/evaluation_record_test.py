@@ -50,7 +50,9 @@ def test_rejects_a_damaged_line(tmp_path):
         EvaluationRecord(path)
 
 
-@pytest.mark.parametrize('line', ['[]', '{"mean_return": "x"}', '{"mean_return": null}', '3'])
+@pytest.mark.parametrize(
+    'line', ['[]', '{"mean_return": "x"}', '{"mean_return": null}', '3', '{"mean_return": 1' + 400 * '0' + '}']
+)
 def test_rejects_a_line_that_is_no_evaluation(tmp_path, line):
     (tmp_path / 'evaluations.jsonl').write_text(f'{line}\n')
     with pytest.raises(ValueError, match='got a damaged line 1 in .*; remove that line'):

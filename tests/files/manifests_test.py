@@ -1,9 +1,11 @@
+import hashlib
 import json
 import threading
 
 import pytest
 
 from tflearn.core.errors import UserValueError
+from tflearn.files.lock import LOCAL
 from tflearn.files.manifests import Manifest, Manifests
 
 
@@ -168,3 +170,11 @@ def test_writers_at_the_same_time_lose_nothing(jobs, tmp_path):
 def test_a_reader_adds_nothing(jobs, tmp_path):
     jobs('train', read_only=True).add(None, [])
     assert not (tmp_path / 'manifests').exists()
+
+
+@pytest.mark.parametrize('part', ['{"epoch": Infinity, "checkpoint": null, "files": {}}', '{"epoch": 1e999}', '[]'])
+def test_a_manifest_with_a_number_that_none_is_is_skipped(tmp_path, part):
+    body = f'{{"time": "t", "parts": {{"train": {part}}}}}'.encode()
+    path = tmp_path / '00000001.json'
+    path.write_bytes(f'{len(body)} {hashlib.sha256(body).hexdigest()}\n'.encode() + body)
+    assert Manifest.read(LOCAL, path) is None

@@ -43,7 +43,7 @@ def _parse(path: pathlib.Path) -> tuple[list[Evaluation], str | None]:
         try:
             evaluation = json.loads(line)
             float(evaluation.get('mean_return', 0.0))
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise UserValueError(f'got a damaged line {number} in {path} ({error}); remove that line') from error
         evaluations.append(evaluation)
     return evaluations, complete + newline if incomplete else None

@@ -124,7 +124,7 @@ class Manifest:
             content = json.loads(body)
             parts = {job: Part.of(**part) for job, part in content['parts'].items()}
             return cls(int(path.stem), str(content['time']), parts)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             logging.log_first_n(logging.WARNING, 'skipped the manifest %s, which is no such file: %s', 10, path, error)
             return None
 
