@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.testing.learner import batch
+from tests.testing.learner import batch, without_autotuning
 from tflearn.core import strategies
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import xla_loop
@@ -75,9 +75,7 @@ def test_a_run_that_continues_takes_the_batches_that_are_left(tmp_path, make_age
     replicas = strategy.num_replicas_in_sync
 
     def dataset_fn(context):
-        options = tf.data.Options()
-        options.autotune.enabled = False  # its thread would hold up the end of the iterator for seconds
-        return pipeline(tf.data.Dataset.range(NUM_BATCHES * replicas)).with_options(options)
+        return without_autotuning(pipeline(tf.data.Dataset.range(NUM_BATCHES * replicas)))
 
     def learner():
         return Learner(make_agent(strategy), dataset_fn, RunDir(tmp_path), strategy=strategy, options=_options(taken))
@@ -99,8 +97,9 @@ def test_a_run_that_continues_takes_the_batches_that_are_left(tmp_path, make_age
 
 def _fixed(start=0):
     numbers = np.arange(start, NUM_BATCHES)
-    return tf.data.Dataset.from_generator(lambda: iter(numbers), output_signature=tf.TensorSpec((), tf.int64)).map(
-        _element
+    spec = tf.TensorSpec((), tf.int64)
+    return without_autotuning(
+        tf.data.Dataset.from_generator(lambda: iter(numbers), output_signature=spec).map(_element)
     )
 
 
@@ -152,7 +151,7 @@ def test_batches_after_the_one_that_stops_training_are_not_lost(tmp_path, make_a
             data, info = _element(number)
             return data._replace(reward=tf.where(number == 3, np.nan, data.reward)), info
 
-        return tf.data.Dataset.range(NUM_BATCHES).map(element)
+        return without_autotuning(tf.data.Dataset.range(NUM_BATCHES).map(element))
 
     def learner():
         agent = make_agent(optimizer=OptimizerOptions(skip_nonfinite=True))
@@ -170,7 +169,8 @@ def test_another_dataset_begins_with_its_first_batch(tmp_path, make_agent, caplo
     taken = []
 
     def learner(size):
-        dataset_fn = lambda context: tf.data.Dataset.range(NUM_BATCHES).map(lambda n: _element(n, size))  # noqa: E731
+        dataset = without_autotuning(tf.data.Dataset.range(NUM_BATCHES).map(lambda n: _element(n, size)))
+        dataset_fn = lambda context: dataset  # noqa: E731
         return Learner(make_agent(), dataset_fn, RunDir(tmp_path), options=_options(taken))
 
     with learner(4) as first:
@@ -196,7 +196,7 @@ class Counted(Source):
 
 def test_a_run_may_go_on_with_a_source_in_place_of_the_dataset(tmp_path, make_agent):
     taken = []
-    dataset_fn = lambda context: tf.data.Dataset.range(NUM_BATCHES).map(_element)  # noqa: E731
+    dataset_fn = lambda context: without_autotuning(tf.data.Dataset.range(NUM_BATCHES).map(_element))  # noqa: E731
     for data in (dataset_fn, Counted()):
         with Learner(make_agent(), data, RunDir(tmp_path), options=_options(taken, False)) as learner:
             assert learner.run(3).num_steps == 3
@@ -206,7 +206,7 @@ def test_a_run_may_go_on_with_a_source_in_place_of_the_dataset(tmp_path, make_ag
 def test_xla_takes_each_batch_once(tmp_path, make_agent, monkeypatch):
     """With the numbers of the plain program; of batches that one stack does not hold, and where the data end."""
     monkeypatch.setattr(xla_loop, 'AUTO_AFTER_STEPS', 0)
-    dataset_fn = lambda context: tf.data.Dataset.range(300).map(_element)  # noqa: E731
+    dataset_fn = lambda context: without_autotuning(tf.data.Dataset.range(300).map(_element))  # noqa: E731
     counts, found = (3, 150, 200), {}
     for jit_compile in (False, True):
         agent, directory = make_agent(), tmp_path / str(jit_compile)

@@ -8,6 +8,7 @@ from tf_agents.networks import q_network
 
 from tests.agents import example_data
 from tests.testing.algorithms import ALGORITHMS, names
+from tests.testing.learner import without_autotuning
 from tflearn.core import strategies
 from tflearn.core.train_step import create_train_step
 from tflearn.files.run_dir import RunDir
@@ -36,9 +37,7 @@ def _learner(directory, agent, kind, on_nonfinite, bad=np.nan, strategy=None):
         mask = np.zeros(stacked.reward.shape, bool)
         mask[POISONED * replicas, 0] = True  # on the first replica only
         stacked = stacked._replace(reward=tf.where(mask, bad, stacked.reward))
-        options = tf.data.Options()
-        options.autotune.enabled = False  # its thread would hold up the end of the iterator for seconds
-        return tf.data.Dataset.from_tensor_slices(stacked).repeat().with_options(options)
+        return without_autotuning(tf.data.Dataset.from_tensor_slices(stacked).repeat())
 
     options = LearnerOptions(summaries=None, loop=LoopOptions(on_nonfinite=on_nonfinite))
     return Learner(agent, dataset_fn, RunDir(directory), strategy=strategy, options=options)
@@ -149,7 +148,7 @@ def _spoilt_at_step_3(directory, on_nonfinite, variables):
 
     options = LearnerOptions(1, None, loop=LoopOptions(on_nonfinite=on_nonfinite, after_step=spoil))
     data = example_data.sequences(agent, 8, 2)
-    dataset_fn = lambda context: tf.data.Dataset.from_tensors(data).repeat()  # noqa: E731
+    dataset_fn = lambda context: without_autotuning(tf.data.Dataset.from_tensors(data).repeat())  # noqa: E731
     return agent, Learner(agent, dataset_fn, RunDir(directory), options=options)
 
 

@@ -23,6 +23,7 @@ from tf_agents.utils import common
 from tests.agents import example_data
 from tests.testing import experiences
 from tests.testing.algorithms import ALGORITHMS, names
+from tests.testing.learner import without_autotuning
 from tflearn.agents import appo, bc, discrete_sac, mpo, ppo, reinforce, sac
 from tflearn.core import strategies
 from tflearn.core.experience import BatchItems
@@ -238,9 +239,8 @@ def _dataset_fn(agent, length, context):
     if isinstance(agent, reinforce.ReinforceAgent):
         batches = [_episodes(batch) for batch in batches]
     complete = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
-    options = tf.data.Options()
-    options.autotune.enabled = False  # its thread would hold up the end of the iterator for seconds
-    return tf.data.Dataset.from_tensor_slices(complete).batch(size, drop_remainder=True).repeat().with_options(options)
+    dataset = tf.data.Dataset.from_tensor_slices(complete).batch(size, drop_remainder=True)
+    return without_autotuning(dataset.repeat())
 
 
 @functools.cache

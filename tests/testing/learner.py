@@ -75,6 +75,13 @@ def batch(step, size=BATCH_SIZE, first=0):
     )
 
 
+def without_autotuning(dataset):
+    """Returns the dataset without the thread that would hold up the end of an iterator for up to a minute."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 @pytest.fixture
 def make_dataset_fn():
     """Returns a function (start, stop) -> dataset_fn whose replicas share the global batch of each step."""
@@ -84,15 +91,13 @@ def make_dataset_fn():
             replicas = context.num_replicas_in_sync
             size = BATCH_SIZE // replicas
             # A replica's batches come one after the other from the pipeline that feeds them all.
-            options = tf.data.Options()
-            options.autotune.enabled = False  # its thread would hold up the end of the iterator for seconds
             dataset = tf.data.Dataset.range(start * replicas, stop * replicas).map(
                 lambda i: (
                     batch(i // replicas, size, (i % replicas) * size),
                     {'policy_version': tf.fill((size, 2), i // replicas)},
                 )
             )
-            return dataset.with_options(options)
+            return without_autotuning(dataset)
 
         return dataset_fn
 
