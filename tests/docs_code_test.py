@@ -440,7 +440,7 @@ def test_commands_of_others(place, words):
         assert [word for word in words[1:] if '/' in word and not (ROOT / word).exists()] == []
     elif program in ('vulture', 'radon'):
         assert importlib.util.find_spec(program)
-    elif program in ('python', 'python3.13') and words[1] == '-m':
+    elif program in ('python', 'python3.12', 'python3.13') and words[1] == '-m':
         assert importlib.util.find_spec(words[2])
     elif program == 'python':
         text = (ROOT / words[1]).read_text(encoding='utf-8')

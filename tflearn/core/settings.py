@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import math
 import numbers
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +41,10 @@ class Range:
     advice: str = ''
 
     def __contains__(self, value: Any) -> bool:
-        is_finite = -sys.float_info.max <= value <= sys.float_info.max  # an integer can be larger than any float
+        try:
+            is_finite = math.isfinite(value)
+        except OverflowError:  # an integer that is larger than any float
+            return False
         return bool(is_finite and self.least <= value <= self.most and self.above < value < self.below)
 
     def __str__(self) -> str:

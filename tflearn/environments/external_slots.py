@@ -214,10 +214,15 @@ class Slots:
             for slot in self.slots:
                 if slot.state == _ASKED and slot.waits_until <= now:
                     self._drop(slot, f'its client did not answer within {self._step_timeout_secs:g} s')
-            begun = self._begin_episodes(now)
-            taken = [(None, begun[slot]) if slot in begun else (self._take(slot), None) for slot in self.slots]
+            free = [slot for slot in self.slots if slot.state == _FREE]
+            # First: a client may begin its next episode before the end of this one is taken.
+            results = [self._take(slot) for slot in self.slots]
+            begun = self._begin_episodes(now, free)
             self._changed.notify_all()
-            return taken
+            return [
+                (None, begun[slot]) if slot in begun else (result, None)
+                for slot, result in zip(self.slots, results, strict=True)
+            ]
 
     def reset(self) -> None:
         """Drops all episodes."""
@@ -250,13 +255,12 @@ class Slots:
         waits = [secs for secs in (*asked, *expected[len(self._begins) :]) if secs > 0]
         return max(waits, default=0.0)
 
-    def _begin_episodes(self, now: float) -> dict[Slot, Any]:
+    def _begin_episodes(self, now: float, free: Sequence[Slot]) -> dict[Slot, Any]:
         """Begins the episodes of clients that wait in free slots. Returns their observations by slot."""
-        free = sorted((slot for slot in self.slots if slot.state == _FREE), key=lambda slot: slot.num_episodes)
         begun = {}
-        for slot in free[: len(self._begins)]:
+        for slot in sorted(free, key=lambda each: each.num_episodes)[: len(self._begins)]:
             # It is the episode that some slot waits for, which need not be this one.
-            expecting = [each for each in free if each.waits_until > now and each not in begun]
+            expecting = [each for each in self.slots if each.state == _FREE and each.waits_until > now]
             first = min(expecting, key=lambda each: each.waits_until, default=slot)
             first.waits_until, slot.waits_until = slot.waits_until, 0.0
             begin = self._begins.popleft()

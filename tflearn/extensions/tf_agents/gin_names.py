@@ -5,6 +5,11 @@ from typing import TypeVar
 
 import gin
 
+with gin.unlock_config():  # they register their classes when they are imported
+    from tf_agents.train import learner, ppo_learner
+
+LEARNER, PPO_LEARNER = learner.Learner, ppo_learner.PPOLearner
+
 _Class = TypeVar('_Class', bound=type)
 
 
@@ -14,7 +19,7 @@ def in_place_of(replaced: type) -> Callable[[_Class], _Class]:
     A binding such as `Learner.checkpoint_interval = 7` then counts here, also one that was parsed before.
 
     Args:
-      replaced: TF-Agents' class, which has registered itself when its module was imported.
+      replaced: TF-Agents' class, `LEARNER` or `PPO_LEARNER`.
     """
 
     def register(cls: _Class) -> _Class:

@@ -19,13 +19,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 from tf_agents.specs import tensor_spec
-from tf_agents.train import learner as replaced
 from tf_agents.utils import nest_utils
 
 from tflearn.core import extensions, workers
 from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import crossed
-from tflearn.extensions.tf_agents.gin_names import in_place_of
+from tflearn.extensions.tf_agents.gin_names import LEARNER, in_place_of
 from tflearn.files.run_dir import RunDir, is_url
 from tflearn.learner import batches, datasets
 from tflearn.learner.checkpoints import Checkpoints, writable_run_dir
@@ -97,7 +96,7 @@ class _LossInfos:
         return self._like._replace(loss=loss, extra=tf.nest.pack_sequence_as(extra, values))
 
 
-@in_place_of(replaced.Learner)
+@in_place_of(LEARNER)
 class Learner:
     """Trains an agent; saves and restores its checkpoints; writes summaries; calls triggers.
 

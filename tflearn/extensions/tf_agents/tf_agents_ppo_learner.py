@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tf_agents.train import ppo_learner as replaced
 
 from tflearn.core.errors import UserValueError
-from tflearn.extensions.tf_agents.gin_names import in_place_of
+from tflearn.extensions.tf_agents.gin_names import PPO_LEARNER, in_place_of
 from tflearn.extensions.tf_agents.tf_agents_learner import DatasetFn, Learner, Trigger, call_dataset_fn
 
 _NO_LIMIT = 1 << 62  # train steps; the end of the data ends the call
@@ -48,7 +47,7 @@ def minibatches(
     return tf.data.Dataset.range(1).flat_map(iteration)
 
 
-@in_place_of(replaced.PPOLearner)
+@in_place_of(PPO_LEARNER)
 class PPOLearner(Learner):
     """Trains a PPO agent: `num_epochs` passes over `num_samples` fresh samples with each `run`.
 
