@@ -55,8 +55,10 @@ def install_command(module: str) -> str | None:
     extra = _EXTRAS.get(module.partition('.')[0])
     if extra is None:
         return None
-    lacks = 'python_version >= "3.12"' if sys.version_info < (3, 12) else 'python_version < "3.12"'
-    needed = [each for each in _requirements(extra) if not each.endswith(lacks)]
+    has, lacks = 'python_version < "3.12"', 'python_version >= "3.12"'
+    if sys.version_info >= (3, 12):
+        has, lacks = lacks, has
+    needed = [each.removesuffix(f'; {has}') for each in _requirements(extra) if not each.endswith(lacks)]
     command = f'pip install {" ".join(map(repr, needed))}' if needed else 'run it with Python 3.12 or 3.13'
     return f'{command} (the extra {extra})'
 
