@@ -39,7 +39,7 @@ class CartPole:
         return abs(self.state[0]) > MAX_POSITION or abs(self.state[2]) > MAX_ANGLE
 
 
-def play(simulator: client.Client) -> float:
+def play(simulator: client.SimulatorClient) -> float:
     """Plays one episode; returns the sum of its rewards."""
     cart, num_steps = CartPole(), 0
     action = simulator.begin(cart.state)
@@ -52,7 +52,7 @@ def play(simulator: client.Client) -> float:
 
 def main(address: str, num_episodes: int) -> None:
     """Plays complete episodes; those that are dropped do not count."""
-    simulator = client.Client(address)
+    simulator = client.SimulatorClient(address)
     played = 0
     while played < num_episodes:
         try:

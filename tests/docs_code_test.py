@@ -327,7 +327,7 @@ def _simulate(port: int, stop: threading.Event) -> None:
     """Plays episodes of five steps with the observations that external-simulators.md describes, as a simulator."""
     observation = {'camera': np.full((84, 84, 1), 7).tolist(), 'speed': [0.5, -0.5]}
     while not stop.is_set():
-        client = external_client.Client(f'http://localhost:{port}', 30.0)
+        client = external_client.SimulatorClient(f'http://localhost:{port}', 30.0)
         # Nobody listens yet, or any more.
         with contextlib.closing(client), contextlib.suppress(OSError, RuntimeError, LookupError):
             assert client.begin(observation) in range(5)

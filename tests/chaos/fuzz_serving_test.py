@@ -11,7 +11,7 @@ import pytest
 from tests.chaos import fuzzing
 from tests.chaos.chaos_run import ROOT, wait_for
 from tests.conftest import SEED
-from tflearn.environments.external_client import Client
+from tflearn.environments.external_client import SimulatorClient
 from tflearn.launch.local import free_port
 
 COUNT = 10_000
@@ -137,7 +137,7 @@ def test_external_simulators(tmp_path, report):
         address = re.search(r'http://(\S+)', text())[1]
         attack = functools.partial(fuzzing.fuzz, address, fuzzing.http)
         check(report, 'external simulators, HTTP', started.pid, attack)
-        with contextlib.closing(Client(f'http://{address}', 30.0)) as client:
+        with contextlib.closing(SimulatorClient(f'http://{address}', 30.0)) as client:
             assert 0 <= client.begin([0.5, 0.5]) < 5
             assert 0 <= client.step(1.0, [0.5, 0.5]) < 5
         assert 'a request failed' not in text(), text()[-3000:]

@@ -18,7 +18,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import external_env, gymnasium_env
-from tflearn.environments.external_client import Client, CollectorBusyError, EpisodeGoneError
+from tflearn.environments.external_client import CollectorBusyError, EpisodeGoneError, SimulatorClient
 from tflearn.environments.external_server import ExternalOptions, TlsFiles
 from tflearn.jobs.record import _Acting
 
@@ -55,7 +55,7 @@ def test_a_vanished_client_loses_its_episode_and_the_others_go_on():
     options = ExternalOptions(ports=(0,), step_timeout_secs=0.5, begin_wait_secs=0.1)
     with Playing(make(2, options)) as playing:
         address = playing.environment.address
-        vanishing = Client(address, DEADLINE_SECS)
+        vanishing = SimulatorClient(address, DEADLINE_SECS)
         vanishing.begin([7, 0])
         vanishing.step(1.0, [7, 1])
         start = time.monotonic()
@@ -73,7 +73,7 @@ def test_a_vanished_client_loses_its_episode_and_the_others_go_on():
 def test_gives_signs_of_life_while_a_client_steps():
     signs, begun = [], time.monotonic()
     with Playing(make(1), report=lambda: signs.append(time.monotonic())) as playing:
-        simulator = Client(playing.environment.address, DEADLINE_SECS)
+        simulator = SimulatorClient(playing.environment.address, DEADLINE_SECS)
         simulator.begin([1, 0])
         wait_until(lambda: len(signs) == 2, 'two signs', 4.0)  # before the step would time out
         assert simulator.step(0.0, [1, 1]) == 2
@@ -83,7 +83,7 @@ def test_gives_signs_of_life_while_a_client_steps():
 
 def test_an_episode_that_is_given_up():
     with Playing(make(1)) as playing:
-        simulator = Client(playing.environment.address, DEADLINE_SECS)
+        simulator = SimulatorClient(playing.environment.address, DEADLINE_SECS)
         simulator.begin([1, 0])
         simulator.give_up()
         with pytest.raises(EpisodeGoneError, match='its client has given it up'):
@@ -94,7 +94,7 @@ def test_an_episode_that_is_given_up():
 
 def test_a_lost_answer_is_sent_again_and_counted_once():
     with Playing(make(1)) as playing:
-        simulator = Client(playing.environment.address, DEADLINE_SECS)
+        simulator = SimulatorClient(playing.environment.address, DEADLINE_SECS)
         simulator.begin([1, 0])
         assert simulator.step(1.0, [1, 1]) == 2
         simulator._step = 0  # as if the answer had not arrived
@@ -132,7 +132,7 @@ def test_one_client_plays_an_evaluation_of_several_environments():
 def test_more_clients_than_slots_wait_and_then_try_again():
     options = ExternalOptions(ports=(0,), slot_timeout_secs=0.2)
     with Playing(make(1, options)) as playing:
-        first, second = Client(playing.environment.address), Client(playing.environment.address)
+        first, second = SimulatorClient(playing.environment.address), SimulatorClient(playing.environment.address)
         first.begin([1, 0])
         with pytest.raises(CollectorBusyError, match='all 1 slots are in use.*try again later'):
             second.begin([2, 0])
@@ -148,7 +148,7 @@ def test_closing_answers_those_who_wait():
     errors = []
 
     def begin():
-        simulator = Client(environment.address, DEADLINE_SECS)
+        simulator = SimulatorClient(environment.address, DEADLINE_SECS)
         try:
             simulator.begin([1, 0])
         except CollectorBusyError as error:
@@ -192,7 +192,7 @@ def test_an_evaluation_waits_for_its_simulators():
     stop, threads = threading.Event(), []
 
     def simulate(number):
-        simulator = Client(environment.address, DEADLINE_SECS)
+        simulator = SimulatorClient(environment.address, DEADLINE_SECS)
         with contextlib.closing(simulator), contextlib.suppress(CollectorBusyError, OSError):
             while not stop.is_set():
                 simulator.begin([number, 0])

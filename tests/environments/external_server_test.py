@@ -19,7 +19,7 @@ import tensorflow as tf
 from tests.environments.playing import DEADLINE_SECS, Playing, make
 from tests.testing import certificates
 from tflearn.environments import external_client, external_server
-from tflearn.environments.external_client import Client
+from tflearn.environments.external_client import SimulatorClient
 from tflearn.environments.external_server import ExternalOptions, TlsFiles
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ BAD = [
 def test_bad_messages_get_one_line_and_nothing_ends():
     options = ExternalOptions(ports=(0,), max_request_bytes=1000, slot_timeout_secs=5.0)
     with Playing(make(1, options)) as playing:
-        simulator = Client(playing.environment.address, DEADLINE_SECS)
+        simulator = SimulatorClient(playing.environment.address, DEADLINE_SECS)
         simulator.begin([1, 0])
         port = int(playing.environment.address.rpartition(':')[2])
         for method, path, body, status, message in BAD:
@@ -78,7 +78,7 @@ def test_python_program_without_tflearn(tmp_path):
     shutil.copy(external_client.__file__, tmp_path / 'client.py')
     program = """
 import sys, client
-c = client.Client(sys.argv[1])
+c = client.SimulatorClient(sys.argv[1])
 print(c.specs()['action']['high'], c.begin([3, 0]), c.step(1, [3, 1]), c.step(1, [3, 2], truncated=True), c.last_return)
 """
     with Playing(make(1)) as playing:
@@ -132,12 +132,12 @@ def test_simulators_show_a_token(tmp_path, monkeypatch):
         with Playing(make(1, ExternalOptions(ports=(0,), token=source))) as playing:
             address = playing.environment.address
             for token in ('', '0123456789abcdeF', '0123456789abcde'):
-                stranger = Client(address, DEADLINE_SECS, token=token)
+                stranger = SimulatorClient(address, DEADLINE_SECS, token=token)
                 for call in (stranger.specs, lambda: stranger.begin([1, 0]), stranger.give_up):  # noqa: B023
                     with pytest.raises(PermissionError, match='got no token, or another; need Authorization: Bearer'):
                         call()
                 stranger.close()
-            simulator = Client(address, DEADLINE_SECS, token='0123456789abcdef')
+            simulator = SimulatorClient(address, DEADLINE_SECS, token='0123456789abcdef')
             assert simulator.begin([1, 0]) == 1
             simulator.close()
 
@@ -154,7 +154,8 @@ def test_tls_files_are_replaced_while_it_listens(tmp_path):
     with Playing(make(1, ExternalOptions(ports=(0,), tls=TlsFiles(files[1], files[0])))) as playing:
         for pair in made:
             use(pair)
-            simulator = Client(playing.environment.address, DEADLINE_SECS, ssl.create_default_context(cafile=pair[1]))
+            trusted = ssl.create_default_context(cafile=pair[1])
+            simulator = SimulatorClient(playing.environment.address, DEADLINE_SECS, trusted)
             assert simulator.specs()['slots'] == 1
             simulator.close()
 
@@ -166,11 +167,11 @@ def test_tls_with_certificates_of_clients(tmp_path):
     with Playing(make(1, options)) as playing:
         context = ssl.create_default_context(cafile=str(certificate))
         context.load_cert_chain(client_certificate, client_key)
-        simulator = Client(playing.environment.address, DEADLINE_SECS, context)
+        simulator = SimulatorClient(playing.environment.address, DEADLINE_SECS, context)
         assert simulator.begin([1, 0]) == 1
         simulator.close()
         for without in (None, ssl.create_default_context(cafile=str(certificate))):
-            refused = Client(playing.environment.address, DEADLINE_SECS, without)
+            refused = SimulatorClient(playing.environment.address, DEADLINE_SECS, without)
             with pytest.raises(OSError):
                 refused.begin([1, 0])
             refused.close()

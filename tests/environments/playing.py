@@ -9,7 +9,7 @@ import numpy as np
 from tflearn.core import life
 from tflearn.core.types import IDLE
 from tflearn.environments import external_env
-from tflearn.environments.external_client import Client
+from tflearn.environments.external_client import SimulatorClient
 from tflearn.environments.external_server import ExternalOptions
 
 DEADLINE_SECS = 60.0
@@ -58,7 +58,7 @@ class Playing:
 
 def play(address, number, lengths, end='terminated'):
     """Plays episodes of these lengths as the client of this number; returns the actions."""
-    simulator, actions = Client(address, DEADLINE_SECS), []
+    simulator, actions = SimulatorClient(address, DEADLINE_SECS), []
     with contextlib.closing(simulator):
         for length in lengths:
             actions.append(simulator.begin([number, 0]))

@@ -1,6 +1,6 @@
 """A client of the server of external simulators. It needs only Python's standard library: copy this file as it is.
 
-client = Client('http://localhost:8600')
+client = SimulatorClient('http://localhost:8600')
 while True:
     action = client.begin(observation)
     while action is not None:
@@ -30,7 +30,7 @@ class CollectorBusyError(RuntimeError):
 _ERRORS = {400: WrongValueError, 401: PermissionError, 410: EpisodeGoneError, 503: CollectorBusyError}
 
 
-class Client:
+class SimulatorClient:
     """Plays one episode at a time. Not thread-safe: make one for each simulator.
 
     Attributes:
