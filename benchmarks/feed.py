@@ -208,8 +208,8 @@ def _learner(case: str, experience: dict, root: str, jit_compile: str, replay: s
     from tflearn.replay.backend import Shards
     from tflearn.replay.reader import TableReader
     from tflearn.replay.storage import Storage
-    from tflearn.sampling import queues, replay_servers
-    from tflearn.sampling.feed_source import FeedReader, FeedSource, wait_for_feed
+    from tflearn.sampling import feed_source, queues, replay_servers
+    from tflearn.sampling.feed_source import FeedReader, wait_for_feed
 
     found = learner_cases.CASES[case]
     settings = found.experience(**experience)
@@ -222,7 +222,7 @@ def _learner(case: str, experience: dict, root: str, jit_compile: str, replay: s
         strategy = tf.distribute.get_strategy()
         source = queues.make((address,), storage, agent, strategy, _DEADLINE_SECS, 0, reader)
     elif feed_address:
-        source = FeedSource(feed_address, storage, 1, _DEADLINE_SECS)
+        source = feed_source.batches(feed_address, storage, 1, _DEADLINE_SECS)
     else:
         batch_size = settings.per_replica_batch_size
         source = replay_servers.make(Shards((replay,)), storage, batch_size, _DEADLINE_SECS, 0)

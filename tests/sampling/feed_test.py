@@ -18,9 +18,9 @@ from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_address
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling import feed_server, feed_worker
+from tflearn.sampling import feed_server, feed_source, feed_worker
 from tflearn.sampling.feed_server import FeedServer
-from tflearn.sampling.feed_source import Blocks, FeedReader, FeedSource, wait_for_feed
+from tflearn.sampling.feed_source import Blocks, FeedReader, wait_for_feed
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
 
@@ -76,7 +76,7 @@ def fed(served, dispatch):
 def test_batches_are_those_of_the_replay(fed):
     found, address = fed
     assert wait_for_feed(address, found.storage, 30.0)['dataset_id'].startswith('replay_')
-    with contextlib.closing(FeedSource(address, found.storage, 1, 60.0)) as source:
+    with contextlib.closing(feed_source.batches(address, found.storage, 1, 60.0)) as source:
         trajectory, info = draw(source, 130)  # of two elements
     assert trajectory.observation.shape == (130, BATCH, 2, 2)
     assert (info['policy_version'].numpy() == 7).all()
@@ -88,7 +88,7 @@ def test_batches_are_those_of_the_replay(fed):
 
 def test_several_replicas_get_their_batches_one_after_the_other(fed):
     found, address = fed
-    with contextlib.closing(FeedSource(address, found.storage, 3, 60.0)) as source:
+    with contextlib.closing(feed_source.batches(address, found.storage, 3, 60.0)) as source:
         assert source.max_draw_steps == 128 // 3
         trajectory, _ = draw(source, 2)
     assert trajectory.observation.shape == (2, 3 * BATCH, 2, 2)
@@ -125,7 +125,7 @@ def test_a_feed_without_a_worker_ends_at_the_deadline(fed, dispatch):
     with pytest.raises(TimeoutError, match=r'waiting for the feed at localhost:\d+, which has 0 workers'):
         wait_for_feed(f'localhost:{server.port}', found.storage, 0.3)
     nowhere = free_address()
-    with contextlib.closing(FeedSource(nowhere, found.storage, 1, 0.5)) as source:
+    with contextlib.closing(feed_source.batches(nowhere, found.storage, 1, 0.5)) as source:
         assert source.grant(1) == 0
         with pytest.raises(TimeoutError, match=f'{nowhere}, which does not answer'):
             raise wait_until(lambda: source.error, 'the error', 5.0)
@@ -133,7 +133,7 @@ def test_a_feed_without_a_worker_ends_at_the_deadline(fed, dispatch):
 
 def test_a_stopped_learner_ends_its_wait(fed):
     found, _ = fed
-    source = FeedSource(free_address(), found.storage, 1, 60.0)
+    source = feed_source.batches(free_address(), found.storage, 1, 60.0)
     timer = threading.Timer(0.2, source.close)
     timer.start()
     assert source.grant(1) == 0 and source.error is None

@@ -278,7 +278,9 @@ class RemoteCollectors(Collectors):
             return
         self._history.update(tables)
         replay = ReplayStatistics.of(tables[REPLAY], self._storage)
-        self._polled = {'replay_size': replay.size, 'samples_per_insert': replay.samples_per_insert}
+        self._polled = {'replay_size': replay.size}
+        if not self._storage.mirrored:  # else the server's samples are the items that mirrors have read
+            self._polled['samples_per_insert'] = replay.samples_per_insert
 
     def end_reason(self, used_up: bool) -> str | None:
         """See `Collectors`."""

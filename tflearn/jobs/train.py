@@ -35,8 +35,8 @@ from tflearn.replay import backend
 from tflearn.replay.backend import Shards
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import Storage
-from tflearn.sampling import mix, queues, recorded, replay_servers
-from tflearn.sampling.feed_source import FeedReader, FeedSource, wait_for_feed
+from tflearn.sampling import feed_source, mix, queues, recorded, replay_servers
+from tflearn.sampling.feed_source import FeedReader, wait_for_feed
 from tflearn.sampling.mix import Mix
 from tflearn.sampling.source import Source
 
@@ -170,7 +170,7 @@ def _source(
         servers, reader = ((data.feed_address,), FeedReader) if data.feed_address else (addresses, TableReader)
         return queues.make(servers, storage, agent, strategy, data.timeout_secs, seed, reader)
     if data.feed_address:
-        return FeedSource(data.feed_address, storage, replicas_here, data.timeout_secs)
+        return feed_source.batches(data.feed_address, storage, replicas_here, data.timeout_secs)
     if data.weights:
         shares = mix.sizes(size, data.weights)
         parts = []

@@ -1,6 +1,6 @@
 """A feed's elements, which its workers send; and the learner's end of it.
 
-That gives batches (FeedSource), or the items of a queue (FeedReader for `QueueSource`). Nothing here needs Reverb:
+That is a dataset of batches, or of the items of a queue (FeedReader for `QueueSource`). Nothing here needs Reverb:
 tf.data service delivers with TensorFlow's own operations.
 """
 
@@ -11,7 +11,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
@@ -23,7 +22,8 @@ from tflearn.replay.item_reader import Prepare
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import Storage
 from tflearn.sampling.feed_server import state_of
-from tflearn.sampling.source import Batch, Planned
+from tflearn.sampling.served_dataset import ServedDataset
+from tflearn.sampling.source import Batch
 
 PROTOCOL = 1
 _MAX_STEPS = 128
@@ -102,7 +102,6 @@ class Blocks:
                 )
 
 
-_POLL_SECS = 0.0005
 _IN_FLIGHT = 4  # elements, over all workers
 _AHEAD = 2  # elements that wait in this process
 
@@ -158,68 +157,19 @@ class FeedReader(TableReader):
         return _text(self._address)
 
 
-class FeedSource(Planned):
-    """A `Source` of a feed's batches; each of this process's is those of one replica after the other."""
+def batches(address: str, storage: Storage, num_replicas: int, timeout_secs: float) -> ServedDataset:
+    """Returns the source of a feed's batches; each of this process's is those of one replica after the other.
 
-    def __init__(self, address: str, storage: Storage, num_replicas: int, timeout_secs: float):
-        """Reads nothing before the first `grant`.
+    Args:
+      address: the feed's, 'host:port'.
+      num_replicas: the replicas of this process.
+      timeout_secs: how long to wait for data.
 
-        Args:
-          address: the feed's, 'host:port'.
-          num_replicas: the replicas of this process.
-          timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
-
-        Raises:
-          ValueError: if such experience cannot be fed.
-        """
-        self._blocks = Blocks(storage)
-        self._num_replicas = num_replicas
-        self.max_draw_steps = max(1, self._blocks.num_steps // num_replicas)
-        self._given = self._reader = FeedReader(address, storage, '', self._blocks.specs, _AHEAD, timeout_secs)
-        self._granted, self._started = self.max_draw_steps, False
-        with tf.device('CPU:0'):
-            # What `grant` keeps: an element's columns [max_draw_steps, batch of all replicas, ...].
-            self._columns = [
-                tf.Variable(
-                    tf.zeros((self.max_draw_steps, num_replicas * spec.shape[1], *spec.shape[2:]), spec.dtype),
-                    trainable=False,
-                )
-                for spec in self._blocks.specs
-            ]
-        self._keep_order(self.max_draw_steps)
-        self._set_order(np.arange(self.max_draw_steps, dtype=np.int32))
-
-    def metrics(self) -> dict[str, Any]:
-        """Returns that this process does not know the samples per insert, which the feed's workers keep."""
-        return {'samples_per_insert': None}
-
-    def grant(self, num_steps: int) -> int:
-        """See `Source`. Waits for an element when all batches of the last one were granted."""
-        if not self._started:
-            self._started = True
-            self._reader.start(lambda elements: elements, _IN_FLIGHT)
-        if self._granted == self.max_draw_steps and not self._take():
-            return 0
-        granted = min(num_steps, self.max_draw_steps - self._granted)
-        self._granted += granted
-        return granted
-
-    def _take(self) -> bool:
-        """Waits for an element, and keeps it. Returns False if there will be none."""
-        while not self._reader.size():
-            if self._reader.closed:
-                return False
-            self._reader.wait(_POLL_SECS)
-        self._reader.resume()
-        for column, variable in zip(self._reader.take(1), self._columns, strict=True):
-            used = column[0] if self._num_replicas == 1 else column[0, : self.max_draw_steps * self._num_replicas]
-            variable.assign(tf.reshape(used, variable.shape))
-        self._next.assign(0)
-        self._granted = 0
-        return True
-
-    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> Batch:
-        """Returns batch `i` of a draw: the trajectory [B, T, ...], and its `policy_version` [B, T]."""
-        with tf.device('CPU:0'):
-            indices = tf.gather(drawn, i)
-            return self._blocks.divide([tf.gather(column, indices) for column in self._columns])
+    Raises:
+      ValueError: if such experience cannot be fed.
+    """
+    blocks = Blocks(storage)
+    specs = [tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in blocks.specs]
+    capacity = _AHEAD * max(blocks.num_steps, num_replicas)
+    reader = FeedReader(address, storage, '', specs, capacity, timeout_secs)
+    return ServedDataset(reader, blocks.divide, max(1, blocks.num_steps // num_replicas), num_replicas)
