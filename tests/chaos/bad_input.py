@@ -42,7 +42,7 @@ PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     'evaluate': ('evaluate', _RUN),
     'synchronous': ('synchronous', _RUN),
     'train_offline': ('train_offline', (*_RUN, '--data=data')),
-    'data_evaluation': ('evaluate', (*_ROOT, '--data=data', '--num_bootstrap=5', '--num_refits=2')),
+    'data_evaluation': ('evaluate', (*_ROOT, '--data=data')),
     'serve': ('serve', _ROOT),
     'export': ('export', _ROOT),
     'record': ('data', ('record', *_RUN, *_NEW)),

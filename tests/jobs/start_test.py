@@ -92,9 +92,7 @@ def test_all_count_from_the_start(tmp_path):
     episodes = list(EpisodeReader(Dataset([str(tmp_path / 'data')])).episodes())
     actions = np.concatenate([episode['action'] for episode in episodes])
     assert set(actions.tolist()) == {5, 6, 7}
-    found, _ = evaluate_on_data(
-        run.run_dir, [str(tmp_path / 'data')], {}, epsilon=0.5, num_features=32, num_bootstrap=100, num_refits=2
-    )
+    found, _ = evaluate_on_data(run.run_dir, [str(tmp_path / 'data')], {}, epsilon=0.5, num_features=32)
     assert found.effective_sample_size == pytest.approx(found.num_episodes, rel=1e-3)
 
 
@@ -172,9 +170,7 @@ def test_masks_of_several_choices(tmp_path):
             run=Run(run_dir), make_environment=make_environment, output=output,
             policy='raw_policy', quota=Quota(10), num_environments=2, epsilon=epsilon, log_probabilities=True,
         )  # fmt: skip
-        found, _ = evaluate_on_data(
-            run_dir, [output], {}, 'raw_policy', epsilon=epsilon, num_features=8, num_bootstrap=10, num_refits=2
-        )
+        found, _ = evaluate_on_data(run_dir, [output], {}, 'raw_policy', epsilon=epsilon, num_features=8)
         assert found.effective_sample_size == pytest.approx(found.num_episodes, rel=1e-3)
 
 

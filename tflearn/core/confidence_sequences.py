@@ -35,8 +35,12 @@ import numpy as np
 
 # The best constant bet is about margin / variance, whatever that is: hence a geometric grid.
 BETS = np.geomspace(3e-5, 1.0, 60)
+_PART_BETS = BETS[BETS < 1]
 CONTROLS = (0.0, 0.5, 1.0)
 _BISECTIONS = 20
+# The log likelihood ratio at which one look refutes a mean. 1.92 would do for many values alike; with rare and large
+# ones 2.3 keeps the value in 90% of the intervals or more: in 96 to 99% in nearly all of `benchmarks.value_intervals`.
+LIKELIHOOD_RATIO = 2.3
 _BLOCK = 1 << 14  # units whose bets are computed together
 
 
@@ -209,3 +213,37 @@ def lower_bound(variables: Sequence[Variable], alpha: float, low: float, high: f
         middle = (low + high) / 2
         low, high = (middle, high) if log_wealth(variables, -middle) >= threshold else (low, middle)
     return low
+
+
+def likelihood_bound(variable: Variable) -> float:
+    """Returns the lower end of an interval of the mean, for one look; the mean is in [0, 1], the values at least 0.
+
+    It is the least mean that no bet refutes, the best one chosen after the fact: the interval by empirical likelihood
+    (Owen 2001; Karampatziakis, Langford and Mineiro 2020, "Empirical Likelihood for Contextual Bandits", arXiv
+    1906.03323, without a greatest weight). Values that are rare, large and not among these only lower it.
+    """
+    counts = np.ones(len(variable.values)) if variable.counts is None else variable.counts
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        refuted = likelihood_ratios(variable.values, counts[np.newaxis], middle)[0] >= LIKELIHOOD_RATIO
+        low, high = (middle, high) if refuted else (low, middle)
+    return low
+
+
+def likelihood_ratios(values: np.ndarray, counts: np.ndarray, mean: float) -> np.ndarray:
+    """Returns the log wealth of the best bet against a mean of at most `mean`, of values that are at least 0.
+
+    Args:
+      values: [N].
+      counts: how often each of them is in a log, [logs, N].
+      mean: above 0.
+
+    Returns:
+      [logs].
+    """
+    total = np.zeros((len(counts), len(_PART_BETS)))
+    for begin in range(0, len(values), _BLOCK):
+        block = slice(begin, begin + _BLOCK)
+        total += counts[:, block] @ np.log1p(_PART_BETS * (values[block, np.newaxis] / mean - 1))
+    return total.max(axis=1)

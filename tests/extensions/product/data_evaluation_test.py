@@ -46,7 +46,7 @@ def recorded(run_dir, tmp_path_factory):
 
 
 def evaluate(run_dir, path, policy, **settings):
-    return evaluate_on_data(run_dir, [path], {}, policy, num_features=32, num_bootstrap=100, num_refits=2, **settings)
+    return evaluate_on_data(run_dir, [path], {}, policy, num_features=32, **settings)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_the_policy_that_recorded_is_worth_its_mean_return(run_dir, recorded, po
     found, facts = evaluate(run_dir, recorded(policy, epsilon=epsilon), policy, epsilon=epsilon)
     assert found.behaviour == 'recorded'
     assert found.effective_sample_size == pytest.approx(found.num_episodes, rel=1e-3)
-    value = found.estimates['behaviour policy (mean return)'].value
+    value = found.estimates['behaviour policy (mean return)']
     assert value == pytest.approx(found.num_steps / found.num_episodes)  # a reward of 1 in each step
     for name in ('importance sampling', 'weighted IS', 'per-decision IS', 'weighted per-decision IS'):
-        assert found.estimates[name].value == pytest.approx(value, rel=1e-3), name
+        assert found.estimates[name] == pytest.approx(value, rel=1e-3), name
     assert json.loads(json.dumps(facts, allow_nan=False))['train_step'] == 20
 
 
@@ -70,7 +70,7 @@ def test_another_policy_of_random_data(run_dir, recorded):
     found, _ = evaluate(run_dir, path, 'greedy_policy', horizon=3)
     # Each of three steps rewards any policy with 1.
     for name, tolerance in {'weighted IS': 1e-9, 'doubly robust': 0.1, 'fitted Q evaluation': 0.05}.items():
-        assert found.estimates[name].value == pytest.approx(3, abs=tolerance), name
+        assert found.estimates[name] == pytest.approx(3, abs=tolerance), name
     assert 2 < found.effective_sample_size < 30  # an eighth of the episodes
 
 
@@ -79,7 +79,7 @@ def test_data_without_log_probabilities_get_an_estimated_policy(run_dir, recorde
     assert not any('policy_info' in column.name for column in columns.read_columns(pathlib.Path(path)))
     found, _ = evaluate(run_dir, path, 'raw_policy', horizon=5)
     assert found.behaviour == 'estimated'
-    assert found.estimates['weighted IS'].value == pytest.approx(5, abs=1e-6)
+    assert found.estimates['weighted IS'] == pytest.approx(5, abs=1e-6)
 
 
 @pytest.fixture(scope='module')
@@ -115,7 +115,7 @@ def test_actions_at_bounds_have_weights_whose_mean_is_one(clipped, tmp_path, est
     )
     assert found.effective_sample_size > 50 and found.warnings == ()
     # The mean weight is 1 when the value by ordinary importance sampling is that by weighted one.
-    ratio = found.estimates['importance sampling'].value / found.estimates['weighted IS'].value
+    ratio = found.estimates['importance sampling'] / found.estimates['weighted IS']
     assert ratio == pytest.approx(1, abs=0.15)
 
 

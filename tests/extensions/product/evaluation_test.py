@@ -11,7 +11,7 @@ from tests.extensions.product import small_mdp
 from tflearn.extensions.product import linear_models
 from tflearn.extensions.product.evaluation import OpeOptions, evaluate
 
-OPTIONS = OpeOptions(gamma=small_mdp.GAMMA, num_features=64, num_bootstrap=200)
+OPTIONS = OpeOptions(gamma=small_mdp.GAMMA, num_features=64, low=-0.5, high=2.0)
 EXACT = small_mdp.exact_value(small_mdp.TARGET)
 IMPORTANCE = ('importance sampling', 'weighted IS', 'per-decision IS', 'weighted per-decision IS')
 
@@ -26,12 +26,17 @@ def test_all_estimates_are_near_the_exact_value(steps, estimate_behaviour):
     found = evaluate(steps, dataclasses.replace(OPTIONS, estimate_behaviour=estimate_behaviour))
     assert found.behaviour == ('estimated' if estimate_behaviour else 'recorded')
     assert found.warnings == ()
-    assert list(found.estimates)[1:] == [*IMPORTANCE, 'doubly robust', 'fitted Q evaluation']
+    assert list(found.estimates)[1:] == [*IMPORTANCE, 'doubly robust', 'switch doubly robust', 'fitted Q evaluation']
     for name, estimate in list(found.estimates.items())[1:]:
-        assert estimate.low - 0.02 <= EXACT <= estimate.high + 0.02, name
-        assert 0 < estimate.high - estimate.low < 0.4, name
-    width = lambda name: found.estimates[name].high - found.estimates[name].low  # noqa: E731
-    assert width('doubly robust') < width('importance sampling')
+        assert estimate == pytest.approx(EXACT, abs=0.1), name
+    if estimate_behaviour:
+        assert list(found.intervals) == ['the behaviour policy']
+        assert 'not recorded' in found.no_interval
+    else:
+        low, high = found.intervals['the policy']
+        assert low < EXACT < high < low + 1.5
+    low, high = found.intervals['the behaviour policy']
+    assert low < small_mdp.exact_value(small_mdp.BEHAVIOUR) < high < low + 0.3
     assert 300 < found.effective_sample_size < 2000
 
 
@@ -39,17 +44,17 @@ def test_the_table_and_the_file(steps):
     found = evaluate(steps, OPTIONS)
     text = found.text()
     assert 'value: sum of rewards over 3 steps, gamma 0.9' in text
-    assert len(text.splitlines()) == 2 + 7 + 1
+    assert len(text.splitlines()) == 2 + 8 + 2 + 1
     saved = json.loads(json.dumps(found.json(), allow_nan=False))
-    assert saved['estimates']['doubly robust']['value'] == found.estimates['doubly robust'].value
+    assert saved['estimates']['doubly robust'] == found.estimates['doubly robust']
     assert saved['num_episodes'] == 3000
 
 
 def test_a_shorter_horizon_counts_fewer_steps(steps):
     found = evaluate(steps, dataclasses.replace(OPTIONS, horizon=1))
     exact = small_mdp.exact_value(small_mdp.TARGET, horizon=1)
-    assert found.estimates['weighted IS'].value == pytest.approx(exact, abs=0.05)
-    assert found.estimates['fitted Q evaluation'].value == pytest.approx(exact, abs=0.05)
+    assert found.estimates['weighted IS'] == pytest.approx(exact, abs=0.05)
+    assert found.estimates['fitted Q evaluation'] == pytest.approx(exact, abs=0.05)
 
 
 def test_a_few_episodes_are_warned_of():
@@ -60,8 +65,8 @@ def test_a_few_episodes_are_warned_of():
     never = dataclasses.replace(few, log_target=np.full(len(few.rewards), -np.inf))
     found = evaluate(never, OPTIONS)
     assert found.effective_sample_size == 0
-    assert found.json()['estimates']['weighted IS']['value'] is None
-    assert 'not defined' in found.text()
+    assert found.json()['estimates']['weighted IS'] is None
+    assert 'nan' in found.text()
 
 
 def test_a_policy_without_densities_gets_fitted_values_only(steps):
@@ -101,7 +106,7 @@ def test_real_actions_are_drawn():
     for estimate_behaviour in (False, True):
         found = evaluate(steps, dataclasses.replace(OPTIONS, estimate_behaviour=estimate_behaviour))
         for name in ('weighted IS', 'doubly robust', 'fitted Q evaluation'):
-            assert found.estimates[name].value == pytest.approx(-0.25, abs=0.05), name
+            assert found.estimates[name] == pytest.approx(-0.25, abs=0.05), name
 
 
 def test_the_estimated_behaviour_policy_is_the_share_in_each_state():
@@ -150,9 +155,9 @@ def test_many_choices_keep_features_of_their_own():
         log_target=None,
         choices=np.repeat(best, 2, axis=0),
     )
-    found = evaluate(steps, OpeOptions(num_bootstrap=50, num_refits=2)).estimates['fitted Q evaluation']
+    found = evaluate(steps, OpeOptions()).estimates['fitted Q evaluation']
     exact = np.maximum(np.cos(2 * state), 0).mean()
-    assert found.value == pytest.approx(exact, abs=0.02)
+    assert found == pytest.approx(exact, abs=0.02)
 
 
 @pytest.mark.parametrize(('factor', 'warned'), [(1.0, False), (1.2, True), (0.8, True)])
@@ -192,24 +197,49 @@ def rare_clicks(seed, target, num=4_000):
 
 
 def doubly_robust_of(steps):
-    found = evaluate(steps, OpeOptions(num_features=48, num_bootstrap=100, num_refits=2))
-    return found.estimates['doubly robust'], found.estimates['behaviour policy (mean return)'].value
+    found = evaluate(steps, OpeOptions(num_features=48))
+    return found.estimates['doubly robust'], found.estimates['behaviour policy (mean return)']
 
 
 @pytest.mark.parametrize('target', [LOG, OTHER], ids=['the log', 'another'])
 def test_doubly_robust_is_not_biased_where_rewards_are_rare(target):
     # Values of rare clicks that are fitted to noise are often below 0: no mean of them may be clipped.
     found = [doubly_robust_of(rare_clicks(seed, target))[0] for seed in range(12)]
-    errors = np.array([each.value for each in found]) - target @ RARE
+    errors = np.array(found) - target @ RARE
     assert abs(errors.mean()) <= 3.5 * errors.std(ddof=1) / np.sqrt(len(errors))
-    assert sum(each.low <= target @ RARE <= each.high for each in found) >= 9
+
+
+@pytest.mark.parametrize('num', [100, 4_000])
+def test_the_interval_of_rare_clicks_holds_the_value(num):
+    held = 0
+    for seed in range(20):
+        found = evaluate(rare_clicks(seed, OTHER, num), OpeOptions(num_features=8, low=0, high=1))
+        low, high = found.intervals['the policy']
+        assert 0 <= low < high < (0.2 if num == 4_000 else 0.7)
+        held += low <= OTHER @ RARE <= high
+    assert held >= 18
+
+
+def test_an_interval_that_nothing_proves_is_not_defined(steps):
+    rare = rare_clicks(0, OTHER, 2_000)
+    for changed, given, why in (
+        (rare, {}, 'got no range of the rewards; need'),
+        (rare, {'low': 0.0, 'high': 0.5}, 'rewards are outside of [0, 0.5]'),
+        (steps, {'low': 0.5, 'high': 2.0}, 'need a range with 0'),
+        (dataclasses.replace(rare, log_behaviour=None), {'low': 0.0, 'high': 1.0}, 'are not recorded'),
+        (dataclasses.replace(rare, log_behaviour=rare.log_behaviour - 3), {'low': 0.0, 'high': 1.0}, 'contradict'),
+    ):
+        found = evaluate(changed, OpeOptions(num_features=8, **given))
+        assert 'the policy' not in found.intervals
+        assert why in found.no_interval, found.no_interval
+        assert f'interval not defined: {found.no_interval}' in found.text()
 
 
 def test_doubly_robust_of_the_policy_that_logged_is_its_mean_reward():
     for seed in range(4):
         estimate, mean = doubly_robust_of(rare_clicks(seed, LOG))
         # It differs by the mean of v - q, whose expectation is 0: less than the rewards' own standard error.
-        assert estimate.value == pytest.approx(mean, abs=np.sqrt(0.0035 / 4_000)), seed
+        assert estimate == pytest.approx(mean, abs=np.sqrt(0.0035 / 4_000)), seed
 
 
 def test_values_are_fitted_to_none_of_the_same_cluster():
@@ -225,9 +255,11 @@ def test_values_are_fitted_to_none_of_the_same_cluster():
     )
     spread = {}
     for name, clusters in (('episodes', None), ('users', user)):
-        found = evaluate(dataclasses.replace(own, clusters=clusters), OpeOptions(num_features=130, num_bootstrap=200))
-        estimate = found.estimates['doubly robust']
-        assert estimate.value == pytest.approx(click.mean(), abs=0.15)
-        spread[name] = estimate.high - estimate.low
-    # Where a user's own decisions are in the other half, the values foresee the rewards that they are to correct.
-    assert spread['users'] > 1.5 * spread['episodes']
+        found = [
+            evaluate(dataclasses.replace(own, clusters=clusters), OpeOptions(num_features=130, seed=seed))
+            for seed in range(12)
+        ]
+        estimates = np.array([each.estimates['doubly robust'] for each in found])
+        assert estimates == pytest.approx(click.mean(), abs=0.15)
+        spread[name] = np.abs(estimates - click.mean()).mean()
+    assert spread['users'] > 1.5 * spread['episodes'], spread

@@ -16,10 +16,11 @@ from tflearn.core.confidence_sequences import Support
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, PositiveFloat, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.data import columns
+from tflearn.data import columns, metadata
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product import evaluation
 from tflearn.extensions.product.evaluation import Evaluation, OpeOptions, RecordedSteps
+from tflearn.extensions.product.gate import GateOptions
 from tflearn.extensions.product.linear_models import MAX_INPUTS
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import chosen_policy
@@ -67,6 +68,8 @@ def evaluate_on_data(
     loaded = chosen_policy.load(run_dir, policy, train_step)
     reader = EpisodeReader(dataset)
     specs = columns.read_specs(reader.directories[0])
+    stated = metadata.stated(reader.directories)
+    ope_options = dataclasses.replace(ope_options, **reward_range(ope_options, stated))
     loaded.check(specs)
     logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, reader.directories)))
     episodes, log_behaviour = read(dataset, specs)
@@ -82,6 +85,15 @@ def evaluate_on_data(
         'options': dataclasses.asdict(ope_options),
     }
     return found, facts | found.json()
+
+
+def reward_range(options: OpeOptions | GateOptions, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options `low`, `high` and `whole`; what is not given is as the data sets state, see `metadata`."""
+    return {
+        'low': stated.get('low') if options.low is None else options.low,
+        'high': stated.get('high') if options.high is None else options.high,
+        'whole': options.whole or stated.get('whole', False),
+    }
 
 
 def read(dataset: Dataset, specs: EnvironmentSpecs) -> tuple[list[Any], np.ndarray | None]:

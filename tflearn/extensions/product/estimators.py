@@ -1,4 +1,4 @@
-"""Estimators of a policy's value from the episodes of another policy, and their bootstrap intervals.
+"""Estimators of a policy's value from the episodes of another policy.
 
 The value is the expected sum of rewards r_0 + gamma r_1 + ... over the first T steps of an episode. With the behaviour
 policy mu, the evaluated policy pi, and rho_t = pi(a_t | s_t) / mu(a_t | s_t), an episode's weight after step t is
@@ -10,16 +10,17 @@ policy mu, the evaluated policy pi, and rho_t = pi(a_t | s_t) / mu(a_t | s_t), a
     per-decision IS              mean of sum_t gamma^t w_t r_t
     weighted per-decision IS     sum_t gamma^t (sum of w_t r_t / sum of w_t), sums over episodes at each t
     doubly robust (DR)           mean of V_0, with V_t = v(s_t) + rho_t (r_t + gamma V_{t+1} - q(s_t, a_t)), V_T = 0
+    switch                       the same, with 0 in place of each rho_t above a limit; a limit of 0: the direct method
 
 The first three are those of Precup, Sutton and Singh 2000, "Eligibility Traces for Off-Policy Policy Evaluation". Their
 weighted per-decision estimator is not consistent; the one above is (Thomas 2015, "Safe Reinforcement Learning"). The
 last one is equation 10 of Jiang and Li 2016, "Doubly Robust Off-policy Value Evaluation for Reinforcement Learning",
-arXiv 1511.03722.
+arXiv 1511.03722; for its switch see Wang, Agarwal and Dudik 2017, arXiv 1612.01205. `benchmarks/off_policy_peers.py`
+compares all of them with other programs.
 
 All numbers are float64. N is the number of episodes, T the number of steps of the longest.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,6 @@ from tflearn.core.settings import Fraction, checked_dataclass
 # Ratios are multiplied as sums of logarithms; greater ones would overflow.
 _LARGEST_LOG_WEIGHT = 700.0
 _WEIGHT_TOLERANCE, _WEIGHT_ERRORS = 0.05, 3.0  # of the mean weight, whose expectation is 1
-_MAX_VALUES = 1 << 24  # numbers of a block of bootstrap samples
 
 # Number of times that each episode counts [B, N] -> estimates [B].
 Estimator = Callable[[np.ndarray], np.ndarray]
@@ -125,64 +125,24 @@ def weighted_per_decision(episodes: Episodes) -> Estimator:
     return lambda counts: _ratio(counts @ weighted, counts @ weights) @ episodes.discounts
 
 
-def doubly_robust(episodes: Episodes, q_values: np.ndarray, values: np.ndarray) -> Estimator:
+def doubly_robust(
+    episodes: Episodes, q_values: np.ndarray, values: np.ndarray, largest_ratio: float = math.inf
+) -> Estimator:
     """Returns the doubly robust estimator.
 
     Args:
       episodes: the episodes.
       q_values: q(s_t, a_t) for the steps that are left at t, [N, T]; 0 in the padding.
       values: v(s_t), the same for the mean over the evaluated policy's actions, [N, T]; 0 in the padding.
+      largest_ratio: greater rho_t count as 0: more bias, less variance.
     """
     ratios = np.exp(np.minimum(episodes.log_ratios, _LARGEST_LOG_WEIGHT))
+    ratios = np.where(ratios <= largest_ratio, ratios, 0.0)
     total = np.zeros(len(ratios))
     for t in reversed(range(ratios.shape[1])):
         error = episodes.rewards[:, t] + episodes.gamma * total - q_values[:, t]
         total = values[:, t] + ratios[:, t] * error
     return _mean(total)
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """An estimate and its confidence interval.
-
-    Attributes:
-      value: the estimate; NaN if it is not defined.
-      low: the interval's lower end.
-      high: its upper end.
-    """
-
-    value: float
-    low: float
-    high: float
-
-
-def bootstrap(
-    estimator: Estimator, num_episodes: int, num_samples: int, seed: int, num_steps: int = 1, level: float = 0.95
-) -> Estimate:
-    """Returns an estimate with the percentile bootstrap's interval (Efron and Tibshirani 1993, section 13.3).
-
-    Args:
-      estimator: one of this file.
-      num_episodes: N.
-      num_samples: how often N episodes are drawn with replacement.
-      seed: the seed of the draws.
-      num_steps: T, to limit the memory.
-      level: the interval's confidence level.
-    """
-    random = np.random.default_rng(seed)
-    value = estimator(np.ones((1, num_episodes)))[0]
-    block = max(1, _MAX_VALUES // (num_episodes + num_steps))
-    shares = np.full(num_episodes, 1 / num_episodes)
-    samples = [
-        estimator(random.multinomial(num_episodes, shares, min(block, num_samples - begin)).astype(np.float64))
-        for begin in range(0, num_samples, block)
-    ]
-    defined = np.concatenate(samples)
-    defined = defined[np.isfinite(defined)]
-    if not defined.size or not np.isfinite(value):
-        return Estimate(float('nan'), float('nan'), float('nan'))
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(float(value), float(low), float(high))
 
 
 def _mean(values: np.ndarray) -> Estimator:

@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
-import math
 from typing import Annotated, Any
 
 import numpy as np
 
+from tflearn.core import confidence_sequences
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import Fraction, PositiveInt, Range, checked_dataclass
-from tflearn.extensions.product import estimators, linear_models
-from tflearn.extensions.product.estimators import Episodes, Estimate
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, Range, checked_dataclass
+from tflearn.extensions.product import estimators, gate, linear_models
+from tflearn.extensions.product.estimators import Episodes
+from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes
 from tflearn.extensions.product.linear_models import MAX_INPUTS, by_choice, features_of
 
 # Features of the states, of the actions taken in them, and of those that the evaluated policy takes.
@@ -29,18 +30,22 @@ class OpeOptions:
       horizon: the number of steps of an episode that count; None takes the longest recorded episode.
       num_features: the number of features of fitted Q evaluation and of an estimated behaviour policy. Choices divide
         them; each has at least 64 as long as that are not more than 1,024 in all.
-      num_bootstrap: the number of bootstrap samples of the intervals.
-      num_refits: the number of those for which fitted Q evaluation is fitted again, for its own interval.
+      largest_ratio: of the probabilities of an action, for which switch doubly robust corrects its fitted value.
       estimate_behaviour: whether to estimate the behaviour policy even if its log-probabilities were recorded.
-      seed: the seed of the samples and the features.
+      low: the least reward; None is what the data set states. An interval needs the range.
+      high: the greatest one.
+      whole: whether the range is that of an episode's sum of rewards, see `gate.GateOptions`.
+      seed: the seed of the features.
     """
 
     gamma: Fraction = 1.0
     horizon: PositiveInt | None = None
     num_features: PositiveInt = 256
-    num_bootstrap: PositiveInt = 1000
-    num_refits: Annotated[int, Range(least=2)] = 20
+    largest_ratio: NonNegativeFloat = 10.0
     estimate_behaviour: bool = False
+    low: Annotated[float, Range()] | None = None
+    high: Annotated[float, Range()] | None = None
+    whole: bool = False
     seed: int = 0
 
 
@@ -97,7 +102,11 @@ class Evaluation:
     """Estimates of a policy's value.
 
     Attributes:
-      estimates: by the estimator's name; those that are not possible are missing.
+      estimates: by the estimator's name; those that are not possible are missing, NaN is one that is not defined.
+      intervals: of the value of 'the policy' and of 'the behaviour policy', 95%, by empirical likelihood, whatever the
+        estimator; missing if not defined.
+      no_interval: why one is missing; '' if none is.
+      num_rewarded: the number of episodes whose rewards are not all 0.
       effective_sample_size: how many episodes of the evaluated policy the data are worth; None without ratios.
       num_episodes: the number of episodes.
       num_steps: the number of steps.
@@ -107,7 +116,10 @@ class Evaluation:
       warnings: what is missing, and what is not to be trusted.
     """
 
-    estimates: dict[str, Estimate]
+    estimates: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+    no_interval: str
+    num_rewarded: int
     effective_sample_size: float | None
     num_episodes: int
     num_steps: int
@@ -121,13 +133,15 @@ class Evaluation:
         lines = [
             f'{self.num_episodes} episodes, {self.num_steps} steps, behaviour policy {self.behaviour}; '
             f'value: sum of rewards over {self.horizon} steps, gamma {self.gamma:g}',
-            f'{"estimator":32}{"value":>12}  95% interval',
+            f'{"estimator":32}{"value":>12}',
+            *(f'{name:32}{value:12.4g}' for name, value in self.estimates.items()),
         ]
-        for name, found in self.estimates.items():
-            interval = f'[{found.low:.4g}, {found.high:.4g}]' if math.isfinite(found.value) else 'not defined'
-            lines.append(f'{name:32}{found.value:12.4g}  {interval}')
-        if self.effective_sample_size is not None:
-            lines.append(f'effective sample size {self.effective_sample_size:.1f} of {self.num_episodes} episodes')
+        lines += [f'95% interval of {whose}: [{low:.4g}, {high:.4g}]' for whose, (low, high) in self.intervals.items()]
+        if self.no_interval:
+            lines.append(f'interval not defined: {self.no_interval}')
+        of = f'{self.num_rewarded} rewarded episodes of {self.num_episodes}'
+        size = self.effective_sample_size
+        lines.append(of if size is None else f'{of}, effective sample size {size:.1f}')
         return '\n'.join([*lines, *(f'warning: {warning}' for warning in self.warnings)])
 
     def json(self) -> dict[str, Any]:
@@ -175,21 +189,19 @@ def evaluate(steps: RecordedSteps, options: OpeOptions, bounds: tuple[Any, Any] 
         made['weighted per-decision IS'] = estimators.weighted_per_decision(episodes)
     fitted = None
     if features is not None:
-        fitted, q_values, values = _fitted(steps, features, counted, horizon, options)
+        fitted, q_values, values = _fitted(steps, features, horizon, options)
         if log_ratios is not None:
-            made['doubly robust'] = estimators.doubly_robust(
-                episodes, padded(q_values[counted]), padded(values[counted])
-            )
-    found = {
-        name: estimators.bootstrap(estimator, len(steps.lengths), options.num_bootstrap, options.seed, horizon)
-        for name, estimator in made.items()
-    }
+            of_steps = padded(q_values[counted]), padded(values[counted])
+            made['doubly robust'] = estimators.doubly_robust(episodes, *of_steps)
+            made['switch doubly robust'] = estimators.doubly_robust(episodes, *of_steps, options.largest_ratio)
+    ones = np.ones((1, len(steps.lengths)))
+    found = {name: float(estimator(ones)[0]) for name, estimator in made.items()}
     if fitted is not None:
         found['fitted Q evaluation'] = fitted
     if size is not None and size < _FEW_EPISODES:
         warnings.append(
             f'the effective sample size is {size:.1f} episodes: the policies differ too much, or episodes are too '
-            'long, for importance sampling; do not trust it, nor its intervals'
+            'long, for importance sampling; do not trust it'
         )
     elif size is not None and not estimators.mean_weight_is_one(episodes):
         weight = float(np.exp(episodes.log_weights[:, -1]).mean())
@@ -197,9 +209,36 @@ def evaluate(steps: RecordedSteps, options: OpeOptions, bounds: tuple[Any, Any] 
             f'the mean weight of the episodes is {weight:.3g}, not 1: the policy takes actions that the data never '
             f'have, or the behaviour policy is not as {origin}; do not trust importance sampling, nor doubly robust'
         )
+    ranged = GateOptions(low=options.low, high=options.high, longest=horizon, whole=options.whole, gamma=options.gamma)
+    log = LoggedEpisodes(
+        episodes.rewards, padded(np.ones(len(counted))) > 0, episodes.log_ratios, padded(np.zeros(len(counted))),
+        clusters=steps.clusters,
+    )  # fmt: skip
+    unsure = log_ratios is None or origin != 'recorded'
+    intervals, why = _intervals(log, ranged, 'the probabilities of the actions are not recorded' if unsure else '')
     return Evaluation(
-        found, size, len(steps.lengths), int(steps.is_step.sum()), horizon, options.gamma, origin, tuple(warnings)
-    )
+        found, intervals, why, int(np.count_nonzero(episodes.rewards.any(axis=1))), size, len(steps.lengths),
+        int(steps.is_step.sum()), horizon, options.gamma, origin, tuple(warnings),
+    )  # fmt: skip
+
+
+def _intervals(log: LoggedEpisodes, options: GateOptions, doubt: str) -> tuple[dict[str, tuple[float, float]], str]:
+    """Returns `Evaluation.intervals` and `Evaluation.no_interval`; with a doubt none of the evaluated policy."""
+    try:
+        scaled = gate.scale(log, options)
+    except UserValueError as error:  # such as no range
+        return {}, str(error)
+    if scaled.outside:
+        return {}, f'{scaled.outside} rewards are outside of [{options.low:g}, {options.high:g}]; state their range'
+    found = {
+        whose: scaled.bounds(weights, confidence_sequences.likelihood_bound)
+        for whose, weights in zip(('the policy', 'the behaviour policy'), scaled.weights, strict=True)
+    }
+    low, high = found['the policy']
+    if not doubt and low <= high:
+        return found, ''
+    del found['the policy']
+    return found, doubt or 'the weights contradict each other: the logged probabilities are wrong'
 
 
 def padded_array(shape: tuple[int, int], places: tuple[np.ndarray, np.ndarray], values: np.ndarray) -> np.ndarray:
@@ -252,8 +291,8 @@ def _log_behaviour(
 
 
 def _fitted(
-    steps: RecordedSteps, features: _ValueFeatures, counted: np.ndarray, horizon: int, options: OpeOptions
-) -> tuple[Estimate, np.ndarray, np.ndarray]:
+    steps: RecordedSteps, features: _ValueFeatures, horizon: int, options: OpeOptions
+) -> tuple[float, np.ndarray, np.ndarray]:
     """Returns the estimate of fitted Q evaluation; for each row q [S] and v [S], fitted to other episodes."""
     # A step at the end of the file of an episode has no next state, unless it terminated.
     last = np.cumsum(steps.lengths) - 1
@@ -267,26 +306,20 @@ def _fitted(
         steps.rewards[used],
         options.gamma * steps.discounts[used],
     )
-    random = np.random.default_rng(options.seed)
     num_episodes = len(steps.lengths)
     # Values are fitted to other episodes than those that they are for, and to none of the same cluster.
     clusters = np.arange(num_episodes) if steps.clusters is None else steps.clusters
     names, index = np.unique(clusters, return_inverse=True)
-    halves = (random.permutation(len(names)) % 2)[index]
-    shares = np.full(num_episodes, 1 / num_episodes)
-    # The whole data; each half; bootstrap samples.
-    counts = np.stack(
-        [np.ones(num_episodes), halves, 1 - halves, *random.multinomial(num_episodes, shares, options.num_refits)],
-        axis=1,
-    ).astype(np.float64)
+    halves = (np.random.default_rng(options.seed).permutation(len(names)) % 2)[index]
+    counts = np.stack([np.ones(num_episodes), halves, 1 - halves], axis=1)  # the whole data; each half
     q_values, values, clipped = linear_models.fit(
         rows, counts[steps.episodes[used]], horizon, np.maximum(horizon - steps.times, 0), options.gamma
     )
-    starts = clipped[steps.starts]
-    estimates = (counts * starts).sum(axis=0) / counts.sum(axis=0)
-    value, spread = float(estimates[0]), 1.96 * float(estimates[3:].std(ddof=1))
-    found = Estimate(value, value - spread, value + spread)
     other = 1 + halves[steps.episodes]  # column 1 is fitted to the episodes with 1, column 2 to the others
     q_of_rows = np.zeros(len(steps.rewards))
     q_of_rows[used] = np.take_along_axis(q_values, other[used, np.newaxis], axis=1)[:, 0]
-    return found, q_of_rows, np.take_along_axis(values, other[:, np.newaxis], axis=1)[:, 0]
+    return (
+        float(clipped[steps.starts, 0].mean()),
+        q_of_rows,
+        np.take_along_axis(values, other[:, np.newaxis], axis=1)[:, 0],
+    )

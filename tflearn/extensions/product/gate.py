@@ -10,6 +10,7 @@ The values in its table are weighted per-decision estimates of `estimators`, whi
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from tflearn.core.confidence_sequences import Support, Variable, log_wealth
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, Range, checked_dataclass
 from tflearn.extensions.product import estimators
-from tflearn.extensions.product.estimators import Episodes, Estimate
+from tflearn.extensions.product.estimators import Episodes
 
 _REFUTED = 0.05  # the level at which logged probabilities are refuted
 _LAST_SHARE = 0.25
@@ -113,6 +114,21 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True)
+class Estimate:
+    """An estimate and its confidence interval.
+
+    Attributes:
+      value: the estimate; NaN if it is not defined.
+      low: the interval's lower end.
+      high: its upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Verdict:
     """Whether a candidate passes, and why.
 
@@ -181,7 +197,7 @@ class Verdict:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Scaled:
+class ScaledLog:
     """A log whose rewards are scaled to [0, 1], and whose episodes have all H steps.
 
     Attributes:
@@ -251,12 +267,17 @@ class _Scaled:
         )
         return Estimate(*(self.unit * each for each in (float(least.values.mean()), low, -high)))
 
-    def bounds(self, weights: np.ndarray, alpha: float) -> tuple[float, float]:
-        """Returns both ends of the confidence sequence of the value of the policy with these weights."""
+    def bounds(self, weights: np.ndarray, lower_end: Callable[[Variable], float]) -> tuple[float, float]:
+        """Returns both ends for the value of the policy with these weights.
+
+        Args:
+          weights: the products up to each step, [N, H].
+          lower_end: of a variable that is at least 0, and whose mean is in [0, 1].
+        """
         total, low, ends = float(self.discounts.sum()), float(self.options.low or 0.0), []
         for rewards in (self.rewards, 1 - self.rewards):
             variable = self._by_unit(Variable((weights * rewards) @ self.discounts / total, 0.0))
-            ends.append(confidence_sequences.lower_bound([variable.merged()], alpha / 2, 0.0, 1.0))
+            ends.append(lower_end(variable.merged()))
         return low * total + self.unit * ends[0], low * total + self.unit * (1 - ends[1])
 
 
@@ -266,7 +287,7 @@ def judge(log: LoggedEpisodes, options: GateOptions) -> Verdict:
     Raises:
       ValueError: if there are fewer than two episodes, no range is stated, or an episode is longer than stated.
     """
-    scaled = _scale(log, options)
+    scaled = scale(log, options)
     options, shift = scaled.options, options.margin / scaled.unit
     doubt = max(0.0, _log_doubt(log, scaled.known))
     # Evidence that is no stronger than that against the log's probabilities does not count.
@@ -309,7 +330,7 @@ def judge(log: LoggedEpisodes, options: GateOptions) -> Verdict:
     )
 
 
-def _scale(log: LoggedEpisodes, options: GateOptions) -> _Scaled:
+def scale(log: LoggedEpisodes, options: GateOptions) -> ScaledLog:
     """Returns the log with scaled rewards; raises ValueError if that is not possible."""
     low, high = options.low, options.high
     if len(log.rewards) < 2:
@@ -334,7 +355,7 @@ def _scale(log: LoggedEpisodes, options: GateOptions) -> _Scaled:
         ratios = [np.pad(each, pad) for each in (log.candidate, log.incumbent)]
     candidate, incumbent = (np.exp(Episodes(rewards, each, 1.0).log_weights) for each in ratios)
     below, above = inside & (rewards < low), inside & (rewards > high)
-    return _Scaled(
+    return ScaledLog(
         dataclasses.replace(options, longest=longest),
         steps == 1,
         bool(below.any()),
@@ -370,7 +391,7 @@ def _log_doubt(log: LoggedEpisodes, known: Support | None) -> float:
     return confidence_sequences.log_mean(np.array(wealths))
 
 
-def _needed(scaled: _Scaled, shift: float, threshold: float) -> int | None:
+def _needed(scaled: ScaledLog, shift: float, threshold: float) -> int | None:
     """Returns about how many more units decide, if the best bet grows as before; None if none grows."""
     least = math.inf
     for variables, own in ((scaled.difference, shift), (scaled.reverse, -shift)):
@@ -384,7 +405,7 @@ def _needed(scaled: _Scaled, shift: float, threshold: float) -> int | None:
     return math.ceil(least) if math.isfinite(least) else None
 
 
-def _exploration(log: LoggedEpisodes, scaled: _Scaled) -> float | None:
+def _exploration(log: LoggedEpisodes, scaled: ScaledLog) -> float | None:
     """Returns the share of random actions that halves the mean square of the variable with the least spread."""
     if scaled.known is None or log.log_even is None or log.log_behaviour is None:
         return None
@@ -398,26 +419,27 @@ def _exploration(log: LoggedEpisodes, scaled: _Scaled) -> float | None:
     return None
 
 
-def _not_decided(scaled: _Scaled, needed: int | None, exploration: float | None) -> str:
+def _not_decided(scaled: ScaledLog, needed: int | None, exploration: float | None) -> str:
     if needed is None:
         return 'the data do not say how many more decide'
     text = f'about {needed:,} more {scaled.name_of_units} at this rate'
     return text if exploration is None else f'{text}, half as many with {exploration:.0%} more random ones'
 
 
-def _warnings(scaled: _Scaled) -> tuple[str, ...]:
+def _warnings(scaled: ScaledLog) -> tuple[str, ...]:
     if not scaled.outside:
         return ()
     return (f'{scaled.outside} rewards are outside of the range: the verdict is of the clipped reward',)
 
 
-def _value(log: LoggedEpisodes, scaled: _Scaled, ratios: np.ndarray, weights: np.ndarray) -> Value:
+def _value(log: LoggedEpisodes, scaled: ScaledLog, ratios: np.ndarray, weights: np.ndarray) -> Value:
     """Returns the weighted per-decision estimate of a policy's value, and what it rests on."""
     episodes = Episodes(log.rewards, ratios, scaled.options.gamma)
-    estimate = estimators.weighted_per_decision(episodes)(np.ones((1, len(log.rewards))))
+    alpha = scaled.options.alpha / 2
+    lower_end = lambda variable: confidence_sequences.lower_bound([variable], alpha, 0.0, 1.0)  # noqa: E731
     return Value(
-        float(estimate[0]),
-        *scaled.bounds(weights, scaled.options.alpha),
+        float(estimators.weighted_per_decision(episodes)(np.ones((1, len(log.rewards))))[0]),
+        *scaled.bounds(weights, lower_end),
         float(np.exp(episodes.log_weights[:, -1]).mean()),
         estimators.effective_sample_size(episodes.log_weights[:, -1]),
         float(np.exp(np.minimum(episodes.log_ratios, 0.0))[log.is_step].mean()),

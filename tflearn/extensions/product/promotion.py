@@ -57,13 +57,8 @@ def judge(
     used = metadata.lineage(reader.directories)
     _check_unseen(candidate, policies[candidate], used)
     stated = metadata.stated(reader.directories)
-    options = dataclasses.replace(
-        options,
-        low=stated.get('low') if options.low is None else options.low,
-        high=stated.get('high') if options.high is None else options.high,
-        longest=options.longest or stated.get('longest'),
-        whole=options.whole or stated.get('whole', False),
-    )
+    longest = options.longest or stated.get('longest')
+    options = dataclasses.replace(options, **data_evaluation.reward_range(options, stated), longest=longest)
     acting = {path: data_evaluation.probabilities(policy, specs, served) for path, policy in policies.items()}
     others = acting[incumbent] if incumbent else None
     verdict = gate.judge(logged_episodes(dataset, specs, acting[candidate], others), options)

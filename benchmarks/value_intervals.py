@@ -1,0 +1,62 @@
+"""How often the interval of `tflearn-evaluate --data` holds a policy's value, in simulated worlds of `gate_worlds`.
+
+Of each world whose logged probabilities are right it draws logs of each size (decisions; sessions; users), and prints
+the share of them in which the interval of the candidate's value holds it.
+
+.venv/bin/python -m benchmarks.value_intervals [--logs=2000] [--worlds NAME ...] [--json=FILE] [--seed=0]
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.gate_worlds import ONLY_WORSE, WORLDS, World, numbers_by_phase
+from tflearn.core import confidence_sequences as cs
+
+SIZES = [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000]
+RIGHT = [name for name in WORLDS if name not in ONLY_WORSE]
+
+
+def held(world: World, num_logs: int, seed: Sequence[int]) -> list[float]:
+    """Returns the share of the logs whose interval holds the candidate's value, for each of `SIZES`."""
+    rng, found = np.random.default_rng(seed), []
+    for size in SIZES:
+        numbers = np.zeros(len(world.phases), int)
+        for phase, count in numbers_by_phase(world, 0, size):
+            numbers[phase] += count
+        value = sum(of.value * count for of, count in zip(world.phases, numbers, strict=True)) / size
+        drawn = [rng.multinomial(count, of.chances, num_logs) for of, count in zip(world.phases, numbers, strict=True)]
+        counts = np.concatenate(drawn, axis=1).astype(np.float64)
+        inside = np.ones(num_logs, bool)
+        for end, own in enumerate((value, 1 - value)):
+            values = np.concatenate([of.ends[end].values for of in world.phases])
+            # As `likelihood_bound`, which needs no search for its end to tell on which side of it the value is.
+            inside &= cs.likelihood_ratios(values, counts, own) < cs.LIKELIHOOD_RATIO
+        found.append(float(inside.mean()))
+    return found
+
+
+def main() -> None:
+    """Runs the benchmark and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--logs', type=int, default=2_000, help='logs of each world and size')
+    parser.add_argument('--worlds', nargs='+', choices=RIGHT, default=RIGHT)
+    parser.add_argument('--json', type=pathlib.Path, help='a file for the numbers')
+    parser.add_argument('--seed', type=int, default=0)
+    options = parser.parse_args()
+    print(f'{options.logs} logs of each world, seed {options.seed}')
+    print('| world | ' + ' | '.join(f'{size:,}' for size in SIZES) + ' |\n' + '|---' * (len(SIZES) + 1) + '|')
+    rows = {}
+    for name in options.worlds:
+        rows[name] = held(WORLDS[name](-1), options.logs, [options.seed, list(WORLDS).index(name)])
+        print(f'| {name} | {" | ".join(f"{each:.1%}" for each in rows[name])} |', flush=True)
+    print(f'least {min(map(min, rows.values())):.1%}, greatest {max(map(max, rows.values())):.1%}')
+    if options.json:
+        options.json.write_text(json.dumps({'logs': options.logs, 'sizes': SIZES, 'worlds': rows}, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+    main()
