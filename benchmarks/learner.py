@@ -40,9 +40,9 @@ from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.train_loop import LoopOptions  # noqa: E402
+from tflearn.replay.backend import Shards  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
-from tflearn.sampling.mirror import ReplayMirror  # noqa: E402
-from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler  # noqa: E402
+from tflearn.sampling import replay_servers  # noqa: E402
 from tflearn.sampling.source import Source  # noqa: E402
 
 TIMEOUT_SECS = 600.0
@@ -236,9 +236,7 @@ def _jax(python: str | None) -> Iterator[list[Side]]:
 def source(case: learner_cases.Case, replay: dict[str, Any], port: int) -> Source:
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
     storage = Storage(case.experience(**replay), agent.collect_data_spec)
-    sampler = PrioritizedSampler if replay.get('prioritized') else ReplaySampler
-    make = ReplayMirror if storage.mirrored else sampler
-    return make(f'localhost:{port}', storage, case.batch_size, TIMEOUT_SECS)
+    return replay_servers.make(Shards((f'localhost:{port}',)), storage, case.batch_size, TIMEOUT_SECS, seed=0)
 
 
 def _our_learner(

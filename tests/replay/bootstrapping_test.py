@@ -22,7 +22,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling.sampler import ReplaySampler
+from tflearn.sampling import replay_servers
 
 GAMMA = 0.5
 A, B = [1.0, 0.0], [0.0, 1.0]
@@ -73,7 +73,7 @@ def test_learns_the_value_of_two_states(serve, truncated):
         target_update_period=5,
     )
     agent.initialize()
-    source = ReplaySampler(served.address, served.storage, 32, 60.0)
+    source = replay_servers.uniform_draws(served.address, served.storage, 32, 60.0)
     train = tf.function(agent.train, autograph=False)
     try:
         steps = 0

@@ -28,9 +28,9 @@ from tflearn.replay.priorities import PriorityUpdater
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY, STREAM, Storage, TableSpec
 from tflearn.replay.writers import ReplayWriter
+from tflearn.sampling import replay_servers
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
-from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 
 QUEUE = experience(Queue, max_size=20, batch_size=5)
 MIRRORED = experience(sampling='learner', min_size=1, batch_size=4, chunk_steps=4)
@@ -321,7 +321,9 @@ def test_a_learner_draws_by_priority_from_several_servers(serve, tmp_path, closi
     two = [serve(replay, checkpoints=tmp_path / name / 'checkpoints') for name in 'ab']
     for version, served in enumerate(two):
         write(served, 24, version).join(30)
-    source = closing(PrioritizedSampler([served.address for served in two], two[0].storage, 8, 60.0, seed=0))
+    source = closing(
+        replay_servers.PrioritizedDraws([served.address for served in two], two[0].storage, 8, 60.0, seed=0)
+    )
     _, info = draw(source, 8)
     assert {*info['policy_version'].numpy().ravel().tolist()} == {0, 1}
     # Only what comes from the second server keeps its priority.
@@ -339,7 +341,7 @@ def test_a_learner_draws_by_priority_from_several_servers(serve, tmp_path, closi
 def test_the_server_draws_uniformly(serve, closing):
     served = serve(experience(sampling='server', min_size=8, batch_size=8, chunk_steps=4))
     write(served, 60).join(30)
-    source = closing(ReplaySampler(served.address, served.storage, 8, 60.0))
+    source = closing(replay_servers.uniform_draws(served.address, served.storage, 8, 60.0))
     trajectory, _ = draw(source, 40)
     steps = collections.Counter(map(tuple, trajectory.observation[:, :, 0].numpy().reshape(-1, 2).astype(int).tolist()))
     assert len(steps) >= 40 and max(steps.values()) < 40

@@ -14,7 +14,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.core.waiting import wait_until
 from tflearn.networks.networks import NetworkOptions
-from tflearn.sampling.sampler import ReplaySampler
+from tflearn.sampling import replay_servers
 
 
 @pytest.mark.parametrize('num_kills', [2, pytest.param(12, marks=pytest.mark.slow)])
@@ -24,7 +24,7 @@ def test_training_continues_without_partial_items(serve, tmp_path, num_kills):
     agent = dqn.make_agent(environment, create_train_step(), EXPERIENCE, network=NetworkOptions(fc_layer_params=(8,)))
     agent.initialize()
     train = tf.function(agent.train, autograph=False)
-    source = ReplaySampler(served.address, served.storage, 16, 60.0)
+    source = replay_servers.uniform_draws(served.address, served.storage, 16, 60.0)
     draw = tf.function(source.draw, autograph=False)
 
     def train_steps(count):

@@ -19,9 +19,10 @@ from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
+from tflearn.replay import reader
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling.sampler import PrioritizedSampler
+from tflearn.sampling.replay_servers import PrioritizedDraws
 
 BATCH = 16
 LARGE_BATCH = 10_000  # of 82 bytes: above 512 KiB, so that batches are drawn one by one
@@ -30,13 +31,13 @@ LENGTHS = (3, 5)
 
 @pytest.fixture
 def open_sampler():
-    """Returns a function servers -> PrioritizedSampler; all are closed at the end."""
+    """Returns a function servers -> PrioritizedDraws; all are closed at the end."""
     with contextlib.ExitStack() as stack:
 
         def start(served, *others):
             size = served.storage.experience.per_replica_batch_size
             addresses = [each.address for each in (served, *others)]
-            sampler = PrioritizedSampler(addresses, served.storage, size, 60.0, seed=1)
+            sampler = PrioritizedDraws(addresses, served.storage, size, 60.0, seed=1)
             stack.callback(sampler.close)
             return sampler
 
@@ -121,7 +122,7 @@ def draw_keys(sampler, num_batches):
     while len(keys) < num_batches * BATCH:
         count = sampler.grant(8)
         _, info = sampler.draw(tf.constant(count, tf.int64), tf.constant(0, tf.int64))
-        new = sampler._drawn.numpy().ravel().tolist()
+        new = sampler._keys.numpy().ravel().tolist()
         weights |= dict(zip(new, info['weights'].numpy().ravel(), strict=True))
         keys += new
     return keys, weights
@@ -156,6 +157,35 @@ def test_draws_follow_priorities_and_weights_correct_for_them(tmp_path, serve, o
     terms = np.array([weights[key] * values[key] for key in keys])
     error = terms.std() / np.sqrt(len(terms))
     assert abs(terms.mean() - np.mean(list(values.values()))) < 5 * error
+
+
+def test_weights_are_those_of_all_items_also_when_a_server_is_lost(tmp_path, serve, open_sampler, monkeypatch):
+    """Three unequal servers, of which one ends: each weight is (N P)^-beta in float64, over the items that are left."""
+    monkeypatch.setattr(reader, '_LOST_SECS', 0.5)
+    beta = 0.6
+    servers = [
+        serve(experience(Prioritization(beta=beta)), checkpoints=tmp_path / str(i) / 'checkpoints') for i in range(3)
+    ]
+    held = []
+    for i, served in enumerate(servers):
+        fill(served, 6 * (i + 1))
+        held.append(set_priorities(served, seed=i))
+    sampler = open_sampler(*servers)
+
+    def assert_exact(present):
+        wanted = {key: priority for each in present for key, priority in each.items()}
+        total = sum(wanted.values())
+        keys, weights = draw_keys(sampler, 200)
+        assert weights.keys() == wanted.keys()
+        for key, weight in weights.items():
+            assert weight == pytest.approx((len(wanted) * wanted[key] / total) ** -beta, rel=1e-6)
+        assert_follow(keys, wanted)
+
+    assert_exact(held)
+    servers[1].server.close()
+    # Its items that were read before are drawn first.
+    wait_until(lambda: not set(draw_keys(sampler, 20)[0]) & held[1].keys(), 'batches without the lost server', 30)
+    assert_exact([held[0], held[2]])
 
 
 def test_errors_reach_the_server_that_has_the_item(tmp_path, serve, open_sampler):
@@ -320,4 +350,4 @@ def test_continues_after_a_restart_of_server_and_learner(tmp_path, serve, open_s
 def test_rejects_uniform_replay(serve):
     served = serve(Experience(replay=Uniform(sampling='server')))
     with pytest.raises(TypeError, match=r'got Experience.replay=Uniform\(.*; need Prioritized'):
-        PrioritizedSampler(served.address, served.storage, BATCH, 60.0)
+        PrioritizedDraws([served.address], served.storage, BATCH, 60.0)

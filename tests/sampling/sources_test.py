@@ -13,11 +13,11 @@ from tests import fakes
 from tests.testing.replay import BATCH, draw, experience, fill, write_steps
 from tflearn.core.experience import BatchItems, Experience, Prioritized, Slicing, Uniform
 from tflearn.replay import reader
+from tflearn.replay.backend import Shards
 from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling import mix
+from tflearn.sampling import mix, replay_servers
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.mix import Mix
-from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 from tflearn.sampling.source import Source
 
 SAMPLINGS = ['learner', 'server']
@@ -40,11 +40,11 @@ def test_batches_hold_the_written_steps(serve, open_source, sampling):
 
 @pytest.mark.parametrize('prioritized', [False, True])
 def test_large_batches_are_drawn_one_by_one(monkeypatch, serve, prioritized):
-    monkeypatch.setattr('tflearn.sampling.sampler._MAX_AHEAD_BYTES', 1)
+    monkeypatch.setattr(replay_servers, '_MAX_AHEAD_BYTES', 1)
     replay = Prioritized(min_size=1) if prioritized else Uniform(min_size=1, sampling='server')
     served = serve(Experience(Slicing(3), replay, BatchItems(BATCH)))
-    make = PrioritizedSampler if prioritized else ReplaySampler
-    with contextlib.closing(make(served.address, served.storage, BATCH, 60.0)) as source:
+    made = replay_servers.make(Shards((served.address,)), served.storage, BATCH, 60.0, seed=0)
+    with contextlib.closing(made) as source:
         writer = fill(served)
         assert source.max_draw_steps == 1
         trajectory, _ = draw(source, 5)
@@ -197,7 +197,7 @@ def test_batch_waits_for_slow_data(serve, open_source, monkeypatch):
 def test_each_table_has_its_share_of_each_batch(serve, tmp_path, sampling):
     """The episodes of one table have three steps, those of the other do not end."""
     served = [serve(experience(sampling), checkpoints=tmp_path / str(i)) for i in range(2)]
-    make = ReplayMirror if sampling == 'learner' else ReplaySampler
+    make = ReplayMirror if sampling == 'learner' else replay_servers.uniform_draws
     sizes = mix.sizes(4, [3.0, 1.0])
     with contextlib.ExitStack() as stack:
         sources = [make(one.address, one.storage, 2 * size, 60.0) for one, size in zip(served, sizes, strict=True)]

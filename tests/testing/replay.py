@@ -17,8 +17,8 @@ from tflearn.replay import backend, reader
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
+from tflearn.sampling import replay_servers
 from tflearn.sampling.mirror import ReplayMirror
-from tflearn.sampling.sampler import ReplaySampler
 
 DATA_SPEC = trajectory.Trajectory(
     step_type=tf.TensorSpec((), tf.int32, 'step_type'),
@@ -78,7 +78,7 @@ def open_source():
     with contextlib.ExitStack() as stack:
 
         def start(served, timeout_secs=60.0):
-            make = ReplayMirror if served.storage.mirrored else ReplaySampler
+            make = ReplayMirror if served.storage.mirrored else replay_servers.uniform_draws
             source = make(
                 served.address, served.storage, served.storage.experience.per_replica_batch_size, timeout_secs
             )

@@ -149,6 +149,11 @@ class Readers:
 
 def one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:
     """Returns single items, without additional buffers; see `ItemReader.start`."""
+    return unbuffered(samples.map(unconverted(lambda sample: sample.data['chunk'])))
+
+
+def unbuffered(elements: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset that reads no further ahead than it says: TensorFlow would add buffers."""
     options = tf.data.Options()
-    options.autotune.enabled = False  # it would add buffers
-    return samples.map(unconverted(lambda sample: sample.data['chunk'])).with_options(options)
+    options.autotune.enabled = False
+    return elements.with_options(options)

@@ -19,7 +19,7 @@ from tflearn.core import background
 from tflearn.core.errors import UserTimeoutError
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.replay import backend
-from tflearn.replay.item_reader import ItemReader, Prepare, Readers, unconverted
+from tflearn.replay.item_reader import ItemReader, Prepare, Readers, unbuffered, unconverted
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 
 _POLL_SECS = 0.25
@@ -222,7 +222,7 @@ class TableReader(ItemReader):
         return f'the replay server at {self._address}, {table}'
 
 
-class ShardedReader(Readers):
+class ShardedReader(TableReader):
     """Batches of items that several replay servers draw by priority, as one server with all their items would.
 
     A batch chooses a server for each of its items in proportion to the sum of the servers' priorities, and that server
@@ -231,15 +231,15 @@ class ShardedReader(Readers):
     were read ahead are dropped for newer ones. A server that gives no items for `_LOST_SECS` is left out until it gives
     a batch of them again: it is lost or empty, or its rate limiter waits for inserts.
 
-    It has the methods of `TableReader`. Its elements are batches: items uint8 [B, T, num_bytes], their keys uint64 [B],
-    N P float32 [B] (the number of all items times an item's probability), and the index of their server int32 [B].
+    An element of its queue is a batch: items uint8 [B, T, num_bytes], their keys uint64 [B], N P float32 [B] (the
+    number of all items times an item's probability), and the index of their server int32 [B].
     """
 
     def __init__(
         self,
         addresses: Sequence[str],
         storage: Storage,
-        batch_size: int,
+        specs: Sequence[tf.TensorSpec],
         capacity: int,
         timeout_secs: float,
         seed: int | None = None,
@@ -248,36 +248,34 @@ class ShardedReader(Readers):
 
         Args:
           addresses: the servers' addresses, 'host:port'.
-          batch_size: B, items of a batch.
+          specs: the specs of a batch's tensors.
           capacity: batches that are made ahead.
           timeout_secs: see `TableReader`.
           seed: of the choice of servers; None draws one.
         """
-        self._addresses, self._batch_size = tuple(addresses), batch_size
-        item = [
-            tf.TensorSpec(storage.chunk_shape, tf.uint8),
-            tf.TensorSpec((), tf.uint64),
-            tf.TensorSpec((), tf.float64),
-            tf.TensorSpec((), tf.float64),
-            tf.TensorSpec((), tf.int64),
+        super().__init__(addresses[0], storage, REPLAY, specs, capacity, timeout_secs)
+        self._addresses, self._specs, self._batch_size = tuple(addresses), specs, specs[0].shape[0]
+        item = [tf.TensorSpec(storage.chunk_shape, tf.uint8)]
+        item += [tf.TensorSpec((), dtype) for dtype in (tf.uint64, tf.float64, tf.float64, tf.int64)]
+        self.each = [
+            TableReader(address, storage, REPLAY, item, 2 * self._batch_size, timeout_secs) for address in addresses
         ]
-        super().__init__(
-            [TableReader(address, storage, REPLAY, item, 2 * batch_size, timeout_secs) for address in addresses]
-        )
         self._random = np.random.default_rng(seed)
         self._sums = np.full(len(self._addresses), np.nan)  # of priorities; not a number before the first item
         self._sizes = np.zeros(len(self._addresses), np.int64)
         self._taken_at = [0.0] * len(self._addresses)
-        self._error: Exception | None = None
-        self._closed = threading.Event()
-        dtypes, shape = (tf.uint8, tf.uint64, tf.float32, tf.int32), tf.TensorShape((batch_size,))
-        with tf.device('CPU:0'):
-            self._queue = tf.queue.FIFOQueue(
-                capacity, dtypes, [shape.concatenate(storage.chunk_shape), shape, shape, shape]
-            )
 
-    def start(self) -> None:
-        """Begins to read."""
+    def start(self, prepare: Prepare, in_flight: int, num_streams: int = 1) -> None:
+        """Begins to read; what it makes are batches already."""
+        del prepare, in_flight, num_streams
+        super().start(unbuffered, 1)
+
+    def close(self) -> None:
+        """See `ItemReader`."""
+        Readers([self, *self.each]).close()
+
+    def _samples(self, in_flight: int) -> tf.data.Dataset:
+        """Returns the dataset of batches, which are chosen one after the other."""
         together = max(1, self._batch_size // (4 * len(self.each)))
 
         def arrange(sample: backend.Sample) -> tuple[tf.Tensor, ...]:
@@ -287,49 +285,32 @@ class ShardedReader(Readers):
         def prepare(samples: tf.data.Dataset) -> tf.data.Dataset:
             return samples.batch(together, drop_remainder=True).map(unconverted(arrange))
 
+        def batch(_: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            columns = tf.numpy_function(self._next, [], [spec.dtype for spec in self._specs])
+            return tuple(tf.ensure_shape(each, spec.shape) for each, spec in zip(columns, self._specs, strict=True))
+
         for reader in self.each:
             reader.start(prepare, 2 * together)
-        background.Thread(target=self._run, name='replay_draw').start()
+        return tf.data.Dataset.counter().map(unconverted(batch))
 
-    @property
-    def error(self) -> Exception | None:
-        """See `Readers`."""
-        return super().error or self._error
+    def _server_state(self) -> str:
+        return ' and '.join(reader._server_state() for reader in self.each)
 
-    @property
-    def closed(self) -> bool:
-        """See `Readers`."""
-        return self._closed.is_set() or super().closed
-
-    def size(self) -> int:
-        """Returns the number of batches in the queue."""
-        return int(self._queue.size().numpy())
-
-    def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
-        """See `TableReader.take`."""
-        with tf.device('CPU:0'):
-            return tf.nest.flatten(self._queue.dequeue_many(count))
-
-    def close(self) -> None:
-        """See `Readers`."""
-        self._closed.set()
-        self._queue.close(cancel_pending_enqueues=True)
-        super().close()
-
-    def _run(self) -> None:
+    def _next(self) -> list[np.ndarray]:
+        """Returns the next batch; raises RuntimeError if there is none, since it was closed or failed."""
         try:
-            while (counts := self._choose()) is not None:
-                self._queue.enqueue(self._batch(counts))
-        except tf.errors.CancelledError:
-            pass  # it was closed
+            if (counts := self._choose()) is not None:
+                return self._batch(counts)
         except Exception as error:  # the training thread raises it
-            self._error = error
-        self.close()
+            self.error = error
+        self.error = self.error or Readers(self.each).error
+        self._closed.set()
+        raise RuntimeError('the reader is closed')
 
     def _choose(self) -> np.ndarray | None:
         """Waits until the servers have the items of a batch. Returns how many of each to take; None once closed."""
         counts, since = None, time.monotonic()
-        while not self.closed:
+        while not self.closed and not Readers(self.each).closed:
             self._refresh()
             sums = np.nan_to_num(self._sums)
             late = time.monotonic() - since > _LOST_SECS

@@ -37,8 +37,7 @@ class ServedDataset(Source):
         Args:
           reader: reads the dataset; an element of its queue is a batch.
           unpack: maps the columns of batches [n, ...] to data and info.
-          max_draw_steps: the number of batches that a call waits for together: one for every batch would slow down the
-            threads that read. The queue has room for them.
+          max_draw_steps: the maximum number of batches in one draw, for which the queue has room.
           num_replicas: how many of the dataset's batches, one after the other, are the batch of this process.
           prepare: see `TableReader.start`.
           in_flight: see `TableReader.start`.
@@ -55,15 +54,16 @@ class ServedDataset(Source):
             self._reader.start(self._prepare, self._in_flight)
 
     def grant(self, num_steps: int) -> int:
-        """See `Source`. Waits for batches: for as many as are wanted only as long as more arrive soon."""
+        """See `Source`. Waits for batches; for half as many as fit into a draw only as long as they arrive soon."""
         self.start()
-        wanted, polls = min(num_steps, self.max_draw_steps), 0
+        # A call for every single batch would slow down the threads that read.
+        wanted, polls = min(num_steps, (self.max_draw_steps + 1) // 2), 0
         while not self._reader.closed:
             size = self._reader.size() // self._num_replicas
             polls += bool(size)
             if size >= wanted or polls > _MAX_GATHER_POLLS:
                 self._reader.resume()
-                return min(wanted, size)
+                return min(num_steps, size, self.max_draw_steps)
             self._reader.wait(_POLL_SECS)
         return 0
 
