@@ -31,6 +31,7 @@ loop.Logs.decisions = ['decisions']
 loop.Logs.outcomes = ['outcomes']
 loop.Logs.columns = 'columns.toml'
 loop.Logs.window_secs = 10.0
+loop.Logs.settle_secs = 0.0
 loop.loop.training = @loop.Training()
 loop.Training.gin_file = 'neural_bandit_contextual_bandit'
 loop.Training.gin_bindings = [
@@ -54,7 +55,7 @@ def folder(tmp_path):
 def log(folder, number, count=300):
     random = np.random.default_rng(number)
     decisions, outcomes = [], [{'event_id': 'none', 'time': 1000.0 + 400 * (number + 1), 'reward': 0.0}]
-    for i in range(count):
+    for i in [*range(count), 399]:  # a log ends with its newest decision, whose window is open
         event = {'id': f'{number}-{i}', 'time': 1000.0 + 400 * number + i, 'probability': 0.1}
         decisions.append(event | {'action': int(random.integers(10)), 'observation': random.normal(size=8).tolist()})
         outcomes.append({'event_id': event['id'], 'time': event['time'] + 1, 'reward': float(random.normal())})
@@ -92,7 +93,7 @@ def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(before) == 3 and files(rounds / '2') == before
     second = read_json(rounds / '2' / 'end.json')
-    assert second['promoted'] and second['import']['steps'] == 600 and second['serves'] == 21
+    assert second['promoted'] and second['import']['steps'] == 601 and second['serves'] == 21
     held_out = EpisodeReader(Dataset([str(rounds / '2' / 'parts' / 'held_out')])).episodes()
     times = [episode['policy_info.time'][0] for episode in held_out]
     assert len(times) > 20 and min(times) >= 1400, 'only what is new in the round is held out'

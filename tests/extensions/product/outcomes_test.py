@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 
 import numpy as np
 import pytest
@@ -59,9 +60,9 @@ def outcomes(folder, rows=OUTCOMES, name='outcomes-1.jsonl'):
 def join(folder, output='data', mapped=MAP, files=None, **options):
     """Joins the decisions in a folder with outcomes, in this process."""
     (folder / 'map.toml').write_text(mapped)
-    given = {'paths': log_files(files or [folder], 'outcomes'), **options}
-    paths = log_files([folder], 'decisions')
-    return extensions.load('import').import_logs(paths, folder / 'map.toml', folder / output, outcomes=given)
+    given = {'paths': log_files(files or [folder], 'outcomes'), 'settle_secs': 0.0, **options}
+    paths, allowed = log_files([folder], 'decisions'), {'max_bad_rows': given.pop('max_bad_rows', 0)}
+    return extensions.load('import').import_logs(paths, folder / 'map.toml', folder / output, outcomes=given, **allowed)
 
 
 def rewards(directory):
@@ -84,7 +85,9 @@ def test_outcomes_within_the_window_count(tmp_path, combine, of_a):
         'outcomes': 8,
         'double outcomes': 1,
         'late outcomes': 2,
+        'outcomes before their decision': 0,
         'outcomes without a decision': 1,
+        'decisions with a wrong outcome': 0,
         'decisions without an outcome': 2,
         'decisions whose window is open': 1,
         'episodes left out': 1,
@@ -98,8 +101,14 @@ def test_the_program_leaves_out_decisions_before_the_last_seconds_with_their_ses
     outcomes(tmp_path)
     (tmp_path / 'map.toml').write_text(MAP)
     files = (f'--decisions={tmp_path}', f'--outcomes={tmp_path}', f'--columns={tmp_path}/map.toml')
-    # Of a log that ends at 200.
-    flags = ('--window_secs=30', '--default_reward=-1', '--last_secs=85', f'--output={tmp_path}/data')
+    # Of a log that ends at 195, with the newest decision.
+    flags = (
+        '--window_secs=30',
+        '--default_reward=-1',
+        '--last_secs=80',
+        '--settle_secs=0',
+        f'--output={tmp_path}/data',
+    )
     ended = forks.run('scripts', 'data', 'join', *files, *flags, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stderr
     assert rewards(tmp_path / 'data') == {120.0: [3.0], 130.0: [-1.0]}
@@ -141,7 +150,8 @@ def test_sessions_become_episodes_and_wait_for_their_last_decision(tmp_path):
 def test_the_same_outcomes_give_the_same_data_set_however_they_were_delivered(tmp_path):
     random = np.random.default_rng(3)
     many = [(f'd{i}', 1000.0 + i, int(random.integers(3))) for i in range(2_000)]
-    came = [(f'd{random.integers(2_000)}', 1000.0 + float(random.integers(2_100)), float(i % 7)) for i in range(5_000)]
+    of = random.integers(2_000, size=5_000)
+    came = [(f'd{d}', 1000.0 + float(d + random.integers(150)), float(i % 7)) for i, d in enumerate(of)]
     decisions(tmp_path, many)
     found = []
     for name in ('once', 'shuffled and twice'):
@@ -154,7 +164,7 @@ def test_the_same_outcomes_give_the_same_data_set_however_they_were_delivered(tm
         found.append([path.read_bytes() for path in sorted((tmp_path / f'data-{folder.name}').glob('*.tfrecord'))])
     assert found[0] == found[1]
     # Against a loop over all of them.
-    until, got = max(at for _, at, _ in came), rewards(tmp_path / 'data-once')
+    until, got = 1000.0 + 1_999, rewards(tmp_path / 'data-once')  # the newest decision
     for i in range(0, 2_000, 50):
         own = {(at, reward) for event_id, at, reward in came if event_id == f'd{i}' and at <= 1000.0 + i + 100}
         if 1000.0 + i + 100 <= until:
@@ -200,7 +210,7 @@ def test_decisions_of_a_server_are_joined(tmp_path):
     served_policies.Publisher(tmp_path / 'policies').publish(7)
     with serving(tmp_path / 'policies', tmp_path, Exploration(0.5), ['greedy_policy']) as (ask, _):
         answers = {f'v{i}': ask(OBSERVATION[i % 2][None], event_id=f'v{i}') for i in range(20)}
-    outcomes(tmp_path, [(name, 2e9, float(i)) for i, name in enumerate(answers)])
+    outcomes(tmp_path, [(name, time.time(), float(i)) for i, name in enumerate(answers)])
     mapped = "action = {kind = 'integer', high = 1}\n[observation]\nx = {column = 'observation', length = 4}"
     join(tmp_path, mapped=mapped)
     episodes = list(EpisodeReader(Dataset([str(tmp_path / 'data')])).episodes())
@@ -212,3 +222,109 @@ def test_decisions_of_a_server_are_joined(tmp_path):
         np.testing.assert_allclose(
             np.exp(by_reward[i]['policy_info.log_probability'][0]), answer['probability'][0], rtol=1e-6
         )
+
+
+MANY = [(f'd{i}', 1000.0 + i, i % 3) for i in range(2_000)]
+CLICKS = [(f'd{i}', 1300.0 + i, 1.0) for i in range(2_000)]  # each decision is worth 1, as is known 300 s later
+
+
+def test_a_clock_that_is_ahead_closes_no_window(tmp_path):
+    decisions(tmp_path, MANY)
+    known = [each for each in CLICKS if each[1] <= 3000.0]
+    outcomes(tmp_path, [*known, ('d5', 3000.0 + 3600, 1.0)])
+    join(tmp_path, window_secs=600.0, default_reward=0.0)
+    found = rewards(tmp_path / 'data')
+    # Decisions whose window is open are left out, though outcomes of half of them have come.
+    assert sorted(found) == [1000.0 + i for i in range(1_400)] and set(map(tuple, found.values())) == {(1.0,)}
+
+
+def test_the_end_of_the_log_is_that_of_its_slowest_source_less_the_time_to_settle(tmp_path):
+    decisions(tmp_path, MANY)
+    fast = outcomes(tmp_path, [(name, at - 299, 0.5) for name, at, _ in CLICKS], 'clicks-1.jsonl')
+    slow = [outcomes(tmp_path, CLICKS[i : i + 600], f'sales-{i}.jsonl') for i in (0, 300)]
+    join(tmp_path, files=[fast, *slow], window_secs=400.0, settle_secs=50.0, default_reward=0.0, combine='sum')
+    found = rewards(tmp_path / 'data')
+    assert set(map(tuple, found.values())) == {(1.5,)} and max(found) == 1300 + 899 - 50 - 400
+
+
+@pytest.mark.parametrize('name', ['.outcomes-{}-b-12ab.jsonl', 'outcomes-{}-b-12ab.jsonl'])
+def test_a_file_that_is_not_read_ends_the_log_where_it_begins(tmp_path, name):
+    """Another server still writes it, or completed it since the files were listed."""
+    decisions(tmp_path, MANY)
+    own = outcomes(tmp_path, CLICKS[::2], 'outcomes-19700101T001640.000000000Z-a-34cd.jsonl')
+    outcomes(tmp_path, CLICKS[1::2], name.format('19700101T004000.000000000Z'))  # begun at 2400
+    join(tmp_path, files=[own], window_secs=400.0, default_reward=0.0)
+    assert max(rewards(tmp_path / 'data')) == 2000.0
+
+
+def test_an_outcome_before_its_decision_is_a_wrong_one(tmp_path):
+    decisions(tmp_path)
+    outcomes(tmp_path, [('a', 105.0, 1.0), ('b', 110.0 - 3600, 1.0), ('c', 150.0, 2.0)])
+    join(tmp_path, window_secs=30.0, default_reward=0.0)
+    assert rewards(tmp_path / 'data') == {100.0: [1.0], 120.0: [2.0]}
+    counts = columns.read_metadata(tmp_path / 'data')['import']
+    assert counts['outcomes before their decision'] == counts['decisions with a wrong outcome: 1'] == 1
+
+
+@pytest.mark.parametrize(
+    ('line', 'need'),
+    [
+        ('{"event_id": "b", "time": 111, "reward": null}', 'a finite number'),
+        ('{"event_id": "b", "time": 111000000000000, "reward": 1}', 'seconds since 1970 (no milliseconds), not after'),
+        ('{"event_id": "b", "time": "noon", "reward": 1}', 'a time'),
+    ],
+)
+def test_the_decision_of_a_wrong_outcome_has_no_reward(tmp_path, caplog, line, need):
+    decisions(tmp_path)
+    path = outcomes(tmp_path, [('a', 105.0, 1.0), ('b', 112.0, 1.0), ('c', 170.0, 2.0)])
+    path.write_text(f'{path.read_text()}{line}\n')
+    with pytest.raises(UserError, match=re.escape(need)):
+        join(tmp_path, window_secs=50.0, default_reward=0.0)
+    join(tmp_path, window_secs=50.0, default_reward=0.0, max_bad_rows=1)
+    assert rewards(tmp_path / 'data') == {100.0: [1.0], 120.0: [2.0]}
+    counts = columns.read_metadata(tmp_path / 'data')['import']
+    assert counts['decisions with a wrong outcome: 1'] == counts['bad rows'] == 1
+    assert f'in outcomes-1.jsonl, row 4; need {need}' in caplog.text
+
+
+def test_a_fall_of_the_share_with_outcomes_is_a_warning_and_an_outage_is_left_out(tmp_path):
+    decisions(tmp_path, MANY)
+    random = np.random.default_rng(0)
+    clicks = [each for each in CLICKS if random.random() < 0.3]
+    outcomes(tmp_path, clicks)
+    assert 'warning' not in join(tmp_path, 'whole', window_secs=400.0, default_reward=0.0)
+    outcomes(tmp_path, [each for each in clicks if not 2000 < each[1] < 2400])
+    found = join(tmp_path, 'lost', window_secs=400.0, default_reward=0.0)
+    assert 'warning: only 0.00% of the decisions from 1' in found and '--outages=' in found
+    assert len(columns.read_metadata(tmp_path / 'lost')['import_warnings']) >= 3
+    given = {'window_secs': 400.0, 'default_reward': 0.0, 'outages': ['2000,2400']}
+    found = join(tmp_path, 'left', **given)
+    assert 'warning' not in found
+    # Whether an outcome came or not: all decisions whose window meets the outage.
+    assert sorted(rewards(tmp_path / 'left')) == [*map(float, range(1000, 1600)), *map(float, range(2401, 2600))]
+    join(tmp_path, 'other', **{**given, 'outages': ['2000,2400,another_server']})
+    assert len(rewards(tmp_path / 'other')) == 1_600
+
+
+def test_an_outcome_with_an_id_counts_once(tmp_path):
+    decisions(tmp_path)
+    path = outcomes(tmp_path, [('a', 105.0, 1.0), ('c', 170.0, 2.0)])
+    twice = [{'event_id': 'a', 'time': at, 'reward': 4.0, 'outcome_id': 'sale-3'} for at in (106.0, 107.0, 108.0)]
+    path.write_text(path.read_text() + ''.join(json.dumps(each) + '\n' for each in twice))
+    join(tmp_path, window_secs=50.0, default_reward=0.0, combine='sum')
+    assert rewards(tmp_path / 'data')[100.0] == [5.0]
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'until': 4e9}, 'got until=4000000000.0, which has not come; need seconds since 1970'),
+        ({'outages': ['12']}, "got the outage '12'; need BEGIN,END"),
+        ({'outages': ['13,12']}, "got the outage '13,12'; need BEGIN,END"),
+    ],
+)
+def test_wrong_times_of_a_join_are_refused(tmp_path, options, message):
+    decisions(tmp_path)
+    outcomes(tmp_path)
+    with pytest.raises(UserError, match=message):
+        join(tmp_path, window_secs=50.0, **options)

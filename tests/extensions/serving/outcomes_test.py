@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import threading
 import time
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.extensions.serving.decision_log_test import DEADLINE_SECS, OBSERVATIO
 from tests.extensions.serving.rest_test import ask, curl, docs_commands
 from tests.testing import forks
 from tflearn.data import columns
+from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.serving import decision_log
 from tflearn.extensions.serving.client import PolicyClient
 from tflearn.extensions.serving.decision_files import DecisionLogOptions
@@ -84,6 +86,11 @@ REFUSED = [
     ({'outcomes': [{'event_id': 'a', 'reward': 1}, 3]}, 'got the outcome 1 with other keys'),
     ({'outcomes': []}, 'got other "outcomes"; need a list of 1 to 10000'),
     ({}, 'got the outcome 0 with another event_id'),
+    (
+        {'event_id': 'a', 'reward': 1, 'time': 1764140400500},
+        'got the outcome 0 with time=1764140400500.0, which',
+    ),
+    ({'event_id': 'a', 'reward': 1, 'time': 4e9}, 'got the outcome 0 with time=4000000000.0; need seconds since 1970'),
 ]
 
 
@@ -197,3 +204,40 @@ def test_decisions_and_outcomes_of_a_server_become_one_data_set(root, tmp_path):
     counts = columns.read_metadata(tmp_path / 'one')['import']
     assert counts['double outcomes'] == 2 and counts['outcomes without a decision'] == 1
     assert counts['decisions without an outcome'] == 2
+
+
+def test_no_window_closes_while_another_server_has_an_open_file(root, tmp_path):
+    """Decisions of one server, whose outcomes are reported to another one; and a client whose clock is ahead."""
+    pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
+    (tmp_path / 'map.toml').write_text(MAP)
+    log = tmp_path / 'log'
+
+    def join(output):
+        flags = [f'--decisions={log}', f'--outcomes={log}', f'--columns={tmp_path}/map.toml', '--default_reward=0']
+        flags += [f'--output={tmp_path / output}', '--window_secs=0.3', '--settle_secs=0.1']
+        environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
+        return forks.run('scripts', 'data', 'join', *flags, env=environment, timeout=DEADLINE_SECS)
+
+    with serving(root, log) as (other, _, _):
+        assert ask(other, '/v1/outcomes', {'event_id': 'none', 'reward': 0})[0] == 200
+        with serving(root, log) as (rest, _, _):
+            for i in range(8):
+                headers = {'Event-Id': f'visit-{i}'}
+                assert ask(rest, PREDICT, {'instances': [[float(i), 0, 0, 0]]}, headers)[0] == 200
+                assert ask(other, '/v1/outcomes', {'event_id': f'visit-{i}', 'reward': 1})[0] == 200
+            ahead = {'event_id': 'visit-7', 'reward': 1, 'time': time.time() + 3600}
+            assert ask(rest, '/v1/outcomes', ahead)[0] == 400
+            threading.Event().wait(0.6)  # the windows end
+            last = {'event_id': 'none', 'reward': 0, 'time': time.time() + 200}  # within what clocks may differ
+            assert ask(rest, '/v1/outcomes', last)[0] == 200
+            assert ask(rest, PREDICT, {'instances': [[9.0, 0, 0, 0]]})[0] == 200
+        ended = join('early')
+        assert ended.returncode == 2 and '(9 decisions whose window is open' in ended.stderr
+        assert 'the begin of' in ended.stderr and '.outcomes-' in ended.stderr
+        threading.Event().wait(0.5)
+        assert ask(other, '/v1/outcomes', {'event_id': 'none', 'reward': 0})[0] == 200
+    ended = join('late')
+    assert ended.returncode == 0, ended.stderr
+    episodes = EpisodeReader(Dataset([str(tmp_path / 'late')])).episodes()
+    found = {float(each['observation.x'][0, 0]): float(each['reward'][0]) for each in episodes}
+    assert found == {float(i): 1.0 for i in range(8)}

@@ -184,6 +184,31 @@ def test_keys_are_compared_once_and_only_if_they_were_drawn(directory, tmp_path)
     assert comparison.means.tolist() == [1.0, 1.0] and len(comparison.keys) == 13
 
 
+def test_an_outcome_that_is_reported_again_counts_once(directory, tmp_path):
+    states.promote(directory, 3, 'canary', 'a test', share=0.5)
+    later = [0.0]
+    clock = lambda: time.monotonic() + later[0]  # noqa: E731
+    settings = {'outcome_margin': 0.1, 'outcome_secs': 100.0, 'outcome_high': 10.0, 'num_requests': 10_000}
+    with serving(directory, tmp_path, clock, **settings) as (ask, _, trials, client):
+        for name in ('a', 'b', 'c', 'd'):
+            ask(name)
+        at = time.time()
+        reported = [
+            {'event_id': 'a', 'reward': 1.0, 'outcome_id': 'sale-1'},
+            {'event_id': 'b', 'reward': 1.0, 'time': at},
+            {'event_id': 'c', 'reward': 1.0},  # which nothing tells from another one
+            {'event_id': 'd', 'reward': 1.0, 'time': at - 3600},  # before its decision
+        ]
+        for _ in range(3):
+            client.record_outcomes(reported)
+        client.record_outcomes([{'event_id': 'a', 'reward': 1.0, 'outcome_id': 'sale-2'}])
+        later[0] = 101.0
+        ask('another')
+        comparison = trials._comparisons['greedy_policy']
+        comparison.log_wealth()
+    assert comparison.numbers.sum() == 3 and (comparison.means * comparison.numbers).sum() == pytest.approx(0.6)
+
+
 def test_shadows_are_logged_beside_and_never_answer(directory, tmp_path):
     states.promote(directory, 3, 'shadow', 'a test')
     with serving(directory, tmp_path) as (ask, check, trials, _):

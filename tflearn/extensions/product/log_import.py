@@ -96,9 +96,10 @@ def run(
         with contextlib.closing(writer), contextlib.ExitStack() as stack:
             rows = _encoded(paths, mapped, encoder)
             if outcomes:
-                joined = Outcomes(outcomes, report)
+                joined = Outcomes(outcomes, report, paths, encoder.actions)
                 parts = stack.enter_context(_divided(joined.blocks(), joined.dtype, 'id'))
-                rows = map(joined.join, stack.enter_context(_divided(rows, encoder.dtype, 'id')), parts)
+                decisions = stack.enter_context(_divided(joined.watched(rows), encoder.dtype, 'id'))
+                rows = map(joined.join, decisions, parts)
             if by := next((_KEPT[name] for name in _KEPT if name in keys), None):
                 if by == 'key' or not outcomes:
                     rows = stack.enter_context(_divided(rows, encoder.dtype, by))
@@ -109,13 +110,19 @@ def run(
             for records in _ahead(_records(writer, rows, keys)):
                 writer.write_records(records)
         if not writer.num_episodes:
-            waiting = f' ({report.counts[OPEN]} {OPEN}: wait, or give --until)' if report.counts[OPEN] else ''
+            waiting = ''
+            if outcomes and report.counts[OPEN]:
+                at, what = joined.end()
+                waiting = f' ({report.counts[OPEN]} {OPEN}: wait, or give --until; the log ends at {at:.0f}, {what})'
             raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}{waiting}; need at least one')
+        if outcomes:
+            report.warnings += joined.warnings()
         report.counts.update(episodes=writer.num_episodes, steps=writer.num_steps)
         categories = {each.name for each in mapped.features if each.kind == 'category'}
         write_json(begun / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
         facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
         facts[metadata.STATED] = dict(mapped.stated)
+        facts |= {'import_warnings': report.warnings} if report.warnings else {}
         columns.write_metadata(begun, {**facts, **metadata.versions()})
 
 

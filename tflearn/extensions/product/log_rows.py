@@ -204,11 +204,13 @@ class Report:
       refused: which of `REFUSALS` make a row a bad one.
       max_bad_rows: bad rows that are left out; one more is an error.
       counts: of rows by what was done with them.
+      warnings: what is to be doubted.
     """
 
     refused: Sequence[str] = ()
     max_bad_rows: int = 0
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    warnings: list[str] = dataclasses.field(default_factory=list)
 
     def bad(self, place: str, got: str, need: str) -> None:
         """Counts a bad row; raises ValueError if that is one too many."""
@@ -226,7 +228,8 @@ class Report:
         return kind in self.refused
 
     def __str__(self) -> str:
-        return '\n'.join(f'{name}: {count}' for name, count in sorted(self.counts.items()))
+        lines = [f'{name}: {count}' for name, count in sorted(self.counts.items())]
+        return '\n'.join([*lines, *(f'warning: {each}' for each in self.warnings)])
 
 
 class RowEncoder:
@@ -235,6 +238,7 @@ class RowEncoder:
     Attributes:
       dtype: of a row: its parts by their names, and what orders it: 'key' (of its episode), 'id', 'time' and 'row';
         'bad' rows only name an episode that is left out.
+      actions: the names of the actions by their numbers; {} if they have none.
       specs: the specs of the environment that the log is of.
     """
 
@@ -245,6 +249,7 @@ class RowEncoder:
         self._num_actions = len(vocabularies.get(ACTION, ()))
         action = column_map.feature(ACTION)
         self._start = int(action.bounds[0]) if action and action.kind == 'integer' else 0
+        self.actions = dict(enumerate(vocabularies.get(ACTION, ()), self._start))
         fields: list[Any] = [('key', 'u8'), ('id', 'u8'), ('time', 'f8'), ('row', 'i8'), ('bad', '?')]
         fields += [('cluster', 'u8')] if 'cluster' in column_map.keys else []
         for each in column_map.features:

@@ -1,21 +1,28 @@
 """Outcomes that came after decisions: the rewards of a log, joined by the decisions' ids.
 
 Which outcomes count depends on the files alone, not on when they are joined: so the same files give the same data set.
+What is not known is not zero: decisions whose windows are open are left out, whether an outcome has come or not, and
+so are those of which an outcome is wrong.
 """
 
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import PositiveFloat, checked_dataclass
+from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.extensions.product import tables
-from tflearn.extensions.product.log_rows import BlockChecks, Feature, Report
+from tflearn.extensions.product.log_end import LogEnd
+from tflearn.extensions.product.log_rows import ACTION, ROWS_OF_A_FILE, BlockChecks, Feature, Report
 
 OPEN = 'decisions whose window is open'  # outcomes may still come
+_UNKNOWN = 'decisions with a wrong outcome'
+_PARTS = 20  # of the time, whose shares of decisions with outcomes are compared
+_DOUBT = 4.0  # standard deviations
 
 
 @checked_dataclass(frozen=True)
@@ -27,65 +34,119 @@ class OutcomeOptions:
       id: the column of the decision's id.
       reward: the column of the number that counts.
       time: the column of the time.
-      double: the column of the outcome's own id, by which doubles are known; '' knows them by id, reward and time.
+      double: the column of the outcome's own id, by which doubles are known. Outcomes without one are known by id,
+        reward and time; files need not have it.
       window_secs: seconds after the decision in which outcomes count; None is any time.
       default_reward: the reward of a decision without an outcome; None leaves it out.
       combine: of several outcomes of a decision, in the order of their times.
-      until: the time of the end of the log [seconds since 1970]: decisions whose window ends after it are left out.
-        None takes the newest outcome's.
+      until: the time of the end of the log [s since 1970]: decisions whose window ends after it are left out.
+        None finds it, see `LogEnd`.
+      settle_secs: seconds before the end that is found in which outcomes may still be on their way.
       last_secs: seconds before the end of the log: earlier decisions are left out. None takes all.
+      outages: times in which outcomes were lost, 'BEGIN,END' [s since 1970], or 'BEGIN,END,TEXT' of decisions in files
+        whose paths have the text: decisions whose window meets one are left out.
     """
 
     paths: Sequence[pathlib.Path]
     id: str = 'event_id'
     reward: str = 'reward'
     time: str = 'time'
-    double: str = ''
+    double: str = 'outcome_id'
     window_secs: PositiveFloat | None = None
     default_reward: float | None = None
     combine: Literal['first', 'sum', 'last'] = 'last'
     until: float | None = None
+    settle_secs: NonNegativeFloat = 60.0
     last_secs: PositiveFloat | None = None
+    outages: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.until is not None and self.until > time.time():
+            raise UserValueError(f'got until={self.until!r}, which has not come; need seconds since 1970')
+        for each in self.outages:
+            parse_outage(each)
+
+
+def parse_outage(given: str) -> tuple[float, float, str]:
+    """Returns the begin and the end of an outage, and the text; raises ValueError for anything else."""
+    begin, end, text = [*given.split(',', 2), '', ''][:3]
+    try:
+        found = float(begin), float(end), text
+    except ValueError:
+        found = math.nan, math.nan, text
+    if not -math.inf < found[0] <= found[1] < math.inf:
+        raise UserValueError(f'got the outage {given!r}; need BEGIN,END [s since 1970], such as 1764140400,1764144000')
+    return found
 
 
 class Outcomes:
     """Reads outcomes, and joins them with decisions, part by part."""
 
-    dtype = np.dtype([('id', 'u8'), ('time', 'f8'), ('reward', 'f8'), ('double', 'u8')])
+    dtype = np.dtype([('id', 'u8'), ('time', 'f8'), ('reward', 'f8'), ('double', 'u8')])  # of a wrong one NaN
 
-    def __init__(self, options: OutcomeOptions, report: Report):
-        self._options, self._report = options, report
-        self._until = -math.inf if options.until is None else options.until
+    def __init__(
+        self, options: OutcomeOptions, report: Report, files: Sequence[pathlib.Path], actions: Mapping[int, str]
+    ):
+        """
+        Args:
+          options: which outcomes count.
+          report: counts what is found.
+          files: those of the decisions.
+          actions: the names of the actions by their numbers; {} if they have none.
+        """
+        self._options, self._report, self._files, self._actions = options, report, files, actions
+        self._end, self._begin = LogEnd(options.paths), math.inf
+        self._shares = np.zeros((2, _PARTS))  # of the decisions in each part of the time: with outcomes, and all
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yields all outcomes; raises ValueError for bad rows beyond what the report allows."""
         options = self._options
-        names = [options.id, options.reward, options.time, *([options.double] if options.double else [])]
+        names = [options.id, options.reward, options.time]
         for path in options.paths:
-            for block in tables.read(path, names, [options.reward]):
+            for block in tables.read(path, names, [options.reward], optional=[options.double]):
                 rows, one = np.zeros(len(block.rows), self.dtype), BlockChecks(block, self._report)
                 rows['reward'] = one.numbers(Feature('reward', (options.reward,)))[0]
                 rows['time'] = one.numbers(Feature('time', (options.time,)), tables.times)[0]
-                for field, column in (('id', options.id), ('double', options.double)):
-                    if column:
-                        rows[field], missing = tables.hashes(block.columns[column])
-                        one.mark(missing, column, 'an id')
+                late = self._end.is_wrong(path, rows['time'])
+                one.mark(late, options.time, 'seconds since 1970 (no milliseconds), not after its file was written')
+                rows['id'], missing = tables.hashes(block.columns[options.id])
+                one.mark(missing, options.id, 'an id')
+                rows['double'], without = tables.hashes(block.columns[options.double])
+                rows['double'][without] = _mixed(rows['time'], rows['reward'])[without]
                 one.report_bad(path)
                 self._report.counts['outcomes'] += len(rows)
-                rows = np.delete(rows, list(block.bad))
-                if options.until is None:
-                    self._until = rows['time'].max(initial=self._until)
-                yield rows
+                bad = list(block.bad)
+                self._end.add_outcomes(path, np.delete(rows['time'], bad))
+                # The decision of a wrong outcome is known all the same.
+                rows['time'][bad], rows['reward'][bad] = -math.inf, math.nan
+                yield rows[~missing]
+
+    def watched(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Yields all decisions, which have to be read before some are joined."""
+        for rows in blocks:
+            times = rows['time'][~rows['bad']]
+            if len(times):
+                self._end.add_decisions(self._files[int(rows['row'][0]) // ROWS_OF_A_FILE], times)
+                self._begin = min(self._begin, float(times.min()))
+            yield rows
+
+    def end(self) -> tuple[float, str]:
+        """Returns the end of the log, and what it is the time of; all has to be read before."""
+        if self._options.until is not None:
+            return self._options.until, '--until'
+        at, what = self._end.find()
+        return at - self._options.settle_secs, f'{self._options.settle_secs:g} s before {what}'
 
     def _counted(self, rows: np.ndarray) -> np.ndarray:
         """Returns the outcomes that count, by id and time: each once, in whatever order the files have them."""
-        rows = rows[rows['time'] <= self._until]
+        if self._options.until is not None:
+            rows = rows[rows['time'] <= self._options.until]
         rows = rows[np.lexsort((rows['reward'], rows['time'], rows['double'], rows['id']))]
-        names = ('id', 'double') if self._options.double else ('id', 'time', 'reward')
-        again = np.logical_and.reduce([rows[name][1:] == rows[name][:-1] for name in names])
+        again = np.logical_and.reduce([rows[name][1:] == rows[name][:-1] for name in ('id', 'double')])
+        again &= ~np.isnan(rows['reward'][1:])
         self._report.counts['double outcomes'] += int(np.count_nonzero(again))
         rows = rows[np.r_[np.ones(min(1, len(rows)), bool), ~again]]
-        return rows[np.lexsort((rows['reward'], rows['time'], rows['id']))] if self._options.double else rows
+        return rows[np.lexsort((rows['reward'], rows['time'], rows['id']))]
 
     def join(self, decisions: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
         """Returns decisions with their rewards; marks those that are left out as bad.
@@ -94,7 +155,8 @@ class Outcomes:
           decisions: rows with 'id', 'time', 'reward' and 'bad'.
           outcomes: all outcomes of their ids, of `blocks`, all of which have been read.
         """
-        options, outcomes, counts = self._options, self._counted(outcomes), self._report.counts
+        options, counts, (until, _) = self._options, self._report.counts, self.end()
+        outcomes = self._counted(outcomes)
         begins = np.searchsorted(outcomes['id'], decisions['id'])
         ends = np.searchsorted(outcomes['id'], decisions['id'], 'right')
         lengths = ends - begins
@@ -104,28 +166,85 @@ class Outcomes:
         joined[places] = True
         counts['outcomes without a decision'] += int(np.count_nonzero(~joined))
         window = math.inf if options.window_secs is None else options.window_secs
-        late = outcomes['time'][places] > decisions['time'][of] + window
+        found, decided = outcomes[places], decisions['time'][of]
+        late, wrong = found['time'] > decided + window, np.isnan(found['reward'])
+        early = (found['time'] < decided) & ~wrong
         counts['late outcomes'] += int(np.count_nonzero(late))
-        of, places = of[~late], places[~late]
+        counts['outcomes before their decision'] += int(np.count_nonzero(early))
+        unknown = np.bincount(of[wrong | early], minlength=len(decisions)) > 0
+        of, found = of[~(late | wrong | early)], found[~(late | wrong | early)]
         if options.combine == 'sum':
-            decisions['reward'] = np.bincount(of, outcomes['reward'][places], len(decisions))
+            decisions['reward'] = np.bincount(of, found['reward'], len(decisions))
         else:
             order = slice(None, None, -1) if options.combine == 'first' else slice(None)
-            decisions['reward'][of[order]] = outcomes['reward'][places[order]]  # the last write counts
-        without = np.bincount(of, minlength=len(decisions)) == 0
+            decisions['reward'][of[order]] = found['reward'][order]  # the last write counts
+        without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown
         counts['decisions without an outcome'] += int(np.count_nonzero(without))
         decisions['reward'][without] = options.default_reward or 0.0
+        self._leave_out(decisions, until, unknown)
+        self._count_shares(decisions, until, without)
         if options.default_reward is None:
             decisions['bad'] |= without
-        if options.window_secs is not None:
-            pending = decisions['time'] + window > self._until
-            counts[OPEN] += int(np.count_nonzero(pending))
-            decisions['bad'] |= pending
-        if options.last_secs is not None:
-            old = decisions['time'] < self._until - options.last_secs
-            counts['decisions that are too old'] += int(np.count_nonzero(old))
-            decisions['bad'] |= old
         return decisions
+
+    def _leave_out(self, decisions: np.ndarray, until: float, unknown: np.ndarray) -> None:
+        """Marks what is not known. Which decisions these are, their own times say, never that an outcome has come."""
+        options, counts, bad = self._options, self._report.counts, decisions['bad']
+        if options.window_secs is not None:
+            pending = decisions['time'] + options.window_secs > until
+            counts[OPEN] += int(np.count_nonzero(pending))
+            bad |= pending
+        for begin, end, text in map(parse_outage, options.outages):
+            files = np.array([text in str(path) for path in self._files])
+            lost = files[decisions['row'] // ROWS_OF_A_FILE] & (decisions['time'] <= end)
+            lost &= decisions['time'] + (options.window_secs or 0.0) >= begin
+            counts['decisions in an outage'] += int(np.count_nonzero(lost))
+            bad |= lost
+        if options.last_secs is not None:
+            old = decisions['time'] < until - options.last_secs
+            counts['decisions that are too old'] += int(np.count_nonzero(old))
+            bad |= old
+        unknown &= ~bad
+        counts[_UNKNOWN] += int(np.count_nonzero(unknown))
+        for action in decisions[ACTION][unknown].tolist() if self._actions else ():
+            counts[f'{_UNKNOWN}: {self._actions[action]}'] += 1
+        bad |= unknown
+
+    def _count_shares(self, decisions: np.ndarray, until: float, without: np.ndarray) -> None:
+        """Counts decisions with outcomes, by parts of the time."""
+        known = ~decisions['bad']
+        parts = (decisions['time'][known] - self._begin) // self._part_secs(until)
+        parts = np.clip(parts, 0, _PARTS - 1).astype(int)
+        self._shares += [np.bincount(parts, weights, _PARTS) for weights in (~without[known], None)]
+
+    def _part_secs(self, until: float) -> float:
+        return max(until - self._begin, 1e-6) / _PARTS
+
+    def warnings(self) -> list[str]:
+        """Returns what is to be doubted, after all is joined."""
+        found, ((having, all_of), (until, _)) = [], (self._shares, self.end())
+        rest = all_of.sum() - all_of
+        share = (having.sum() - having) / np.maximum(rest, 1)  # of the other parts
+        expected = all_of * share
+        fallen = (having < expected / 2) & (expected - having > _DOUBT * np.sqrt(np.maximum(expected, 1)))
+        for i in np.flatnonzero(fallen):
+            begin, end = (self._begin + part * self._part_secs(until) for part in (i, i + 1))
+            found.append(
+                f'only {having[i] / all_of[i]:.2%} of the decisions from {begin:.0f} to {end:.0f} have outcomes, '
+                f'of all others {share[i]:.2%}: if outcomes were lost, --outages={begin:.0f},{end:.0f} leaves these '
+                'decisions out'
+            )
+        if self._options.window_secs is None and self._options.default_reward is not None:
+            found.append(
+                'without --window_secs a decision without an outcome has the default reward, though one may still come'
+            )
+        return found
+
+
+def _mixed(times: np.ndarray, rewards: np.ndarray) -> np.ndarray:
+    """Returns a hash of both, uint64 [N]."""
+    first, second = (np.ascontiguousarray(each + 0.0).view(np.uint64) for each in (times, rewards))
+    return (first * np.uint64(0x9E3779B97F4A7C15)) ^ (second * np.uint64(0xC2B2AE3D27D4EB4F) >> np.uint64(7)) ^ second
 
 
 def options_of(given: Mapping[str, str], paths: Sequence[pathlib.Path], **options: Any) -> OutcomeOptions:

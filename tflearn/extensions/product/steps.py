@@ -161,6 +161,8 @@ class Logs:
       window_secs: seconds after a decision in which its outcomes count.
       default_reward: the reward of a decision without an outcome; None leaves it out.
       combine: of several outcomes of a decision.
+      settle_secs: seconds before the end of the log in which outcomes may still be on their way.
+      outages: times in which outcomes were lost, 'BEGIN,END' [s since 1970]: their decisions are left out.
       last_secs: seconds before the end of the log that a round reads; None is all of it.
       max_bad_rows: bad rows that are left out.
     """
@@ -171,6 +173,8 @@ class Logs:
     window_secs: PositiveFloat
     default_reward: float | None = 0.0
     combine: Literal['first', 'sum', 'last'] = 'last'
+    settle_secs: NonNegativeFloat = 60.0
+    outages: Sequence[str] = ()
     last_secs: PositiveFloat | None = None
     max_bad_rows: NonNegativeInt = 0
 
@@ -280,12 +284,14 @@ class Steps:
 
     def _join(self, begun: Round) -> list[str]:
         logs = self.logs
-        numbers = {name: getattr(logs, name) for name in ('window_secs', 'default_reward', 'last_secs', 'max_bad_rows')}
+        names = ('window_secs', 'default_reward', 'settle_secs', 'last_secs', 'max_bad_rows')
+        numbers = {name: getattr(logs, name) for name in names}
         return [
             *(f'--decisions={path}' for path in begun.inputs['decisions']),
             *(f'--outcomes={path}' for path in begun.inputs['outcomes']),
             f'--columns={local_path(logs.columns, "Logs.columns")}',
             f'--combine={logs.combine}',
+            *(f'--outages={each}' for each in logs.outages),
             *(f'--{name}={value}' for name, value in numbers.items() if value is not None),
         ]
 

@@ -49,7 +49,11 @@ class Block:
 
 
 def read(
-    path: pathlib.Path, names: Collection[str], numeric: Collection[str], categories: Collection[str] = ()
+    path: pathlib.Path,
+    names: Collection[str],
+    numeric: Collection[str],
+    categories: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> Iterator[Block]:
     """Yields the rows of a file, block by block.
 
@@ -58,6 +62,7 @@ def read(
       names: the columns that are read.
       numeric: those of them that hold numbers.
       categories: those of them of which only the different values are needed.
+      optional: more columns, which are null where a file does not have them.
 
     Raises:
       ValueError: if the file is none of these, or lacks a column.
@@ -69,9 +74,11 @@ def read(
     try:
         if kind == 'json':
             with pa.input_stream(str(path), compression='detect') as stream:
-                yield from _json_blocks(path, stream, names, numeric)
+                yield from _json_blocks(path, stream, names, numeric, optional)
+        elif kind == 'csv':
+            yield from _csv_blocks(path, names, optional)
         else:
-            yield from _csv_blocks(path, names) if kind == 'csv' else _parquet_blocks(path, names, categories)
+            yield from _parquet_blocks(path, names, categories, optional)
     except pa.ArrowInvalid as error:
         raise UserValueError(
             f'got {path}, which is no {kind} file ({_line(error)}); need one; write it again'
@@ -89,7 +96,7 @@ def _check_names(path: pathlib.Path, found: Collection[str], names: Collection[s
             )
 
 
-def _csv_blocks(path: pathlib.Path, names: Collection[str]) -> Iterator[Block]:
+def _csv_blocks(path: pathlib.Path, required: Collection[str], optional: Collection[str]) -> Iterator[Block]:
     lost: dict[int, tuple[str, str]] = {}
 
     def skip(row: Any) -> str:
@@ -100,10 +107,13 @@ def _csv_blocks(path: pathlib.Path, names: Collection[str]) -> Iterator[Block]:
     options = pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
     parsing = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip)
     with pa.csv.open_csv(path, options, parsing) as file:
-        _check_names(path, file.schema.names, names)
+        _check_names(path, file.schema.names, required)
     lost.clear()
+    names = [*required, *optional]
     types = {name: pa.binary() for name in names}
-    conversion = pa.csv.ConvertOptions(check_utf8=False, column_types=types, include_columns=list(names))
+    conversion = pa.csv.ConvertOptions(
+        check_utf8=False, column_types=types, include_columns=names, include_missing_columns=True
+    )
     number = 2
     with pa.csv.open_csv(path, options, parsing, conversion) as file:
         for batch in file:
@@ -137,39 +147,51 @@ def _decoded(column: Array, name: str, block: Block) -> Array:
         return pa.array(values, pa.string())
 
 
-def _parquet_blocks(path: pathlib.Path, names: Collection[str], categories: Collection[str]) -> Iterator[Block]:
+def _parquet_blocks(
+    path: pathlib.Path, required: Collection[str], categories: Collection[str], optional: Collection[str]
+) -> Iterator[Block]:
     schema = pa.parquet.read_schema(path)
-    _check_names(path, schema.names, names)
+    _check_names(path, schema.names, required)
+    names = [*required, *(name for name in optional if name in schema.names)]
     texts = [name for name in categories if pa.types.is_string(schema.field(name).type)]
     with pa.parquet.ParquetFile(path, read_dictionary=texts) as file:
         number = 1
         for batch in file.iter_batches(_BLOCK_ROWS, columns=list(names)):
-            yield Block({name: batch.column(name) for name in names}, np.arange(number, number + len(batch)))
+            columns = {name: batch.column(name) for name in names}
+            columns |= {name: pa.nulls(len(batch), pa.string()) for name in optional if name not in columns}
+            yield Block(columns, np.arange(number, number + len(batch)))
             number += len(batch)
 
 
-def _json_blocks(path: pathlib.Path, stream: Any, names: Collection[str], numeric: Collection[str]) -> Iterator[Block]:
+def _json_blocks(
+    path: pathlib.Path, stream: Any, names: Collection[str], numeric: Collection[str], optional: Collection[str]
+) -> Iterator[Block]:
     number, rest = 1, b''
     while data := stream.read(_BLOCK_BYTES):
         whole, newline, rest = (rest + data).rpartition(b'\n')
         if newline:
-            yield _json_block(path, whole + newline, number, names, numeric)
+            yield _json_block(path, whole + newline, number, names, numeric, optional)
             number += whole.count(b'\n') + 1
     if rest.strip():
-        yield _json_block(path, rest + b'\n', number, names, numeric)
+        yield _json_block(path, rest + b'\n', number, names, numeric, optional)
 
 
 def _json_block(
-    path: pathlib.Path, data: bytes, number: int, names: Collection[str], numeric: Collection[str]
+    path: pathlib.Path,
+    data: bytes,
+    number: int,
+    required: Collection[str],
+    numeric: Collection[str],
+    optional: Collection[str],
 ) -> Block:
     """Returns the rows of some lines: all at once, or if they are no table of equal rows, one by one."""
-    count = data.count(b'\n')
+    count, names = data.count(b'\n'), [*required, *optional]
     with contextlib.suppress(pa.ArrowException, ValueError, AttributeError):
         first = json.loads(data.partition(b'\n')[0])
         schema = pa.schema([(name, _json_type(first.get(name), name in numeric)) for name in names])
         options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior='ignore')
         table = pa.json.read_json(io.BytesIO(data), pa.json.ReadOptions(False, len(data) + 1), options)
-        if len(table) == count and set(names) <= first.keys():
+        if len(table) == count and set(required) <= first.keys():
             columns = {name: table.column(name).combine_chunks() for name in names}
             return Block(columns, np.arange(number, number + count))
     rows, found = [], []
@@ -185,7 +207,7 @@ def _json_block(
             rows.append(row)
             found.append(value)
     if number == 1 and found:
-        _check_names(path, set().union(*found), names)
+        _check_names(path, set().union(*found), required)
     columns = {name: _json_array([value.get(name) for value in found]) for name in names}
     return Block(columns, np.array(rows, np.int64), lost=lost)
 

@@ -7,6 +7,7 @@ the directory, without a torn line.
 """
 
 import contextlib
+import datetime
 import hashlib
 import hmac
 import itertools
@@ -14,6 +15,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import signal
 import socket
 import time
@@ -33,7 +35,9 @@ from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import is_url
 
 KINDS = ('decisions', 'outcomes')
+CLOCK_SECS = 300.0  # by which the clocks of those who report outcomes may be ahead
 _SUFFIX = '.jsonl'
+_BEGUN = re.compile(r'\.?(\w+)-(\d{8}T\d{6})\.\d{9}Z-.*\.jsonl')
 _NICE = 10
 _encode = json.JSONEncoder(separators=(',', ':')).encode
 _POLL_SECS = 0.5
@@ -87,6 +91,14 @@ class DecisionLogOptions:
 def ids(event_id: str, rows: int) -> list[str]:
     """Returns the ids of the decisions of a request."""
     return [event_id] if rows == 1 else [f'{event_id}-{i}' for i in range(rows)]
+
+
+def begun_at(name: str, kind: str) -> float | None:
+    """Returns when a server began a file of a kind [s since 1970], complete or not; None for any other name."""
+    found = _BEGUN.fullmatch(name)
+    if not found or found[1] != kind:
+        return None
+    return datetime.datetime.strptime(f'{found[2]}+0000', '%Y%m%dT%H%M%S%z').timestamp()
 
 
 class Written(NamedTuple):

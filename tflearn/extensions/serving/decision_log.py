@@ -33,6 +33,7 @@ from tflearn.core import background, side_tasks
 from tflearn.core.errors import UserOSError
 from tflearn.extensions.serving import decision_files
 from tflearn.extensions.serving.decision_files import (
+    CLOCK_SECS,
     KINDS,
     DecisionFiles,
     DecisionLogOptions,
@@ -351,9 +352,16 @@ def _line(outcome: Any, index: int, now: float) -> bytes:
         if type(value) not in (int, float) or not -_LARGEST < value < _LARGEST:
             need = f'a number between {-_LARGEST:g} and {_LARGEST:g}'
             raise InvalidRequest(f'got the outcome {index} with another {key}; need {need}; {_FORM}')
+    at = float(outcome.get('time', now))
+    if at > now + CLOCK_SECS:
+        what = ', which are milliseconds' if at > 100 * now else ''
+        raise InvalidRequest(
+            f'got the outcome {index} with time={at!r}{what}; need seconds since 1970, at most {CLOCK_SECS:g} more '
+            f'than {now:.0f}, the clock of the server'
+        )
     line = {
         'event_id': outcome['event_id'],
-        'time': float(outcome.get('time', now)),
+        'time': at,
         'reward': float(outcome['reward']),
     }
     line |= {'outcome_id': outcome['outcome_id']} if 'outcome_id' in outcome else {}

@@ -77,12 +77,18 @@ class _First:
       is_canary: whether the canary answered.
       share: the probability of that.
       rewards: by the decisions' ids.
+      reported: what tells an outcome that comes again: its id, else its time and reward.
+      at: when the decisions were made [s since 1970].
+      is_unknown: whether an outcome has a time before that, so that a clock is wrong; the key is left out.
     """
 
     comparison: '_Comparison'
     is_canary: bool
     share: float
     rewards: dict[str, float]
+    reported: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
+    at: float = dataclasses.field(default_factory=time.time)
+    is_unknown: bool = False
 
 
 class _Comparison:
@@ -211,8 +217,16 @@ class Trials:
     def outcomes(self, message: Mapping[str, Any]) -> None:
         """Takes outcomes that the server has accepted."""
         for outcome in message.get('outcomes', [message]) if self._open else ():
-            if found := self._open.get(outcome['event_id']):
-                found.rewards[outcome['event_id']] += float(outcome['reward'])
+            event_id, reward = outcome['event_id'], float(outcome['reward'])
+            if not (found := self._open.get(event_id)):
+                continue
+            found.is_unknown |= outcome.get('time', found.at) < found.at
+            own = outcome.get('outcome_id')
+            key = (event_id, own) if own else (event_id, outcome.get('time'), reward)
+            if key not in found.reported:
+                found.rewards[event_id] += reward
+                # Without an id and a time nothing tells it from another one.
+                found.reported |= {key} if own or 'time' in outcome else set()
         self._close_decisions(self._clock())
 
     def _close_decisions(self, now: float) -> None:
@@ -223,7 +237,8 @@ class Trials:
                 self._open.pop(each, None)
             low, high = options.outcome_low, options.outcome_high
             rewards = [(min(max(each, low), high) - low) / (high - low) for each in first.rewards.values()]
-            first.comparison.closed.append((first.share, first.is_canary, sum(rewards) / len(rewards)))
+            if not first.is_unknown:
+                first.comparison.closed.append((first.share, first.is_canary, sum(rewards) / len(rewards)))
 
     def shadow(self, holder: ModelHolder, inputs: Arrays, event_id: str, requests: RequestQueue) -> None:
         """Asks the shadow of a policy what it would have answered; nothing waits for it."""
