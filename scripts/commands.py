@@ -11,7 +11,6 @@ VERBS = {
     'Train in one process': {
         'synchronous': 'collects and trains alternately, repeatable bit by bit',
         'train-offline': 'trains on episodes in files',
-        'supervised': 'fits a Keras model to labelled examples',
     },
     'Do many runs': {
         'seeds': 'runs a gin file once for each seed, and compares the runs',

@@ -66,7 +66,10 @@ AFTER = {
     'index.md': 'assert actions.numpy() in (0, 1)',
     'library.md': """
 assert result.loss > 0
-assert trained.num_steps == 160 and trained.extra['accuracy'] > 0.7
+served = tf.saved_model.load('runs/classifier/model').signatures['serving_default']
+found = np.argmax(served(x=tf.constant(x[512:]))['y'], axis=1)
+assert np.mean(found == y[512:]) > 0.8 and supervised.step <= 320
+assert abs(classifier.loss(Examples(x[512:], y[512:])).loss - validator.best_loss) < 1e-4
 assert len(rounds) == 15 and rounds[-1].mean_return > rounds[0].mean_return
 """,
     'python.md': """

@@ -53,7 +53,7 @@ EXCEPTIONS = {
 }
 JOBS = (
     *('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'record', 'evaluate', 'policy_evaluation'),
-    *('export', 'feed', 'supervised'),
+    *('export', 'feed'),
 )
 CORE_LIBRARIES = (
     *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),

@@ -50,7 +50,7 @@ SECTIONS = (
     Section(
         'Jobs',
         ('jobs',),
-        r'(replay_server|collect|train|synchronous|train_offline|evaluate|supervised)\.\1|supervised\.from_files',
+        r'(replay_server|collect|train|synchronous|train_offline|evaluate)\.\1',
         frozenset({'run'}),
     ),
     Section('The product loop', ('extensions.product',), r'loop\.loop', frozenset({'run'})),

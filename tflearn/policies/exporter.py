@@ -32,7 +32,6 @@ from tflearn.files import numbered, temporary
 from tflearn.files.run_dir import write_json
 from tflearn.policies import signatures, updates, versions
 from tflearn.policies.export_check import ExportCheck, Snapshot
-from tflearn.policies.signatures import flat_dict
 from tflearn.policies.updates import ModelFiles
 
 # A key of the metadata: the names of the observation's leaves, in the order of the replay's columns.
@@ -224,28 +223,3 @@ def _check_outside_scope() -> None:
     if tf.distribute.has_strategy():
         name = type(tf.distribute.get_strategy()).__name__
         raise UserValueError(f'got a PolicyExporter in the scope of a {name}; need it outside; leave the scope first')
-
-
-def export_model(model: Any, input_spec: Any, path: str) -> None:
-    """Writes a Keras model as a SavedModel whose inputs and outputs have names.
-
-    Args:
-      model: maps a nest of tensors [B, ...] to a tensor, or to several by name.
-      input_spec: the spec of its input, without the batch. Of a dict the signature has an input for each tensor, by
-        name; a single one is 'x'. So it is with the outputs; a single one is 'y'.
-      path: the directory, which is created.
-    """
-    specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), input_spec)
-    named = flat_dict(specs) if isinstance(specs, Mapping) else {'x': specs}
-
-    def predict(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        given = tf.nest.pack_sequence_as(specs, [inputs[name] for name in named])
-        outputs = model(given, training=False)
-        return flat_dict(outputs) if isinstance(outputs, Mapping) else {'y': outputs}
-
-    module = tf.Module()
-    module.model = model
-    concrete = tf.function(predict, autograph=False).get_concrete_function(
-        **{name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in named.items()}
-    )
-    tf.saved_model.save(module, path, signatures={'serving_default': concrete})
