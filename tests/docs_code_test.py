@@ -76,6 +76,7 @@ assert len(rounds) == 15 and rounds[-1].mean_return > rounds[0].mean_return
 assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5, 'always to the right'
 assert (action, actions.tolist()) == (1, [1, 1])
 """,
+    'robots.md': 'assert run.env_steps >= 60 and run.train_step > 0',
     'seeds.md': "assert [row.num_runs for row in comparison.rows()] == [2, 2] and pathlib.Path('rates.png').exists()",
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
     'your-data.md': 'assert own_loss(tf.ones(2), tf.zeros(2)).numpy().tolist() == [1, 1]',

@@ -17,7 +17,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     'core': (),
     'files': ('core',),
     'net': ('core',),
-    'environments': ('core', 'net'),
+    'environments': ('core', 'files', 'net'),
     'networks': ('core',),
     'optimization': ('core',),
     'transforms': ('core', 'files'),

@@ -1,5 +1,6 @@
 """gymnasium environments with known behaviour. They import no TensorFlow, since worker processes import them."""
 
+import fcntl
 import multiprocessing
 import os
 import pathlib
@@ -337,3 +338,36 @@ class Numbered(gymnasium.Env):
             self._observation['mask'][:] = np.arange(len(self._observation['mask'])) % 2 == self._left % 2
             self._observation['mask'][0] = 1
         return self._observation
+
+
+class Robot(TwoStates):
+    """One that is there once: a second one at the same time raises, and all that it does is in the file `log`.
+
+    Each line is a time [s], a process and what it does: connects, moves, closes, or collides.
+    """
+
+    def __init__(self, log: str, length: int = 5):
+        super().__init__(length)
+        self._log = pathlib.Path(log).open('a', buffering=1)  # noqa: SIM115
+        try:
+            fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._write('collides')
+            raise
+        self._write('connects')
+
+    def reset(self, **kwargs: Any) -> tuple[int, dict]:
+        self._write('moves')
+        return super().reset(**kwargs)
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+        self._write('moves')
+        threading.Event().wait(0.005)
+        return super().step(action)
+
+    def close(self) -> None:
+        self._write('closes')
+        self._log.close()
+
+    def _write(self, what: str) -> None:
+        self._log.write(f'{time.time()} {os.getpid()} {what}\n')

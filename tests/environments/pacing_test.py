@@ -69,6 +69,28 @@ def test_a_late_wake_up_is_an_overrun_too():
     assert min(np.diff(started)) >= 0.9 * 0.03, 'no step follows another one too early'
 
 
+def test_the_time_of_a_reset_is_no_overrun():
+    """Somebody puts things back in their places, or another job has the robot meanwhile."""
+    made = fakes.make_environment(2, 0)
+    environment, step, lasts = pacing.PacedEnvironment(made, 1.0), made.step, []
+
+    def slow_reset(action):
+        time_step = step(action)
+        if 0 in time_step.step_type:
+            threading.Event().wait(1.2)
+            lasts.append(time.monotonic())
+        return time_step
+
+    made.step = slow_reset
+    environment.reset()
+    environment._due = 0.0  # what comes before is of no interest here
+    while not lasts:
+        environment.step(np.zeros(2, np.int64))
+        if not lasts:
+            environment._due = 0.0
+    assert environment._due >= lasts[0] + 1.0, 'an interval after the reset, not after its beginning'
+
+
 def test_passes_everything_else_through():
     made = fakes.make_environment(2, 0)
     environment = pacing.PacedEnvironment(made, 1e-3)

@@ -50,6 +50,14 @@ REPLACED = {
         ('export_interval_steps=200', 'export_interval_steps=200, num_episodes=2, exports=few'),
         ("'dqn_cartpole')", f"'dqn_cartpole', mode='synchronous', gin_bindings={[*SMALL_BINDINGS, GREEDY]})"),
     ],
+    # tests/runs/robot_test.py has the processes.
+    'robots.md': [
+        ('unroll_step_interval_secs=0.1', 'unroll_step_interval_secs=1e-3'),
+        ("mode='processes'", 'exports=few'),
+        ('min_size=500', 'min_size=20'),
+        ('max_env_steps=5_000', 'max_env_steps=60'),
+        ('num_episodes=5', 'num_episodes=1'),
+    ],
     'seeds.md': [
         ('range(3)', 'range(2)'),
         ('gin_bindings=[', f'gin_bindings={[*SMALL_BINDINGS, GREEDY]} + ['),

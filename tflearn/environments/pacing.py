@@ -30,7 +30,8 @@ class PacedEnvironment(Wrapper):
 
     A step that starts late, since the policy or the machine was late, is an overrun: it is counted and taken at once,
     and the next one is due an interval later. Later steps do not catch up. What a wake-up is late by, up to a tenth of
-    the interval, is none: the next step is due an interval after the last one was.
+    the interval, is none: the next step is due an interval after the last one was. After a reset, the next step is due
+    an interval later.
     """
 
     def __init__(self, environment: BatchedEnvironment, unroll_step_interval_secs: float):
@@ -60,4 +61,7 @@ class PacedEnvironment(Wrapper):
             if self.num_overruns.bit_count() == 1:  # 1, 2, 4, 8, ...
                 logging.warning('step came %.4f s late (overrun %d)', late_secs, self.num_overruns)
             self._due += late_secs + self._interval_secs
-        return self._environment.step(action)
+        time_step = self._environment.step(action)
+        if (time_step.step_type == ts.StepType.FIRST).any():  # a reset took its time, not the policy
+            self._due = time.monotonic() + self._interval_secs
+        return time_step

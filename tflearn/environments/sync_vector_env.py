@@ -20,6 +20,7 @@ from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 from tflearn.core import composition, life
 from tflearn.core.errors import UserError, UserTypeError, UserValueError
 from tflearn.core.resumable import Resumable
+from tflearn.core.waiting import PeerStopped, Stopped
 from tflearn.environments import gathering, infos
 
 MAX_IN_A_ROW = 5
@@ -28,6 +29,9 @@ MAX_IN_A_ROW = 5
 _in_use: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 # What an environment may raise. With sys.exit() it would end the run, without a word, by the status of a success.
 FAILURES = (Exception, SystemExit)
+# What is no failure of it: an error of the user, or the end of the job, which its signs of life
+# may raise within a call.
+PASSED_ON = (UserError, Stopped, PeerStopped)
 
 
 class MaskFromInfo(gymnasium.Wrapper):
@@ -338,7 +342,7 @@ class RebuildingVectorEnv:
                     setter(*self._progress)
                 result = made.reset(seed=seed_of(self._seed, rows[0], self.failures.num_rebuilt))
                 return gathering.reset_result(result, origin)[0]
-            except UserError:
+            except PASSED_ON:
                 raise
             except FAILURES as error:
                 cause = cause_of(error)
@@ -372,7 +376,7 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
             try:
                 result = environment.reset(seed=seed_of(seed, i, num_rebuilt=0))
                 observations.append(gathering.reset_result(result, self._origins[i])[0])
-            except UserError:
+            except PASSED_ON:
                 raise
             except FAILURES as error:
                 observations.append(self._remade(i, cause_of(error), self._origins[i]))
@@ -394,7 +398,7 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
                 else:
                     stepped = environment.step(own_action)
                     observation, *result = gathering.step_result(stepped, self.reward_shape, self._origins[i])
-            except UserError:
+            except PASSED_ON:
                 raise
             except FAILURES as error:
                 observation = self._remade(i, cause_of(error), self._origins[i])

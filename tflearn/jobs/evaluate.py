@@ -120,7 +120,11 @@ def evaluate(
             ending.enter_context(contextlib.closing(source))
             target = _Target(options.target_metric, target_return, options.lower_is_better)
             here = functools.partial(runner.run, record_video=record_video, videos=run.dir.videos)
-            alive = functools.partial(report.set_state, 'running')
+
+            def alive() -> None:
+                report.set_state('running')
+                if run.stop.is_set():
+                    raise Stopped('stopped within a step of the environments')
 
             def play(candidate: Candidate) -> EpisodeStatistics:
                 with life.reported(alive):
