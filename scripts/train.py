@@ -13,9 +13,9 @@ FLAGS = ('feed_address', 'train')
 
 
 def bindings() -> Sequence[str]:
-    """Returns the gin statements that --strategy, --dry_run and --feed_address stand for."""
+    """Returns the gin statements that --strategy, --feed_address and those of dry runs stand for."""
     found = []
-    if device := job_flags.statements('train.Device', 'strategy', 'dry_run'):
+    if device := job_flags.statements('train.Device', 'strategy', 'dry_run', 'cluster_shape', 'tpu'):
         found += ['tflearn.jobs.train.train.device = @tflearn.jobs.train.Device()', *device]
     if flags.FLAGS.feed_address:
         job_flags.feed_address()

@@ -85,7 +85,8 @@ DOORS = {
     'valkey': ('tflearn/replay/valkey/library.py',),
     'gymnasium': ('tflearn/environments/', 'tflearn/extensions/games/', 'tflearn/extensions/tasks/'),
     'envpool': ('tflearn/environments/',),
-    'jax': ('tflearn/extensions/tasks/',),
+    'jax': ('tflearn/extensions/tasks/', 'tflearn/learner/tpu_compiler.py'),
+    'jaxlib': ('tflearn/learner/tpu_compiler.py',),
     'brax': ('tflearn/extensions/tasks/',),
     'gymnax': ('tflearn/extensions/tasks/',),
     'pettingzoo': ('tflearn/extensions/games/',),
@@ -110,7 +111,7 @@ DOORS = {
     'fcntl': ('tflearn/files/lock.py', 'tflearn/net/server_options.py'),
     'subprocess': (
         *('tflearn/launch/', 'tflearn/replay/valkey/server.py', 'tflearn/extensions/experiments/runs.py'),
-        'tflearn/extensions/clusters/',
+        *('tflearn/extensions/clusters/', 'tflearn/learner/tpu_compiler.py'),
     ),
     'ray': ('tflearn/extensions/clusters/ray_driver.py',),
     'yaml': ('tflearn/extensions/clusters/',),
@@ -125,7 +126,9 @@ DOORS = {
     'tensorflow.distribute.cluster_resolver': ('tflearn/core/strategies.py',),
     'tensorflow.config.experimental_connect_to_cluster': ('tflearn/core/strategies.py',),
     'tensorflow.config.experimental_connect_to_host': ('tflearn/core/strategies.py',),
-    'tensorflow.python': ('tflearn/learner/datasets.py',),  # works around a wait that has no public option
+    # A wait that has no public option; a replica of TPUs that are not here.
+    'tensorflow.python': ('tflearn/learner/datasets.py', 'tflearn/learner/tpu_compiler.py'),
+    'tensorflow.compiler': ('tflearn/learner/tpu_compiler.py',),
     'time.sleep': (),
     # Threads that nobody notices when they die.
     'threading.Thread': ('tflearn/core/background.py',),

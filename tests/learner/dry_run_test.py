@@ -1,11 +1,13 @@
 """Dry runs of topologies that are not here."""
 
+import re
+
 import pytest
 import tensorflow as tf
 
 from tests.testing import lanes
 from tests.testing.learner import batch
-from tflearn.learner import batches, dry_run, tpu_data
+from tflearn.learner import batches, dry_run, tpu_compiler, tpu_data
 from tflearn.learner.dry_run import ClusterShape
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
 
@@ -62,7 +64,7 @@ def test_compiles_a_step_without_taking_it():
 def test_names_what_xla_does_not_have():
     report = dry_run.of_step(lambda element: tf.strings.as_string(element['n']), BATCH, 0, ClusterShape(1, 2))
     (line,) = report.refusals
-    assert 'got a train step that XLA cannot compile (AsString); need operations that XLA has' in line
+    assert 'got the host operation AsString in the train step (AsString); need operations that run on a TPU' in line
     assert report.compile_secs is None and f'a TPU would refuse: {line}' in report.text()
 
 
@@ -173,35 +175,87 @@ def test_names_data(leaf, line):
         tpu_data.check_for_tpu({'x': leaf})
 
 
-def _graph(function):
-    return tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec((3,))).graph
+def _refusals(step):
+    return dry_run.of_step(step, tf.TensorSpec((3,)), 0, ClusterShape(1, 2)).refusals
 
 
+@lanes.compiles
 def test_names_operations_of_the_host_in_functions_too():
     def step(x):
-        inner = tf.function(lambda y: tf.numpy_function(lambda z: z, [y], tf.float32))
-        tf.print(x)
+        inner = tf.function(lambda y: tf.numpy_function(lambda z: z, [y], tf.float32), autograph=False)
         return tf.cond(tf.reduce_sum(x) > 0, lambda: inner(x), lambda: x)
 
-    lines = dry_run.refused_operations(_graph(step))
-    assert len(lines) == 2
-    assert any('got the host operation PyFunc in the train step' in line for line in lines)
-    assert any('got the host operation PrintV2 in the train step' in line for line in lines)
+    (line,) = _refusals(step)
+    assert line.startswith('got the host operation PyFunc in the train step (PyFunc); need operations that run on')
 
 
+@lanes.compiles
 def test_names_summaries(tmp_path):
     writer = tf.summary.create_file_writer(str(tmp_path))
 
     def step(x):
-        with writer.as_default(step=0):
+        with writer.as_default(step=0), tf.summary.record_if(True):
             tf.summary.scalar('x', tf.reduce_sum(x))
         return x
 
-    (line,) = dry_run.refused_operations(_graph(step))
-    assert 'got the host operation WriteSummary in the train step' in line
+    assert 'got the host operation WriteSummary in the train step' in _refusals(step)[0]
 
 
-def test_names_float64():
-    (line,) = dry_run.refused_operations(_graph(lambda x: tf.cast(tf.cast(x, tf.float64) * 2, tf.float32)))
-    assert line.startswith('got float64 in the train step (') and 'need float32 on a TPU' in line
-    assert dry_run.refused_operations(_graph(lambda x: 2 * x)) == []
+# The compiler for TPUs.
+
+
+@pytest.mark.parametrize(
+    ('kind', 'replicas', 'name'),
+    [
+        *(('v5e', 1, 'v5e:1x1'), ('v5e', 8, 'v5e:2x4'), ('v6e', 32, 'v6e:4x8')),
+        *(('v4', 1, 'v4:1x1x1'), ('v4', 8, 'v4:2x2x1'), ('v5p', 8, 'v5p:2x2x2'), ('v5p', 2, 'v5p:1x1x2')),
+    ],
+)
+def test_a_slice_has_a_core_for_each_replica(kind, replicas, name):
+    assert tpu_compiler.topology(kind, replicas) == name
+
+
+def test_reductions_of_a_replica_are_over_all_of_them():
+    strategy = tpu_compiler.strategy(8)
+    assert strategy.num_replicas_in_sync == 8
+
+    def step(x):
+        context = tf.distribute.get_replica_context()
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, x)
+        return summed, context.all_reduce(tf.distribute.ReduceOp.MEAN, [x, x])
+
+    graph = tf.function(lambda x: strategy.run(step, (x,)), autograph=False).get_concrete_function(tf.TensorSpec((3,)))
+    kinds = [operation.type for operation in graph.graph.get_operations()]
+    assert kinds.count('XlaAllReduce') == 3 and kinds.count('RealDiv') == 2
+
+
+@lanes.compiles
+@pytest.mark.skipif(not lanes.IS_CURRENT, reason='TensorFlow 2.15 does not lower reductions over replicas')
+def test_an_optimizer_sums_its_gradients_over_the_replicas():
+    strategy = tpu_compiler.strategy(4)
+    with strategy.scope():
+        weights, optimizer = tf.Variable(tf.ones(3)), tf.keras.optimizers.Adam()
+        optimizer.build([weights])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weights * x)
+        optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+        return loss
+
+    compiled = tf.function(lambda x: strategy.run(step, (x,)), autograph=False, jit_compile=True)
+    text = compiled.experimental_get_compiler_ir(tf.ones(3))(stage='hlo')
+    (line,) = re.findall(r'.*= .*all-reduce\(.*', text)
+    assert 'f32[3]' in line and 'replica_groups={{0,1,2,3}}' in line
+
+
+def test_the_compilers_refusal_is_one_line(tmp_path, monkeypatch):
+    python = tmp_path / 'python'
+    python.write_text('#!/bin/sh\necho "a.Error: RESOURCE_EXHAUSTED: 20 of 16 GB\nSee" >&2\nexit 1\n')
+    python.chmod(0o755)
+    monkeypatch.setenv(tpu_compiler.VARIABLE, str(python))
+    monkeypatch.setattr(tf, '__version__', '2.21.0')
+    line = r'got a train step that the compiler for TPU v5e refuses \(.*RESOURCE_EXHAUSTED: 20 of 16 GB\); need one'
+    with pytest.raises(ValueError, match=line) as error:
+        tpu_compiler.compile_hlo(b'', 'v5e', 8)
+    assert '\n' not in str(error.value)

@@ -36,7 +36,9 @@ class RunSettings(TypedDict, total=False):
     precision: Literal['float32', 'bfloat16', 'float16']
     inter_op_threads: PositiveInt | None
     intra_op_threads: PositiveInt | None
-    dry_run: str | None
+    dry_run: bool
+    cluster_shape: str
+    tpu: Literal['v4', 'v5e', 'v5p', 'v6e'] | None
     watch_maintenance: bool | None
     initial: Initial
     seed: int | None

@@ -26,7 +26,7 @@ from tflearn.jobs.remote_collectors import RemoteCollectors
 from tflearn.jobs.run import Run
 from tflearn.jobs.session import Session, only_learner, set_seed
 from tflearn.jobs.train_settings import Data, Device, Initial, Intervals, Settings
-from tflearn.learner import batches, dry_run, machine, tpu_data, train_loop
+from tflearn.learner import batches, dry_run, machine, tpu_compiler, tpu_data, train_loop
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
@@ -83,9 +83,13 @@ def train(
     data.check(experience.replay, initial)
     settings = Settings(intervals, options, exports, stop_conditions, initial=initial)
     settings.check(experience)
-    if device.dry_run is not None:
-        _dry_run(device, make_environment, make_agent, experience, initial, data, settings)
-    if device.dry_run is not None or run.is_done():
+    if device.dry_run:
+        report = dry_run_report(device, make_environment, make_agent, experience, initial, data, options)
+        logging.info('%s', report.text())
+        report.check()
+        return
+    device.check_no_dry_run('a job that trains')
+    if run.is_done():
         return
     with contextlib.ExitStack() as ending:
         run, strategy, stopped = ending.enter_context(only_learner(run, device))
@@ -223,44 +227,47 @@ def _clone(
         publisher.close()
 
 
-def _dry_run(
+def dry_run_report(
     device: Device,
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
     experience: Experience,
-    initial: Initial,
-    data: Data,
-    settings: Settings,
-) -> None:
-    """Logs a report of the train step on a cluster of that shape; asks no server, and writes no file.
+    initial: Initial = Initial(),
+    data: Data = Data(),
+    options: LearnerOptions = LearnerOptions(),
+) -> dry_run.DryRunReport:
+    """Returns a report of the train step on a cluster of a device's shape; asks no server, and writes no file.
 
     Raises:
-      ValueError: if a TPU would refuse anything; it names the first such thing.
+      ValueError: if data or batches are none for that cluster, or there is no compiler for its TPU.
     """
-    shape = dry_run.ClusterShape.parse(str(device.dry_run))
+    shape = dry_run.ClusterShape.parse(device.cluster_shape)
+    if device.tpu:
+        tpu_compiler.python()
     specs = specs_of(make_environment)
     tpu_data.check_for_tpu({'observation': specs.observation, 'action': specs.action}, 'the environment')
     experience = experience.of_one_replica(shape.replicas)
-    strategy = strategies.make('cpu')
+    # The batches are those of one replica alone, whose train step reduces over all replicas of a TPU.
+    alone = strategies.make('cpu')
+    strategy = tpu_compiler.strategy(shape.replicas) if device.tpu else alone
     agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
     storage = initial_agent.storage(agent, experience).without_content()
-    with strategy.scope():
+    with alone.scope():
         unfed = dataclasses.replace(data, feed_address='')
-        source = _source(
-            unfed, data.addresses or ('localhost:1',), storage, agent, strategy, initial.seed or 0, initial
-        )
-        wrapped = batches.wrap(source, strategy, agent.train_step_counter)
+        source = _source(unfed, data.addresses or ('localhost:1',), storage, agent, alone, initial.seed or 0, initial)
+        wrapped = batches.wrap(source, alone, agent.train_step_counter)
+    with strategy.scope():
         agent.initialize()
         agent_data.make_slots(agent)
-        options = settings.learner.loop
         preprocess = None if source.prepared else agent_data.preprocessing(agent)
-        options = dataclasses.replace(options, jit_compile=False, preprocess=preprocess)
-        step = train_loop.TrainLoop(agent, wrapped, strategy, options).replica_step()
+        loop = dataclasses.replace(options.loop, jit_compile=False, preprocess=preprocess)
+        step = train_loop.TrainLoop(agent, wrapped, strategy, loop).replica_step()
         gradients = dry_run.gradient_bytes(agent)
-        report = dry_run.of_step(step, wrapped.element_spec, gradients, shape, reads_on_one_host=device.is_tpu)
+        report = dry_run.of_step(
+            step, wrapped.element_spec, gradients, shape, reads_on_one_host=device.is_tpu, tpu=device.tpu
+        )
     source.close()
-    logging.info('%s', report.text())
-    report.check()
+    return report
 
 
 def _join(

@@ -56,8 +56,10 @@ class Device:
       inter_op_threads: threads for TensorFlow's operations; None is one per core. Small networks are faster with 1.
       intra_op_threads: threads that share one operation; None is one per core. With 1 small convolutions are faster in
         the synchronous job, whose policy acts on small batches.
-      dry_run: the shape of a cluster, such as '2x4' for 2 hosts with 4 replicas each: nothing is trained, but the
-        train step of one of these replicas is compiled, and a report is logged; see docs/distributed.md. None trains.
+      dry_run: whether nothing is trained, but the train step of one replica is compiled and a report is logged; see
+        docs/distributed.md.
+      cluster_shape: for a dry run: '2x4' for 2 hosts with 4 replicas each.
+      tpu: for a dry run: the kind of TPU that the step is compiled for; None compiles it for this CPU.
       watch_maintenance: whether a notice that Google Cloud will stop this machine ends the job, with a checkpoint and
         exit status 75; None: on TPUs.
     """
@@ -66,18 +68,20 @@ class Device:
     precision: Literal['float32', 'bfloat16', 'float16'] = 'float32'
     inter_op_threads: PositiveInt | None = None
     intra_op_threads: PositiveInt | None = None
-    dry_run: str | None = None
+    dry_run: bool = False
+    cluster_shape: str = '1x1'
+    tpu: Literal['v4', 'v5e', 'v5p', 'v6e'] | None = None
     watch_maintenance: bool | None = None
 
     @property
     def is_tpu(self) -> bool:
         """Whether train steps run on a TPU."""
-        return self.strategy.partition(':')[0] == 'tpu'
+        return self.tpu is not None or self.strategy.partition(':')[0] == 'tpu'
 
     def check_no_dry_run(self, job: str) -> None:
-        """Raises a ValueError if there is a dry run in a job that makes none."""
-        if self.dry_run is not None:
-            raise UserValueError(f'got Device.dry_run={self.dry_run!r} in {job}; need None, or the train job')
+        """Raises a ValueError if there is a dry run, or a setting of one, in a job that makes none."""
+        if (given := (self.dry_run, self.cluster_shape, self.tpu)) != (False, '1x1', None):
+            raise UserValueError(f'got {given} as dry_run, cluster_shape and tpu in {job}; need a dry run in train')
 
     @property
     def watches_maintenance(self) -> bool:

@@ -1,26 +1,29 @@
-"""Dry run: the train step of one replica of a cluster that is not here, compiled by XLA on this machine's CPU.
+"""Dry run: the train step of one replica of a cluster that is not here, compiled by XLA for this CPU or for a TPU.
 
 It shows shapes, the bytes that a step sends over each kind of link, and what a TPU would refuse. Bytes are calculated
-from the shapes: nothing is sent. XLA for a CPU accepts some operations that XLA for a TPU does not.
-
-What a TPU refuses is data without fixed shapes or of types that it does not have, and operations of the host.
+from the shapes: nothing is sent. The learner itself refuses data without fixed shapes, or of types that a TPU does not
+have. All else is the compiler's answer; XLA for a CPU accepts some operations that XLA for a TPU does not.
 """
 
 import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
 from tflearn.core.errors import UserValueError, first_few
-from tflearn.learner import tpu_data
+from tflearn.learner import tpu_compiler, tpu_data
 from tflearn.sampling import dataset_source
 
-_NOT_COMPILED = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
+# How XLA names an operation that it does not have, and where it is.
+_NOT_COMPILED = re.compile(
+    r"(\w+) \(No registered '\w+' OpKernel for \w+ devices compatible with node (?:\{\{function_node [^}]*\}\})?"
+    r'\{\{node ([^}]*)\}\}'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +70,8 @@ class DryRunReport:
       batch: nest of tensor specs [B, ...]: the batch of one replica.
       gradient_bytes: of all variables that are trained [bytes].
       reads_on_one_host: whether one process makes the batches of all hosts.
-      compile_secs: how long tracing and XLA took; None if the step was not compiled.
+      compile_secs: how long tracing and XLA in this process took; None if the step was not compiled.
+      compiled: what the compiler for a TPU reports; None without one.
       refusals: what a TPU would refuse: got X; need Y; do Z.
     """
 
@@ -76,6 +80,7 @@ class DryRunReport:
     gradient_bytes: int
     reads_on_one_host: bool = False
     compile_secs: float | None = None
+    compiled: tpu_compiler.Compiled | None = None
     refusals: Sequence[str] = ()
 
     @property
@@ -108,7 +113,10 @@ class DryRunReport:
             lines.append(f'  {name}: {leaf.dtype.name} {leaf.shape}')
         lines.append('bytes of a train step (calculated):')
         lines += [f'  {link}: {count:,}' for link, count in self.bytes_per_step().items()]
-        if self.compile_secs is None:
+        if self.compiled is not None:
+            lines.append(f'XLA lowered the train step of one replica in {self.compile_secs:.1f} s')
+            lines.append(self.compiled.text())
+        elif self.compile_secs is None or self.refusals:
             lines.append('the train step of one replica was not compiled')
         else:
             lines.append(f'XLA compiled the train step of one replica for a CPU in {self.compile_secs:.1f} s')
@@ -121,7 +129,12 @@ class DryRunReport:
 
 
 def of_step(
-    step: Callable[[Any], Any], batch: Any, gradient_bytes: int, shape: ClusterShape, reads_on_one_host: bool = False
+    step: Callable[[Any], Any],
+    batch: Any,
+    gradient_bytes: int,
+    shape: ClusterShape,
+    reads_on_one_host: bool = False,
+    tpu: str | None = None,
 ) -> DryRunReport:
     """Traces the train step of one replica, and lets XLA compile it. No step is taken.
 
@@ -131,19 +144,22 @@ def of_step(
       gradient_bytes: see `DryRunReport`.
       shape: where it would run.
       reads_on_one_host: see `DryRunReport`.
+      tpu: the kind of TPU to compile for, of `tpu_compiler.KINDS`, by an agent of `tpu_compiler.strategy`; None
+        compiles for this CPU.
     """
-    refusals, secs = tpu_data.refused_data(batch), None
+    refusals, secs, compiled = tpu_data.refused_data(batch), None, None
     if not refusals:
         start = time.perf_counter()
-        with tf.summary.record_if(False):
-            # This makes the optimizer's slots, too.
-            refusals += refused_operations(tf.function(step, autograph=False).get_concrete_function(batch).graph)
-            unknown = _compile(step, batch)
-        if unknown is None:
+        try:
+            with tf.summary.record_if(False):
+                # This makes the optimizer's slots, too.
+                tf.function(step, autograph=False).get_concrete_function(batch)
+                lowered = _lower(step, batch, 'hlo_serialized' if tpu else 'optimized_hlo')
             secs = time.perf_counter() - start
-        elif not refusals:
-            refusals.append(unknown)
-    return DryRunReport(shape, batch, gradient_bytes, reads_on_one_host, secs, tuple(refusals))
+            compiled = tpu_compiler.compile_hlo(lowered, tpu, shape.replicas) if tpu else None
+        except UserValueError as error:
+            refusals.append(str(error))
+    return DryRunReport(shape, batch, gradient_bytes, reads_on_one_host, secs, compiled, tuple(refusals))
 
 
 def of_dataset_fn(
@@ -195,55 +211,24 @@ def _variables(part: Any) -> list[tf.Variable]:
     return [each for each in tf.train.TrackableView(part).descendants() if isinstance(each, tf.Variable)]
 
 
-def _compile(step: Callable[[Any], Any], batch: Any) -> str | None:
-    """Compiles a step with XLA. Returns why it cannot, in one line; None if it can."""
+def _lower(step: Callable[[Any], Any], batch: Any, stage: str) -> Any:
+    """Returns a train step as XLA has it after a stage of its compiler.
+
+    Raises:
+      ValueError: if XLA cannot compile it; it names the first operation that only a host has, or the reason.
+    """
     # Not `step` itself, which may have other arguments with defaults.
     function: Any = tf.function(lambda element: step(element), autograph=False, jit_compile=True)
     zeros = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), batch)
     try:
-        function.experimental_get_compiler_ir(zeros)(stage='optimized_hlo')
+        return function.experimental_get_compiler_ir(zeros)(stage=stage)
     except (ValueError, tf.errors.OpError) as error:
-        kinds = sorted(set(_NOT_COMPILED.findall(str(error))))
-        reason = ', '.join(kinds) or str(error).strip().splitlines()[0]
-        return (
-            f'got a train step that XLA cannot compile ({reason}); need operations that XLA has; move them to the '
-            'data, or compute it in another way'
-        )
-    return None
-
-
-# Operations that run Python, write files or print: a program on a TPU cannot call back to its host for them.
-_HOST_OPS = ('PyFunc', 'PyFuncStateless', 'EagerPyFunc', 'Print', 'PrintV2', 'WriteFile', 'ReadFile')
-_HOST_PREFIXES = ('Write', 'Reverb')  # WriteSummary, WriteScalarSummary, ...; the replay's client
-_MAX_NAMED = 3
-
-
-def refused_operations(graph: tf.Graph) -> list[str]:
-    """Returns what a TPU refuses in a traced step, one line for each kind of operation."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for kind, name, is_float64 in _operations(graph):
-        if kind in _HOST_OPS or kind.startswith(_HOST_PREFIXES):
-            found.setdefault(('host', kind), []).append(name)
-        if is_float64:
-            found.setdefault(('float64', ''), []).append(name)
-    return [_line(reason, kind, names) for (reason, kind), names in found.items()]
-
-
-def _operations(graph: tf.Graph) -> Iterator[tuple[str, str, bool]]:
-    """Returns kind and name of the operations of a graph and of all its functions, and whether they make float64."""
-    definition = graph.as_graph_def(add_shapes=False)
-    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
-        for node in nodes:
-            types = {attribute.type for attribute in node.attr.values()}
-            types |= {each for attribute in node.attr.values() for each in attribute.list.type}
-            yield node.op, node.name, tf.float64.as_datatype_enum in types
-
-
-def _line(reason: str, kind: str, names: list[str]) -> str:
-    named = ', '.join(names[:_MAX_NAMED]) + (f' and {len(names) - _MAX_NAMED} more' if len(names) > _MAX_NAMED else '')
-    if reason == 'float64':
-        return f'got float64 in the train step ({named}); need float32 on a TPU; cast what it is computed from'
-    return (
-        f'got the host operation {kind} in the train step ({named}); need operations that run on a TPU; move it to '
-        'the data, or to LearnerOptions.after_run'
-    )
+        if found := _NOT_COMPILED.search(str(error)):
+            raise UserValueError(
+                f'got the host operation {found[1]} in the train step ({found[2]}); need operations that run on a TPU; '
+                'move it to the data, or to LearnerOptions.after_run'
+            ) from error
+        raise UserValueError(
+            f'got a train step that XLA cannot compile ({str(error).strip().splitlines()[0]}); need operations that '
+            'XLA has; compute it in another way'
+        ) from error
