@@ -189,7 +189,10 @@ def test_rejects_settings_that_use_no_episode(data):
 @pytest.mark.parametrize(
     ('experience', 'message'),
     [
-        (Experience(replay=Prioritized()), r'Experience.replay=Prioritized\(.*; need Uniform.* that the learner draws'),
+        (
+            Experience(replay=Prioritized(sampling='server')),
+            r'Experience.replay=Prioritized\(.*; need Uniform.* that the learner draws',
+        ),
         (Experience(replay=Uniform(sampling='server')), 'need Uniform.* that the learner draws from'),
         (Experience(slicing=Slicing(cross_episodes=True)), 'got Initial.demonstrations with Slicing.cross_episodes'),
         (Experience(batch=BatchItems(1)), 'for batches of 1 items on each replica, of which 0 would be demonstrations'),

@@ -122,7 +122,7 @@ def evaluated(run_dir, **arguments):
 
 
 def test_prioritized_r2d2_is_trained_evaluated_and_loaded_with_its_state(small_run):
-    """The learner makes priorities of whole sequences, which the server draws by."""
+    """The learner makes priorities of whole sequences, and draws by them."""
     experience = Experience(SLICING, Prioritized(max_size=100, min_size=4, samples_per_insert=8.0), BatchItems(4))
     small_run.factories = lambda: {**R2D2, 'experience': experience}
     small_run.start_replay()

@@ -317,7 +317,7 @@ def test_priorities_decide_what_is_drawn(serve_tables):
 
 @DRAWING
 def test_a_learner_draws_by_priority_from_several_servers(serve, tmp_path, closing):
-    replay = experience(Prioritized, min_size=1, batch_size=8)
+    replay = experience(Prioritized, min_size=1, batch_size=8, sampling='server')
     two = [serve(replay, checkpoints=tmp_path / name / 'checkpoints') for name in 'ab']
     for version, served in enumerate(two):
         write(served, 24, version).join(30)

@@ -203,7 +203,7 @@ def test_rate_limiter_cannot_deadlock(ratio):
 
 
 def test_memory_of_a_full_table():
-    plain = Storage(Experience(replay=Prioritized(max_size=1000)), ())
+    plain = Storage(Experience(replay=Prioritized(max_size=1000, sampling='server')), ())
     assert plain.layout.num_bytes == 1 + 8
     assert plain.num_bytes == 1000 * 2 * 9
     chunked = Storage(Experience(replay=Uniform(max_size=1600)), ())
@@ -218,7 +218,11 @@ def test_memory_of_a_full_table():
         ({'sampling': 'server'}, False, 16),
         ({'max_mirror_gb': 1e-6}, False, 16),
         ({'max_mirror_gb': 1e-6, 'sampling': 'learner'}, True, 16),
-        ({'kind': Prioritized}, False, 1),
+        ({'kind': Prioritized}, True, 16),
+        ({'kind': Prioritized, 'sampling': 'server'}, False, 1),
+        ({'kind': Prioritized, 'max_mirror_gb': 1e-6}, False, 1),
+        ({'kind': Prioritized, 'max_times_sampled': 2}, False, 1),
+        ({'kind': Prioritized, 'sequence_length': 20, 'stride': 10}, True, 1),
         ({'kind': Queue}, False, 1),
         ({'max_times_sampled': 2}, False, 1),
         ({'sequence_length': 20, 'stride': 10}, False, 1),

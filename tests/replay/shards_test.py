@@ -10,11 +10,11 @@ import pytest
 from tests import fakes
 from tests.testing import lanes
 from tests.testing.replay import BATCH, chunks_of, draw, experience, ring_content, write_steps
-from tflearn.core.experience import Prioritized
+from tflearn.core.experience import Experience, Prioritized
 from tflearn.core.waiting import wait_until
 from tflearn.replay import backend, writers
 from tflearn.replay.backend import Shards
-from tflearn.replay.storage import REPLAY
+from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.mirror import ReplayMirror
 
@@ -64,7 +64,8 @@ def test_refuses_what_several_servers_would_draw(serve):
     backend.check_shards(storage, 1)
     with pytest.raises(ValueError, match='got 4 replay servers with .*Uniform.*from which the servers draw; need'):
         backend.check_shards(storage, 4)
-    backend.check_shards(type(storage)(experience('server').__class__(replay=Prioritized()), storage.data_spec), 4)
+    by_priority = Experience(replay=Prioritized(sampling='server'))
+    backend.check_shards(Storage(by_priority, storage.data_spec), 4)
 
 
 @pytest.fixture

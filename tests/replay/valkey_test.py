@@ -144,7 +144,7 @@ def test_refuses_an_old_server_and_none_at_all(serve, monkeypatch):
         serve(QUEUE)
 
 
-@pytest.mark.parametrize('replay', [experience(Prioritized), experience(sampling='server')])
+@pytest.mark.parametrize('replay', [experience(Prioritized, sampling='server'), experience(sampling='server')])
 def test_refuses_what_the_server_would_draw_before_it_starts(serve, replay, monkeypatch):
     monkeypatch.setattr(server, '_Process', None)  # nothing starts
     with pytest.raises(ValueError, match='need --replay_backend=reverb') as error:

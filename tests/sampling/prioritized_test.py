@@ -45,7 +45,8 @@ def open_sampler():
 
 
 def experience(*prioritization, batch_size=BATCH):
-    return Experience(replay=Prioritized(100_000, 1, None, 0, *prioritization), batch=BatchItems(batch_size))
+    replay = Prioritized(100_000, 1, None, 0, *prioritization, sampling='server')
+    return Experience(replay=replay, batch=BatchItems(batch_size))
 
 
 def fill(served, num_steps=24):

@@ -41,7 +41,7 @@ def test_batches_hold_the_written_steps(serve, open_source, sampling):
 @pytest.mark.parametrize('prioritized', [False, True])
 def test_large_batches_are_drawn_one_by_one(monkeypatch, serve, prioritized):
     monkeypatch.setattr(replay_servers, '_MAX_AHEAD_BYTES', 1)
-    replay = Prioritized(min_size=1) if prioritized else Uniform(min_size=1, sampling='server')
+    replay = Prioritized(min_size=1, sampling='server') if prioritized else Uniform(min_size=1, sampling='server')
     served = serve(Experience(Slicing(3), replay, BatchItems(BATCH)))
     made = replay_servers.make(Shards((served.address,)), served.storage, BATCH, 60.0, seed=0)
     with contextlib.closing(made) as source:

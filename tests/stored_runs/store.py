@@ -75,7 +75,11 @@ RUNS = {
     ),
     'prioritized': StoredRun(
         'launch', 'dqn_cartpole_prioritized',
-        {**_DQN, **{f'Prioritized.{name}': value for name, value in _TABLE.items()}},
+        {
+            **_DQN,
+            **{f'Prioritized.{name}': value for name, value in _TABLE.items()},
+            'Prioritized.sampling': 'server',  # the default at that commit
+        },
     ),
     'queue': StoredRun('launch', 'ppo_cartpole', _PPO),
 }  # fmt: skip

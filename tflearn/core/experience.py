@@ -214,7 +214,7 @@ class Prioritized(_Table):
       max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
       prioritization: how errors become priorities, and priorities weights.
       sampling: see `Uniform`. With 'learner', priorities are at most 16 train steps old, and are in no checkpoint but
-        those of the synchronous job.
+        those of the synchronous job. With 'server' they are in the replay server's checkpoints.
       max_mirror_gb: see `Uniform`.
       max_saved_gb: see `Uniform`.
     """
@@ -222,7 +222,7 @@ class Prioritized(_Table):
     draws_uniformly: ClassVar[bool] = False
 
     prioritization: Prioritization = Prioritization()
-    sampling: Sampling = 'server'
+    sampling: Sampling = 'auto'
     max_mirror_gb: NonNegativeFloat = 4.0
     max_saved_gb: NonNegativeFloat = 0.5
 

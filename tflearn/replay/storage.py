@@ -215,7 +215,9 @@ class Storage:
         if replay.sampling == 'server':
             return False
         small = self.mirror_bytes <= 1e9 * replay.max_mirror_gb
-        return replay.sampling == 'learner' or (self._draws_are_alike and small)
+        # By priority, long sequences too: not all backends have servers that draw.
+        by_priority = replay.prioritization is not None and not replay.max_times_sampled
+        return replay.sampling == 'learner' or (small and (self._draws_are_alike or by_priority))
 
     @property
     def can_be_sharded(self) -> bool:
