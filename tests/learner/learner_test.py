@@ -74,11 +74,13 @@ class CountedSource(Source):
     """A `Source` of the same batches as `make_dataset_fn`'s, up to three in a draw."""
 
     max_draw_steps = 3
+    num_traces = 0
 
     def grant(self, num_steps):
         return num_steps
 
     def draw(self, num_steps, seed):
+        self.num_traces += 1
         return seed + tf.range(tf.cast(num_steps, tf.int64))
 
     def batch(self, drawn, i):
@@ -87,9 +89,10 @@ class CountedSource(Source):
 
 
 def test_batch_source_trains_like_a_dataset_and_reports_info_of_the_last_batch(tmp_path, make_agent, make_dataset_fn):
-    one, other = make_agent(), make_agent()
+    one, other, source = make_agent(), make_agent(), CountedSource()
     expected = Learner(one, make_dataset_fn(), RunDir(tmp_path / 'a')).run(5)
-    got = Learner(other, CountedSource(), RunDir(tmp_path / 'b')).run(5)
+    got = Learner(other, source, RunDir(tmp_path / 'b')).run(5)
+    assert source.num_traces == 2, 'for the specs, and in the program'
     assert got.loss == pytest.approx(expected.loss, rel=1e-5)
     assert got.extra == pytest.approx(expected.extra, rel=1e-5)
     assert got.info == {'policy_version': pytest.approx(4.0)}

@@ -112,7 +112,8 @@ class SourceBatches(Batches):
         # The next batch is made, divided and copied while the replicas take a step, unless that would be one for each
         # draw, or a single replica has the host's memory.
         self._device = strategies.only_stop(strategy) if self._replicas_here == 1 and layout.workers == 1 else None
-        self._makes_ahead = (self._replicas_here > 1 or self._device is not None) and source.max_draw_steps > 1
+        self._is_undivided = self._replicas_here == 1 and self._device is None
+        self._makes_ahead = not self._is_undivided and source.max_draw_steps > 1
         self._agreement, self._surplus = Agreement(strategy), 0
         if isinstance(strategy, tf.distribute.TPUStrategy):
             tpu_data.check_for_tpu(self.host_spec)
@@ -126,6 +127,8 @@ class SourceBatches(Batches):
 
     @functools.cached_property
     def element_spec(self) -> Any:
+        if self._is_undivided:
+            return self.host_spec
         return traced_spec(lambda: self._element(self._source.draw(1, self._train_step), 0))
 
     @functools.cached_property
@@ -242,7 +245,7 @@ class SourceBatches(Batches):
 
     def _element(self, drawn: Any, i: tf.Tensor | int) -> Any:
         """Returns batch `i` of a draw, as a train step takes it: of several replicas each has its own part."""
-        if self._replicas_here == 1 and self._device is None:
+        if self._is_undivided:
             return self._source.batch(drawn, i)
         with tf.device('CPU:0'):
             element = self._source.batch(drawn, i)

@@ -65,21 +65,19 @@ class NonfiniteColumns:
     def __init__(self) -> None:
         """None has been found yet."""
         self._names: list[str] = []
-        self._found: tf.Variable | None = None
+        # Of any size, as the columns are known in a graph only: a function of TensorFlow that makes
+        # a variable is traced a second time.
+        self._found = tf.Variable(tf.zeros([0], tf.bool), trainable=False, shape=[None])
 
     def record(self, element: Any) -> None:
         """Looks at a batch. For a graph."""
         data, _ = split(element)
         columns = [(name, leaf) for name, leaf in flatten_with_names(data) if leaf.dtype.is_floating]
-        if not columns:
-            return
-        with tf.init_scope():
-            self._names = [name for name, _ in columns]
-            if self._found is None:
-                self._found = tf.Variable(tf.zeros([len(columns)], tf.bool), trainable=False)
-        self._found.assign(tf.stack([~tf.reduce_all(tf.math.is_finite(leaf)) for _, leaf in columns]))
+        self._names = [name for name, _ in columns]
+        if columns:
+            self._found.assign(tf.stack([~tf.reduce_all(tf.math.is_finite(leaf)) for _, leaf in columns]))
 
     def names(self) -> list[str]:
         """Returns the columns that were found."""
-        found = [] if self._found is None else self._found.numpy().tolist()
+        found = self._found.numpy().tolist()
         return [name for name, bad in zip(self._names, found, strict=False) if bad]
