@@ -48,35 +48,66 @@ def by_kind(made, kind, end=''):
 
 def templates(made):
     """The templates of pods, by the job's kind."""
-    found = []
-    for item in made:
-        spec = item.get('spec', {})
-        for job in spec.get('replicatedJobs', []):
-            found.append(job['template']['spec']['template'])
-        found += [spec['template']] if 'template' in spec else []
+    found = [job['template'] for job in gang(made).values()]
+    found += [item['spec']['template'] for item in made if 'template' in item.get('spec', {})]
     return {template['metadata']['labels']['tflearn/job']: template for template in found}
 
 
+def gang(made):
+    """The Jobs of the JobSet, by their names."""
+    sets = [item['spec'] for item in made if item['kind'] == 'JobSet']
+    return {job['name']: job['template']['spec'] for each in sets for job in each['replicatedJobs']}
+
+
 def container(made, kind):
-    first, *others = templates(made)[kind]['spec']['containers']
-    apart = kind != 'replay_server' or 'metrics' in templates(made)
-    assert [other['name'] for other in others] == ([] if apart else ['metrics'])
-    return first
+    (one,) = templates(made)[kind]['spec']['containers']
+    return one
 
 
 def test_a_run_has_all_its_objects():
     made, _ = manifests()
     assert [item['kind'] for item in made] == [
-        *('Service', 'StatefulSet', 'LocalQueue', 'JobSet', 'Deployment'),
-        *('HorizontalPodAutoscaler', 'Job', 'Service', 'Deployment', 'NetworkPolicy', *['PodDisruptionBudget'] * 3),
+        *('LocalQueue', 'JobSet', 'Deployment', 'HorizontalPodAutoscaler', 'Deployment'),
+        *('Service', 'Deployment', 'NetworkPolicy', *['PodDisruptionBudget'] * 3),
     ]
     assert {item['metadata']['namespace'] for item in made} == {'agents'}
     keys = [(item['kind'], item['metadata']['name']) for item in made]
     assert len(set(keys)) == len(keys)
     small, _ = manifests(SMALL, num_workers=1, resources={})
-    kinds = ['Service', 'StatefulSet', 'JobSet', 'Job', 'Job', 'NetworkPolicy', 'PodDisruptionBudget']
+    kinds = ['JobSet', 'Deployment', 'NetworkPolicy', 'PodDisruptionBudget']
     assert [item['kind'] for item in small] == kinds
-    assert sorted(templates(small)) == ['collect', 'evaluate', 'replay_server', 'train']
+    assert sorted(templates(small)) == ['collect', 'evaluate', 'metrics', 'replay_server', 'train']
+
+
+def test_all_jobs_are_one_gang():
+    """Kueue admits a JobSet as a whole: no job waits for one that was not admitted."""
+    made, _ = manifests(KubernetesOptions(pods=FULL.pods, queue='learners'))
+    jobset = by_kind(made, 'JobSet')
+    assert jobset['metadata']['labels']['kueue.x-k8s.io/queue-name'] == 'learners' and jobset['spec']['suspend']
+    counts = {name: (job['parallelism'], job['completions']) for name, job in gang(made).items()}
+    assert counts == {'replay': (1, 1), 'learner': (2, 2), 'evaluate': (1, 1), 'collect': (16, 16)}
+    assert jobset['spec']['successPolicy'] == {'operator': 'All', 'targetReplicatedJobs': ['learner', 'evaluate']}
+    alone, _ = manifests(SMALL, addresses=ALONE)
+    assert [*gang(alone)] == ['replay', 'coordinator', 'relay', 'learner', 'evaluate', 'collect']
+    most, _ = manifests(SMALL, name='r' * 200, addresses=ALONE, num_collectors=10_000)
+    name = by_kind(most, 'JobSet')['metadata']['name']
+    pods = [f'{name}-{kind}-0-{job["completions"] - 1}-abcde' for kind, job in gang(most).items()]
+    assert max(map(len, pods)) <= 63, 'the name of a pod'
+
+
+def test_a_pod_is_started_again_by_itself_and_workers_together():
+    one, _ = manifests(SMALL, num_workers=1)
+    for name, job in gang(one).items():
+        assert (job.get('backoffLimit'), job['backoffLimitPerIndex']) == (None, 20)
+        assert [rule['action'] for rule in job['podFailurePolicy']['rules']] == ['FailJob', 'Ignore']
+        assert job.get('maxFailedIndexes') == (None if name == 'collect' else 0), 'a run goes on without a collector'
+    two, _ = manifests(SMALL, num_workers=2)
+    learner = gang(two)['learner']
+    assert learner['backoffLimit'] == 0 and 'backoffLimitPerIndex' not in learner
+    assert by_kind(two, 'JobSet')['spec']['failurePolicy'] == {
+        'maxRestarts': 20,
+        'rules': [{'name': 'userError', 'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}],
+    }
 
 
 def test_selectors_find_the_pods_that_they_mean():
@@ -93,7 +124,7 @@ def test_selectors_find_the_pods_that_they_mean():
 
     for item in made:
         spec = item['spec']
-        if item['kind'] in ('StatefulSet', 'Deployment'):
+        if item['kind'] == 'Deployment':
             assert matched(spec['selector']) == [spec['template']['metadata']['labels']['tflearn/job']]
         if item['kind'] == 'Service':
             (kind,) = matched({'matchLabels': spec['selector']})
@@ -112,23 +143,20 @@ def test_selectors_find_the_pods_that_they_mean():
 
 def test_jobs_find_each_other():
     made, topology = manifests()
-    server = by_kind(made, 'StatefulSet')
-    service = by_kind(made, 'Service', '-replay')
-    assert server['spec']['serviceName'] == service['metadata']['name'] and service['spec']['clusterIP'] == 'None'
+    jobset = by_kind(made, 'JobSet')
+    name, domain = jobset['metadata']['name'], jobset['spec']['network']['subdomain']
+    replay = f'{name}-replay-0-0.{domain}'  # a pod of an indexed Job keeps its name
     for kind in ('replay_server', 'train', 'evaluate', 'collect'):
-        assert f'--coordinator_address={service["metadata"]["name"]}:8009' in container(made, kind)['args']
+        assert f'--coordinator_address={replay}:8009' in container(made, kind)['args']
         (own,) = [job for job in topology.jobs if job.name in (kind, f'{kind}_0')]
         assert container(made, kind)['command'] == ['tflearn-' + own.kind.replace('_', '-')]
-    assert f'--replay_address={service["metadata"]["name"]}:8008' in container(made, 'replay_server')['args']
-    ports = {port['name']: port['port'] for port in service['spec']['ports']}
+    assert f'--replay_address={replay}:8008' in container(made, 'replay_server')['args']
+    ports = {port['name']: port['containerPort'] for port in container(made, 'replay_server')['ports']}
     assert ports == {'replay': 8008, 'coordinator': 8009}
     assert container(made, 'collect')['args'][-1] == '--collector_name=$(POD_NAME)'
-    jobset = by_kind(made, 'JobSet')
-    job = jobset['spec']['replicatedJobs'][0]['template']['spec']
-    assert (job['completions'], job['parallelism'], job['completionMode']) == (2, 2, 'Indexed')
+    assert {job['completionMode'] for job in gang(made).values()} == {'Indexed'}
     environment = {item['name']: item for item in container(made, 'train')['env']}
     text = environment['TF_CONFIG']['value'].replace('$(WORKER_INDEX)', '1')
-    name, domain = jobset['metadata']['name'], jobset['spec']['network']['subdomain']
     assert json.loads(text) == {
         'cluster': {'worker': [f'{name}-learner-0-{i}.{domain}:2222' for i in range(2)]},
         'task': {'type': 'worker', 'index': 1},
@@ -144,31 +172,22 @@ ALONE = Addresses(replay=(OWN_ADDRESS,) * 3, relays=(OWN_ADDRESS,) * 2, alone=Tr
 def test_shards_and_relays_are_pods_with_addresses():
     made, _ = manifests(addresses=ALONE)
     run = by_kind(made, 'JobSet')['metadata']['name']
-    servers = {item['metadata']['name']: item['spec'] for item in made if item['kind'] == 'StatefulSet'}
-    assert {name: spec['replicas'] for name, spec in servers.items()} == {
-        f'{run}-replay': 3,
-        f'{run}-coordinator': 1,
-        f'{run}-relay': 2,
-    }
-    where = f'--coordinator_address={run}-coordinator:8009'
+    counts = {name: job['completions'] for name, job in gang(made).items()}
+    assert counts == {'replay': 3, 'coordinator': 1, 'relay': 2, 'learner': 2, 'evaluate': 1}
+    where = f'--coordinator_address={run}-coordinator-0-0.{run}:8009'
     for kind in ('replay_server', 'train', 'collect'):
         assert where in container(made, kind)['args']
-    own = f'--replay_address={run}-replay-$(ORDINAL).{run}-replay:8008'
+    own = f'--replay_address={run}-replay-0-$(INDEX).{run}:8008'
     assert {own, '--num_shards=3', '--noserve_coordinator'} <= {*container(made, 'replay_server')['args']}
-    assert container(made, 'replay_server')['args'][-1] == '--shard=$(ORDINAL)'
-    assert container(made, 'replay_server')['env'][0]['valueFrom']['fieldRef']['fieldPath'].endswith("pod-index']")
-    own = f'--relay_address={run}-relay-$(ORDINAL).{run}-relay:8010'
+    assert container(made, 'replay_server')['args'][-1] == '--shard=$(INDEX)'
+    index = container(made, 'replay_server')['env'][0]['valueFrom']['fieldRef']['fieldPath']
+    assert index.endswith("job-completion-index']")
+    own = f'--relay_address={run}-relay-0-$(INDEX).{run}:8010'
     assert container(made, 'relay')['args'] == [
-        *(where, '--run_dir=/runs/a', own, '--name=relay_$(ORDINAL)', '--index=$(ORDINAL)')
+        *(where, '--run_dir=/runs/a', own, '--name=relay_$(INDEX)', '--index=$(INDEX)')
     ]
     assert container(made, 'coordinator')['command'] == ['tflearn-coordinator']
     assert by_kind(made, 'Deployment', '-metrics')['spec']['replicas'] == 1, 'numbers are counted once'
-    for item in made:
-        if item['kind'] == 'StatefulSet':
-            (service,) = [each for each in made if each['kind'] == 'Service' and each['metadata'] == item['metadata']]
-            assert service['spec']['clusterIP'] == 'None' and service['spec']['selector'] in (
-                item['spec']['selector']['matchLabels'],
-            )
 
 
 def test_resources_queues_and_nodes():
@@ -179,23 +198,25 @@ def test_resources_queues_and_nodes():
     }
     assert container(made, 'collect')['resources']['limits'] == {'memory': '1500M', 'example.com/simulator': '1'}
     assert templates(made)['train']['spec']['nodeSelector'] == {'cloud.google.com/gke-accelerator': 'nvidia-l4'}
-    jobset = by_kind(made, 'JobSet')
-    assert jobset['metadata']['labels']['kueue.x-k8s.io/queue-name'] == by_kind(made, 'LocalQueue')['metadata']['name']
-    assert jobset['spec']['suspend']
+    assert by_kind(made, 'LocalQueue')['metadata']['name'] == 'learners'
+    for template in templates(made).values():
+        assert template['spec']['containers'][0]['resources']['limits'].keys() >= {'memory'}
     scaler, deployment = by_kind(made, 'HorizontalPodAutoscaler')['spec'], by_kind(made, 'Deployment', '-collect')
     assert scaler['scaleTargetRef']['name'] == deployment['metadata']['name']
     assert (scaler['minReplicas'], scaler['maxReplicas']) == (16, 64) and 'replicas' not in deployment['spec']
     metric = scaler['metrics'][0]['external']['metric']
-    sidecar = templates(made)['replay_server']['spec']['containers'][1]
-    assert sidecar['command'] == ['tflearn'] and sidecar['args'][0] == 'run-metrics'
-    assert f'--run={metric["selector"]["matchLabels"]["run"]}' in sidecar['args']
+    metrics = container(made, 'metrics')
+    assert metrics['command'] == ['tflearn'] and metrics['args'][0] == 'run-metrics'
+    assert f'--run={metric["selector"]["matchLabels"]["run"]}' in metrics['args']
     tpu, _ = manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='tpu-v5-lite-podslice')})
-    assert container(tpu, 'train')['resources']['limits'] == {'google.com/tpu': '4'}
+    assert container(tpu, 'train')['resources']['limits']['google.com/tpu'] == '4'
     assert templates(tpu)['train']['spec']['nodeSelector'] == {
         'cloud.google.com/gke-tpu-accelerator': 'tpu-v5-lite-podslice',
         'cloud.google.com/gke-tpu-topology': '2x4',
     }
-    assert 'exclusive-topology' in str(by_kind(tpu, 'JobSet')['metadata']['annotations'])
+    jobs = by_kind(tpu, 'JobSet')['spec']['replicatedJobs']
+    on_own_nodes = [job['name'] for job in jobs if 'exclusive-topology' in str(job['template']['metadata'])]
+    assert on_own_nodes == ['learner']
 
 
 def test_pods_have_time_to_stop_volumes_and_no_rights():
@@ -228,20 +249,18 @@ def test_what_ends_a_run_keeps_its_directory():
 
 def test_collectors_end_with_the_run_unless_an_autoscaler_counts_them():
     made, _ = manifests(SMALL)
-    job = by_kind(made, 'Job', '-collect')['spec']
-    assert (job['completions'], job['parallelism'], job['completionMode']) == (16, 16, 'Indexed')
-    assert job['template']['spec']['restartPolicy'] == 'Never' and job['ttlSecondsAfterFinished'] > 86_400
-    assert [rule['action'] for rule in job['podFailurePolicy']['rules']] == ['FailJob', 'Ignore']
+    job = gang(made)['collect']
+    assert job['completions'] == 16 and job['template']['spec']['restartPolicy'] == 'Never'
     assert container(made, 'collect')['args'][-1] == '--collector_name=collect_$(INDEX)'
-    assert by_kind(made, 'JobSet')['spec']['ttlSecondsAfterFinished'] == job['ttlSecondsAfterFinished']
+    assert by_kind(made, 'JobSet')['spec']['ttlSecondsAfterFinished'] > 86_400
+    scaled, _ = manifests(FULL)
+    assert 'collect' not in gang(scaled) and by_kind(scaled, 'Deployment', '-collect')
 
 
 def test_a_deadline_is_tried_again_and_only_a_users_error_is_final():
     made, _ = manifests(SMALL)
-    jobs = [each['spec'] for each in made if each['kind'] == 'Job']
-    jobs += [each['template']['spec'] for each in by_kind(made, 'JobSet')['spec']['replicatedJobs']]
-    assert len(jobs) == 3
-    for job in jobs:
+    assert len(gang(made)) == 4
+    for job in gang(made).values():
         rules = [rule['onExitCodes'] for rule in job['podFailurePolicy']['rules'] if 'onExitCodes' in rule]
         assert rules == [{'operator': 'In', 'values': [2]}] and DEADLINE_EXIT_STATUS != 2
 
@@ -312,9 +331,9 @@ def test_a_job_is_alive_while_it_reports(tmp_path, state, age_secs, alive):
     made = kubernetes.manifests(topology, RunDir(tmp_path), FULL)
     for kind, variable, name in (
         ('collect', 'POD_NAME=pod-7', 'pod-7'),
-        ('replay_server', 'ORDINAL=0', 'replay_server'),
-        ('replay_server', 'ORDINAL=2', 'replay_server_2'),
-        ('relay', 'ORDINAL=0', 'relay_0'),
+        ('replay_server', 'INDEX=0', 'replay_server'),
+        ('replay_server', 'INDEX=2', 'replay_server_2'),
+        ('relay', 'INDEX=0', 'relay_0'),
     ):
         probe, status = container(made, kind)['livenessProbe'], RunDir(tmp_path).status(name)
         if state:
@@ -389,7 +408,11 @@ def test_core_kinds_are_valid_by_the_published_schemas(case):
         pytest.skip('no kubernetes-validate: scripts/test installs it')
     import kubernetes_validate
 
-    for manifest in CASES[case]():
+    jobs = [
+        {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': {'name': name}, 'spec': spec}
+        for name, spec in gang(CASES[case]()).items()
+    ]
+    for manifest in [*CASES[case](), *jobs]:
         if manifest['kind'] not in CUSTOM:
             kubernetes_validate.validate(manifest, '1.35', strict=True)
             with pytest.raises(kubernetes_validate.ValidationError):
@@ -420,25 +443,11 @@ def test_pods_meet_the_restricted_security_standard(case):
 
 @pytest.mark.parametrize('case', [case for case in CASES if case != 'claims'])
 def test_custom_kinds_are_valid_by_their_definitions(case):
-    """Needs the folder TFLEARN_TEST_CRDS with the CustomResourceDefinitions of JobSet and of Kueue, as YAML."""
-    folder = os.environ.get('TFLEARN_TEST_CRDS')
-    if not folder:
-        pytest.skip('no TFLEARN_TEST_CRDS: a folder with the CRDs of JobSet and of Kueue in YAML')
+    """Their schemas are in custom_kinds.yaml."""
     import jsonschema
 
-    definitions = [
-        definition
-        for path in pathlib.Path(folder).glob('*.yaml')
-        for definition in yaml.safe_load_all(path.read_text())
-        if definition and definition['kind'] == 'CustomResourceDefinition'
-    ]
-    schemas = {
-        (f'{item["spec"]["group"]}/{version["name"]}', item['spec']['names']['kind']): version['schema'][
-            'openAPIV3Schema'
-        ]
-        for item in definitions
-        for version in item['spec']['versions']
-    }
+    kinds = yaml.safe_load_all(pathlib.Path(__file__).with_name('custom_kinds.yaml').read_text())
+    schemas = {(kind['apiVersion'], kind['kind']): kind['schema'] for kind in kinds}
     custom = [manifest for manifest in CASES[case]() if manifest['kind'] in CUSTOM]
     assert custom
     for manifest in custom:

@@ -84,7 +84,7 @@ class KubernetesOptions:
     """What the manifests say besides the jobs' resources.
 
     Attributes:
-      queue: Kueue's LocalQueue that the learner waits in; '': none.
+      queue: Kueue's LocalQueue that the run waits in; '': none.
       cluster_queue: the ClusterQueue that `queue` is made for; '': it is there already.
       part: 'run': what `kubectl delete` may delete at the run's end; 'claims': the claim of its directory.
       namespace: where everything is.
@@ -177,21 +177,12 @@ class _Run:
 
     def objects(self) -> list[Manifest]:
         """Returns all other objects."""
-        group, options = self._topology.group, self._options
+        options = self._options
         made = self._gin_files()
-        for kind in WITH_ADDRESS:
-            if jobs := group(kind):
-                made += self._made(
-                    'servers',
-                    **self._service(kind),
-                    labels=self.labels(kind),
-                    replicas=len(jobs),
-                    pod=self._pod(jobs[0]),
-                )
-        if len(group('replay_server')) > 1:
-            made += self._made('metrics', labels=self.labels('metrics'), pod=self._metrics_pod())
-        made += [*self._learner(), *self._collectors()]
-        made += self._made('evaluate', pod=self._pod(group('evaluate')[0], 'Never'))
+        if options.cluster_queue:
+            made += self._made('queue', queue=options.queue, cluster_queue=options.cluster_queue)
+        made += [*self._gang(), *self._scaled_collectors()]
+        made += self._made('metrics', labels=self.labels('metrics'), pod=self._metrics_pod())
         if options.serve_replicas:
             words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', '--port=8500']
             pod = self._program_pod('serve', [*words, '--metrics_port=9100'], Resources(), ('serve', 'scraped'))
@@ -212,21 +203,13 @@ class _Run:
         is_host = kind == self._topology.host
         return {name: port for name, port in ports.items() if name != 'coordinator' or is_host}
 
-    def _service(self, kind: str) -> Manifest:
-        """Returns the Service of a kind, and its ports."""
-        ports = {name: port['number'] for name, port in self._ports(kind).items()}
-        services = self._template['services']
-        return {
-            'service': f'{self.name}-{services[kind]}',
-            'service_ports': [{'name': name, 'port': port, 'targetPort': name} for name, port in ports.items()],
-            'container_ports': [{'name': name, 'containerPort': port} for name, port in ports.items()],
-            'port': next(iter(ports.values())),
-        }
-
     def _address(self, kind: str, pod: str, port: int) -> str:
-        """Returns the address of a server; `pod` is its number, of several."""
-        service = self._service(kind)['service']
-        return f'{service}-{pod}.{service}:{port}' if len(self._topology.group(kind)) > 1 else f'{service}:{port}'
+        """Returns the address of a server; `pod` is its number among those of its kind."""
+        return f'{self._pod_name(kind, pod)}.{self.name}:{port}'
+
+    def _pod_name(self, kind: str, pod: str) -> str:
+        """Returns the name of a pod of the JobSet, by which its Service finds it."""
+        return f'{self.name}-{self._template["names"][kind]}-0-{pod}'
 
     def _gin_files(self) -> list[Manifest]:
         """Returns the run's own gin files; nothing if an image has all that the run reads."""
@@ -238,28 +221,41 @@ class _Run:
             )
         return self._made('gin_files', gin_files=data) if data else []
 
-    def _learner(self) -> list[Manifest]:
-        """Returns the learner, and the queue that it waits in."""
-        (job,), options = self._topology.group('train'), self._options
-        on_tpu = {'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'}
+    def _gang(self) -> list[Manifest]:
+        """Returns the JobSet of all jobs, but for collectors that an autoscaler counts."""
+        options = self._options
+        own = [kind for kind in self._template['names'] if kind != 'collect' or not options.max_collectors]
         queued = {**self.labels('run'), 'kueue.x-k8s.io/queue-name': options.queue}
-        jobset = self._made(
-            'learner',
-            workers=job.workers,
-            exclusive=on_tpu if options.pods.tpu_topology else None,
+        return self._made(
+            'gang',
             suspended=bool(options.queue) or None,
             queue_labels=queued if options.queue else None,
-            pod=self._pod(job, 'Never'),
+            jobs=[self._job(kind) for kind in own if self._topology.group(kind)],
         )
-        if not options.cluster_queue:
-            return jobset
-        return self._made('queue', queue=options.queue, cluster_queue=options.cluster_queue) + jobset
 
-    def _collectors(self) -> list[Manifest]:
-        """Returns the collectors, and what starts more of them while the learner waits for data."""
+    def _job(self, kind: str) -> Manifest:
+        """Returns the part of the JobSet for the jobs of a kind."""
+        jobs = self._topology.group(kind)
+        train_as_one = jobs[0].workers > 1
+        on_tpu = {'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'}
+        return self._made(
+            'job',
+            name=self._template['names'][kind],
+            count=jobs[0].workers if train_as_one else len(jobs),
+            exclusive=on_tpu if self._options.pods.tpu_topology and kind == 'train' else None,
+            as_one=0 if train_as_one else None,
+            by_itself=None if train_as_one else MAX_RESTARTS,
+            # The run goes on without a collector, but not without the others.
+            missing=None if train_as_one or kind == 'collect' else 0,
+            evictions=[] if train_as_one else self._template['evictions'],
+            pod=self._pod(jobs[0], 'Never'),
+        )
+
+    def _scaled_collectors(self) -> list[Manifest]:
+        """Returns the collectors of an autoscaler, which starts more while the learner waits."""
         jobs, options = self._topology.group('collect'), self._options
         if not options.max_collectors:
-            return self._made('collectors', replicas=len(jobs), pod=self._pod(jobs[0], 'Never'))
+            return []
         if options.max_collectors < len(jobs):
             raise UserValueError(
                 f'got max_collectors={options.max_collectors} and --num_collectors={len(jobs)}; need at least as '
@@ -286,13 +282,15 @@ class _Run:
         return self._made('selector', kinds=list(dict.fromkeys(kinds)))
 
     def _disruption(self) -> list[Manifest]:
-        kept: dict[str, Any] = {'replay_server': 0}
-        kept |= {'collect': '25%'} if self._options.max_collectors else {}
-        kept |= {'serve': 1} if self._options.serve_replicas else {}
+        options = self._options
+        # Kubernetes takes only a number that has to be there for the pods of a Job.
+        bounds: dict[str, Any] = {'replay_server': {'least': len(self._topology.group('replay_server')), 'most': None}}
+        bounds |= {'collect': {'least': None, 'most': '25%'}} if options.max_collectors else {}
+        bounds |= {'serve': {'least': None, 'most': 1}} if options.serve_replicas else {}
         return [
             manifest
-            for kind, most in kept.items()
-            for manifest in self._made('disruption', kind=places.label(kind), most=most, labels=self.labels(kind))
+            for kind, bound in bounds.items()
+            for manifest in self._made('disruption', kind=places.label(kind), labels=self.labels(kind), **bound)
         ]
 
     def _pod(self, job: Job, restart: str = 'Always') -> Manifest:
@@ -312,13 +310,15 @@ class _Run:
         parts += ['server'] if job.kind in WITH_ADDRESS else []
         parts += ['workers'] if job.workers > 1 else []
         parts += ['reports'] if round(topology.silent_timeout_secs) and job.workers == 1 else []  # else only the chief
-        hosts = [f'"{self.name}-learner-0-{i}.{self.name}:2222"' for i in range(job.workers)]
-        template = self._program_pod(
+        hosts = [f'"{self._pod_name("train", str(i))}.{self.name}:2222"' for i in range(job.workers)]
+        ports = {name: port['number'] for name, port in self._ports(job.kind).items()}
+        return self._program_pod(
             job.kind,
             [*words, *(name['flags'] if name else [])],
             job.resources,
             parts,
-            **(self._service(job.kind) if job.kind in WITH_ADDRESS else {}),
+            container_ports=[{'name': name, 'containerPort': port} for name, port in ports.items()],
+            port=next(iter(ports.values()), None),
             restart=restart,
             environment=name.get('env'),
             start_periods=max(_START_SECS, round(topology.connect_timeout_secs)) // 5,
@@ -327,11 +327,6 @@ class _Run:
             status=str(self._run_dir.status('').parent),
             hosts=','.join(hosts),
         )
-        if alone:
-            metrics = self._metrics_pod()
-            template['spec']['containers'] += metrics['spec']['containers']
-            template['metadata'] = _merged(metrics['metadata'], template['metadata'])
-        return template
 
     def _metrics_pod(self) -> Manifest:
         """Returns the template of the pod that Prometheus asks for the numbers of all jobs."""
@@ -367,18 +362,20 @@ class _Run:
         word = word.replace(COORDINATOR_ADDRESS, self._address(host, '0', self._ports(host)['coordinator']['number']))
         if OWN_ADDRESS not in word:
             return word
-        return word.replace(OWN_ADDRESS, self._address(job.kind, '$(ORDINAL)', self._service(job.kind)['port']))
+        own = '$(INDEX)' if len(self._topology.group(job.kind)) > 1 else '0'
+        port = next(iter(self._ports(job.kind).values()))
+        return word.replace(OWN_ADDRESS, self._address(job.kind, own, port['number']))
 
     def _amounts(self, kind: str, resources: Resources) -> Manifest:
         counted: Mapping[str, int] = resources.custom
         if resources.accelerators:
             counted = {**counted, self._device: resources.accelerators}
-        limits = {name: str(count) for name, count in counted.items()}
+        asked = {name: str(count) for name, count in counted.items()}
         if resources.memory_gb:
-            limits['memory'] = f'{round(resources.memory_gb * 1000)}M'
+            asked['memory'] = f'{round(resources.memory_gb * 1000)}M'
         cores = {'cpu': str(resources.cores)} if resources.cores else {}
-        requests = {**self._template['requests'][kind], **cores, **limits}
-        return {'requests': requests, **({'limits': limits} if limits else {})}
+        requests = {**self._template['requests'][kind], **cores, **asked}
+        return {'requests': requests, 'limits': {'memory': self._template['memory_limits'][kind], **asked}}
 
     @property
     def _device(self) -> str:
