@@ -10,7 +10,7 @@ import tempfile
 import numpy as np
 
 from benchmarks import shard_process
-from tflearn.replay import backend
+from tflearn.replay import backend, servers
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
 from tflearn.replay.storage import REPLAY, STREAM, Storage
 
@@ -21,14 +21,14 @@ _FLUSH_SECS = 0.2
 def main() -> None:
     """Answers each line by one, until the input ends."""
     print('ready', flush=True)
-    server: backend.Server | None = None
+    server: servers.Server | None = None
     for line in sys.stdin:
         command = json.loads(line)
         answer: object = None
         if command['do'] == 'serve':
             folder = pathlib.Path(tempfile.mkdtemp()) / 'replay' / 'checkpoints'
             tables = shard_process.storage(*command['layout']).make_tables()
-            server = backend.serve(tables, 0, folder, kind=command['kind'])
+            server = servers.serve(tables, 0, folder, kind=command['kind'])
             process = getattr(server, '_process', None)
             answer = server.address, process._process.pid if process else os.getpid()
         elif command['do'] == 'write':

@@ -45,7 +45,7 @@ def test_an_unfinished_first_line_is_dropped(tmp_path):
 
 def test_rejects_a_damaged_line(tmp_path):
     path = tmp_path / 'evaluations.jsonl'
-    path.write_text('{"train_step": 1}\n\n{"train_step": 2}\n')
+    path.write_text(f'{json.dumps(entry(1))}\n\n{json.dumps(entry(2))}\n')
     with pytest.raises(ValueError, match='line 2'):
         EvaluationRecord(path)
 

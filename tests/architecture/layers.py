@@ -31,7 +31,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     'policies': ('core', 'files'),
     'jobs': _LIBRARY,
     'config': ('core', 'files'),
-    'launch': ('core.errors', 'core.parent_death', 'core.settings', 'files', 'net'),
+    'launch': ('core.errors', 'core.forms', 'core.parent_death', 'core.settings', 'files', 'net'),
     'api': (*_LIBRARY, 'jobs', 'config', 'launch'),
     'extensions.stores': ('core', 'files'),
     'extensions.tasks': ('core', 'environments'),

@@ -169,7 +169,7 @@ def test_done_line(tmp_path):
     write_json(RunDir(tmp_path).done, {'reason': 'num_train_steps 5 reached', 'train_step': 5})
     assert 'finished (num_train_steps 5 reached, train step 5)' in (RunDir(tmp_path).done_line() or '')
     write_json(RunDir(tmp_path).done, {'reason': 'num_train_steps 5 reached'})
-    with pytest.raises(ValueError, match='got a damaged file .*DONE, without train_step; need these; remove the file'):
+    with pytest.raises(ValueError, match='got a damaged file .*DONE, with no train_step; need that; remove the file'):
         RunDir(tmp_path).done_line()
 
 

@@ -204,6 +204,17 @@ def test_a_video_or_mark_that_fails_does_not_end_the_job(run):
     assert run.join() == []
 
 
+def test_a_version_that_cannot_be_kept_is_confirmed(run):
+    """No room for the mark, say: here it is a link to itself, to which nothing can be written."""
+    version = run.export(0, BALANCES)
+    (version / versions.KEPT).symlink_to(versions.KEPT)
+    run.start(target_return=475.0)
+    wait_until(run.dir.stop_request.exists, 'the request', 60.0)
+    assert side_tasks.failures[f'mark {version} as {versions.KEPT}'] == 1
+    write_json(run.dir.train_result, RESULT)
+    assert run.join() == []
+
+
 class Slow(gymnasium.Wrapper):
     """An environment whose reset takes 0.8 s."""
 
@@ -407,7 +418,8 @@ def test_rejects_invalid_arguments(run, tmp_path):
     run.export(1, FALLS)
     with pytest.raises(ValueError, match=r'float32\[4\].*need|float32\[4\].*environment has'):
         evaluate(**{**arguments, 'make_environment': fakes.make_environment})
-    run.dir.evaluations.write_text('{}\nnonsense\n{}\n')
+    line = '{"train_step": 1, "mean_return": 1.0}'
+    run.dir.evaluations.write_text(f'{line}\nnonsense\n{line}\n')
     with pytest.raises(ValueError, match='line 2'):
         evaluate(**arguments)
 

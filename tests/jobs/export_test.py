@@ -26,7 +26,7 @@ from tflearn.policies import converted, loader, updates, versions
 from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
-from tflearn.replay import backend, stored_episodes
+from tflearn.replay import servers, stored_episodes
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 
@@ -193,7 +193,7 @@ def test_named_tuple_fields_keep_their_names(tmp_path):
     version = PolicyExporter(policy, run_dir.greedy_policy).export(1, {})
     experience = Experience(replay=Queue(max_size=100), batch=BatchItems(1))
     storage = Storage(experience, policy.trajectory_spec)
-    server = backend.serve(storage.make_tables(), 0, run_dir.replay_checkpoints)
+    server = servers.serve(storage.make_tables(), 0, run_dir.replay_checkpoints)
     try:
         writer = ReplayWriter(server.address, storage, 1, threading.Event())
         for number in range(10):

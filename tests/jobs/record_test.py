@@ -30,7 +30,7 @@ from tflearn.jobs import initial_agent
 from tflearn.jobs.record import Quota, _Acting, describe, extract, record
 from tflearn.jobs.run import Run
 from tflearn.policies import loader
-from tflearn.replay import backend, stored_episodes
+from tflearn.replay import servers, stored_episodes
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 
@@ -71,7 +71,7 @@ def test_the_exported_policy_acts(run_dir, tmp_path):
 
 
 def test_a_finished_run_acts_with_its_result(run_dir, tmp_path):
-    write_json(run_dir.done, {'policy': 'policies/greedy_policy/0'})
+    write_json(run_dir.done, {'reason': 'done', 'train_step': 20, 'policy': 'policies/greedy_policy/0'})
     try:
         run_record(run_dir, tmp_path / 'data', num_episodes=1)
     finally:
@@ -286,7 +286,7 @@ def read_back(tmp_path):
 
     def read_back(environment, policy, data_spec, experience=QUEUE, stores_policy_state=False):
         storage = Storage(experience, data_spec)
-        server = backend.serve(storage.make_tables(), 0, tmp_path / 'checkpoints')
+        server = servers.serve(storage.make_tables(), 0, tmp_path / 'checkpoints')
         written = []
         try:
             writer = ReplayWriter(server.address, storage, environment.num_environments, threading.Event())

@@ -6,14 +6,14 @@ import threading
 
 from tests.replay import conformance_test
 from tests.testing.replay import DATA_SPEC
-from tflearn.replay import backend
+from tflearn.replay import servers
 from tflearn.replay.storage import Storage
 
 
 def main():
     kind, port, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
     tables = Storage(conformance_test.MIRRORED, DATA_SPEC).make_tables()
-    server = backend.serve(tables, port, folder / 'checkpoints', kind=kind)
+    server = servers.serve(tables, port, folder / 'checkpoints', kind=kind)
     sys.stdout.write('serving\n')
     sys.stdout.flush()
     while not threading.Event().wait(0.02):

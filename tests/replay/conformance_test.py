@@ -20,7 +20,7 @@ from tflearn.core import extras
 from tflearn.core.experience import Prioritization, Prioritized, Queue
 from tflearn.core.waiting import Stopped, wait_until
 from tflearn.launch.local import free_port
-from tflearn.replay import backend, item_reader, reader, writers
+from tflearn.replay import backend, item_reader, reader, servers, writers
 from tflearn.replay.backend import Shards
 from tflearn.replay.checkpoints import DamagedCheckpoint
 from tflearn.replay.chunks import chunk_id
@@ -59,7 +59,7 @@ def serve_tables(tmp_path, kind):
         numbers = itertools.count()
 
         def start(*specs):
-            server = backend.serve(specs, 0, tmp_path / str(next(numbers)) / 'checkpoints', kind=kind)
+            server = servers.serve(specs, 0, tmp_path / str(next(numbers)) / 'checkpoints', kind=kind)
             stack.callback(server.close)
             return backend.connect(server.address)
 

@@ -17,7 +17,7 @@ from tests.testing.replay import DATA_SPEC, chunks_of, serving
 from tflearn.core.experience import Prioritized, Queue
 from tflearn.core.waiting import PeerLost, is_listening, wait_until
 from tflearn.launch.local import free_port
-from tflearn.replay import backend
+from tflearn.replay import backend, servers
 from tflearn.replay.backend import Lost
 from tflearn.replay.storage import REPLAY, STREAM, Storage
 from tflearn.replay.valkey import client, library, server
@@ -193,7 +193,7 @@ class Given:
 
     def keep(self, run='run'):
         checkpoints = self.folder / run / 'replay' / 'checkpoints'
-        return backend.serve(self.storage.make_tables(), 0, checkpoints, kind=backend.VALKEY, address=self.address)
+        return servers.serve(self.storage.make_tables(), 0, checkpoints, kind=backend.VALKEY, address=self.address)
 
     def call(self, *command):
         with library.connected(self.address, 5.0) as connected:

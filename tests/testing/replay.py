@@ -13,7 +13,7 @@ from tf_agents.trajectories import trajectory
 from tests import fakes, streams
 from tests.testing import experiences
 from tflearn.core.waiting import Stopped
-from tflearn.replay import backend, reader
+from tflearn.replay import backend, reader, servers
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
@@ -37,7 +37,7 @@ BATCH = 16
 class Served:
     """A running server, its address and its tables' layout; `stop` ends the writers."""
 
-    server: backend.Server
+    server: servers.Server
     address: str
     storage: Storage
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -55,7 +55,7 @@ def serving(folder, kind=None):
 
         def start(experience, port=0, checkpoints=folder / 'replay' / 'checkpoints', data_spec=DATA_SPEC):
             storage = Storage(experience, data_spec)
-            server = backend.serve(storage.make_tables(), port, checkpoints, kind=kind)
+            server = servers.serve(storage.make_tables(), port, checkpoints, kind=kind)
             stack.callback(server.close)
             stack.callback(streams.wait_until_ended)
             served = Served(server, server.address, storage)

@@ -8,8 +8,9 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.core import side_tasks
+from tflearn.core import forms, side_tasks
 from tflearn.core.errors import UserValueError
+from tflearn.files import messages
 from tflearn.files.run_dir import write_atomically
 
 Evaluation = dict[str, Any]
@@ -42,9 +43,10 @@ def _parse(path: pathlib.Path) -> tuple[list[Evaluation], str | None]:
     for number, line in enumerate(complete.splitlines(), start=1):
         try:
             evaluation = json.loads(line)
-            float(evaluation.get('mean_return', 0.0))
-        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise UserValueError(f'got a damaged line {number} in {path} ({error}); remove that line') from error
+        if fault := forms.fault(evaluation, messages.StepEvaluation, '', f'a damaged line {number} in {path}, with '):
+            raise UserValueError(f'{fault}; remove that line')
         evaluations.append(evaluation)
     return evaluations, complete + newline if incomplete else None
 

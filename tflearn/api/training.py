@@ -23,6 +23,7 @@ from tflearn.config.reader import import_text
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.types import AgentFactory, EnvironmentFactory, check_agent_factory, check_call
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
@@ -268,7 +269,7 @@ def _run_processes(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str], 
 
 def result(run_dir: RunDir) -> TrainedRun:
     """Returns a run that has reached its end."""
-    done = read_json(run_dir.done, 'reason', 'train_step', 'env_steps')
+    done = read_json(run_dir.done, messages.Done)
     if done is None:
         raise UserRuntimeError(f'got a run in {run_dir.root} without a result; need one that was not stopped')
     return TrainedRun(

@@ -11,6 +11,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.files import messages
 from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, read_json
 
@@ -72,10 +73,10 @@ def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
     Args:
       conditions: the stop conditions now; those that are missing or None do not hold.
     """
-    done = read_json(run_dir.done, 'reason') or read_json(run_dir.train_result, 'reason')
-    request = read_json(run_dir.stop_request)
+    done = read_json(run_dir.done, messages.Ended) or read_json(run_dir.train_result, messages.Ended)
+    request = read_json(run_dir.stop_request, messages.StopRequest) or {}
     is_remote = run_dir.location != str(run_dir.root)  # whose objects another job would bring back
-    if done is None or is_remote or not _has_moved(request or done, done, conditions):
+    if done is None or is_remote or not _has_moved(str(request.get('reason', done['reason'])), done, conditions):
         return False
     # DONE last: a process that is killed in between decides in the same way when it is started again.
     run_dir.stop_request.unlink(missing_ok=True)
@@ -86,9 +87,9 @@ def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
     return True
 
 
-def _has_moved(ended: Mapping[str, Any], counts: Mapping[str, Any], conditions: Conditions) -> bool:
+def _has_moved(reason: str, counts: Mapping[str, Any], conditions: Conditions) -> bool:
     """Returns whether the condition that ended the run now lies ahead, and no other one is reached."""
-    name, _, rest = str(ended['reason']).partition(' ')
+    name, _, rest = reason.partition(' ')
     if name not in CONDITIONS:  # somebody asked for the end
         return False
     try:
@@ -105,7 +106,7 @@ def _has_moved(ended: Mapping[str, Any], counts: Mapping[str, Any], conditions: 
 
 def _changes(run_dir: RunDir, now: Effective, job: str) -> list[tuple[str, str]]:
     """Returns the settings that differ from the saved ones: the function's name, and the setting as text."""
-    if (old := read_json(run_dir.config_values)) is None:  # a run of before they were saved
+    if (old := read_json(run_dir.config_values, dict[str, str])) is None:  # a run of before they were saved
         return []
     new = now.values
     return [

@@ -6,7 +6,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 import tensorflow as tf
@@ -17,8 +17,11 @@ from tf_agents.trajectories import policy_step, trajectory
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
+from tflearn.core import forms
 from tflearn.core.errors import UserOSError, UserTypeError, UserValueError
+from tflearn.core.settings import Finite, NonNegativeInt, Range
 from tflearn.core.types import EnvironmentSpecs, named_leaves
+from tflearn.files import messages
 from tflearn.files.run_dir import read_json, write_json
 
 FORMAT = 1
@@ -39,7 +42,7 @@ class Column:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, Range(least=0, most=1 << 31)], ...]
 
     def __str__(self) -> str:
         return f'{self.name}: {self.dtype}[{", ".join(map(str, self.shape))}]'
@@ -209,14 +212,41 @@ def difference(got: Sequence[Column], need: Sequence[Column]) -> str:
     return ', '.join(other) or f'no {", ".join(str(column) for column in need if column not in got)}'
 
 
+class _Columns(TypedDict):
+    columns: list[Column]
+
+
+_Split = TypedDict('_Split', {'part': str, 'by': str, 'share': Finite, 'from': list[messages.Data]})
+
+
+class _Returns(TypedDict):
+    mean: float
+
+
+class _Recording(TypedDict):
+    episodes: NonNegativeInt
+    returns: _Returns
+
+
+class _Facts(TypedDict):
+    """What later programs read of a data set's metadata, see `data.metadata`."""
+
+    split: NotRequired[_Split]
+    recordings: NotRequired[list[_Recording]]
+    copied_from: NotRequired[list[messages.Data]]
+    stated: NotRequired[dict[str, float | bool]]
+
+
+class _Description(_Columns):
+    """`DESCRIPTION`."""
+
+    metadata: _Facts
+
+
 def _columns(described: Mapping[str, Any]) -> tuple[Column, ...]:
-    try:
-        columns = tuple(Column(str(c['name']), c['dtype'], tuple(map(int, c['shape']))) for c in described['columns'])
-    except (LookupError, TypeError, ValueError) as error:
-        raise UserValueError(
-            f'got columns {described.get("columns")!r:.200} ({type(error).__name__}: {error}); need a list of name, '
-            f'dtype, shape; restore {DESCRIPTION}'
-        ) from error
+    if fault := forms.fault(described, _Columns):
+        raise UserValueError(f'{fault}; restore {DESCRIPTION}')
+    columns = tuple(Column(each['name'], each['dtype'], tuple(each['shape'])) for each in described['columns'])
     for column in columns:
         try:
             known = np.dtype(column.dtype).name == column.dtype
@@ -224,22 +254,23 @@ def _columns(described: Mapping[str, Any]) -> tuple[Column, ...]:
             known = False
         if not known:
             raise UserValueError(
-                f'got the column {column.name} of {column.dtype}; need a dtype of numpy such as float32, without a '
-                'byte order: files hold little-endian numbers'
+                f'got the column {column.name} of {column.dtype:.80} in {DESCRIPTION}; need a dtype of numpy such as '
+                'float32, without a byte order: files hold little-endian numbers'
             )
     return columns
 
 
 def _read(directory: pathlib.Path) -> dict[str, Any]:
     described = read_json(directory / DESCRIPTION)
-    if described is None or 'columns' not in described or not isinstance(described.get('metadata'), dict):
-        raise UserValueError(
-            f'got {directory}, which has no readable {DESCRIPTION}; need a directory that tflearn data has written'
-        )
+    if described is None:
+        raise UserValueError(f'got {directory} without {DESCRIPTION}; need a directory that tflearn data has written')
     if described.get('format') != FORMAT:
         raise UserValueError(
-            f'got {directory} of format {described.get("format")}; need {FORMAT}, the only one that this version knows'
+            f'got {directory / DESCRIPTION} of format {described.get("format")!r:.80}; need {FORMAT}, the only one '
+            'that this version knows'
         )
+    if fault := forms.fault(described, _Description, '', f'{directory / DESCRIPTION} with '):
+        raise UserValueError(f'{fault}; restore the file')
     return described
 
 

@@ -72,7 +72,7 @@ def keep_vocabularies(sources: Sequence[pathlib.Path], directory: pathlib.Path) 
 
 def vocabularies(directories: Sequence[pathlib.Path]) -> dict[str, list[str]] | None:
     """Returns the vocabularies of data sets, by the names of their categories, if all have the same."""
-    first, *others = (read_json(directory / VOCABULARIES) for directory in directories)
+    first, *others = (read_json(directory / VOCABULARIES, dict[str, list[str]]) for directory in directories)
     return first if all(other == first for other in others) else None
 
 

@@ -47,12 +47,7 @@ class Statistics:
     def text(self) -> str:
         """Returns the statistics, a line each."""
         reader = self._reader
-        lines = [f'{directory}: {_facts(columns.read_metadata(directory))}' for directory in reader.directories]
-        for directory in reader.directories:
-            for recording in columns.read_metadata(directory).get(RECORDINGS, []):
-                facts = ', '.join(f'{name} {recording[name]}' for name in ('policy', 'train_step', 'epsilon', 'seed'))
-                mean = recording['returns']['mean']
-                lines.append(f'recorded {recording["episodes"]} episodes, mean return {mean:.4g}: {facts}')
+        lines = [line for directory in reader.directories for line in origin(directory)]
         lines.append(f'{len(self.lengths)} episodes of {reader.num_episodes}, {self.lengths.sum()} environment steps')
         if reader.num_damaged:
             lines.append(f'{reader.num_damaged} damaged records skipped')
@@ -106,6 +101,17 @@ def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tupl
                 writer.write_record(record, int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST)))
         metadata.keep_vocabularies(reader.directories, begun)
     return writer.num_episodes, writer.num_steps
+
+
+def origin(directory: pathlib.Path) -> list[str]:
+    """Returns where a data set comes from, as its description has it, in lines."""
+    found = columns.read_metadata(directory)
+    lines = [f'{directory}: {_facts(found)}']
+    for recording in found.get(RECORDINGS, []):
+        facts = ', '.join(f'{name} {recording.get(name)}' for name in ('policy', 'train_step', 'epsilon', 'seed'))
+        mean = recording['returns']['mean']
+        lines.append(f'recorded {recording["episodes"]} episodes, mean return {mean:.4g}: {facts}')
+    return lines
 
 
 def _facts(facts: Mapping[str, Any]) -> str:

@@ -27,8 +27,9 @@ from typing import IO, Any
 
 from absl import logging
 
-from tflearn.core import background
+from tflearn.core import background, forms
 from tflearn.core.errors import UserRuntimeError
+from tflearn.files import messages
 
 
 def try_lock(file: IO[Any] | int) -> bool:
@@ -305,7 +306,10 @@ def _read(store: Store, path: pathlib.Path) -> dict[str, Any] | None:
         value = json.loads(store.read(path))
     except (OSError, ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    # As of an owner of whom nothing is known: one that lives renews it.
+    return {} if forms.fault(value, messages.Owner) else value
 
 
 def _this_process() -> dict[str, Any]:

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from tflearn.core import extensions
+from tflearn.core import extensions, forms
 from tflearn.core.errors import UserError, UserOSError, UserValueError
-from tflearn.files import lock
+from tflearn.files import lock, messages
 from tflearn.files.lock import LOCAL, Store
 from tflearn.files.temporary import PART, remove_leftovers_once, temporary
 
@@ -115,8 +115,11 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(value, indent=2) + '\n')
 
 
-def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
-    """Returns the JSON object in `path`, which has at least these keys; None if there is no such file.
+def read_json(path: pathlib.Path, form: Any = dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the JSON object in `path`; None if there is no such file.
+
+    Args:
+      form: what it has to hold, see `core.forms`.
 
     Raises:
       ValueError: if it holds something else.
@@ -136,8 +139,8 @@ def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
         raise UserValueError(f'got a damaged file {path} ({error}); need a JSON object; remove the file') from error
     if not isinstance(value, dict):
         raise UserValueError(f'got a damaged file {path} ({type(value).__name__}); need a JSON object; remove the file')
-    if missing := [key for key in keys if key not in value]:
-        raise UserValueError(f'got a damaged file {path}, without {", ".join(missing)}; need these; remove the file')
+    if fault := forms.fault(value, form, '', f'a damaged file {path}, with '):
+        raise UserValueError(f'{fault}; remove the file')
     return value
 
 
@@ -278,7 +281,7 @@ class RunDir:
         found = {}
         for path in sorted(self.status('').parent.glob('[!.]*.json')):
             with contextlib.suppress(UserError):
-                found[path.stem] = read_json(path) or {}
+                found[path.stem] = read_json(path, messages.Status) or {}
         return found
 
     def living_jobs(self) -> dict[str, int]:
@@ -301,7 +304,7 @@ class RunDir:
 
     def done_line(self) -> str | None:
         """Returns the content of DONE in one line; None while the run is not finished."""
-        done = read_json(self.done, 'reason', 'train_step')
+        done = read_json(self.done, messages.Done)
         if done is None:
             return None
         return (

@@ -10,7 +10,7 @@ from typing import Any
 
 from tflearn.core import side_tasks
 from tflearn.core.errors import UserValueError
-from tflearn.files import lock
+from tflearn.files import lock, messages
 from tflearn.files.run_dir import read_json, write_json
 
 _NOT_JSON = (math.inf, -math.inf)
@@ -25,7 +25,7 @@ class Status:
         self._metrics: dict[str, Any] = {'job': path.stem, 'pid': os.getpid(), 'started': lock.started(os.getpid())}
         if kept:
             with contextlib.suppress(UserValueError, OSError):  # a damaged file
-                before = read_json(path) or {}
+                before = read_json(path, messages.Status) or {}
                 self._metrics |= {name: before[name] for name in kept if name in before}
         self._written_at = -math.inf
 

@@ -12,6 +12,7 @@ from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.core.action_mask import ActionMask
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs, EvaluationPolicy
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, local_path, read_json
 from tflearn.policies import external, loader, versions
 from tflearn.policies.exporter import ACTION_MASK
@@ -52,7 +53,9 @@ def load(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPol
     directory = run_dir.policy(name)
     step = train_step
     if step is None:  # the policy that the run ended with, which is the best one that was evaluated
-        result = re.fullmatch(rf'policies/{re.escape(name)}/(\d+)', str((read_json(run_dir.done) or {}).get('policy')))
+        result = re.fullmatch(
+            rf'policies/{re.escape(name)}/(\d+)', str((read_json(run_dir.done, messages.Done) or {}).get('policy'))
+        )
         step = int(result[1]) if result else versions.newest_version(directory)
     if step is None:
         raise UserValueError(

@@ -28,6 +28,7 @@ from tflearn.core.types import (
     VideoFactory,
 )
 from tflearn.core.waiting import Stopped, wait_until
+from tflearn.files import messages
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import evaluated_policies
 from tflearn.jobs.evaluate_settings import EvaluateOptions
@@ -313,7 +314,7 @@ class _Evaluation:
         """Evaluates a policy; returns None if it was removed meanwhile."""
         self._report.set_state('running')
         # It may become the best one, so it must not be pruned meanwhile.
-        if candidate.path and not versions.keep(candidate.path, versions.IN_USE):
+        if not _keep(candidate, versions.IN_USE):
             logging.info('the policy of step %d is gone; it is not evaluated', candidate.train_step)
             return None
         try:
@@ -324,8 +325,7 @@ class _Evaluation:
             logging.info('%s; its evaluation is dropped', gone)
             return None
         finally:
-            if candidate.path:
-                versions.unkeep(candidate.path, versions.IN_USE)
+            _unkeep(candidate, versions.IN_USE)
         self._last = evaluation
         return evaluation
 
@@ -346,20 +346,22 @@ class _Evaluation:
         best = versions.best_version(self._source.directory)
         if best is None:
             return True
-        known = self._report.record.find(read_json(self._source.directory / str(best) / versions.METADATA) or {})
+        known = self._report.record.find(
+            read_json(self._source.directory / str(best) / versions.METADATA, messages.Metadata) or {}
+        )
         return known is None or self._target.is_better(evaluation, known)
 
     def _confirm(self, candidate: Candidate) -> dict[str, Any] | None:
         """Evaluates the policy again. If it reaches the target again, asks the train job to finish; returns that."""
         # The train job must not prune it from now on, since it may become the run's result.
-        if candidate.path and not versions.keep(candidate.path):
+        if not _keep(candidate, versions.KEPT):
             return None
         evaluation = None
         try:
             evaluation = self._evaluate(candidate)
         finally:
-            if candidate.path and (evaluation is None or not self._target.is_reached(evaluation)):
-                versions.unkeep(candidate.path)
+            if evaluation is None or not self._target.is_reached(evaluation):
+                _unkeep(candidate, versions.KEPT)
         if evaluation is None or not self._target.is_reached(evaluation):
             logging.info('reached %s only once; training continues', self._target)
             return None
@@ -370,8 +372,8 @@ class _Evaluation:
 
     def _earlier_request(self) -> dict[str, Any] | None:
         """Returns the request that an earlier process of this job wrote, if the policy still exists."""
-        request = read_json(self._run_dir.stop_request)
-        if request is None or 'evaluation' not in request:
+        request = read_json(self._run_dir.stop_request, messages.StopRequest)
+        if request is None or not {'reason', 'evaluation'} <= request.keys():
             return None
         return request if versions.is_complete(self._version(request['evaluation'])) else None
 
@@ -407,9 +409,23 @@ class _Evaluation:
         newest = self._source.newest()
         if newest is None:
             return None
-        metadata = read_json(self._source.directory / str(newest) / versions.METADATA)
+        metadata = read_json(self._source.directory / str(newest) / versions.METADATA, messages.Metadata)
         return self._report.record.find(metadata or {'train_step': newest})
 
     def _best_policy(self) -> str | None:
         best = versions.best_version(self._source.directory)
         return None if best is None else str((self._source.directory / str(best)).relative_to(self._run_dir.root))
+
+
+def _keep(candidate: Candidate, marker: str) -> bool:
+    """Exempts a version from pruning, see `versions.keep`; a mark that cannot be written is reported, and left out."""
+    if candidate.path is not None:
+        with side_tasks.guarded(f'mark {candidate.path} as {marker}', is_temporary):
+            return versions.keep(candidate.path, marker)
+    return True
+
+
+def _unkeep(candidate: Candidate, marker: str) -> None:
+    if candidate.path is not None:
+        with side_tasks.guarded(f'mark {candidate.path} no more as {marker}', is_temporary):
+            versions.unkeep(candidate.path, marker)

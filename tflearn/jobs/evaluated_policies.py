@@ -13,6 +13,7 @@ from tflearn.coordinator.published_weights import Subscriber
 from tflearn.core import extensions
 from tflearn.core.experience import Experience
 from tflearn.core.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
+from tflearn.files import messages
 from tflearn.files.run_dir import read_json
 from tflearn.jobs import initial_agent, run_contract
 from tflearn.jobs.evaluate_settings import EvaluateOptions
@@ -71,7 +72,7 @@ class ExportedPolicies:
 
     def result(self) -> dict[str, Any] | None:
         """Returns how training ended; None while it goes on. There may be newer policies than those found before."""
-        return read_json(self._run.dir.train_result, 'reason', 'train_step', 'env_steps', 'seconds')
+        return read_json(self._run.dir.train_result, messages.TrainResult)
 
     def newest(self) -> int | None:
         """Returns the train step of the newest policy; None if there is none."""
@@ -98,7 +99,7 @@ class ExportedPolicies:
         """Closes connections."""
 
     def _known(self, record: EvaluationRecord, step: int) -> bool:
-        metadata = read_json(self.directory / str(step) / versions.METADATA)
+        metadata = read_json(self.directory / str(step) / versions.METADATA, messages.Metadata)
         return metadata is not None and record.find(metadata) is not None
 
 
@@ -189,7 +190,7 @@ class ServedPolicies(ExportedPolicies):
         if version is None:
             return None
         path = self.directory / str(version)
-        here = read_json(path / versions.METADATA)
+        here = read_json(path / versions.METADATA, messages.Metadata)
         metadata = here or {'train_step': version}
         if record.find(metadata):
             return None

@@ -13,7 +13,7 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.data.reader import Dataset, EpisodeReader
-from tflearn.files import digests
+from tflearn.files import digests, messages
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.policies import converted, model_card, products, signatures, updates, versions
 from tflearn.policies.converted import Converted
@@ -221,7 +221,7 @@ def _load(file: pathlib.Path, limit: int) -> dict[str, np.ndarray]:
 
 def _names(version: pathlib.Path) -> list[str]:
     """Returns the names of the observation's leaves in the order of stored columns, which is not that of the names."""
-    names: list[str] | None = (read_json(version / versions.METADATA) or {}).get(OBSERVATION_NAMES)
+    names: list[str] | None = (read_json(version / versions.METADATA, messages.Metadata) or {}).get(OBSERVATION_NAMES)
     if names is None:
         raise UserValueError(
             f'got the policy {version} without {OBSERVATION_NAMES} in its metadata; need them for observations from '

@@ -14,6 +14,7 @@ from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.experience import Experience, check_feed
 from tflearn.core.types import AgentFactory, EnvironmentFactory, specs_of
 from tflearn.core.waiting import wait_until
+from tflearn.files import messages
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import initial_agent
 from tflearn.jobs.run import Run
@@ -99,7 +100,7 @@ def feed(
 
 def _dispatch(run: Run, feed_address: str, own: str, port: int, shield: str | None) -> None:
     published = run.dir.address('feed')
-    known = read_json(published) or {}
+    known = read_json(published, messages.Address) or {}
     before = str(known.get('dispatcher', '')).rpartition(':')
     if not port and before[0] == own and before[2].isdecimal():
         port = int(before[2])  # where its workers and learners look for it

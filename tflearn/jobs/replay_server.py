@@ -33,9 +33,9 @@ from tflearn.jobs import initial_agent, run_contract
 from tflearn.jobs.run import Run
 from tflearn.learner import machine
 from tflearn.net import server_options
-from tflearn.replay import backend
-from tflearn.replay.backend import Server
+from tflearn.replay import backend, servers
 from tflearn.replay.checkpoints import CheckpointDirectory, DamagedCheckpoint, SaveTime
+from tflearn.replay.servers import Server
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage, TableHistory
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import episode_rows
@@ -137,7 +137,7 @@ def _starting(
     if kind == backend.LOCAL:
         raise UserValueError(f'got replay_address={address!r}, of one process; need HOST:PORT or valkey://HOST:PORT')
     port = 0 if given else int(address.rpartition(':')[2])
-    return kind, functools.partial(backend.serve, storage.make_tables(), port, checkpoints, kind=kind, address=given)
+    return kind, functools.partial(servers.serve, storage.make_tables(), port, checkpoints, kind=kind, address=given)
 
 
 def _shielded(replay: Server, address: str, shield: str | None) -> str:
@@ -166,7 +166,7 @@ def _restore(start: Callable[..., Server], manifests: Manifests, jobs: Sequence[
     manifests has its newest checkpoint restored.
 
     Args:
-      start: starts a server with the run's tables, see `backend.serve`.
+      start: starts a server with the run's tables, see `servers.serve`.
     """
     newest = next(iter(manifests.newest_first()), None)
     for manifest in manifests.whole(jobs):
@@ -208,7 +208,7 @@ def _save_filled(
         return
     reader = EpisodeReader(demonstrations.dataset, storage.data_spec)
     status.update('waiting for recorded episodes')
-    server = backend.serve(storage.make_tables(), 0, checkpoints, kind=kind)
+    server = servers.serve(storage.make_tables(), 0, checkpoints, kind=kind)
     try:
         writer = ReplayWriter(server.address, storage, _NUM_SLOTS, stop, tables=(REPLAY,))
         episode_rows.add_to_replay(writer, reader, storage.data_spec, _NUM_SLOTS)

@@ -16,6 +16,7 @@ from tflearn.core import agent_data, background, extensions, side_tasks, strateg
 from tflearn.core.types import Agent
 from tflearn.core.waiting import LOG_EVERY_SECS, PeerLost, PeerStopped, Stopped, wants_save
 from tflearn.core.workers import ReplicaConsistency, StopReason
+from tflearn.files import messages
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import initial_values
 from tflearn.jobs.collectors import Collectors
@@ -386,9 +387,9 @@ class Session:
             step, env_steps, secs = self._step, self._collectors.env_steps, self._progress.secs + more_secs
             request = None
             with side_tasks.guarded(f'look for {self._run_dir.stop_request}'):
-                request = read_json(self._run_dir.stop_request)
+                request = read_json(self._run_dir.stop_request, messages.StopRequest)
             if request is not None:
-                self._reason = str(request.get('reason', 'stop requested'))
+                self._reason = request.get('reason', 'stop requested')
             else:
                 used_up = self._collectors.end_reason(self._learner.waiting_secs > _USED_UP_SECS)
                 self._reason = self._stop_conditions.reached(step, env_steps, secs) or used_up or ''

@@ -17,6 +17,7 @@ from tflearn.core.types import AgentFactory, EnvironmentSpecs
 from tflearn.data import columns, metadata
 from tflearn.data.reader import Dataset, find_directories
 from tflearn.data.shards import find_shards
+from tflearn.files import messages
 from tflearn.files.run_dir import read_json
 from tflearn.jobs import initial_agent, initial_values
 from tflearn.jobs.collectors import Collectors
@@ -179,7 +180,7 @@ def _origin(dataset: Dataset, initial: Initial) -> dict[str, Any]:
     directories = find_directories(dataset)
     before: dict[str, Any] = {}
     if initial.policy:
-        before = read_json(versions.find(pathlib.Path(initial.policy)) / versions.METADATA) or {}
+        before = read_json(versions.find(pathlib.Path(initial.policy)) / versions.METADATA, messages.Metadata) or {}
     found = {**(before.get(versions.VOCABULARIES) or {}), **(metadata.vocabularies(directories) or {})}
     # A policy that begins with another one has learned from the other's data too.
     trained_on = [*metadata.lineage(directories), *(before.get(metadata.TRAINED_ON) or [])]

@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from tflearn.core import parent_death
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserTimeoutError
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch.local import free_address, free_port
 from tflearn.launch.supervised_job import own_host
@@ -114,13 +115,13 @@ def tf_config(run_dir: RunDir, rank: int, workers: int, timeout_secs: float) -> 
       TimeoutError: if not all workers have come.
     """
     own = {'address': f'{own_host()}:{free_port()}', 'attempt': secrets.token_hex(8)}
-    old = set((read_json(run_dir.address('train')) or {}).get('attempts', ()))
+    old = set((read_json(run_dir.address('train'), messages.Address) or {}).get('attempts', ()))
     first: dict[str, int] = {}
     deadline, pause = time.monotonic() + timeout_secs, threading.Event()
     for count in itertools.count():
         write_json(run_dir.address(f'train_{rank}'), {**own, 'count': count})
         missing = [0] if rank else _make_group(run_dir, workers, old, first)
-        group = read_json(run_dir.address('train')) or {}
+        group = read_json(run_dir.address('train'), messages.Address) or {}
         if own['attempt'] in group.get('attempts', ()):
             task = {'type': 'worker', 'index': rank}
             return json.dumps({'cluster': {'worker': group['addresses']}, 'task': task})
@@ -148,8 +149,12 @@ def _make_group(run_dir: RunDir, workers: int, old: Collection[str], first: dict
             return False
         return first.setdefault(attempt, count) != count
 
-    found = [read_json(run_dir.address(f'train_{i}')) or {} for i in range(workers)]
-    missing = [i for i, other in enumerate(found) if not waits(other.get('attempt'), other.get('count'))]
+    found = [read_json(run_dir.address(f'train_{i}'), messages.Address) or {} for i in range(workers)]
+    missing = [
+        i
+        for i, other in enumerate(found)
+        if 'address' not in other or not waits(other.get('attempt'), other.get('count'))
+    ]
     if not missing:
         group = {'attempts': [each['attempt'] for each in found], 'addresses': [each['address'] for each in found]}
         write_json(run_dir.address('train'), group)

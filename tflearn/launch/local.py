@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from tflearn.core.errors import UserValueError
+from tflearn.files import messages
 from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.files.status import Status
@@ -114,7 +115,7 @@ def run(
     out, topology = out or sys.stdout, on_one_machine(topology)
     placements = place(topology, this_machine())
     run_dir.make()
-    if done := read_json(run_dir.done):
+    if done := read_json(run_dir.done, messages.Done):
         _print(out, reports.already_done_line(run_dir, done))
         return 0
     with StopSignals() as signals, _locked_log(run_dir, topology, signals) as log:
@@ -180,7 +181,7 @@ def _conclude(run_dir: RunDir, out: TextIO, log: TextIO, failure: Failure | None
     if failure is not None:
         prefix = '' if failure.is_user_error else 'tflearn-launch: error: '
         code, where, text = 2 if failure.is_user_error else 1, sys.stderr, f'{prefix}{failure.message}'
-    elif done := read_json(run_dir.done):
+    elif done := read_json(run_dir.done, messages.Done):
         code, where, text = 0, out, '\n'.join(reports.done_lines(run_dir, done))
     elif received:
         name = signal.Signals(received[0]).name
@@ -229,7 +230,7 @@ def _locked_log(run_dir: RunDir, topology: Topology, signals: 'StopSignals') -> 
         deadline, told = time.monotonic() + topology.stop_timeout_secs + _REAPER_SECS, False
         try:
             while not try_lock(log):
-                pid = (read_json(run_dir.status('launch')) or {}).get('pid', 'unknown')
+                pid = (read_json(run_dir.status('launch'), messages.Status) or {}).get('pid', 'unknown')
                 if 'launch' in run_dir.living_jobs() or signals.received or time.monotonic() > deadline:
                     raise UserValueError(
                         f'got root_dir={str(run_dir.root)!r}, which another launch (pid {pid}) uses; need a directory '

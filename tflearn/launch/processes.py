@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tflearn.core.errors import DEADLINE_EXIT_STATUS
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch import orphan_reaper
 from tflearn.launch.reports import JobReport
@@ -272,7 +273,7 @@ class JobProcess:
 
     def _read_status(self) -> dict[str, Any]:
         with contextlib.suppress(ValueError, TypeError, OSError):
-            return dict(read_json(self._status) or {})
+            return read_json(self._status, messages.Status) or {}
         return {}
 
     def _state(self, metrics: dict[str, object]) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from tflearn.core.errors import UserValueError
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch.local import StopSignals, free_port
 from tflearn.launch.processes import OrphanReaper
@@ -121,7 +122,7 @@ class _SupervisedJob:
     def _exit_code(self, signals: StopSignals) -> int:
         if self._is_host:
             self._run_dir.address(_COORDINATOR).unlink(missing_ok=True)
-        if failed := read_json(self._run_dir.failure, 'message'):
+        if failed := read_json(self._run_dir.failure, messages.Failure):
             self._view.event(f'the run has failed: {failed["message"]}')
             return 1
         return 128 + signals.received[0] if signals.received else 0
@@ -148,7 +149,7 @@ class _SupervisedJob:
 
     def _published(self) -> str:
         with contextlib.suppress(OSError, ValueError):
-            if published := (read_json(self._run_dir.address(_COORDINATOR)) or {}).get('address'):
+            if published := (read_json(self._run_dir.address(_COORDINATOR), messages.Address) or {}).get('address'):
                 return str(published)
         return self._coordinator  # One that is away for a while comes back there, or elsewhere.
 
@@ -167,7 +168,7 @@ def own_host() -> str:
         return host
     name = socket.gethostname()
     try:
-        socket.gethostbyname(name)
+        socket.getaddrinfo(name, None)
     except OSError as error:
         raise UserValueError(
             f'got the host name {name!r}, which has no address ({error}); need one that the other machines know; set '

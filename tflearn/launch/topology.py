@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from tflearn.core import forms
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserValueError
 from tflearn.core.settings import Range, checked
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
@@ -245,6 +246,8 @@ def load(run_dir: RunDir) -> Topology:
     values = read_json(run_dir.topology)
     if values is None:
         raise UserValueError(f'got {run_dir.root} without {run_dir.topology.name}; need a run that was submitted there')
+    if fault := forms.fault(values, Topology, '', f'a damaged {run_dir.topology}, with '):
+        raise UserValueError(f'{fault}; submit the run again')
     try:
         jobs = [
             Job(**{**job, 'restart': RestartRule(**job['restart']), 'resources': Resources(**job['resources'])})
@@ -252,10 +255,10 @@ def load(run_dir: RunDir) -> Topology:
         ]
         warm_parent = values.pop('warm_parent')
         return Topology(tuple(jobs), warm_parent and tuple(warm_parent), **values)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UserValueError(
-            f'got a damaged {run_dir.topology} ({type(error).__name__}: {error}); need the one of a submission; submit '
-            'the run again'
+            f'got a damaged {run_dir.topology} ({type(error).__name__}: {error!s:.200}); need the one of a '
+            'submission; submit the run again'
         ) from error
 
 

@@ -15,6 +15,7 @@ from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
+from tflearn.files import messages
 from tflearn.files.run_dir import read_json
 from tflearn.policies import export_check, loaded_model, signatures, versions
 from tflearn.policies.exporter import ACTION_MASK
@@ -63,7 +64,7 @@ class Converted:
                 f'got the policy {version}, which computes in bfloat16 or float16; {format} needs float32; train with '
                 "precision='float32'"
             )
-        if format == ONNX and export_check.is_stochastic(self._function):
+        if format == ONNX and loaded_model.is_stochastic(self._function):
             raise UserValueError(
                 f'got the policy {version}, which draws its actions; need a greedy one for {format}, or the signature '
                 "'distribution'"
@@ -116,7 +117,7 @@ class Converted:
         specs = tensor_spec.from_pbtxt_file(str(self._version / policy_saver.POLICY_SPECS_PBTXT))
         leaves = signatures.flat(signatures.to_plain(specs['collect_data_spec'].observation), 'observation')
         drawn = {name: export_check.draw(spec, rng, size) for name, spec in leaves}
-        mask = (read_json(self._version / versions.METADATA) or {}).get(ACTION_MASK)
+        mask = (read_json(self._version / versions.METADATA, messages.Metadata) or {}).get(ACTION_MASK)
         if mask:  # a policy fails where nothing is legal
             drawn['observation_' + re.sub(r'\W', '_', mask)][:] = 1
         return drawn

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tflearn.core.action_mask import mask_of
 from tflearn.core.errors import UserRuntimeError
 from tflearn.core.types import leaf_paths
-from tflearn.policies import signatures
+from tflearn.policies import loaded_model, signatures
 from tflearn.policies.updates import ModelFiles
 
 _NUM_PERTURBED = 16  # of an exact tie one in 2^16 finds no other action
@@ -23,7 +23,6 @@ _LOW_PRECISION = frozenset({tf.bfloat16.as_datatype_enum, tf.float16.as_datatype
 
 
 _BATCH_SIZE = 16
-_RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
 
 
 # Whether no version was compared before; and by what the live policy is then compared: the values of its variables, or
@@ -55,7 +54,7 @@ class ExportCheck:
         """
         self._live, self._signatures = live, signatures
         self._program = live.action_of_fields.get_concrete_function()
-        self._exact = not is_stochastic(self._program)
+        self._exact = not loaded_model.is_stochastic(self._program)
         self._inputs = _inputs(live, policy)
         leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten([*self._inputs.values()])]
         placeholders = self._program.inputs[: len(leaves)]
@@ -102,7 +101,7 @@ class ExportCheck:
             named = {spec.name: tf.constant(leaves[spec.name], spec.dtype) for spec in tf.nest.flatten(flat)}
             live = Program(program, [*named.values()], self._live.model_variables, values)
             got = exported.signatures[name](**named)
-            _compare(f'the signature {name}', live, got, not is_stochastic(program))
+            _compare(f'the signature {name}', live, got, not loaded_model.is_stochastic(program))
         self._loaded = exported
 
     def _compare_later(
@@ -187,14 +186,6 @@ def draw(spec: Any, rng: np.random.Generator, batch_size: int) -> np.ndarray:
     integer = spec.dtype.is_integer
     drawn: np.ndarray = rng.integers(low, high, shape, endpoint=True) if integer else rng.uniform(low, high, shape)
     return drawn.astype(spec.dtype.as_numpy_dtype)
-
-
-def is_stochastic(function: Any) -> bool:
-    """Returns whether a concrete function draws random numbers."""
-    graph = function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for definition in graph.library.function for node in definition.node_def)]
-    stateful = {node.op for node in nodes if not node.op.startswith('Stateless')}
-    return any(word in op for op in stateful for word in _RANDOM_OPS)
 
 
 class Program:

@@ -24,6 +24,7 @@ from tflearn.core.errors import UserError, UserValueError
 # Attributes of nodes and arguments that differ from tracing to tracing: a gradient's name, a captured tensor's id.
 _GRADIENT = '_gradient_op_type'
 _ARGUMENT = '_user_specified_name'
+_RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
 
 _VARIABLES = pathlib.Path(tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.VARIABLES_FILENAME)
 
@@ -257,3 +258,11 @@ def _copy(variable: Any) -> Any:
     """Returns a new variable with the same value. Memory is copied only when one of the two changes."""
     with tf.device(variable.device):
         return tf.Variable(variable.read_value(), trainable=False, shape=variable.shape, dtype=variable.dtype)
+
+
+def is_stochastic(function: Any) -> bool:
+    """Returns whether a concrete function draws random numbers."""
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for definition in graph.library.function for node in definition.node_def)]
+    stateful = {node.op for node in nodes if not node.op.startswith('Stateless')}
+    return any(word in op for op in stateful for word in _RANDOM_OPS)

@@ -11,10 +11,9 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserFileNotFoundError, UserOSError, UserValueError
 from tflearn.core.types import EnvironmentSpecs, differ_in_start
-from tflearn.files import digests
+from tflearn.files import digests, messages
 from tflearn.files.run_dir import read_json
 from tflearn.policies import loaded_model, signatures, versions
-from tflearn.policies.export_check import is_stochastic
 from tflearn.policies.loaded_model import LoadedModel
 
 
@@ -48,7 +47,7 @@ class LoadedPolicy:
     @property
     def is_stochastic(self) -> bool:
         """Whether the policy draws its actions."""
-        return is_stochastic(self._action.definition)
+        return loaded_model.is_stochastic(self._action.definition)
 
     def check(self, specs: EnvironmentSpecs) -> None:
         """Checks that the policy fits an environment. An unknown dimension of the policy's specs fits any size.
@@ -157,7 +156,7 @@ def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
       OSError: if there is no room for the private copy that is loaded.
     """
     try:
-        metadata = read_json(path / versions.METADATA)
+        metadata = read_json(path / versions.METADATA, messages.Metadata)
         with digests.checked(path) as copy:
             model = loaded_model.load(copy)
     except UserOSError:

@@ -6,7 +6,7 @@ import re
 import shutil
 from typing import Any
 
-from tflearn.files import numbered
+from tflearn.files import messages, numbered
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 
 _METADATA = 'metadata.json'
@@ -47,7 +47,7 @@ def save_repository(version: pathlib.Path, copy: pathlib.Path, output: pathlib.P
 
 
 def _text_of(version: pathlib.Path) -> str:
-    return text(read_json(version / _METADATA) or {}, _configuration(version))
+    return text(read_json(version / _METADATA, messages.Metadata) or {}, _configuration(version))
 
 
 def _configuration(version: pathlib.Path) -> str:

@@ -27,11 +27,11 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked_dataclass
-from tflearn.files import numbered
+from tflearn.files import messages, numbered
 from tflearn.files.run_dir import read_json
 from tflearn.policies import converted, export_check, loaded_model, signatures, versions
 from tflearn.policies.action_probabilities import NORMAL, SQUASHED, by_leaf
-from tflearn.policies.export_check import check_results, draw, is_stochastic
+from tflearn.policies.export_check import check_results, draw
 from tflearn.policies.exporter import ACTION_MASK
 
 OUTPUT_SPEC = 'output_spec.json'
@@ -127,7 +127,7 @@ class _Product:
             specs = tensor_spec.from_pbtxt_file(str(specs_file))
             data, state = specs['collect_data_spec'], specs['policy_state_spec']
             self._version, self._policy, self._options = version, tf.saved_model.load(str(version)), options
-        self.exact = not is_stochastic(self._policy.action_of_fields.get_concrete_function())
+        self.exact = not loaded_model.is_stochastic(self._policy.action_of_fields.get_concrete_function())
         self._parameters = self._parameters_function(raw)
         self.module = tf.Module(name='policy')
         self.module.policies = [self._policy if self._parameters is None else self._parameters]
@@ -139,7 +139,7 @@ class _Product:
         }
         self._reward = data.reward
         self._inputs = self._named(_flat_inputs(self._specs))
-        mask = (read_json(version / versions.METADATA) or {}).get(ACTION_MASK)
+        mask = (read_json(version / versions.METADATA, messages.Metadata) or {}).get(ACTION_MASK)
         self._mask = mask and self._name(re.sub(r'\W', '_', mask))
         self.function = tf.function(self._call, input_signature=self._signature(), autograph=False)
         made = self.function.get_concrete_function().structured_outputs

@@ -15,10 +15,11 @@ import pathlib
 import socket
 import time
 import zlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, Range, checked_dataclass
+from tflearn.files import messages
 from tflearn.files.lock import locked
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.policies import versions
@@ -31,6 +32,17 @@ _LOCK = '.states.lock'
 _MAX_EARLIER, _MAX_HISTORY = 5, 1_000
 
 
+class Change(TypedDict):
+    """An entry of the history; `at` is in seconds since 1970."""
+
+    change: str
+    version: int
+    at: messages.Moment
+    who: str
+    why: str
+    share: NotRequired[float]
+
+
 @checked_dataclass(frozen=True)
 class States:
     """The versions of a policy that have a state.
@@ -41,15 +53,15 @@ class States:
       share: that share.
       shadow: the version whose answers are logged only; None if there is none.
       earlier: versions that were stable, the last one first: rollbacks return to them.
-      history: the changes, the last one last: change, version, at [seconds since 1970], who, why.
+      history: the changes, the last one last.
     """
 
     stable: NonNegativeInt
     canary: NonNegativeInt | None = None
     share: Annotated[float, Range(least=0, most=1)] = 0.0
     shadow: NonNegativeInt | None = None
-    earlier: tuple[int, ...] = ()
-    history: tuple[dict[str, Any], ...] = ()
+    earlier: tuple[NonNegativeInt, ...] = ()
+    history: tuple[Change, ...] = ()
 
     @property
     def labels(self) -> dict[str, int]:
@@ -93,17 +105,11 @@ def read(directory: pathlib.Path) -> States | None:
     Raises:
       ValueError: if the file is damaged.
     """
-    found = read_json(directory / FILE, STABLE)
+    found = read_json(directory / FILE, States)
     if found is None:
         return None
-    try:
-        known = {field.name: found[field.name] for field in dataclasses.fields(States) if field.name in found}
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
-        return States(**given)
-    except (TypeError, ValueError) as error:
-        raise UserValueError(
-            f'got a damaged file {directory / FILE} ({error}); need that of tflearn promote'
-        ) from error
+    known = {field.name: found[field.name] for field in dataclasses.fields(States) if field.name in found}
+    return States(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
 
 
 def promote(directory: pathlib.Path, version: int, state: State, why: str, share: float = 0.0, who: str = '') -> States:
@@ -180,7 +186,7 @@ def _without(states: States, version: int) -> States:
 
 def _write(directory: pathlib.Path, states: States, change: str, version: int, why: str, who: str) -> States:
     who = who or f'{_user()}@{socket.gethostname()}'
-    entry = {'change': change, 'version': version, 'at': time.time(), 'who': who, 'why': why}
+    entry: Change = {'change': change, 'version': version, 'at': time.time(), 'who': who, 'why': why}
     if change == CANARY:
         entry['share'] = states.share
     states = dataclasses.replace(states, history=(*states.history, entry)[-_MAX_HISTORY:])

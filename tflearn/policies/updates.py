@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
-from tflearn.files import digests, numbered
+from tflearn.files import digests, messages, numbered
 from tflearn.files.run_dir import read_json
 from tflearn.policies import loaded_model, versions
 
@@ -142,7 +142,10 @@ def prune(directory: pathlib.Path, keep_last: int) -> None:
     versions.prune(folder(directory), keep_last, needs=NEEDED)
     models = list(folder(directory).glob(f'{_MODEL}*'))
     if len(models) > 1:
-        found = [read_json(metadata) or {} for metadata in folder(directory).glob(f'*/{versions.METADATA}')]
+        found = [
+            read_json(metadata, messages.Metadata) or {}
+            for metadata in folder(directory).glob(f'*/{versions.METADATA}')
+        ]
         named = {f'{_MODEL}{metadata.get(GRAPH)}' for metadata in found}
         for model in models:
             if model.name not in named:
@@ -172,7 +175,7 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
         raise UserValueError(
             f'got no update of step {train_step} of the policy {directory}; need one of: {_list(directory)}'
         )
-    graph = str((read_json(update / versions.METADATA) or {}).get(GRAPH))
+    graph = str((read_json(update / versions.METADATA, messages.Metadata) or {}).get(GRAPH))
     if not graph.isalnum():  # such as a path that leads elsewhere
         raise UserValueError(f'got the update {update} of the graph {graph[:80]!r}; need its digest; remove it')
     model = update.with_name(_MODEL + graph)

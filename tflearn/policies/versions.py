@@ -15,7 +15,7 @@ from typing import Any
 from absl import logging
 
 from tflearn.core.errors import UserFileNotFoundError
-from tflearn.files import digests, numbered, temporary
+from tflearn.files import digests, messages, numbered, temporary
 from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.policies import model_card
@@ -129,7 +129,9 @@ def add_metadata(version: pathlib.Path, **facts: Any) -> bool:
     """Adds JSON values to the metadata and the card of a version. Returns False if it does not exist any more."""
     written = temporary.temporary(version / METADATA)
     try:
-        written.write_text(json.dumps({**(read_json(version / METADATA) or {}), **facts}, indent=2) + '\n')
+        written.write_text(
+            json.dumps({**(read_json(version / METADATA, messages.Metadata) or {}), **facts}, indent=2) + '\n'
+        )
         numbered.sync(written)
         os.replace(written, version / METADATA)
         model_card.write(version)

@@ -1,7 +1,7 @@
 """What a replay backend is, and where backends are found: each is a folder of this package. Shards of a run.
 
 A backend has two halves. A *client* reaches the tables of one server: it writes, streams and scans items, and reports
-counts. A *server* holds the tables, saves them and restores them. What they must get right is in
+counts. A *server* (`servers`) holds the tables, saves them and restores them. What they must get right is in
 tests/replay/conformance_test.py. The local backend is queues within one process: it has a client only.
 
 `Shards` are the replay servers of a run, as one replay. Each holds what its writers send it, and is saved and restored
@@ -13,21 +13,17 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
-import json
 import pathlib
 import threading
-import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
-from tflearn.core import extras, waiting
+from tflearn.core import waiting
 from tflearn.core.errors import UserImportError, UserRuntimeError, UserValueError
 from tflearn.core.table_counts import TableCounts
-from tflearn.replay.checkpoints import CheckpointDirectory
 from tflearn.replay.storage import REPLAY, Storage, TableSpec, signature_text
 
 REVERB, LOCAL, VALKEY = 'reverb', 'local', 'valkey'
@@ -144,102 +140,6 @@ class Client(abc.ABC):
         raise UserRuntimeError(f'got priorities for the table {table!r} at {self.address}; need a server that draws')
 
 
-class Server(abc.ABC):
-    """The tables of a run. Serves from its construction until `close`.
-
-    Attributes:
-      address: where clients of this machine reach it.
-      port: its TCP port; 0 if it has none.
-      restored: the checkpoint that it began with, or None.
-    """
-
-    address: str
-    port: int
-
-    def __init__(
-        self,
-        tables: Sequence[TableSpec],
-        port: int,
-        checkpoints: pathlib.Path,
-        restore: str | None = None,
-        needed: Callable[[], Collection[str]] = tuple,
-        address: str = '',
-    ):
-        """Starts to serve; see `serve`."""
-        self._tables, start = tables, time.monotonic()
-        self._checkpoints, self._settings = CheckpointDirectory(checkpoints, needed), self._describe()
-        if found := self._checkpoints.chosen(restore):
-            self._checkpoints.refuse_differences(found, self._settings)
-        self._prepare(port, found)
-        self._checkpoints.clean()
-        self.restored: pathlib.Path | None = self._checkpoints.chosen(restore)
-        if self._start(port, address) and self.restored:
-            sizes = {name: table.size for name, table in self.counts().items()}
-            secs = time.monotonic() - start
-            logging.info('restored the replay from %s in %.1f s: items %s', self.restored, secs, sizes)
-
-    def _describe(self) -> dict[str, Any]:
-        """Returns the settings of the tables by name, as JSON values."""
-        described = {}
-        for table in self._tables:
-            settings = {field.name: getattr(table, field.name) for field in dataclasses.fields(table)}
-            signature = {name: signature_text(spec) for name, spec in table.signature.items()}
-            described[table.name] = settings | {'signature': signature}
-        return dict(json.loads(json.dumps(described)))
-
-    def _prepare(self, port: int, found: pathlib.Path | None) -> None:
-        """Takes the port and checks the checkpoint to restore, before checkpoints are touched; see `serve`."""
-        del port, found
-
-    @abc.abstractmethod
-    def _start(self, port: int, address: str) -> bool:
-        """Serves the tables, at `address` if there is one; returns whether they have the content of `restored`."""
-
-    @abc.abstractmethod
-    def counts(self) -> dict[str, TableCounts]:
-        """Returns the counts by table name; raises TimeoutError if the server is too busy to answer."""
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether there is a complete checkpoint."""
-        return self._checkpoints.newest() is not None
-
-    def checkpoint(self) -> str:
-        """Writes all tables to disk atomically, and returns the path.
-
-        Raises:
-          RuntimeError, IndexError, OSError: if it cannot be written.
-        """
-        # First, since a checkpoint without its settings would be refused. An older one has the same settings.
-        self._checkpoints.write_settings(self._settings)
-        self._checkpoints.clean()
-        try:
-            self._save(self._checkpoints.unfinished)
-        finally:
-            self._checkpoints.clean()  # The rest of a failed checkpoint would take disk space.
-        return str(self._checkpoints.newest())
-
-    @abc.abstractmethod
-    def _save(self, folder: pathlib.Path) -> None:
-        """Writes all tables into a directory of `folder`, which is empty, and last the file `COMPLETE` there."""
-
-    def prune(self) -> None:
-        """Removes the checkpoints that are no longer needed."""
-        self._checkpoints.prune()
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Stops the server without a checkpoint."""
-
-
-def port_error(port: int, reason: str) -> UserValueError:
-    """Returns the error for a port on which a server cannot listen."""
-    return UserValueError(
-        f'got port {port}, on which no replay server can listen ({reason}); need a free port; stop what uses it, or '
-        'choose another --replay_address'
-    )
-
-
 def kind_of(address: str, otherwise: str) -> tuple[str, str]:
     """Returns the backend of a replay server's address, and the address if it is that of a server that runs already."""
     scheme, separator, _ = address.partition('://')
@@ -248,44 +148,17 @@ def kind_of(address: str, otherwise: str) -> tuple[str, str]:
 
 def connect(address: str) -> Client:
     """Returns a client of the server at `address`; nothing is asked yet."""
-    return _module(kind_of(address, REVERB)[0], 'client').Client(address)
-
-
-def serve(
-    tables: Sequence[TableSpec],
-    port: int,
-    checkpoints: pathlib.Path,
-    restore: str | None = None,
-    needed: Callable[[], Collection[str]] = tuple,
-    kind: str | None = None,
-    address: str = '',
-) -> Server:
-    """Starts a server, with the content of a complete checkpoint if there is one.
-
-    Args:
-      port: the TCP port; 0 picks a free one.
-      checkpoints: the checkpoints' directory.
-      restore: the name of the checkpoint, one of those that are needed; None is the newest.
-      needed: returns the names of the checkpoints that are kept besides the newest one.
-      kind: the backend's folder; None: Reverb's where it is installed, else Valkey's.
-      address: of a server of that kind that runs already, which gets the tables; '' starts one.
-
-    Raises:
-      DamagedCheckpoint: if it cannot be read.
-      ValueError: if its tables differ from `tables`, or if the port is in use.
-    """
-    kind = kind or extras.default_replay_backend()
-    return _module(kind, 'server').ReplayServer(tables, port, checkpoints, restore, needed, address)
+    return module(kind_of(address, REVERB)[0], 'client').Client(address)
 
 
 def in_process(tables: Sequence[TableSpec]) -> contextlib.AbstractContextManager[str]:
     """Serves queues to this process for the time of a block, without files; the block gets their address."""
-    return _module(LOCAL, 'client').serving(tables)
+    return module(LOCAL, 'client').serving(tables)
 
 
 def connect_own(address: str) -> Any:
     """Returns the client of queues of this process, which has `take`, `content` and `set_content` too."""
-    return _module(LOCAL, 'client').Client(address)
+    return module(LOCAL, 'client').Client(address)
 
 
 def stored_items(checkpoint: pathlib.Path, names: Sequence[str], at_most: int | None = None) -> list[np.ndarray]:
@@ -299,10 +172,10 @@ def stored_items(checkpoint: pathlib.Path, names: Sequence[str], at_most: int | 
       DamagedCheckpoint: if it cannot be read.
     """
     kind = VALKEY if (checkpoint / VALKEY_FILE).exists() else REVERB
-    return _module(kind, 'server').stored_items(checkpoint, names, at_most)
+    return module(kind, 'server').stored_items(checkpoint, names, at_most)
 
 
-def _module(kind: str, name: str) -> Any:
+def module(kind: str, name: str) -> Any:
     """Returns a module of a backend's folder, which is imported only where it is used."""
     try:
         return importlib.import_module(f'tflearn.replay.{kind}.{name}')

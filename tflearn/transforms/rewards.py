@@ -1,9 +1,8 @@
 """Transforms of rewards: clip, scale, shift, weighted sum; rewards computed from observations; weights from a file."""
 
-import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import tensorflow as tf
 from absl import logging
@@ -11,9 +10,12 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core import moments, types
 from tflearn.core.errors import UserError, UserValueError
+from tflearn.core.settings import Range
 from tflearn.core.types import Agent
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.transforms.transform import RewardTransform, Stage, Transform, or_zero
+
+_MAX_WEIGHT = 1e38  # which float32 can hold
 
 RewardFunction = Callable[[Any, Any, Any], tf.Tensor]
 
@@ -172,7 +174,9 @@ def weights_reader(agent: Agent, run_dir: RunDir) -> Callable[[int], None]:
             status = os.stat(path)
             if (found := (status.st_mtime_ns, status.st_size)) == newest:
                 return
-            weights = _weights(read_json(path) or {}, variable.shape[0], str(path))
+            weights = (read_json(path, _Weights) or {}).get('weights', [])
+            if len(weights) != variable.shape[0]:
+                raise UserValueError(f'got {path} with weights={weights!r:.200}; need {variable.shape[0]} numbers')
         except UserError as error:
             # What cannot be read now, without a file handle for example, may be read later.
             if not isinstance(error, OSError):
@@ -188,11 +192,7 @@ def weights_reader(agent: Agent, run_dir: RunDir) -> Callable[[int], None]:
     return read
 
 
-def _weights(content: object, size: int, path: str) -> list[float]:
-    weights = content.get('weights') if isinstance(content, dict) else None
-    numbers = isinstance(weights, list) and all(
-        isinstance(weight, int | float) and math.isfinite(weight) for weight in weights
-    )
-    if not isinstance(weights, list) or not numbers or len(weights) != size:
-        raise UserValueError(f'got {content} in {path}; need {{"weights": [...]}} with {size} numbers')
-    return [float(weight) for weight in weights]
+class _Weights(TypedDict):
+    """`RunDir.reward_weights`."""
+
+    weights: list[Annotated[float, Range(least=-_MAX_WEIGHT, most=_MAX_WEIGHT)]]

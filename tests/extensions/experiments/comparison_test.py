@@ -35,7 +35,7 @@ def add_run(tmp_path):
                 }
             )
         if reason:
-            write_json(run_dir.done, {'reason': reason})
+            write_json(run_dir.done, {'reason': reason, 'train_step': 2 * last})
         if config:
             write_atomically(run_dir.config, config)
         return run_dir.root

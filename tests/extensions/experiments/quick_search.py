@@ -50,7 +50,7 @@ for steps in range(100 * (1 + len(record.evaluations)), 1001, 100):
     if mean >= 99:
         break
 reason = 'target_return 99' if mean >= 99 else 'max_env_steps 1000'
-write_json(run_dir.done, {'reason': f'{reason} reached', 'env_steps': steps})
+write_json(run_dir.done, {'reason': f'{reason} reached', 'train_step': steps, 'env_steps': steps})
 '''
 
 

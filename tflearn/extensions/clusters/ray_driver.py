@@ -292,7 +292,7 @@ class _Run:
             return 0
         if self._signals:
             return 128 + self._signals[0]
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             _say(f'the run has failed: {json.loads(self._failure.read_text(encoding="utf-8"))["message"]}')
         return 2 if 2 in self._codes.values() else 1
 

@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import NotRequired, TypedDict
 
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.extensions.clusters import places
@@ -231,9 +232,15 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
     return '\n'.join([*lines, *_kill_wait_warning(topology)])
 
 
+class _Submitted(TypedDict):
+    """`RunDir.submitted`."""
+
+    slurm: NotRequired[dict[str, str]]
+
+
 def _still_there(topology: Topology, run_dir: RunDir) -> dict[str, str]:
     """Returns the jobs of an earlier submission that wait or run, by kind."""
-    before = (read_json(run_dir.submitted) or {}).get('slurm', {})
+    before = (read_json(run_dir.submitted, _Submitted) or {}).get('slurm', {})
     known_ids = places.output(['squeue', '--noheader', '--me', '--format=%A %F']).split() if before else []
     there = {kind: number for kind, number in before.items() if number in known_ids}
     if there and load(run_dir) != topology:

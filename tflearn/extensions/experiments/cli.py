@@ -7,6 +7,7 @@ import sys
 from absl import flags
 
 from tflearn.core.verbs import Verb, values_of
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, local_path, opened_run_dir, read_json
 
 _STATES = {True: 'LOOK', False: 'ok', None: 'unknown'}
@@ -104,7 +105,7 @@ def _watch(switches: flags.FlagValues, root: str) -> int:
     with opened_run_dir(root, 'watch') as run_dir:
         supervisor.check_reported(run_dir)
         supervisor.watch(run_dir, local.make_view(sys.stdout, run_dir))
-        if done := read_json(run_dir.done):
+        if done := read_json(run_dir.done, messages.Done):
             print('\n'.join(reports.done_lines(run_dir, done)))
             return 0
         print(f'The run has ended without a result; its logs are in {reports.quoted(run_dir.logs)}.')

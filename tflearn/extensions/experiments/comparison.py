@@ -19,6 +19,7 @@ import numpy as np
 from tflearn.actors import evaluation_record, learning_curve
 from tflearn.core.errors import UserValueError
 from tflearn.extensions.experiments import overview
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, local_path, read_json, write_atomically
 
 _DRAWS = 2_000
@@ -320,5 +321,5 @@ def curve(run_dir: RunDir, axis: Axis, metric: str) -> np.ndarray:
 
 def reached_target(run_dir: RunDir) -> bool:
     """Returns whether a run has ended by reaching its target."""
-    done = read_json(run_dir.done, 'reason')
+    done = read_json(run_dir.done, messages.Done)
     return done is not None and done['reason'].startswith('target')

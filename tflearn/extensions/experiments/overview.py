@@ -9,6 +9,7 @@ from typing import Any
 from tflearn.actors import evaluation_record
 from tflearn.config import reader
 from tflearn.core.errors import UserValueError
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, local_path, read_json
 from tflearn.launch.reports import count, duration, plain
 
@@ -25,7 +26,7 @@ def cells(run_dir: RunDir) -> tuple[str, ...]:
     Its state is 'done: ' and why, 'failed: ' and why, 'running', 'stopped', or 'ended without a result'.
     """
     status = run_dir.statuses()
-    done, train = read_json(run_dir.done) or {}, status.get('train', {})
+    done, train = read_json(run_dir.done, messages.Done) or {}, status.get('train', {})
     returns = [each['mean_return'] for each in evaluation_record.read(run_dir.evaluations)]
     reported = reported_at(run_dir)
     secs = None if reported is None else max(0.0, time.time() - reported)
@@ -47,7 +48,7 @@ def _state(run_dir: RunDir, done: Mapping[str, Any], status: Mapping[str, Any], 
     alive = any(state.startswith(('running', 'waiting', 'starting')) for state in states.values())
     if run_dir.living_jobs() or (alive and secs is not None and secs < _FRESH_SECS):
         return 'running'
-    if failure := read_json(run_dir.failure):
+    if failure := read_json(run_dir.failure, messages.Failure):
         return f'failed: {failure.get("message", "")}'
     for name, state in states.items():
         if state.startswith('failed: '):

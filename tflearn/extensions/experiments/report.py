@@ -24,6 +24,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.extensions.experiments import checks, comparison, overview, series
 from tflearn.extensions.experiments.checks import Series
 from tflearn.extensions.experiments.comparison import Axis, Comparison, Group
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.launch.reports import COLLECT_PARTS, quoted, shares
 
@@ -191,7 +192,7 @@ class _Page:
     def commands(self) -> Iterator[str]:
         """Yields what repeats the runs, in lines."""
         for label, its_runs in self._groups.items():
-            policy = read_json(its_runs[0].greedy_policy / 'best' / 'metadata.json') or {}
+            policy = read_json(its_runs[0].greedy_policy / 'best' / 'metadata.json', messages.Metadata) or {}
             names = ('tflearn_version', 'tensorflow_version', 'code_revision')
             facts = [f'{name} {policy[name]}' for name in names if name in policy]
             yield f'# {label}: {", ".join(facts)}\n{_command(label, its_runs)}\n'
@@ -237,9 +238,10 @@ def _times(run: RunDir, its_series: Series) -> Times:
 
 
 def _speed(run: RunDir, its_series: Series) -> str:
-    done = read_json(run.done) or {}
+    done = read_json(run.done, messages.Done) or {}
     secs, rss = done.get('seconds') or 0.0, its_series.get('train/rss_mb')
-    rates = [f'{done[name] / secs:,.0f} {name.replace("_", " ")}s/s' for name in ('train_step', 'env_steps') if secs]
+    known = [name for name in ('train_step', 'env_steps') if secs and done.get(name) is not None]
+    rates = [f'{done[name] / secs:,.0f} {name.replace("_", " ")}s/s' for name in known]
     return ', '.join([*rates, *([f'learner {rss.values[-1]:,.0f} MB'] if rss else [])]).replace('stepss', 'steps')
 
 

@@ -17,6 +17,7 @@ from tflearn.api import run_check
 from tflearn.config import files
 from tflearn.config.going_on import Effective
 from tflearn.core.errors import UserValueError
+from tflearn.files import messages
 from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import RunDir, local_path, read_json
 from tflearn.launch.local import StopSignals
@@ -167,7 +168,7 @@ class Runs:
         """Returns how a run has ended, in words."""
         log = self.root / f'{name}.log'
         if code == 0:
-            done = read_json(RunDir(self.root / name).done, 'reason') or {}
+            done = read_json(RunDir(self.root / name).done, messages.Done) or {}
             mean = (done.get('evaluation') or {}).get('mean_return')
             return f'done: {done.get("reason")}' + ('' if mean is None else f', mean return {plain(mean)}')
         if code in (INTERRUPTED, -signal.SIGINT):
@@ -178,7 +179,7 @@ class Runs:
 
     def _progress(self, name: str) -> str:
         run_dir = RunDir(self.root / name)
-        train, evaluate = (read_json(run_dir.status(job)) or {} for job in ('train', 'evaluate'))
+        train, evaluate = (run_dir.statuses().get(job, {}) for job in ('train', 'evaluate'))
         parts = [
             f'{count(train.get("train_step"))} train steps' if train.get('train_step') is not None else 'starting',
             f'greedy return {plain(evaluate["mean_return"])}' if evaluate.get('mean_return') is not None else '',

@@ -24,7 +24,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2, summary_v2
@@ -34,7 +34,9 @@ from tflearn.actors import evaluation_record
 from tflearn.config import reader
 from tflearn.core import extras, side_tasks
 from tflearn.core.errors import UserImportError, UserValueError
+from tflearn.core.settings import NonNegativeInt
 from tflearn.extensions.experiments import overview
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json, write_json
 
 with extras.needed_by('tflearn track'):
@@ -128,11 +130,29 @@ class _Delivery:
             self._tracker.close()
 
     def _begin(self) -> Tracker:
-        before = read_json(self._memory, 'position', 'tracker') or {'position': {}, 'tracker': {}}
+        before = read_json(self._memory, _Memory) or {'position': {}, 'tracker': {}}
         self._feed = Feed(self._run_dir, before['position'])
         self._tracker = tracker = self._make(before['tracker'])
         write_json(self._memory, {**before, 'tracker': tracker.state})
         return tracker
+
+
+class _Position(TypedDict):
+    """See `Feed.position`."""
+
+    config: NotRequired[bool]
+    evaluations: NotRequired[NonNegativeInt]
+    offsets: NotRequired[dict[str, NonNegativeInt]]
+    statuses: NotRequired[dict[str, Any]]
+    files: NotRequired[list[Any]]
+    ended: NotRequired[NonNegativeInt | None]
+
+
+class _Memory(TypedDict):
+    """`RunDir.tracker`."""
+
+    position: _Position
+    tracker: dict[str, Any]
 
 
 class Feed:
@@ -152,7 +172,7 @@ class Feed:
         if not self.position['config'] and self._run_dir.config.exists():
             self.position['config'] = True
             yield {'kind': 'config', 'settings': _settings(self._run_dir)}
-        done = read_json(self._run_dir.done, 'reason', 'train_step')
+        done = read_json(self._run_dir.done, messages.Done)
         yield from self._summaries()
         yield from self._evaluations()
         yield from self._statuses()
@@ -175,7 +195,11 @@ class Feed:
     def _evaluations(self) -> Iterator[Event]:
         evaluations = evaluation_record.read(self._run_dir.evaluations)
         for each in evaluations[self.position['evaluations'] :]:
-            metrics = {'return': each.get('mean_return'), 'length': each.get('mean_length'), **each.get('metrics', {})}
+            metrics = {
+                'return': each.get('mean_return'),
+                'length': each.get('mean_length'),
+                **(each.get('metrics') or {}),
+            }
             for name, value in metrics.items():
                 yield from _metric(f'evaluation/{name}', each['train_step'], value, each.get('exported_at'))
         self.position['evaluations'] = len(evaluations)

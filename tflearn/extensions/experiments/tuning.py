@@ -22,6 +22,7 @@ from tflearn.core import extras
 from tflearn.core.errors import UserValueError
 from tflearn.extensions.experiments import comparison, runs, trial_report
 from tflearn.extensions.experiments.comparison import Comparison
+from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, local_path, read_json
 
 # Gets Optuna's trial, returns gin statements.
@@ -317,7 +318,7 @@ class _Search:
         curve = comparison.curve(run_dir, self._axis, self._tuning.metric)
         if code == 0 and len(curve):
             reached = comparison.reached_target(run_dir)
-            trial.set_user_attr('env_steps', (read_json(run_dir.done) or {}).get('env_steps'))
+            trial.set_user_attr('env_steps', (read_json(run_dir.done, messages.Done) or {}).get('env_steps'))
             trial.set_user_attr('reached_target', reached)
             ended = self._study.tell(trial, float(curve[-1 if reached else -_LAST :, 1].mean()))
             best = trial_report.ranked(self._study)[0]

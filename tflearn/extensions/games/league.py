@@ -3,7 +3,7 @@
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tflearn.core.errors import UserFileNotFoundError, UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, checked
 from tflearn.core.waiting import wait_until
-from tflearn.files import digests
+from tflearn.files import digests, messages
 from tflearn.files.lock import locked
 from tflearn.files.run_dir import RunDir, local_path, read_json, write_json
 from tflearn.policies import loader, updates, versions
@@ -109,7 +109,7 @@ class League:
         self._scores = self._read()
 
     def _read(self) -> dict[str, list[float]]:
-        return (read_json(self._run_dir.league) or {}).get('versions', {})
+        return (read_json(self._run_dir.league, _Scores) or {}).get('versions', {})
 
     def _share_scores(self) -> None:
         path = self._run_dir.league
@@ -120,6 +120,12 @@ class League:
                 scores[str(step)] = [_FORGETTING * games + 1.0, _FORGETTING * total + score]
             write_json(path, {'policy': self._policy, 'versions': scores})
         self._scores, self._new = scores, []
+
+
+class _Scores(TypedDict):
+    """`RunDir.league`: of each version the games, weighted by their age, and the sum of their scores."""
+
+    versions: NotRequired[dict[str, tuple[NonNegativeFloat, NonNegativeFloat]]]
 
 
 class Newest:
@@ -169,7 +175,7 @@ class Newest:
         """See `turn_game.Opponent`."""
 
     def _take(self, model: LoadedModel, path: pathlib.Path, step: int) -> None:
-        self._policy = _player(LoadedPolicy(path, model, read_json(path / versions.METADATA) or {}))
+        self._policy = _player(LoadedPolicy(path, model, read_json(path / versions.METADATA, messages.Metadata) or {}))
         self._model, self._step = model, step
 
 

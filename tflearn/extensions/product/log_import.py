@@ -132,8 +132,8 @@ def _vocabularies(
     """Returns the values of each category: those of the map, else of an earlier data set, else all, sorted."""
     words = {each.name: list(each.values) for each in mapped.features if each.kind == 'category'}
     if earlier is not None:
-        known = read_json(earlier / metadata.VOCABULARIES, *(name for name, values in words.items() if not values))
-        if known is None:
+        known = read_json(earlier / metadata.VOCABULARIES, dict[str, list[str]])
+        if known is None or not {name for name, values in words.items() if not values} <= known.keys():
             raise UserValueError(
                 f'got {earlier} without a {metadata.VOCABULARIES} of {", ".join(words)}; need a data set of such'
             )

@@ -17,7 +17,7 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.specs import tensor_spec
 
-from tflearn.core.errors import UserOSError, UserValueError
+from tflearn.core.errors import UserError, UserOSError, UserValueError
 from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.extensions.product import tables
@@ -121,7 +121,9 @@ def read_map(path: pathlib.Path, given: Mapping[str, Any] = types.MappingProxyTy
     """
     try:
         return parse_map({**given, **tomllib.loads(path.read_text(encoding='utf-8'))})
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UserValueError as error:
+        raise UserValueError(f'{error}; correct {path}') from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserOSError(f'got --columns={path}, which cannot be read ({error}); need a file in TOML') from error
 
 
@@ -150,14 +152,14 @@ def _stated(given: Mapping[str, Any]) -> dict[str, float]:
     for name in (_RANGE, _RETURNS):
         ends = given.get(name, [0, 1])
         if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(each, int | float) for each in ends):
-            raise UserValueError(f'got {name} = {ends!r}; need the least and the greatest one')
+            raise UserValueError(f'got {name} = {ends!r:.100}; need the least and the greatest one')
         if not -math.inf < ends[0] < ends[1] < math.inf:
-            raise UserValueError(f'got {name} = {ends!r}; need two numbers, the least one first')
+            raise UserValueError(f'got {name} = {ends!r:.100}; need two numbers, the least one first')
         if name in given:
             found |= {'low': float(ends[0]), 'high': float(ends[1])} | ({'whole': True} if name == _RETURNS else {})
     if _LONGEST in given:
         if not isinstance(given[_LONGEST], int) or given[_LONGEST] < 1:
-            raise UserValueError(f'got {_LONGEST} = {given[_LONGEST]!r}; need the most steps of an episode')
+            raise UserValueError(f'got {_LONGEST} = {given[_LONGEST]!r:.100}; need the most steps of an episode')
         found[_LONGEST] = given[_LONGEST]
     return found
 
@@ -166,26 +168,28 @@ def _check_tables(given: Mapping[str, Any]) -> None:
     """Raises ValueError for unknown tables, or if some are missing."""
     known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES, _RANGE, _RETURNS, _LONGEST)
     if unknown := [name for name in given if name not in known]:
-        raise UserValueError(f'got {unknown[0]!r} among the columns; need one of {", ".join(known)}')
+        raise UserValueError(f'got {unknown[0]!r:.100} among the columns; need one of {", ".join(known)}')
     observation = given.get('observation')
     is_complete = ACTION in given and ('reward' in given or _OUTCOMES in given)
     if not isinstance(observation, dict) or not observation or not is_complete:
-        raise UserValueError(f'got the columns of {", ".join(given) or "nothing"}; need observation, action and reward')
+        raise UserValueError(
+            f'got the columns of {", ".join(given)[:100] or "nothing"}; need observation, action and reward'
+        )
     for name in _KEYS:
         if not isinstance(given.get(name, ''), str):
-            raise UserValueError(f'got {name} = {given[name]!r}; need the name of a column')
+            raise UserValueError(f'got {name} = {given[name]!r:.100}; need the name of a column')
 
 
 def _feature(name: str, value: Any) -> Feature:
     given = {'column': value} if isinstance(value, str) else value
     keys = ('column', *(field.name for field in dataclasses.fields(Feature) if field.name != 'name'))
     if not isinstance(given, dict) or not set(given) <= set(keys):
-        raise UserValueError(f'got {name} = {value!r}; need a column, or a table of {", ".join(keys)}')
+        raise UserValueError(f'got {name} = {value!r:.100}; need a column, or a table of {", ".join(keys)}')
     rest = {key: value for key, value in given.items() if key not in ('column', 'columns', 'values')}
     columns = given.get('columns', [given.get('column', name.rpartition('.')[2])])
     try:
         return Feature(name, tuple(map(str, columns)), values=tuple(map(str, given.get('values', ()))), **rest)
-    except UserValueError as error:
+    except (UserError, TypeError) as error:
         raise UserValueError(f'got {name} wrong: {error}') from error
 
 

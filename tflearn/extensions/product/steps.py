@@ -10,12 +10,20 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from tflearn.config import files
 from tflearn.core import extras
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, Range, checked_dataclass
+from tflearn.core.settings import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Range,
+    checked_dataclass,
+)
+from tflearn.files import messages
 from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, local_path, log_files, read_json, write_atomically, write_json
 from tflearn.policies import states, versions
@@ -24,6 +32,48 @@ with extras.needed_by('tflearn loop'):
     import jinja2
 
 _INPUTS, _RESULT = 'round.json', 'end.json'
+
+
+class _Inputs(TypedDict):
+    """A round's first file."""
+
+    began: messages.Moment
+    decisions: list[str]
+    outcomes: list[str]
+
+
+class _Estimate(TypedDict):
+    value: NotRequired[float | None]
+    low: NotRequired[float | None]
+    high: NotRequired[float | None]
+
+
+class _Verdict(TypedDict):
+    passes: NotRequired[bool]
+    outcome: NotRequired[str]
+    candidate: NotRequired[_Estimate | None]
+    incumbent: NotRequired[_Estimate | None]
+    difference: NotRequired[_Estimate | None]
+
+
+class _Import(TypedDict):
+    steps: NotRequired[NonNegativeInt]
+
+
+# A round's last file.
+_Result = TypedDict(
+    '_Result',
+    {
+        'promoted': NotRequired[bool],
+        'serves': NotRequired[NonNegativeInt | None],
+        'gate': NotRequired[_Verdict | None],
+        'import': NotRequired[_Import],
+    },
+)
+
+
+class _About(TypedDict, total=False):
+    metadata: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +96,7 @@ class Round:
     @property
     def result(self) -> dict[str, Any] | None:
         """What came of it; None while it is not finished."""
-        return read_json(self.directory / _RESULT)
+        return read_json(self.directory / _RESULT, _Result)
 
     @property
     def run(self) -> RunDir:
@@ -75,7 +125,7 @@ class Rounds:
 
     def _all(self) -> list[Round]:
         paths = map(self._numbered.path, self._numbered.numbers())
-        return [Round(path, read_json(path / _INPUTS, 'began', 'decisions', 'outcomes') or {}) for path in paths]
+        return [Round(path, read_json(path / _INPUTS, _Inputs) or {}) for path in paths]
 
     def begin(
         self, decisions: Sequence[str], outcomes: Sequence[str], num_decisions: int | None, hours: float | None
@@ -145,7 +195,7 @@ def _row(of: Round) -> tuple[str, ...]:
 
 
 def _value(found: dict[str, Any] | None) -> str:
-    if not found or found.get('value') is None:
+    if not found or None in map(found.get, ('value', 'low', 'high')):
         return '-'
     return '{value:.4g} [{low:.4g}, {high:.4g}]'.format_map(found)
 
@@ -271,7 +321,7 @@ class Steps:
     def result(self, begun: Round) -> dict[str, Any]:
         """Returns what came of a round whose steps are done: for the page, and for its last file."""
         found = states.read(self._served)
-        data = read_json(begun.directory / 'joined' / 'dataset.json') or {}
+        data = read_json(begun.directory / 'joined' / 'dataset.json', _About) or {}
         return {
             'promoted': self._is_promoted(begun),
             'serves': found and found.stable,
@@ -328,7 +378,7 @@ class Steps:
         return any(entry['why'].startswith(_reason(begun)) for entry in (found.history if found else ()))
 
     def _verdict(self, begun: Round) -> dict[str, Any] | None:
-        facts: dict[str, Any] = read_json(self._candidate(begun) / versions.METADATA) or {}
+        facts: dict[str, Any] = read_json(self._candidate(begun) / versions.METADATA, messages.Metadata) or {}
         return facts.get('gate')
 
     @property

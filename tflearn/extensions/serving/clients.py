@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tflearn.core import tokens
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Range
 from tflearn.files.run_dir import read_json
 from tflearn.net.grpc_server import Caller, GrpcRefusal
 from tflearn.net.tls import Renewed
@@ -63,7 +64,7 @@ class ClientAccount:
             raise UserValueError(f'got the client {name!r} with another token_sha256; need 64 hexadecimal digits')
         for quota in ('requests_per_sec', 'max_in_flight'):
             value = getattr(client, quota)
-            if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+            if value is not None and not (type(value) in (int, float) and value in Range(above=0)):
                 raise UserValueError(f'got the client {name!r} with another {quota}; need a number above 0')
         return client
 
@@ -196,4 +197,7 @@ def _read(file: pathlib.Path) -> Mapping[str, ClientAccount]:
         raise UserValueError(f'got the clients {file} ({error}); need a file that can be read') from error
     if not isinstance(values, dict) or not values:
         raise UserValueError(f'got {"no clients" if values is None else values} in {file}; {_FORM}')
-    return {name: ClientAccount.parse(name, entry) for name, entry in values.items()}
+    try:
+        return {name: ClientAccount.parse(name, entry) for name, entry in values.items()}
+    except UserValueError as error:
+        raise UserValueError(f'{error}; correct {file}') from error

@@ -16,7 +16,7 @@ from tflearn.core import record_files, stderr
 from tflearn.core.errors import UserTimeoutError
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import is_listening
-from tflearn.replay import backend
+from tflearn.replay import servers
 from tflearn.replay.checkpoints import damaged
 from tflearn.replay.reverb import library
 from tflearn.replay.storage import REPLAY, TableSpec
@@ -41,10 +41,10 @@ def _hold_port(port: int) -> socket.socket:
         holder.bind(('', port))
     except OSError as error:
         holder.close()
-        raise backend.port_error(port, error.strerror) from error
+        raise servers.port_error(port, error.strerror) from error
     if port and is_listening(f'localhost:{port}'):
         holder.close()
-        raise backend.port_error(port, 'Address already in use')
+        raise servers.port_error(port, 'Address already in use')
     return holder
 
 
@@ -53,10 +53,10 @@ def missing_files(checkpoint: pathlib.Path) -> list[str]:
     return [name for name in library.CHECKPOINT_FILES if not (checkpoint / name).exists()]
 
 
-class ReplayServer(backend.Server):
+class ReplayServer(servers.Server):
     """The run's Reverb server. Listens on all interfaces, without authentication: keep it in a trusted network.
 
-    See `backend.Server`.
+    See `servers.Server`.
     """
 
     def _describe(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class ReplayServer(backend.Server):
             raise UserTimeoutError('timed out after 10 s waiting for the replay server to report its tables') from error
 
     def _save(self, folder: pathlib.Path) -> None:
-        """See `backend.Server`. `folder` is empty: Reverb would keep only the checkpoint with the greatest name.
+        """See `servers.Server`. `folder` is empty: Reverb would keep only the checkpoint with the greatest name.
 
         Reverb answers, inserts and draws meanwhile: 0.04 s at most in the 41 s of saving 1.5 GB (measured).
 

@@ -19,15 +19,18 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import TypedDict
 
 import numpy as np
 from absl import logging
 
 from tflearn.core import parent_death
 from tflearn.core.errors import UserImportError, UserRuntimeError, UserTimeoutError, UserValueError
+from tflearn.core.settings import NonNegativeInt
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, is_listening, wait_until
-from tflearn.replay import backend
+from tflearn.files.run_dir import read_json
+from tflearn.replay import backend, servers
 from tflearn.replay.backend import VALKEY_FILE, Lost
 from tflearn.replay.checkpoints import COMPLETE, damaged
 from tflearn.replay.storage import REPLAY, TableSpec
@@ -65,8 +68,8 @@ def refuse_draws(tables: Sequence[TableSpec]) -> None:
             )
 
 
-class ReplayServer(backend.Server):
-    """See `backend.Server` and `backend.serve`. Other machines do not reach a server that it starts.
+class ReplayServer(servers.Server):
+    """See `servers.Server` and `servers.serve`. Other machines do not reach a server that it starts.
 
     A given server keeps its items while this process is gone. They count, not the checkpoint: that is for a server that
     is empty.
@@ -80,7 +83,7 @@ class ReplayServer(backend.Server):
     def _start(self, port: int, address: str) -> bool:
         self._owner = _owner(self._checkpoints.path.parent)
         self._process = None if address else _Process(port)
-        self.address = f'valkey://{library.LOCALHOST}:{self._process.port}' if self._process else address
+        self.address = f'valkey://{self._process.address}' if self._process else address
         self.port = library.Address.parse(self.address).port
         try:
             return self._fill()
@@ -125,7 +128,7 @@ class ReplayServer(backend.Server):
         return True
 
     def counts(self) -> dict[str, TableCounts]:
-        """See `backend.Server`. Raises PeerLost if the server has ended, or has lost its tables."""
+        """See `servers.Server`. Raises PeerLost if the server has ended, or has lost its tables."""
         try:
             with library.connected(self.address, _ANSWER_SECS) as connection:
                 return library.Status.read(connection).counts()
@@ -156,14 +159,16 @@ class _Process:
 
     Attributes:
       port: its TCP port.
+      address: 'host:port'.
     """
 
     def __init__(self, port: int):
         """Starts it, and waits until it listens; port 0 picks a free one. Raises ValueError if it cannot."""
-        self.port = port or _free_port()
-        host_port = f'{library.LOCALHOST}:{self.port}'
-        if is_listening(host_port):
-            raise backend.port_error(self.port, 'Address already in use')
+        host, free = _loopback()
+        self.port = port or free
+        self.address = f'{f"[{host}]" if ":" in host else host}:{self.port}'
+        if is_listening(self.address):
+            raise servers.port_error(self.port, 'Address already in use')
         program, directory = _program(), tempfile.gettempdir()
         password = library.local_password(self.port)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
@@ -176,13 +181,13 @@ class _Process:
             process_group=0,
         )
         self._socket = library.socket_file(self.port)
-        settings = {'host': library.LOCALHOST, 'port': self.port, 'socket': self._socket, 'directory': directory}
+        settings = {'host': host, 'port': self.port, 'socket': self._socket, 'directory': directory}
         text = _CONFIGURATION.format(password=password, **settings)
         try:
             if self._process.stdin:  # it has one
                 with self._process.stdin as file:
                     file.write(text.encode())
-            wait_until(lambda: self._is_running() and is_listening(host_port), program, _START_SECS, poll_secs=0.01)
+            wait_until(lambda: self._is_running() and is_listening(self.address), program, _START_SECS, poll_secs=0.01)
         except BaseException:
             self.close()
             raise
@@ -260,10 +265,13 @@ def _owner(directory: pathlib.Path) -> str:
     return path.read_text(encoding='ascii')
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((library.LOCALHOST, 0))
-        return int(probe.getsockname()[1])
+def _loopback() -> tuple[str, int]:
+    """Returns the address by which this machine reaches itself, that of IPv4 where there is one, and a free port."""
+    for family, host in ((socket.AF_INET, library.LOCALHOST), (socket.AF_INET6, '::1')):
+        with contextlib.suppress(OSError), socket.socket(family) as probe:
+            probe.bind((host, 0))
+            return host, int(probe.getsockname()[1])
+    raise UserRuntimeError('got no loopback interface; need one for a Valkey server; set it up: ip link set lo up')
 
 
 def write_checkpoint(connection: library.Connection, directory: pathlib.Path) -> None:
@@ -290,14 +298,26 @@ def _crc(parts: Sequence[bytes]) -> int:
     return crc
 
 
+class _Saved(TypedDict):
+    """`STATUS_FILE`: see `library.Status`."""
+
+    count: NonNegativeInt
+    tables: str
+    scanned: NonNegativeInt
+    queued: NonNegativeInt
+    base: int
+    past: int
+    drawn: NonNegativeInt
+
+
 def read_status(checkpoint: pathlib.Path) -> tuple[library.Status, int]:
     """Returns the counts, and the number of stored_entries. Raises DamagedCheckpoint."""
     try:
-        saved = json.loads((checkpoint / STATUS_FILE).read_text(encoding='utf-8'))
+        saved = read_json(checkpoint / STATUS_FILE, _Saved) or {}
         count, tables = saved.pop('count'), library.parse_tables(saved.pop('tables'))
         return library.Status(tables, **saved), count
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise damaged(checkpoint, str(error)) from error
+        raise damaged(checkpoint, f'{STATUS_FILE} or its tables: {error!s:.300}') from error
 
 
 def stored_entries(checkpoint: pathlib.Path) -> Iterator[library.Entry]:
