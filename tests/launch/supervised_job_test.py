@@ -304,6 +304,24 @@ def test_a_silent_job_whose_end_it_does_not_say_is_named_once(run_dir, command, 
     assert (code, counts) == (0, [1])
 
 
+def test_jobs_go_on_without_one_that_was_stopped(run_dir, command, pid_file, monkeypatch, capsys):
+    """It says nothing of the end of a job, and starts none: the run would wait forever."""
+    monkeypatch.setattr(warm_parent, '_REPLY_TIMEOUT_SECS', 0.5)
+    jobs = topology(run_dir, warm_parent=command, train=[RUNNING, 'once=await=never', 'done'])
+
+    def stop_it() -> None:
+        (train,) = pids(run_dir, 'train')
+        os.kill(int(pid_file.read_text()), signal.SIGSTOP)
+        os.kill(train, signal.SIGKILL)
+
+    stopping = threading.Thread(target=stop_it)
+    stopping.start()
+    assert local.run(jobs, run_dir, out=io.StringIO()) == 0
+    stopping.join(DEADLINE_SECS)
+    said = capsys.readouterr().err
+    assert said.count('got no answer of the process that forks jobs') == 1 and 'by themselves from now on' in said
+
+
 def test_jobs_stop_cleanly_if_it_is_killed_together_with_launch_and_its_reaper(run_dir, command):
     jobs = topology(run_dir, warm_parent=command, replay_server=RUN, train=RUN, evaluate=RUN)
     with launched(run_dir, jobs) as process:

@@ -88,6 +88,11 @@ class _Check:
 class _Forked:
     """A warm parent: it ends when its connection does, with what `WarmParent` needs of a `subprocess.Popen`."""
 
+    pid = 0
+
+    def poll(self) -> int:
+        return 0
+
     def kill(self) -> None:
         pass
 

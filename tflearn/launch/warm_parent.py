@@ -86,6 +86,7 @@ class WarmParent:
             given = [*command, str(theirs.fileno())], log, unbuffered_environment() | self.environment
             self._process = start_program(*given, [theirs.fileno()])
         self._exit_codes: dict[int, int] = {}
+        self._ended_at: dict[int, float] = {}  # jobs of which it has not said how
         self._ready = False
 
     def wait_until_ready(self, stop: Callable[[], bool]) -> None:
@@ -121,22 +122,37 @@ class WarmParent:
                     os.write(go, b'.')
                     # The system gives a process id again: what is noted under it is another job's end.
                     self._exit_codes.pop(message['started'], None)
+                    self._ended_at.pop(message['started'], None)
                     return Fork(message['started'], self)
         except OSError:
             pass
         finally:
             os.close(waiting)
             os.close(go)
-        self._ready = False
+        self._give_up()
         return None
 
     def exit_code(self, pid: int) -> int | None:
         """Returns the exit code of a job that this started; None while it lives."""
         while self._ready and self._readable(0.0):
             self._ready = self._receive() is not None
-        if pid not in self._exit_codes and not self._ready and not lock.started(pid):
-            self._exit_codes[pid] = _UNKNOWN_EXIT_CODE  # Only its parent, which has ended, could know.
+        if pid not in self._exit_codes and not lock.started(pid):
+            # Only its parent knows how it ended: which says so at once, unless it has ended or was stopped.
+            late_secs = time.monotonic() - self._ended_at.setdefault(pid, time.monotonic())
+            if self._ready and late_secs > _REPLY_TIMEOUT_SECS:
+                self._give_up()
+            if not self._ready:
+                self._exit_codes[pid] = _UNKNOWN_EXIT_CODE
         return self._exit_codes.get(pid)
+
+    def _give_up(self) -> None:
+        """Starts no more jobs as forks, and says so if the process is there."""
+        self._ready = False
+        if self._process.poll() is None:
+            sys.stderr.write(
+                f'tflearn-launch: warning: got no answer of the process that forks jobs (pid {self._process.pid}) '
+                f'for {_REPLY_TIMEOUT_SECS:g} s; jobs load their libraries by themselves from now on\n'
+            )
 
     def close(self) -> None:
         """Ends the process, with which jobs end that it started."""
