@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tflearn
-from tests.testing import jobs, warm_parents, written_summaries
+from tests.testing import jobs, lanes, warm_parents, written_summaries
 from tflearn.agents import dqn
 from tflearn.api import training
 from tflearn.api.run_settings import RunSettings
@@ -98,6 +98,7 @@ def of_counter(max_steps=None):
     return {**SMALL, 'make_environment': make_environment, 'num_train_steps': 2, 'export_interval_steps': 2}
 
 
+@lanes.classic
 def test_an_environment_without_an_end_ends_the_evaluation_with_a_reason(tmp_path, caplog):
     options = EvaluateOptions('newest', max_steps_per_episode=40)
     run = tflearn.train(**of_counter(), root_dir=tmp_path, evaluate_options=options)
@@ -110,6 +111,7 @@ def test_an_environment_without_an_end_ends_the_evaluation_with_a_reason(tmp_pat
     assert 'the evaluation is incomplete: 3 of 3 episodes did not end within 40 steps' in caplog.text
 
 
+@lanes.classic
 def test_a_number_of_the_info_chooses_the_best_policy_and_ends_the_run(tmp_path, caplog):
     caplog.set_level('INFO')
     options = EvaluateOptions('each', target_metric='info_end/cost', lower_is_better=True)
@@ -186,6 +188,7 @@ def test_a_factory_within_another_is_refused_in_one_line(tmp_path, inner, messag
     assert '\n' not in str(raised.value)
 
 
+@lanes.classic
 def test_training_waits_for_evaluations_in_the_loop_and_a_function_gets_their_episodes(tmp_path):
     """Training ends with the evaluation that reaches the target, however slow evaluations are."""
     taken, found = [], []
@@ -212,6 +215,7 @@ def test_training_waits_for_evaluations_in_the_loop_and_a_function_gets_their_ep
     assert [evaluation['metrics']['custom/number'] for evaluation in run.evaluations] == [1.5, 3.5, 5.5]
 
 
+@lanes.classic
 def test_an_error_in_an_evaluation_ends_the_run(tmp_path):
     environments = []
 

@@ -247,6 +247,7 @@ def imitated_shares(tmp_path_factory, data):
     return written_summaries.scalars(run_dir.summaries('train'))['train/extra/imitated_share']
 
 
+@lanes.classic
 def test_ppo_imitates_recorded_episodes(imitated_shares):
     assert len(imitated_shares) == 6 and 0.2 < imitated_shares[2] <= 1.0
 
@@ -304,6 +305,7 @@ def test_transforms_that_learn_are_refused(tmp_path, data):
 
 
 # Returns are above the first values, of nearly 0, or below them.
+@lanes.classic
 @pytest.mark.parametrize(
     ('factor', 'least', 'most'), [pytest.param(10.0, 0.9, 1.0, marks=pytest.mark.slow), (-10.0, 0.0, 0.1)]
 )

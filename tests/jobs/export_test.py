@@ -13,7 +13,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories.trajectory import Trajectory
 
 from tests.data import data_sets
-from tests.testing import example_policies, forks
+from tests.testing import example_policies, forks, lanes
 from tflearn.core.experience import BatchItems, Experience, Queue
 from tflearn.environments import vector_env
 from tflearn.files.run_dir import RunDir
@@ -64,6 +64,7 @@ def test_exports_models_of_a_finished_run(small_run):
         assert np.mean(got == expected) > 0.9
 
 
+@lanes.classic  # tests/policies/converted_test.py has int8 in the current lane
 def test_exports_a_quantized_actor(tmp_path):
     policy = example_policies.greedy_actor()
     example_policies.reweigh(policy, seed=1)

@@ -160,6 +160,7 @@ def test_environments_can_have_another_seed(tmp_path):
     assert metrics(one)['train/loss'] != metrics(other)['train/loss']
 
 
+@lanes.classic
 def test_a_request_that_cannot_be_read_ends_nothing(tmp_path):
     write_atomically(RunDir(tmp_path).stop_request, '{"reas')
     run_dir = run_synchronously(tmp_path, num_train_steps=20)
@@ -167,6 +168,7 @@ def test_a_request_that_cannot_be_read_ends_nothing(tmp_path):
     assert read_json(run_dir.status('train'))['side_task_failures'] > 0
 
 
+@lanes.classic
 def test_ends_on_request_and_when_stopped(tmp_path):
     stop = threading.Event()
     stop.set()
@@ -342,6 +344,7 @@ def test_collects_what_an_iteration_needs_and_no_more(of_ppo):
     assert 0 <= 6 * 16 + 2 - read_json(of_ppo.train_result)['env_steps'] < 6 * 4
 
 
+@lanes.classic
 def test_intervals_count_iterations(of_ppo):
     assert {int(path.name) for path in of_ppo.greedy_policy.iterdir() if path.name.isdigit()} == {0, 8, 16, 24}
     assert {path.stem for path in of_ppo.checkpoints.glob('*.index')} == {'ckpt-12', 'ckpt-24'}

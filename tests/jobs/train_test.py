@@ -192,6 +192,7 @@ def test_learner_without_data_can_be_ended(small_run, how):
     assert _result(small_run)['reason'].startswith(how)
 
 
+@lanes.classic
 def test_learner_continues_with_a_restarted_coordinator_until_a_requested_stop(small_run):
     """A restarted one knows nothing: it gets contract, addresses and weights from who has them. A collector is late."""
     options = ServerOptions('localhost', free_port())

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.testing import lanes, written_summaries
 from tests.testing import learner as small
+from tests.testing import written_summaries
 from tflearn.core import strategies
 from tflearn.files import lock
 from tflearn.files.run_dir import RunDir
@@ -131,7 +131,6 @@ def test_rejects_xla_on_several_replicas(tmp_path, make_agent, make_dataset_fn):
         )
 
 
-@lanes.classic
 def test_train_ends_at_stop_conditions(tmp_path, make_agent, make_dataset_fn):
     options = _options()
     learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
@@ -167,7 +166,6 @@ def test_rejects_another_reduction():
         LoopOptions(extra_reductions={'td_loss': 'median'})
 
 
-@lanes.classic
 def test_training_ends_when_checkpoints_cannot_be_saved_again_and_again(tmp_path, make_agent, make_dataset_fn):
     run_dir = RunDir(tmp_path / 'run')
     options = LearnerOptions(checkpoint_interval_steps=2, max_failed_saves=2, summaries=None)

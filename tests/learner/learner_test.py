@@ -105,6 +105,7 @@ def test_names_data_of_another_kind(tmp_path, make_agent):
         Learner(make_agent(), object(), RunDir(tmp_path))
 
 
+@lanes.classic
 def test_prepare_compiles_the_summary_program_if_needed(tmp_path, make_agent):
     agent, options = make_agent(), LearnerOptions(None, SummaryOptions(4), loop=LoopOptions(jit_compile=False))
     learner = Learner(agent, CountedSource(), RunDir(tmp_path), options=options)
@@ -124,6 +125,7 @@ def test_prepare_compiles_the_summary_program_if_needed(tmp_path, make_agent):
     assert list(written_summaries.scalars(RunDir(tmp_path).summaries('train'))['gradients/dqn/norm']) == [4]
 
 
+@lanes.classic
 def test_prepare_does_not_wait_for_the_program_of_a_late_summary(tmp_path, make_agent):
     options = LearnerOptions(None, SummaryOptions(5_000), loop=LoopOptions(jit_compile=False))
     learner = Learner(make_agent(), CountedSource(), RunDir(tmp_path), options=options)
@@ -132,6 +134,7 @@ def test_prepare_does_not_wait_for_the_program_of_a_late_summary(tmp_path, make_
     assert learner.num_traces == built
 
 
+@lanes.classic
 def test_prepare_takes_nothing_from_a_dataset(tmp_path, make_agent, make_dataset_fn):
     options = LearnerOptions(None, SummaryOptions(1))
     learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
@@ -194,6 +197,7 @@ def test_a_changed_learning_rate_counts_after_a_restore(tmp_path, make_agent, ma
     ]
 
 
+@lanes.classic
 @pytest.mark.parametrize(
     ('rule', 'terminal', 'answer', 'saved'),
     [
@@ -245,6 +249,7 @@ def test_data_without_a_batch_are_refused(tmp_path, make_agent, make_dataset_fn)
         learner.run(10)
 
 
+@lanes.classic
 def test_data_end_between_two_calls(tmp_path, make_agent, make_dataset_fn):
     learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path))
     assert not learner.run(7).data_ended
@@ -255,6 +260,7 @@ def test_data_end_between_two_calls(tmp_path, make_agent, make_dataset_fn):
         learner.run(7)
 
 
+@lanes.classic
 def test_order_of_triggers_and_checkpoints(tmp_path, make_agent, make_dataset_fn):
     run_dir = RunDir(tmp_path)
     saved_when_fired = []
@@ -302,6 +308,7 @@ def test_reports_time_spent_waiting_for_data(tmp_path, make_agent, make_dataset_
     assert result.data_wait_share * (time.monotonic() - start) < 20 * 0.5
 
 
+@lanes.classic
 def test_closing_twice_calls_triggers_once(tmp_path, make_agent, make_dataset_fn):
     calls = []
 
@@ -318,6 +325,7 @@ def test_closing_twice_calls_triggers_once(tmp_path, make_agent, make_dataset_fn
     assert calls == [4]
 
 
+@lanes.classic
 def test_an_action_that_fails_again_at_the_end_costs_no_train_step(tmp_path, make_agent, make_dataset_fn):
     ends = []
 
@@ -343,6 +351,7 @@ def test_an_action_that_fails_again_at_the_end_costs_no_train_step(tmp_path, mak
         assert restarted.step == 8
 
 
+@lanes.classic
 def test_without_a_free_file_handle_training_goes_on(tmp_path, make_agent, make_dataset_fn):
     options = LearnerOptions(None, SummaryOptions(2))
     with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options) as learner:
@@ -354,6 +363,7 @@ def test_without_a_free_file_handle_training_goes_on(tmp_path, make_agent, make_
     assert list(found['train/loss']) == [6, 8]
 
 
+@lanes.classic
 def test_metrics_that_fail_are_asked_for_again(tmp_path, make_agent, make_dataset_fn):
     calls = []
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.testing import recording_agent, written_summaries
+from tests.testing import lanes, recording_agent, written_summaries
 from tflearn.core import strategies
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
@@ -36,6 +36,7 @@ def _operations(graph):
     return {node.op for node in nodes}
 
 
+@lanes.classic
 @pytest.mark.parametrize('strategy', STRATEGIES[:2])
 def test_only_the_summary_program_writes_summaries(tmp_path, make_agent, make_dataset_fn, strategy):
     made, graphs = strategies.make(strategy), {}
@@ -57,6 +58,7 @@ def test_only_the_summary_program_writes_summaries(tmp_path, make_agent, make_da
         assert 'WriteSummary' in _operations(graph)
 
 
+@lanes.classic
 def test_summaries_are_at_the_step_of_the_variable(tmp_path, make_dataset_fn):
     """Here the variable grows by 2 with each train step, which is known after the first call."""
     agent, run_dir = recording_agent.make(counts_twice=True), RunDir(tmp_path)
@@ -79,6 +81,7 @@ def _noting_graphs(train, graphs):
     return noting
 
 
+@lanes.classic
 @pytest.mark.parametrize(
     ('calls', 'settings', 'steps'),
     [
@@ -102,6 +105,7 @@ def test_summarizes_the_steps_that_are_due(train, calls, settings, steps):
     assert list(scalars.get('train/loss', {})) == [*steps, *end]
 
 
+@lanes.classic
 @pytest.mark.parametrize('strategy', STRATEGIES)
 def test_losses_are_means_over_the_interval_on_any_number_of_replicas(train, strategy):
     _, singles, _ = train([1] * 12, name='singles', interval_steps=None)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from tests.testing import example_policies, experiences, small_tasks
+from tests.testing import example_policies, experiences, lanes, small_tasks
 from tflearn.agents import dqn, ppo, r2d2
 from tflearn.core.action_mask import mask_of
 from tflearn.core.train_step import create_train_step
@@ -198,7 +198,7 @@ MAKE = {
 }
 
 
-@pytest.fixture(scope='module', params=MAKE)
+@pytest.fixture(scope='module', params=lanes.sample(MAKE, 'r2d2', 'gtrxl'))
 def exported(request, tmp_path_factory):
     """The live policy with large weights, so that its state has an effect, and a loaded version of it."""
     environment = small_tasks.make_signal(1, 0)

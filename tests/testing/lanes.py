@@ -37,7 +37,10 @@ CLASSIC_ONLY = (
     *(f'scripts/{name}_test.py' for name in ('data', 'evaluate')),
     *(f'scripts/{name}_test.py' for name in ('exit_status', 'job_process', 'job_setup', 'launch')),
     *(f'extensions/serving/{name}_test.py' for name in ('clients', 'request_queue', 'server_load', 'server_tls')),
-    *('changed_sources_test.py', 'changed_tests_test.py', 'jobs/evaluate_test.py', 'jobs/policy_exports_test.py'),
+    *('changed_sources_test.py', 'changed_tests_test.py', 'closures_test.py', 'forked_workers_test.py'),
+    *('jobs/evaluate_test.py', 'jobs/policy_exports_test.py'),
+    # learner/replicas_test.py and xla_loop_test.py show what TensorFlow computes of its options.
+    'learner/learner_options_test.py',
     'extensions/product/evaluation_test.py',
     *('jobs/replay_server_test.py', 'jobs/run_metrics_test.py'),
     'extensions/experiments/doctor_test.py',
