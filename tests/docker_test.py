@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -66,12 +67,29 @@ def test_the_versions_are_those_of_setup_py():
     needed = SpecifierSet(tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['requires-python'])
     assert needed.contains(f'{ARGUMENTS["PYTHON"]}.0') and needed.contains(f'{CONTAINER["build"]["args"]["PYTHON"]}.0')
     assert _of('FROM') and all(text.startswith('python:${PYTHON}-slim') for text in _of('FROM'))
-    constraints = re.findall(r'--constraint (\S+)', TEXT)
-    assert constraints == ['requirements/classic/lock.txt', 'requirements/classic/gpu.txt']
-    assert all((ROOT / path).exists() for path in constraints)
     named = [*re.findall(r'EXTRAS=([\w,-]+)', TEXT), CONTAINER['build']['args']['EXTRAS']]
     assert {extra for text in named for extra in text.split(',')} <= EXTRAS
     assert any('gpu' in text for text in named)
+
+
+@pytest.mark.parametrize(('version', 'lane'), [((3, 11), 'classic'), ((3, 12), 'current'), ((3, 13), 'current')])
+def test_the_python_decides_the_lane(tmp_path, version, lane):
+    """The instruction that installs, with programs in the places of python and uv that print what they are given."""
+    (command,) = [command for command in _of('RUN') if 'uv pip install' in command and 'lane=' in command]
+    given = f'import sys; sys.version_info = {version}; exec(sys.argv[2])'
+    for name, program in (('python', f'exec {sys.executable} -c "{given}" "$@"'), ('uv', 'printf "%s\\n" "$@"')):
+        (tmp_path / name).write_text(f'#!/bin/sh\n{program}\n')
+        (tmp_path / name).chmod(0o755)
+    environment = {'PATH': f'{tmp_path}:/usr/bin:/bin', 'EXTRAS': 'serving,mujoco'}
+    done = subprocess.run(
+        ['sh', '-c', command], cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    words = done.stdout.split()
+    assert words[:2] == ['pip', 'install'] and words[-1] == '.[serving,mujoco]'
+    files = [word for word in words if word.startswith('requirements/')]
+    assert all((ROOT / file).exists() for file in files)
+    constraints = [f'requirements/{lane}/lock.txt', f'requirements/{lane}/gpu.txt']
+    assert files == [*constraints, *(['requirements/current/overrides.txt'] if lane == 'current' else [])]
 
 
 def test_the_command_is_one_of_ours():
