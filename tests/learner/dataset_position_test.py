@@ -14,6 +14,8 @@ from tflearn.learner import xla_loop
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.optimization.optimizers import OptimizerOptions
+from tflearn.sampling.dataset_source import DatasetSource
+from tflearn.sampling.mix import Mix
 from tflearn.sampling.source import Source
 
 NUM_BATCHES, EPOCHS = 10, 2
@@ -149,7 +151,8 @@ def test_batches_after_the_one_that_stops_training_are_not_lost(tmp_path, make_a
     def dataset_fn(context):
         def element(number):
             data, info = _element(number)
-            return data._replace(reward=tf.where(number == 3, np.nan, data.reward)), info
+            bad = (number == 3) | (number == 5)
+            return data._replace(reward=tf.where(bad, np.nan, data.reward)), info
 
         return without_autotuning(tf.data.Dataset.range(NUM_BATCHES).map(element))
 
@@ -159,10 +162,43 @@ def test_batches_after_the_one_that_stops_training_are_not_lost(tmp_path, make_a
 
     with pytest.raises(FloatingPointError, match='at train step 4'), learner() as first:
         first.run(8)
-    with learner() as second:
-        assert second.run(2).num_steps == 2
-        assert second.run(20).num_steps == 4
+    with pytest.raises(FloatingPointError, match='at train step 6'), learner() as second:
+        second.run(3)  # of the four that were put back
+    with learner() as third:
+        assert third.run(2).num_steps == 2
+        assert third.run(20).num_steps == 2
     assert taken == list(range(NUM_BATCHES))
+
+
+@pytest.mark.parametrize('jit_compile', [False, pytest.param(True, marks=SLOW)])
+def test_a_mix_of_datasets_has_its_shares_and_ends_with_the_first_that_ends(tmp_path, make_agent, jit_compile):
+    """And a run that continues takes what is left of each."""
+
+    def dataset_fn(size, count, first, context):
+        numbers = tf.data.Dataset.range(first, first + count).repeat(EPOCHS)
+        return without_autotuning(numbers.map(lambda number: (batch(number, size), tf.fill([size], number))))
+
+    def after_step(element, loss_info):
+        tf.print(*tf.unstack(element[1]), output_stream=f'file://{tmp_path}/numbers')
+
+    def learner():
+        strategy = tf.distribute.get_strategy()
+        long = DatasetSource(functools.partial(dataset_fn, 3, NUM_BATCHES, 0), strategy)
+        short = DatasetSource(functools.partial(dataset_fn, 1, NUM_BATCHES - 1, 100), strategy)
+        options = _options([], jit_compile)
+        if not jit_compile:
+            options = LearnerOptions(None, None, loop=LoopOptions(jit_compile=False, after_step=after_step))
+        return Learner(make_agent(), Mix([long, short]), RunDir(tmp_path), options=options)
+
+    with learner() as first:
+        assert first.run(12).num_steps == 12
+    with learner() as second:
+        result = second.run(20)
+        assert (result.num_steps, second.step, result.data_ended) == (6, 18, True)
+    if not jit_compile:
+        taken = np.loadtxt(tmp_path / 'numbers', dtype=int).tolist()
+        wanted = [[n % NUM_BATCHES] * 3 + [100 + n % (NUM_BATCHES - 1)] for n in range(18)]
+        assert taken == wanted
 
 
 def test_another_dataset_begins_with_its_first_batch(tmp_path, make_agent, caplog):

@@ -16,6 +16,7 @@ from tflearn.replay import reader
 from tflearn.replay.backend import Shards
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import mix, replay_servers
+from tflearn.sampling.dataset_source import DatasetSource
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.mix import Mix
 from tflearn.sampling.source import Source
@@ -243,6 +244,22 @@ def test_what_one_table_grants_beyond_the_other_is_kept():
     granted = [source.grant(8) for _ in range(3)]
     assert granted == [2, 3, 4]
     assert [one.grants for one in source.sources] == [[], []]
+
+
+def test_what_a_mix_of_datasets_puts_back_is_drawn_next():
+    numbers = lambda context: tf.data.Dataset.range(10).map(lambda number: number[None])  # noqa: E731
+    sources = [DatasetSource(numbers, tf.distribute.get_strategy()) for _ in range(2)]
+    source, seen = Mix(sources), []
+    sources[0].put_back(sources[0].draw(5, 0), 3)  # so it has two batches, before others are read
+
+    def draw_some(wanted, used):
+        drawn = source.draw(tf.constant(wanted, tf.int64), 0)
+        seen.extend(source.batch(drawn, i).numpy().tolist() for i in range(used))
+        source.put_back(drawn, tf.constant(used, tf.int64))
+        return int(source.num_drawn(drawn))
+
+    assert [draw_some(4, 1), draw_some(4, 1), draw_some(2, 2), draw_some(8, 3), draw_some(8, 0)] == [2, 1, 2, 3, 0]
+    assert seen == [[number + 3, number] for number in range(7)]
 
 
 def test_divides_batches_by_weights():

@@ -164,11 +164,13 @@ class DatasetSource(Source):
                 for spec in tf.nest.flatten(self.element_spec)
             ]
 
-    def put_back(self, drawn: Any, first: tf.Tensor) -> None:
-        """See `Source`. The next draw has them."""
+    def put_back(self, drawn: Any, first: tf.Tensor, last: tf.Tensor | None = None) -> None:
+        """See `Source`. The next draw has them, before what was put back earlier."""
+        stack, count = drawn  # without a batch, a stack of zeros
+        last = count if last is None else last
         with tf.device('CPU:0'):
-            for variable, column in zip(self._rests, tf.nest.flatten(drawn[0]), strict=True):
-                variable.assign(column[first:])
+            for variable, column in zip(self._rests, tf.nest.flatten(stack), strict=True):
+                variable.assign(tf.concat([column[first:last], variable], axis=0))
 
     def _take_rests(self, num_steps: tf.Tensor) -> Any:
         columns = [variable.read_value() for variable in self._rests]

@@ -76,6 +76,8 @@ class Mix(Source):
 
     Shares that may change are decided at each `grant`, so they stay the same during one call of the compiled program.
     The first source is then the run's own, whose items alone count as its samples and have policy versions.
+    Datasets (`DatasetSource`) have batches of fixed shape, and shares that do not change. It ends where one of them
+    ends.
 
     Attributes:
       sources: the sources, which are closed with it.
@@ -101,6 +103,7 @@ class Mix(Source):
         """
         self.sources, self._num_replicas, self._shares, self._counts = tuple(sources), num_replicas, shares, counts
         self.max_draw_steps = min(source.max_draw_steps for source in sources)
+        self.reads_in_draws = any(source.reads_in_draws for source in sources)
         self.most_owed = sys.maxsize
         self._surplus = [0] * len(self.sources)
         self._per_batch: Sequence[int] = ()  # items of a replica's batch that are of each source, if they may change
@@ -187,7 +190,34 @@ class Mix(Source):
         """See `Source`."""
         del batch_size
         counts = tf.unstack(self._sizes.read_value()) if self._shares else [None] * len(self.sources)
-        return tuple(source.draw(num_steps, seed, count) for source, count in zip(self.sources, counts, strict=True))
+        pairs = zip(self.sources, counts, strict=True)
+        drawn = tuple(source.draw(num_steps, seed, count) for source, count in pairs)
+        if self.reads_in_draws:  # some of them may have fewer batches than the others
+            count = self.num_drawn(drawn)
+            for source, own in zip(self.sources, drawn, strict=True):
+                source.put_back(own, count)
+        return drawn
+
+    def num_drawn(self, drawn: tuple[Any, ...]) -> tf.Tensor:
+        """See `Source`. Returns the least of theirs."""
+        pairs = zip(self.sources, drawn, strict=True)
+        return tf.reduce_min([source.num_drawn(own) for source, own in pairs if source.reads_in_draws])
+
+    def put_back(self, drawn: tuple[Any, ...], first: tf.Tensor, last: tf.Tensor | None = None) -> None:
+        """See `Source`."""
+        last = self.num_drawn(drawn) if last is None and self.reads_in_draws else last
+        for source, own in zip(self.sources, drawn, strict=True):
+            source.put_back(own, first, last)
+
+    @property
+    def num_consumed(self) -> int:  # type: ignore[override]
+        """See `Source`: each of the sources has a batch in each of the mix."""
+        return self.sources[0].num_consumed
+
+    @num_consumed.setter
+    def num_consumed(self, count: int) -> None:
+        for source in self.sources:
+            source.num_consumed = count
 
     def batch(self, drawn: tuple[Any, ...], i: tf.Tensor) -> Batch:
         """See `Source`. Returns the items of all sources, in each replica's part in the order of the sources.

@@ -108,8 +108,8 @@ class Source(Resumable, abc.ABC):
         """Returns the number of batches in a draw, int64, if it `reads_in_draws`. For a graph."""
         raise NotImplementedError
 
-    def put_back(self, drawn: types.NestedTensor, first: tf.Tensor) -> None:
-        """Receives the batches of a draw from `first` on, before which training stops. For a graph."""
+    def put_back(self, drawn: types.NestedTensor, first: tf.Tensor, last: tf.Tensor | None = None) -> None:
+        """Receives the batches of a draw from `first` on, which are not used now, to before `last`. For a graph."""
 
     def update(self, step: int, errors: np.ndarray) -> None:
         """Receives the errors of the newest draw's items, if it draws by priority.
