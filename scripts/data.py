@@ -8,7 +8,7 @@ tflearn data merge      episodes of all --data -> --output
 tflearn data filter     those of all --data that pass the filters -> --output
 tflearn data copy       merge and filter in one
 tflearn data split      those of all --data into --output/train and --output/held_out, by --by and --share
-tflearn data import     logs in CSV, Parquet or JSON lines (--from, --columns) -> --output
+tflearn data import     logs in CSV, Parquet, Arrow or JSON lines (--from, --columns) -> --output
 tflearn data join       decisions of tflearn-serve and their --outcomes, as episodes -> --output
 tflearn data convert    episodes of --data (tflearn, Minari or RLDS) -> --output in --format=tflearn, minari or rlds
 

@@ -48,7 +48,7 @@ def import_logs(
     """Writes the episodes of logs to a new data set, see `run`; returns what was found, in lines.
 
     Args:
-      paths: files in CSV, Parquet or JSON lines.
+      paths: files in CSV, Parquet, Arrow or JSON lines.
       column_map: the file that says what each column means.
       output: the new directory.
       vocabularies: an earlier data set, whose vocabularies are taken.
@@ -150,7 +150,8 @@ def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mappin
     """Returns all values of parts, sorted; `missing` are the columns of these parts."""
     found: dict[str, set[str]] = {name: set() for name in missing}
     names = list(dict.fromkeys(missing.values()))
-    for block in itertools.chain.from_iterable(tables.read(path, names, (), categories=names) for path in paths):
+    chosen = dataclasses.replace(mapped.columns, names=names, categories=names)
+    for block in itertools.chain.from_iterable(tables.read(path, chosen) for path in paths):
         for name, column in missing.items():
             array = block.columns[column]
             feature = mapped.feature(name)
@@ -166,7 +167,7 @@ def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mappin
 def _encoded(paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder) -> Iterator[np.ndarray]:
     """Yields the rows of all files."""
     for i, path in enumerate(paths):
-        for block in _ahead(tables.read(path, mapped.names, mapped.numeric)):
+        for block in _ahead(tables.read(path, mapped.columns)):
             yield encoder(path, i, block)
 
 

@@ -104,9 +104,11 @@ class ColumnMap:
         return list(dict.fromkeys([*(name for each in self.features for name in each.columns), *self.keys.values()]))
 
     @property
-    def numeric(self) -> set[str]:
-        """Those that hold numbers."""
-        return {name for each in self.features if each.kind in ('number', 'integer') for name in each.columns}
+    def columns(self) -> tables.Columns:
+        """All columns that are read, and what they hold."""
+        numeric = {name for each in self.features if each.kind in ('number', 'integer') for name in each.columns}
+        lists = {each.columns[0] for each in self.features if each.length or each.kind == 'mask'}
+        return tables.Columns(self.names, numeric, lists)
 
     def feature(self, name: str) -> Feature | None:
         """Returns the part of this name."""
@@ -194,6 +196,7 @@ def _feature(name: str, value: Any) -> Feature:
 
 
 REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
+LARGEST = float(np.finfo(np.float32).max)
 ROWS_OF_A_FILE = 1 << 40  # 'row' is that times the number of the file, and the row in it
 _MAX_NAMED = 10
 
@@ -307,7 +310,8 @@ class RowEncoder:
         array = one.block.columns[column]
         if feature.kind == 'category' and not feature.length:
             return self._categories(one, feature, array, np.arange(len(array)))
-        flat, lengths, missing = tables.lists(array)
+        flat, lengths, missing, wrong = tables.lists(array)
+        one.mark(wrong, column, 'a list in JSON, or elements with spaces between them')
         lists = np.repeat(np.arange(len(lengths)), lengths)
         places = np.arange(len(lists)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         if feature.kind == 'mask':
@@ -366,8 +370,7 @@ class BlockChecks:
         """Marks rows as bad: by their indices, or bool [N]. The first reason of a row counts."""
         for i in (np.flatnonzero(rows) if rows.dtype == bool else rows).tolist():
             if i not in self.block.bad:
-                value = self.block.columns[column][i].as_py()
-                self.block.bad[i] = f'{column} = {None if value == "" else value!r:.60}', need
+                self.block.bad[i] = f'{column} = {tables.shown(self.block.columns[column], i)}', need
 
     def report_bad(self, path: pathlib.Path) -> None:
         """Reports all bad rows."""
@@ -383,11 +386,16 @@ class BlockChecks:
     def checked(self, feature: Feature, column: str, found: Any, rows: np.ndarray) -> np.ndarray:
         """Returns numbers; marks the rows of those that are none."""
         values, missing, wrong = found
-        need = 'a time, as a number or by ISO 8601' if feature.name == 'time' else 'a finite number'
+        need = 'a time, as a number or by ISO 8601'
+        if feature.name != 'time':
+            need, large = 'a finite number', np.isfinite(values) & (np.abs(values) > LARGEST)
+            self.mark(rows[large], column, f'a number of float32, at most {LARGEST:.2g}')
+            wrong = wrong | large
         if feature.kind == 'integer':
             low, high = feature.bounds
             need, known = f'an integer from {low:g} to {high:g}', ~missing & ~wrong
             wrong = wrong | (known & ~((values >= low) & (values <= high) & (values == np.floor(values))))
+            wrong |= np.abs(values) > tables.EXACT
         self.mark(rows[wrong], column, need)
         if feature.missing is None:
             self.mark(rows[missing], column, f'{need}, or `missing` in the column map')

@@ -17,7 +17,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.extensions.product import tables
 from tflearn.extensions.product.log_end import LogEnd
-from tflearn.extensions.product.log_rows import ACTION, ROWS_OF_A_FILE, BlockChecks, Feature, Report
+from tflearn.extensions.product.log_rows import ACTION, LARGEST, ROWS_OF_A_FILE, BlockChecks, Feature, Report
 
 OPEN = 'decisions whose window is open'  # outcomes may still come
 _UNKNOWN = 'decisions with a wrong outcome'
@@ -102,8 +102,9 @@ class Outcomes:
         """Yields all outcomes; raises ValueError for bad rows beyond what the report allows."""
         options = self._options
         names = [options.id, options.reward, options.time]
+        columns = tables.Columns(names, [options.reward], optional=[options.double])
         for path in options.paths:
-            for block in tables.read(path, names, [options.reward], optional=[options.double]):
+            for block in tables.read(path, columns):
                 rows, one = np.zeros(len(block.rows), self.dtype), BlockChecks(block, self._report)
                 rows['reward'] = one.numbers(Feature('reward', (options.reward,)))[0]
                 rows['time'] = one.numbers(Feature('time', (options.time,)), tables.times)[0]
@@ -174,7 +175,9 @@ class Outcomes:
         unknown = np.bincount(of[wrong | early], minlength=len(decisions)) > 0
         of, found = of[~(late | wrong | early)], found[~(late | wrong | early)]
         if options.combine == 'sum':
-            decisions['reward'] = np.bincount(of, found['reward'], len(decisions))
+            totals = np.bincount(of, found['reward'], len(decisions))
+            unknown |= np.abs(totals) > LARGEST
+            decisions['reward'] = np.where(unknown, 0.0, totals)
         else:
             order = slice(None, None, -1) if options.combine == 'first' else slice(None)
             decisions['reward'][of[order]] = found['reward'][order]  # the last write counts

@@ -1,0 +1,97 @@
+"""The lines of CSV -> rows, whose cells in quotes may have several lines. An open quote costs its own line.
+
+A parser would take all that follows such a quote for one cell.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+_MAX_LINES = 1_000  # of a cell in quotes
+_NEWLINE, _RETURN, _QUOTE, _COMMA = b'\n\r",'
+# A row whose quotes are closed, and the begin of one whose last cell is not closed in this line.
+_QUOTED = rb'"[^"]*+(?:""[^"]*+)*+'
+_CELL = rb'(?:[^",\n][^,\n]*+|' + _QUOTED + rb'"|)'
+_ROW = re.compile(_CELL + rb'(?:,' + _CELL + rb')*+')
+_OPEN = re.compile(rb'(?:' + _CELL + rb',)*+' + _QUOTED)
+_CELLS = re.compile(rb'(?:^|,)' + _CELL)
+
+Reason = tuple[str, str]  # what was found, and what is needed
+
+
+def divide(data: bytes, number: int, width: int, is_last: bool) -> tuple[bytes, np.ndarray, dict[int, Reason], bytes]:
+    """Finds the rows in some lines.
+
+    Args:
+      data: whole lines.
+      number: the number of the first one.
+      width: the cells of a row.
+      is_last: whether no more lines come.
+
+    Returns:
+      (rows, numbers, lost, rest): the rows, whose quotes are closed, and the numbers of their first lines; lines whose
+      quotes are not; and lines that belong to a row which later lines may close.
+    """
+    lost: dict[int, Reason] = {}
+    text = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(text == _NEWLINE) + 1
+    kept, rows, at, rest = [], [], 0, b''
+    begin_of = lambda line: 0 if line == 0 else int(ends[line - 1])  # noqa: E731
+    for line in [*_special_lines(text, ends).tolist(), len(ends)]:
+        if line < at:  # of a row of several lines
+            continue
+        kept.append(data[begin_of(at) : begin_of(line)])
+        rows.append(np.arange(at, line))
+        if line == len(ends):
+            break
+        some = data[begin_of(line) : int(ends[min(line + _MAX_LINES, len(ends)) - 1])].split(b'\n')[:-1]
+        count = _num_lines(some, width)
+        if count is None and not is_last and len(some) < _MAX_LINES:
+            rest = data[begin_of(line) :]
+            break
+        if not count:
+            lost[number + line] = f'{some[0][:40]!r}', 'quotes around a cell, and two for each one in it'
+        elif count > 1 or some[0].strip():
+            kept.append(b'\n'.join(some[:count]) + b'\n')
+            rows.append(np.array([line]))
+        at = line + (count or 1)
+    return b''.join(kept), number + np.concatenate([*rows, np.arange(0)]), lost, rest
+
+
+def is_row(line: bytes) -> bool:
+    """Returns whether the quotes of a line are closed."""
+    return bool(_ROW.fullmatch(line))
+
+
+def _special_lines(text: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Returns the lines whose quotes do not stand in pairs around whole cells, and those without a cell."""
+    if not len(ends):
+        return ends
+    begins = np.r_[0, ends[:-1]]
+    first = text[begins]
+    blank = (first == _NEWLINE) | ((first == _RETURN) & (text[np.minimum(begins + 1, len(text) - 1)] == _NEWLINE))
+    quotes = np.flatnonzero(text == _QUOTE)
+    line = np.searchsorted(ends, quotes, 'right')
+    opens = (np.arange(len(quotes)) - np.searchsorted(line, line)) % 2 == 0
+    before, after = np.where(quotes == 0, _NEWLINE, text[quotes - 1]), text[quotes + 1]
+    is_begin = (before == _COMMA) | (before == _NEWLINE)
+    is_end = (after == _COMMA) | (after == _NEWLINE) | (after == _RETURN)
+    is_cell = np.where(opens, is_begin, is_end)
+    special = blank | (np.bincount(line, minlength=len(ends)) % 2 == 1)
+    special[line[~is_cell]] = True
+    return np.flatnonzero(special)
+
+
+def _num_lines(lines: Sequence[bytes], width: int) -> int | None:
+    """Returns how many of the lines are the first row; 0 if its quotes are wrong, None if they are open to the end."""
+    text = b''
+    for count, line in enumerate(lines, 1):
+        text += line if count == 1 else b'\n' + line
+        if count > 1 and b'"' not in line:
+            continue
+        if _ROW.fullmatch(text.removesuffix(b'\r')):
+            return count if count == 1 or len(_CELLS.findall(text)) == width else 0
+        if not _OPEN.fullmatch(text):
+            return 0
+    return None
