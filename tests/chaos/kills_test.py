@@ -1,5 +1,6 @@
 """SIGKILLs at random moments over all jobs and the launcher; cycles of SIGTERM and restart."""
 
+import collections
 import os
 import random
 import signal
@@ -58,6 +59,43 @@ def test_fifty_kills_of_any_process(tmp_path, promise, backend):
         f'{kills} SIGKILLs of any process, replay in {backend}',
         lost,
         f'{statistics.median(recovery):.0f} s, at most {max(recovery):.0f} s',
+    )
+
+
+def test_fifteen_kills_and_standstills_of_any_process(tmp_path, promise, backend):
+    """SIGKILLs, and SIGSTOPs of up to 15 s, in any order."""
+    chaos, pause = random.Random(SEED), threading.Event()
+    run = ChaosRun(tmp_path, 'dqn_cartpole', BINDINGS, [f'--replay_backend={backend}'])
+    sent, back, highest, secs = collections.Counter(), 0, 0, []
+    with run.started():
+        wait_for(lambda: run.running, 'the first train step')
+        while sent.total() < 15:
+            pause.wait(chaos.uniform(0.5, 4.0))
+            highest, job = max(highest, run.train_step), chaos.choice((*JOBS, 'launch'))
+            pid, number = run.status('train').get('pid'), chaos.choice((signal.SIGKILL, signal.SIGSTOP))
+            if not run.signal(job, number):
+                continue
+            sent[number.name] += 1
+            if number == signal.SIGSTOP:
+                pause.wait(chaos.uniform(1.0, 15.0))
+                run.signal(job, signal.SIGCONT)
+                secs.append(wait_for(lambda: run.running, f'training after a standstill of {job}'))
+                continue
+            if job == 'launch':
+                run.wait(10.0)
+                run.start()
+            if job in ('train', 'launch'):
+                secs.append(wait_for(lambda pid=pid: run.running_after(pid), 'the restart of the learner'))
+                back = max(back, highest - run.restored_step())
+        wait_for(lambda: run.run_dir.evaluations.exists() and _best(run) >= 475, 'a solved task', 600.0)
+        write_json(run.run_dir.stop_request, {'reason': 'fifteen are enough'})
+        assert run.wait() == 0, run.output.read_text()[-3000:]
+        wait_for(lambda: not run.processes(), 'the end of all processes', 30.0)
+    assert back <= 2 * CHECKPOINT_STEPS
+    promise(
+        f'{sent["SIGKILL"]} SIGKILLs and {sent["SIGSTOP"]} SIGSTOPs of any process, replay in {backend}',
+        f'{back} train steps of {CHECKPOINT_STEPS} between checkpoints; best return {_best(run):.0f}',
+        f'{statistics.median(secs):.0f} s, at most {max(secs):.0f} s',
     )
 
 

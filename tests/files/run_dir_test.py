@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tflearn.files.lock import LOCAL
 from tflearn.files.run_dir import RunDir, read_json, write_atomically, write_json
 from tflearn.files.status import Status
 
@@ -82,14 +83,22 @@ def test_write_is_atomic(tmp_path):
     assert os.listdir(path.parent) == ['file']
 
 
-def test_files_of_killed_writers_are_removed(tmp_path):
+@pytest.mark.parametrize(
+    ('write', 'program'),
+    [
+        (lambda path: write_json(path, {}), 'os.replace = stop; run_dir.write_json(path, {})'),
+        (lambda path: LOCAL.create(path, b'{}'), "os.link = stop; run_dir.LOCAL.create(path, b'{}')"),
+    ],
+    ids=['written', 'created'],
+)
+def test_files_of_killed_writers_are_removed(tmp_path, write, program):
     """Real processes, killed in the middle of a write; those of a process that runs are kept."""
-    program = """
+    program = f"""
 import os, pathlib, signal, sys
 from tflearn.files import run_dir
 
-os.replace = lambda *paths: (print('written', flush=True), signal.pause())
-run_dir.write_json(pathlib.Path(sys.argv[1]), {})
+path, stop = pathlib.Path(sys.argv[1]), lambda *paths: (print('written', flush=True), signal.pause())
+{program}
 """
     command = [sys.executable, '-c', program, str(tmp_path / 'status.json')]
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
@@ -100,7 +109,7 @@ run_dir.write_json(pathlib.Path(sys.argv[1]), {})
             writer.kill()
             writer.wait(30)
         assert len(os.listdir(tmp_path)) == 3
-        write_json(tmp_path / 'status.json', {})
+        write(tmp_path / 'status.json')
         left = set(os.listdir(tmp_path)) - {'status.json'}
         assert len(left) == 1 and left.pop().endswith(f'-{writers[0].pid}')
     finally:

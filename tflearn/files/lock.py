@@ -97,8 +97,11 @@ class Store:
 
     def create(self, path: pathlib.Path, content: bytes) -> bool:
         """Creates a file, durably, for one of all that try at once; returns False if it exists. Raises OSError."""
+        from tflearn.files import temporary  # which needs this module
+
         path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_name(f'.{path.name}.{os.getpid()}-{threading.get_ident()}')
+        temporary.remove_leftovers_once(path.parent)
+        written = temporary.temporary(path.with_name(f'{path.name}-{threading.get_ident()}'), temporary.PART)
         try:
             with written.open('wb', buffering=0) as file:
                 file.write(content)
