@@ -12,7 +12,6 @@ from tf_agents.typing import types
 from tflearn.core import moments
 from tflearn.core.errors import UserValueError
 from tflearn.core.layout import ColumnLayout
-from tflearn.core.train_step import max_over_replicas
 from tflearn.core.types import EnvironmentSpecs, leaf_paths
 from tflearn.networks import encoder
 from tflearn.networks.networks import NetworkOptions
@@ -94,14 +93,11 @@ class Normalizer(tf.Module):
         """
         leaves = self._joined.join(self._floats(values))
         number, means, squares, counted = moments.of_batch(leaves, counts)
-        before, total = self.count.read_value(), self.count + number
+        total = self.count + number
         for largest, leaf in zip(self.largest, counted, strict=False):
-            largest.assign(tf.maximum(largest, max_over_replicas(tf.reduce_max(tf.abs(leaf), axis=[0, 1]))))
-        for mean, variance, new, square in zip(self.means, self.variances, means, squares, strict=True):
-            delta = new - mean
-            moment = before * variance + square + tf.square(delta) * before * tf.math.divide_no_nan(number, total)
-            variance.assign(tf.where(number > 0, tf.math.divide_no_nan(moment, total), variance))
-            mean.assign_add(delta * tf.math.divide_no_nan(number, total))
+            moments.grow(largest, leaf)
+        share = tf.math.divide_no_nan(number, total)
+        moments.join(self.means, self.variances, share, (number, means, squares))
         self.count.assign(total)
 
 

@@ -45,3 +45,34 @@ def of_batch(
         ]
     )
     return number, means, squares, values
+
+
+def join(
+    means: Sequence[tf.Variable],
+    variances: Sequence[tf.Variable],
+    share: tf.Tensor,
+    batch: tuple[tf.Tensor, Sequence[tf.Tensor], Sequence[tf.Tensor]],
+) -> None:
+    """Adds a global batch to means and variances, in replica context.
+
+    Args:
+      means: the variables of the means.
+      variances: the variables of the variances.
+      share: the batch's share of all values with it: 1 for the first, 0 for none.
+      batch: the number of steps that count, and the means and sums of squared deviations, see `of_batch`.
+    """
+    number, new_means, squares = batch
+    for mean, variance, new, square in zip(means, variances, new_means, squares, strict=True):
+        delta = new - mean
+        within = share * tf.math.divide_no_nan(square, number)
+        variance.assign((1 - share) * (variance + share * tf.square(delta)) + within)
+        mean.assign_add(share * delta)
+
+
+def grow(largest: tf.Variable, counted: tf.Tensor) -> None:
+    """Assigns the largest absolute value so far with those of a global batch, in replica context; see `of_batch`."""
+    context, new = tf.distribute.get_replica_context(), tf.reduce_max(tf.abs(counted), axis=[0, 1])
+    # A replica context itself can sum and average only.
+    slots = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+    values = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.tensordot(slots, new, axes=0))
+    largest.assign(tf.maximum(largest, tf.reduce_max(values, axis=0)))

@@ -60,14 +60,6 @@ class Draws:
         return tf.sqrt(-2 * tf.math.log1p(-first)) * tf.cos(2 * math.pi * second)
 
 
-def max_over_replicas(value: tf.Tensor) -> tf.Tensor:
-    """Returns the largest of all replicas' float values, in replica context (which itself can sum and average only)."""
-    context = tf.distribute.get_replica_context()
-    slots = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=value.dtype)
-    values = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.tensordot(slots, value, axes=0))
-    return tf.reduce_max(values, axis=0)
-
-
 class EnvSteps:
     """The run's environment steps, over all collectors, as far as this process knows; for schedules.
 

@@ -10,9 +10,8 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from tflearn.core.moments import variable
+from tflearn.core.moments import grow, variable
 from tflearn.core.settings import PositiveFloat, checked
-from tflearn.core.train_step import max_over_replicas
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.transforms.statistics import Moments, Running, Statistics
 from tflearn.transforms.transform import ObservationTransform, RewardTransform
@@ -108,9 +107,5 @@ class Rewards(RewardTransform):
 
     def update(self, experience: Any, counts: tf.Tensor) -> None:
         """See `Transform`."""
-        reward = experience.reward
-        self.statistics.update([reward], counts)
-        counted = tf.reshape(counts > 0, [*tf.unstack(tf.shape(counts)), *[1] * (reward.shape.rank - 2)])
-        sizes = tf.where(counted & tf.math.is_finite(reward), tf.abs(reward), 0.0)
-        largest = max_over_replicas(tf.reduce_max(sizes, axis=[0, 1]))
-        self.statistics.largest.assign(tf.maximum(self.statistics.largest, largest))
+        (counted,) = self.statistics.update([experience.reward], counts)
+        grow(self.statistics.largest, counted)

@@ -31,34 +31,20 @@ class _Moments(tf.Module):
         self.means = [moments.variable(tf.zeros(spec.shape), 'mean') for spec in specs]
         self.variances = [moments.variable(tf.ones(spec.shape), 'variance') for spec in specs]
 
-    def _assign(self, valid: tf.Tensor, means: Sequence[tf.Tensor], variances: Sequence[tf.Tensor]) -> None:
-        """Assigns means and variances if `valid`."""
-        for variable, value in zip([*self.means, *self.variances], [*means, *variances], strict=True):
-            variable.assign(tf.where(valid, value, variable))
-
 
 class _RunningMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str):
         super().__init__(specs, name)
         self._count = moments.variable(tf.zeros(()), 'count')
 
-    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
-        """Adds the values of the global batch, in replica context; see `moments.of_batch`."""
-        number, means, squares, _ = moments.of_batch(values, counts)
-        before, total = self._count.read_value(), self._count + number
+    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> list[tf.Tensor]:
+        """Adds the values of the global batch, in replica context; see `moments.of_batch`, also of the result."""
+        number, means, squares, counted = moments.of_batch(values, counts)
+        total = self._count + number
         share = tf.math.divide_no_nan(number, total)
-        deltas = [new - mean for new, mean in zip(means, self.means, strict=True)]
-        # `before * variance` is 0 at first, whatever the variance.
-        sums = [
-            before * variance + square + tf.square(delta) * before * share
-            for variance, square, delta in zip(self.variances, squares, deltas, strict=True)
-        ]
-        self._assign(
-            number > 0,
-            [mean + delta * share for mean, delta in zip(self.means, deltas, strict=True)],
-            [tf.math.divide_no_nan(each, total) for each in sums],
-        )
+        moments.join(self.means, self.variances, share, (number, means, squares))
         self._count.assign(total)
+        return counted
 
 
 class _EmaMoments(_Moments):
@@ -67,18 +53,14 @@ class _EmaMoments(_Moments):
         self._rate = rate
         self._started = moments.variable(tf.zeros(()), 'started')
 
-    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
-        """Adds the values of the global batch, in replica context; see `moments.of_batch`."""
-        number, means, squares, _ = moments.of_batch(values, counts)
+    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> list[tf.Tensor]:
+        """Adds the values of the global batch, in replica context; see `moments.of_batch`, also of the result."""
+        number, means, squares, counted = moments.of_batch(values, counts)
         rate = tf.where(self._started > 0, self._rate, 1.0)
-        deltas = [new - mean for new, mean in zip(means, self.means, strict=True)]
-        variances = [
-            (1 - rate) * variance + rate * tf.math.divide_no_nan(square, number) + rate * (1 - rate) * tf.square(delta)
-            for variance, square, delta in zip(self.variances, squares, deltas, strict=True)
-        ]
-        new_means = [mean + rate * delta for mean, delta in zip(self.means, deltas, strict=True)]
-        self._assign(number > 0, new_means, variances)
+        share = tf.where(number > 0, rate, 0.0)
+        moments.join(self.means, self.variances, share, (number, means, squares))
         self._started.assign(tf.where(number > 0, 1.0, self._started))
+        return counted
 
 
 class _WindowMoments(_Moments):
@@ -90,9 +72,9 @@ class _WindowMoments(_Moments):
         self._batch_squares = [moments.variable(ring, 'batch_squares') for ring in rings]
         self._next = moments.variable(tf.constant(0, tf.int64), 'next')
 
-    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
-        """Adds the values of the global batch, in replica context; see `moments.of_batch`."""
-        number, means, squares, _ = moments.of_batch(values, counts)
+    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> list[tf.Tensor]:
+        """Adds the values of the global batch, in replica context; see `moments.of_batch`, also of the result."""
+        number, means, squares, counted = moments.of_batch(values, counts)
         size = self._counts.shape[0]
         is_slot = (tf.range(size, dtype=tf.int64) == self._next % size) & (number > 0)
         self._next.assign_add(tf.cast(number > 0, tf.int64))
@@ -108,7 +90,9 @@ class _WindowMoments(_Moments):
             between = weights * tf.math.squared_difference(batch_means, mean)
             variances.append(tf.math.divide_no_nan(tf.reduce_sum(batch_squares + between, axis=0), total))
             new_means.append(mean)
-        self._assign(number > 0, new_means, variances)
+        for variable, value in zip([*self.means, *self.variances], [*new_means, *variances], strict=True):
+            variable.assign(tf.where(number > 0, value, variable))
+        return counted
 
 
 Moments = _RunningMoments | _EmaMoments | _WindowMoments
