@@ -28,7 +28,9 @@ def run(run_dir, capsys):
 
     def run(**jobs):
         out = io.StringIO()
-        code = local.run(topology(run_dir, **jobs), run_dir, out=out)
+        its_topology = topology(run_dir, **jobs)
+        with local.ready_warm_parent(its_topology) as warm_parent:
+            code = local.run(its_topology, run_dir, out=out, warm_parent=warm_parent)
         return code, out.getvalue(), capsys.readouterr().err
 
     return run

@@ -23,7 +23,8 @@ import pickle, sys
 from tflearn.launch import local
 from tflearn.files.run_dir import RunDir
 topology, options = pickle.load(open(sys.argv[2], 'rb'))
-sys.exit(local.run(topology, RunDir(sys.argv[1]), **options))
+with local.ready_warm_parent(topology) as warm_parent:
+    sys.exit(local.run(topology, RunDir(sys.argv[1]), warm_parent=warm_parent, **options))
 """
 # What the jobs of a local run are to it, by kind.
 ROLES: dict[str, dict[str, Any]] = {

@@ -255,16 +255,6 @@ def test_jobs_start_by_themselves_if_it_cannot(run, program):
     assert (code, err) == (0, '')
 
 
-def test_ctrl_c_while_it_loads_ends_the_run_at_once(run_dir):
-    never_ready = (sys.executable, '-c', f'import threading; threading.Event().wait({DEADLINE_SECS})')
-    with launched(run_dir, topology(run_dir, warm_parent=never_ready, train=RUN)) as process:
-        wait_for(lambda: read_json(run_dir.status('launch')), 'the launch')
-        process.send_signal(signal.SIGINT)
-        code, _, _ = ended(process)
-    assert code == 130
-    assert not run_dir.log('train').exists()
-
-
 def test_jobs_end_with_it_and_start_again_by_themselves(run_dir, command, pid_file):
     names = ['train', 'evaluate', 'collect_0']
     jobs = topology(run_dir, warm_parent=command, **dict.fromkeys(names, RUN))
@@ -299,7 +289,9 @@ def test_a_silent_job_whose_end_it_does_not_say_is_named_once(run_dir, command, 
 
     stopping = threading.Thread(target=stop_it)
     stopping.start()
-    code = local.run(dataclasses.replace(jobs, silent_timeout_secs=1.0), run_dir, out=io.StringIO())
+    jobs = dataclasses.replace(jobs, silent_timeout_secs=1.0)
+    with local.ready_warm_parent(jobs) as parent:
+        code = local.run(jobs, run_dir, out=io.StringIO(), warm_parent=parent)
     stopping.join(DEADLINE_SECS)
     assert (code, counts) == (0, [1])
 

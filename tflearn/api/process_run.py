@@ -6,7 +6,6 @@ import importlib.util
 import os
 import pathlib
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
 from tflearn.api import run_check
@@ -22,7 +21,6 @@ from tflearn.launch.topology import (
     OWN_ADDRESS,
     Addresses,
     Topology,
-    commonest_environment,
     on_one_machine,
     place,
     read_resources,
@@ -153,7 +151,9 @@ def run(
         silent_timeout_secs=silent_timeout_secs,
         connect_timeout_secs=connect_timeout_secs,
     )
-    with contextlib.closing(reserved), _warm_parent(topology, backend) as warm_parent:
+    forks = backend.name == 'local' and not backend.render
+    ready = local.ready_warm_parent(topology) if forks else contextlib.nullcontext()
+    with contextlib.closing(reserved), ready as warm_parent:
         effective = _check(path, gin_bindings, topology, several, warm_parent)
         _warn_of_empty_servers(num_replay_servers, num_collectors)
         if backend.name == 'kubernetes':
@@ -275,21 +275,6 @@ def _check(
     jobs = sorted(f'tflearn.jobs.{kind}' for kind in kinds)
     fed = bool(topology.group('feed'))
     return run_check.ask(run_check.Question(str(path), gin_bindings, jobs, fed, shared), warm_parent)
-
-
-@contextlib.contextmanager
-def _warm_parent(topology: Topology, backend: Backend) -> Iterator[WarmParent | None]:
-    """Provides the warm parent of the check and of the jobs on this machine, if they have one."""
-    if topology.warm_parent is None or backend.name != 'local' or backend.render:
-        yield None
-        return
-    environment = commonest_environment(place(on_one_machine(topology), this_machine()))
-    with (
-        tempfile.TemporaryFile('w') as log,
-        contextlib.closing(WarmParent(topology.warm_parent, log, environment)) as warm_parent,
-    ):
-        warm_parent.wait_until_ready(lambda: False)
-        yield warm_parent
 
 
 def programs() -> str:

@@ -9,10 +9,11 @@ import random
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from tflearn.core.errors import UserValueError
@@ -24,7 +25,7 @@ from tflearn.launch import reports
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import PlainView
 from tflearn.launch.supervisor import Failure, Supervisor
-from tflearn.launch.topology import Placement, Topology, commonest_environment, on_one_machine, place, this_machine
+from tflearn.launch.topology import Topology, commonest_environment, on_one_machine, place, this_machine
 from tflearn.launch.warm_parent import WarmParent
 
 LINE_INTERVAL_SECS = 10.0
@@ -83,6 +84,21 @@ def held_address() -> Iterator[str]:
         yield f'localhost:{holder.getsockname()[1]}'
 
 
+@contextlib.contextmanager
+def ready_warm_parent(topology: Topology) -> Iterator[WarmParent | None]:
+    """Provides the process that forks jobs of this machine, if the topology names one, once it has their libraries."""
+    if topology.warm_parent is None:
+        yield None
+        return
+    environment = commonest_environment(place(on_one_machine(topology), this_machine()))
+    with (
+        tempfile.TemporaryFile('w') as log,
+        contextlib.closing(WarmParent(topology.warm_parent, log, environment)) as warm_parent,
+    ):
+        warm_parent.wait_until_ready(lambda: False)
+        yield warm_parent
+
+
 def run(
     topology: Topology,
     run_dir: RunDir,
@@ -101,7 +117,7 @@ def run(
       run_dir: the run directory: logs are written to it, metrics are read from it.
       out: the stream that shows the run; standard output by default. A terminal gets a live view, anything else lines.
       line_interval_secs: seconds between two lines of metrics.
-      warm_parent: forks the jobs; None starts them without, or with the topology's own.
+      warm_parent: forks the jobs, see `ready_warm_parent`; None starts them without.
 
     Returns:
       An exit code: 0 when the run is done (or was already); 2 if a job ended because of a user's error, 1 if one
@@ -125,11 +141,8 @@ def run(
             reports.write_commands(run_dir, topology)
             _print(out, f'Run in {reports.quoted(run_dir.root)}; logs in {reports.quoted(run_dir.logs)}.')
             view = make_view(out, run_dir, line_interval_secs)
-            with (
-                _own_warm_parent(topology, log, warm_parent, placements, lambda: len(signals.received) > 0) as parent,
-                contextlib.closing(OrphanReaper(topology.stop_timeout_secs, log.fileno())) as reaper,
-            ):
-                supervisor = Supervisor(topology, run_dir, reaper, parent, view, log, placements)
+            with contextlib.closing(OrphanReaper(topology.stop_timeout_secs, log.fileno())) as reaper:
+                supervisor = Supervisor(topology, run_dir, reaper, warm_parent, view, log, placements)
                 supervisor.keep_restarts(status)
                 failure = _work(supervisor, view, signals)
             code = _conclude(run_dir, out, log, failure, signals.received)
@@ -137,24 +150,6 @@ def run(
         finally:
             status.update(state)
         return code
-
-
-@contextlib.contextmanager
-def _own_warm_parent(
-    topology: Topology,
-    log: TextIO,
-    given: WarmParent | None,
-    placements: Mapping[str, Placement],
-    stop: Callable[[], bool],
-) -> Iterator[WarmParent | None]:
-    """Starts the topology's warm parent, if it has one and none is given, and waits until it is ready."""
-    if given is not None or topology.warm_parent is None:
-        yield given
-        return
-    environment = commonest_environment(placements)
-    with contextlib.closing(WarmParent(topology.warm_parent, log, environment)) as warm_parent:
-        warm_parent.wait_until_ready(stop)
-        yield warm_parent
 
 
 def _work(supervisor: Supervisor, view: PlainView, signals: 'StopSignals') -> Failure | None:
