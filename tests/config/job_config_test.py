@@ -370,6 +370,13 @@ def test_leaves_are_found_however_deep():
     assert sorted(found) == ['%b', '@f.g()']
 
 
+def test_macros_in_a_value_are_resolved_however_deep():
+    statements = reader.read(None, ['f.x = {"a": [(%b, 1)], %c: "e"}', 'b = %c', 'c = 2', 'd = %d'])
+    defined = reader.macros(statements.bindings)
+    assert reader.resolved(statements.bindings[0].value, defined) == {'a': [(2, 1)], 2: 'e'}
+    assert reader.resolved(defined['d'], defined) == reader.Macro('d'), 'in a circle'
+
+
 CIRCLES = [
     ['num = %num', 'train.train.num_train_steps = %num'],
     [

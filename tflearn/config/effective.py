@@ -5,7 +5,7 @@ from typing import Any
 
 from tflearn.config.going_on import CONDITIONS, Effective
 from tflearn.config.names import Configurable
-from tflearn.config.reader import Binding, Macro, Reference, join_scope
+from tflearn.config.reader import Binding, Reference, join_scope, macros, resolved
 
 
 def of(bindings: Sequence[Binding]) -> Effective:
@@ -16,9 +16,10 @@ def of(bindings: Sequence[Binding]) -> Effective:
 def _conditions(bindings: Sequence[Binding]) -> dict[str, float | None]:
     """Returns the stop conditions that are bound to numbers; of several with one name the least."""
     found: dict[str, float | None] = {}
+    defined = macros(bindings)
     for binding in bindings:
         if (name := _condition(binding)) is not None:
-            value = _resolved(binding.value, bindings)
+            value = resolved(binding.value, defined)
             if isinstance(value, int | float):
                 found[name] = min(value, found.get(name) or value)
     return found
@@ -34,9 +35,10 @@ def _condition(binding: Binding) -> str | None:
 
 
 def _values(bindings: Sequence[Binding]) -> dict[str, str]:
+    defined = macros(bindings)
     return {
         join_scope(binding.scope, f'{_origin(binding.target)}.{binding.parameter}'): _shown(
-            _resolved(binding.value, bindings)
+            resolved(binding.value, defined)
         )
         for binding in bindings
         if binding.target
@@ -48,14 +50,6 @@ def _shown(value: Any) -> str:
         name = join_scope(value.scope, _origin(value.target))
         return f'@{name}{"()" if value.evaluate else ""}'
     return repr(value)
-
-
-def _resolved(value: Any, bindings: Sequence[Binding]) -> Any:
-    for _ in range(len(bindings)):
-        if not isinstance(value, Macro):
-            break
-        value = next((each.value for each in bindings if not each.parameter and each.written == value.name), None)
-    return value
 
 
 def _origin(target: Configurable) -> str:

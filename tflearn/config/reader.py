@@ -7,7 +7,7 @@ import dataclasses
 import os
 import pathlib
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gin import config_parser
@@ -128,6 +128,23 @@ def leaves(value: Any) -> Iterator[Reference | Macro]:
     else:
         for item in _items(value):
             yield from leaves(item)
+
+
+def macros(bindings: Iterable[Binding]) -> dict[str, Any]:
+    """Returns what the macros among bindings stand for, by name."""
+    return {each.written: each.value for each in bindings if not each.parameter}
+
+
+def resolved(value: Any, defined: Mapping[str, Any]) -> Any:
+    """Returns a value in which macros, however deep, are replaced by what they stand for (see `macros`)."""
+    if isinstance(value, Macro) and value.name in defined:
+        others = {name: each for name, each in defined.items() if name != value.name}
+        return resolved(defined[value.name], others)
+    if isinstance(value, list | tuple):
+        return type(value)(resolved(each, defined) for each in value)
+    if isinstance(value, dict):
+        return {resolved(key, defined): resolved(each, defined) for key, each in value.items()}
+    return value
 
 
 def _items(value: Any) -> Iterable[Any]:

@@ -68,13 +68,16 @@ def is_run(root: pathlib.Path) -> bool:
 
 
 def settings(run_dir: RunDir) -> dict[str, Any]:
-    """Returns the values of a run's recorded configuration by the names of its bindings; none before there is one.
+    """Returns a run's recorded settings by name; none before there are any.
+
+    Macros, which stand for values in others, are not among them.
 
     Raises:
       ValueError: if the file is damaged.
     """
     bindings = reader.read(run_dir.config).bindings if run_dir.config.exists() else ()
-    return {each.written: each.value for each in bindings}
+    defined = reader.macros(bindings)
+    return {each.written: reader.resolved(each.value, defined) for each in bindings if each.parameter}
 
 
 def runs_in(root: pathlib.Path, depth: int = _DEPTH) -> Iterator[pathlib.Path]:

@@ -171,7 +171,9 @@ class Feed:
         """Yields the events since the last call."""
         if not self.position['config'] and self._run_dir.config.exists():
             self.position['config'] = True
-            yield {'kind': 'config', 'settings': _settings(self._run_dir)}
+            settings = overview.settings(self._run_dir).items()
+            texts = {name: repr(value) if any(reader.leaves(value)) else value for name, value in settings}
+            yield {'kind': 'config', 'settings': texts}
         done = read_json(self._run_dir.done, messages.Done)
         yield from self._summaries()
         yield from self._evaluations()
@@ -223,26 +225,6 @@ class Feed:
         if path.exists() and key not in self.position['files']:
             self.position['files'].append(key)
             yield {'kind': 'file', 'name': name, 'path': str(path), 'step': step}
-
-
-def _settings(run_dir: RunDir) -> dict[str, Any]:
-    """Returns a run's settings by name. Macros, which stand for values in others, are not among them."""
-    bindings = reader.read(run_dir.config).bindings
-    macros = {each.written: each.value for each in bindings if not each.parameter}
-    values = {each.written: _resolved(each.value, macros) for each in bindings if each.parameter}
-    return {name: repr(value) if any(reader.leaves(value)) else value for name, value in values.items()}
-
-
-def _resolved(value: Any, macros: Mapping[str, Any]) -> Any:
-    """Returns a value in which macros are replaced by what they stand for."""
-    if isinstance(value, reader.Macro) and value.name in macros:
-        others = {name: each for name, each in macros.items() if name != value.name}
-        return _resolved(macros[value.name], others)
-    if isinstance(value, list | tuple):
-        return type(value)(_resolved(each, macros) for each in value)
-    if isinstance(value, dict):
-        return {_resolved(key, macros): _resolved(each, macros) for key, each in value.items()}
-    return value
 
 
 def _metric(name: str, step: int, value: Any, time: float | None) -> Iterator[Event]:
