@@ -138,7 +138,7 @@ def run(
         flags=flags,
         num_collectors=num_collectors,
         addresses=addresses,
-        warm_start=warm_start,
+        warm_start=warm_start and backend.name == 'local' and not backend.render,
         resources=read_resources(backend.resources),
         num_workers=backend.num_workers,
         feed_address=_feed_address(backend.name, reserved) if num_feed_workers else '',
@@ -151,9 +151,7 @@ def run(
         silent_timeout_secs=silent_timeout_secs,
         connect_timeout_secs=connect_timeout_secs,
     )
-    forks = backend.name == 'local' and not backend.render
-    ready = local.ready_warm_parent(topology) if forks else contextlib.nullcontext()
-    with contextlib.closing(reserved), ready as warm_parent:
+    with contextlib.closing(reserved), local.ready_warm_parent(topology) as warm_parent:
         effective = _check(path, gin_bindings, topology, several, warm_parent)
         _warn_of_empty_servers(num_replay_servers, num_collectors)
         if backend.name == 'kubernetes':
