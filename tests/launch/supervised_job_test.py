@@ -308,7 +308,8 @@ def test_jobs_go_on_without_one_that_was_stopped(run_dir, command, pid_file, mon
 
     stopping = threading.Thread(target=stop_it)
     stopping.start()
-    assert local.run(jobs, run_dir, out=io.StringIO()) == 0
+    with local.ready_warm_parent(jobs) as parent:
+        assert local.run(jobs, run_dir, out=io.StringIO(), warm_parent=parent) == 0
     stopping.join(DEADLINE_SECS)
     said = capsys.readouterr().err
     assert said.count('got no answer of the process that forks jobs') == 1 and 'by themselves from now on' in said
