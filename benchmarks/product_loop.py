@@ -44,6 +44,7 @@ from tflearn.policies import versions  # noqa: E402
 
 ITEMS = recommender.embeddings()
 CANDIDATES, ROWS, WINDOW_SECS, EPSILON, DRIFT, HELD_OUT = 10, 100, 1.0, 0.3, 0.15, 0.1
+SETTLE_SECS = 0.1
 DEADLINE_SECS, MEAN_SECS_BETWEEN_KILLS = 900.0, 10.0
 COLUMNS = """
 action = {kind = 'integer', high = 1999}
@@ -62,6 +63,7 @@ loop.Logs.decisions = ['{folder}/decisions']
 loop.Logs.outcomes = ['{folder}/outcomes']
 loop.Logs.columns = '{folder}/columns.toml'
 loop.Logs.window_secs = {window}
+loop.Logs.settle_secs = {settle}
 loop.loop.training = @loop.Training()
 loop.Training.gin_file = 'dqn_news'
 loop.Training.gin_bindings = [
@@ -96,7 +98,7 @@ class Product:
             (folder / name).mkdir(parents=True)
         (folder / 'columns.toml').write_text(COLUMNS)
         gate = GATE if is_gated else 'None'
-        given = {'folder': folder, 'window': WINDOW_SECS, 'seed': seed}
+        given = {'folder': folder, 'window': WINDOW_SECS, 'settle': SETTLE_SECS, 'seed': seed}
         (folder / 'loop.gin').write_text(LOOP.format(gate=gate, decisions=logged, **given))
 
     def start(self, name: str) -> None:
@@ -137,7 +139,8 @@ class Product:
         actions = candidates[np.arange(count), self._random.integers(0, CANDIDATES, count)]
         before = time.time() - 2 * WINDOW_SECS
         for i in range(count):
-            line = {'id': f'before-{i}', 'time': before, 'action': int(actions[i]), 'probability': 1 / CANDIDATES}
+            at = before if i < count - 1 else time.time()  # the last one ends the log, and is left out
+            line = {'id': f'before-{i}', 'time': at, 'action': int(actions[i]), 'probability': 1 / CANDIDATES}
             line |= {'observation_user': tastes[i].round(5).tolist(), 'mask': candidates[i].tolist()}
             lines.append(json.dumps(line) + '\n')
         before_last = self.folder / 'decisions' / 'decisions-0.jsonl'
@@ -302,7 +305,7 @@ def check_data(product: Product, given: argparse.Namespace) -> None:
         again.mkdir(parents=True)
         inputs = json.loads((directory / 'round.json').read_text())
         join = [f'--{kind}={path}' for kind in ('decisions', 'outcomes') for path in inputs[kind]]
-        join += [f'--window_secs={WINDOW_SECS}', '--default_reward=0']
+        join += [f'--window_secs={WINDOW_SECS}', f'--settle_secs={SETTLE_SECS}', '--default_reward=0']
         split = ['split', f'--data={again}/joined', f'--share={HELD_OUT}', '--by=id', f'--output={again}/parts']
         for command in (
             ['join', *join, f'--columns={product.folder}/columns.toml', f'--output={again}/joined'],
