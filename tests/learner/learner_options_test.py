@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.testing import lanes, written_summaries
 from tests.testing import learner as small
-from tests.testing import written_summaries
 from tflearn.core import strategies
 from tflearn.files import lock
 from tflearn.files.run_dir import RunDir
@@ -119,16 +119,34 @@ def test_xla_gives_the_same(tmp_path, make_agent, make_dataset_fn):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-5)
 
 
-def test_rejects_xla_on_several_replicas(tmp_path, make_agent, make_dataset_fn):
+@lanes.compiles
+def test_xla_gives_the_same_on_several_replicas(tmp_path, make_agent, make_dataset_fn, monkeypatch):
+    results, compiled, function = [], [], tf.function
+
+    def counted(*arguments, **settings):
+        compiled.append(settings.get('jit_compile'))
+        return function(*arguments, **settings)
+
+    monkeypatch.setattr(tf, 'function', counted)
+    for jit_compile in (False, True):
+        strategy = strategies.make('mirrored:2')
+        agent, run_dir = make_agent(strategy), RunDir(tmp_path / str(jit_compile))
+        options = _options(jit_compile=jit_compile)
+        with Learner(agent, make_dataset_fn(), run_dir, strategy=strategy, options=options) as learner:
+            results.append((learner.run(10), _values(agent)))
+        assert compiled.count(True) == 2 * jit_compile, 'the gradients of each replica'
+    (plain, expected), (in_xla, found) = results
+    assert in_xla.loss == pytest.approx(plain.loss, rel=1e-5)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_rejects_xla_on_several_replicas_of_another_agent(tmp_path, make_agent, make_dataset_fn):
     strategy = strategies.make('mirrored:2')
-    with pytest.raises(ValueError, match='jit_compile=True with 2 replicas; need one replica'):
-        Learner(
-            make_agent(strategy),
-            make_dataset_fn(),
-            RunDir(tmp_path),
-            strategy=strategy,
-            options=_options(jit_compile=True),
-        )
+    agent = make_agent(strategy)
+    agent.__class__ = type('OwnAgent', (type(agent),), {})
+    with pytest.raises(ValueError, match='got jit_compile=True with 2 replicas and OwnAgent; need one replica, or one'):
+        Learner(agent, make_dataset_fn(), RunDir(tmp_path), strategy=strategy, options=_options(jit_compile=True))
 
 
 def test_train_ends_at_stop_conditions(tmp_path, make_agent, make_dataset_fn):

@@ -112,6 +112,16 @@ def test_two_workers_equal_one_process_also_resumed_and_when_one_dies_the_other_
     _assert_near(chief, _alone(tmp_path / 'again', 20), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow  # learner_options_test.py does so with two replicas of one process
+def test_two_workers_in_xla_equal_one_process(tmp_path):
+    with Cluster(tmp_path / 'two', 'xla') as cluster:
+        facts, (chief, other) = cluster.results()
+    assert [fact['step'] for fact in facts] == [20, 20]
+    _assert_near(chief, other, rtol=0, atol=0)
+    _assert_near(chief, _alone(tmp_path / 'one', 0), rtol=1e-3, atol=1e-5)
+    assert 'Compiled cluster using XLA' in (tmp_path / 'two' / '0.log').read_text()
+
+
 def _kill(cluster, victim):
     """Kills a worker: the other one ends with an error."""
     cluster.processes[victim].kill()

@@ -19,6 +19,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import rounds
 from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.train_loop import LoopOptions
 from tflearn.learner.triggers import PeriodicAction
 from tflearn.networks.networks import NetworkOptions
 
@@ -200,14 +201,15 @@ def test_refuses_settings_that_rounds_do_not_have():
 
 
 @pytest.mark.slow
-def test_two_replicas_share_the_sequences(tmp_path):
+@pytest.mark.parametrize('jit_compile', [False, pytest.param(True, marks=lanes.compiles)])
+def test_two_replicas_share_the_sequences(tmp_path, jit_compile):
     strategy = tf.distribute.MirroredStrategy(tf.config.list_logical_devices('CPU')[:2])
     if strategy.num_replicas_in_sync < 2:
         pytest.skip('needs two logical devices')
     with strategy.scope():
         agent = make_ppo()
     source = rounds.RoundSource(agent, EXPERIENCE, strategy)
-    options = LearnerOptions(summaries=None)
+    options = LearnerOptions(summaries=None, loop=LoopOptions(jit_compile=jit_compile))
     with Learner(agent, source, RunDir(tmp_path), strategy=strategy, options=options) as learner:
         done = rounds.train_round(learner, source, [episode(agent, length) for length in (5, 3, 2)])
     assert dataclasses.replace(done, collect_secs=0.0).num_steps == 10

@@ -25,7 +25,8 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.core.workers import ReplicaConsistency, named_variables
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import checkpoints
-from tflearn.learner.learner import Learner
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.train_loop import LoopOptions
 from tflearn.learner.triggers import PeriodicAction
 from tflearn.networks.networks import NetworkOptions
 
@@ -90,7 +91,8 @@ def main(directory, event):
         stuck_at = 10 if event == 'stuck' and layout.worker == 1 else None
         with watchdog.guard('the first trace'):
             # A second run goes on where the first one was in the dataset.
-            learner = Learner(agent, dataset_fn(0, stuck_at), run_dir, strategy=strategy)
+            options = LearnerOptions(loop=LoopOptions(jit_compile=event == 'xla' or 'auto'))
+            learner = Learner(agent, dataset_fn(0, stuck_at), run_dir, strategy=strategy, options=options)
             agreement.check_same(learner.step, 'the restored train step')
         assert agreement.least(layout.worker + 5) == agreement.of_chief(layout.worker + 5) == 5
         assert agreement.greatest(layout.worker + 5) == 6

@@ -94,6 +94,9 @@ class AWACAgent(actor_critic.ActorCriticAgent):
 
     _clips = False  # normal distributions draw actions beyond their bounds, whose densities are learned
 
+    def _reduces(self, part: str) -> bool:
+        return part == 'actor'  # whose weights have the mean 1 over the global batch
+
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the losses of critics and actor."""
         options = self._options

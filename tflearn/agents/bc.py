@@ -179,6 +179,9 @@ class BCAgent(ActorValueAgent):
             self._observation_normalizer.update(parts.now(experience.observation), counts)
         return super()._train(experience, weights)
 
+    def _reduces(self, part: str) -> bool:
+        return True  # the mean of rows with legal actions, or of their weights
+
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         counts, masked = parts.counts(experience), self._network.action_mask is not None
 

@@ -88,6 +88,9 @@ class CrossQAgent(sac.SACAgent):
     def _optimized(self, part: str) -> tuple[str, ...]:
         return ('critic',) if part == 'critic' else ('actor', 'alpha')
 
+    def _reduces(self, part: str) -> bool:
+        return part == 'critic'  # whose layers normalize by the global batch
+
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the loss of the critics, and the one of actor and temperature, which use the same draws."""
         counts, made = super()._losses(experience, weights, training)

@@ -19,7 +19,7 @@ from tf_agents.utils import common
 
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem, check_experience
-from tflearn.core import agent_data
+from tflearn.core import agent_data, strategies
 from tflearn.core.action_mask import make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience, Uniform
@@ -224,7 +224,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
             gradients = tape.gradient(loss_info.loss, variables, self._optimizer.output_gradient(loss_info.loss))
             return loss_info, self._optimizer.unscaled(gradients)
 
-        loss_info, gradients = gradients_of(experience, weights)
+        loss_info, gradients = strategies.compiled(gradients_of)(experience, weights)
         half = None
         if summarizes_halves() and not self._margin:
             first = lambda leaf: leaf[: tf.shape(leaf)[0] // 2]  # noqa: E731

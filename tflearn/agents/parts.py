@@ -12,6 +12,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.core import strategies
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import Draws
@@ -110,6 +111,10 @@ class PartsAgent(tf_agent.TFAgent):
         """Returns the names of the optimizers that a part's loss trains."""
         return (part,)
 
+    def _reduces(self, part: str) -> bool:
+        """Returns whether a part's loss reduces over the replicas itself, so that XLA cannot compile its gradients."""
+        return False
+
     def _due(self, part: str) -> tf.Tensor | None:
         """Returns whether a part is trained in this train step; None is always."""
         return None
@@ -141,7 +146,11 @@ class PartsAgent(tf_agent.TFAgent):
         for part, loss in losses.items():
             names, due = self._optimized(part), self._due(part)
             groups = [_variables(self._trained(name)) for name in names]
-            evaluate = functools.partial(self._evaluated, part, functools.partial(loss, dict(metrics)), reduce, groups)
+            evaluate: Callable[..., Any] = functools.partial(
+                self._evaluated, part, functools.partial(loss, dict(metrics)), reduce, groups
+            )
+            if not self._reduces(part):
+                evaluate = strategies.compiled(evaluate)
             # In replica context a branch may compute gradients, but not apply them.
             if due is None:
                 share, found, gradients, halves = evaluate(with_half=summarizes_halves())

@@ -121,6 +121,9 @@ class ReinforceAgent(ActorValueAgent):
             self._observation_normalizer.update(experience.observation, counts)
         return info, taken
 
+    def _reduces(self, part: str) -> bool:
+        return True  # the number of episodes
+
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         return _counts(experience), {'reinforce': lambda _: self._loss_of(experience, weights, training)}
 

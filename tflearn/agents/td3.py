@@ -265,6 +265,9 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
         self._target_actor = target_actor
         self._policy_delay = loss.policy_delay
 
+    def _reduces(self, part: str) -> bool:
+        return part == 'actor' and self._options.behavior_cloning_alpha is not None
+
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the losses of critics and actor on sequences [B, n + 1, ...]."""
         batch = actor_critic.of_n_steps(experience, self._options.gamma, self._options.reward_scale)

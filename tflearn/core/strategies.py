@@ -5,6 +5,7 @@ makes are divided among the replicas of this process.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -12,7 +13,7 @@ import os
 import pathlib
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -366,3 +367,26 @@ def on(device: str | None, part: tf.Tensor) -> tf.Tensor:
         return part
     with tf.device(device):
         return tf.identity(part)
+
+
+_tracing = threading.local()  # replicas are traced in threads of their own
+
+
+@contextlib.contextmanager
+def compiling(wanted: bool) -> Iterator[None]:
+    """Within it, what this thread traces by `compiled` is compiled with XLA, if wanted."""
+    before, _tracing.compiles = getattr(_tracing, 'compiles', False), wanted
+    try:
+        yield
+    finally:
+        _tracing.compiles = before
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of tensors, for replica context; compiled with XLA within `compiling`.
+
+    TensorFlow reduces over the replicas outside of XLA's programs: the function does not.
+    """
+    if not getattr(_tracing, 'compiles', False):
+        return function
+    return tf.function(function, autograph=False, jit_compile=True)

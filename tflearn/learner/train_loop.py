@@ -42,11 +42,12 @@ class LoopOptions:
     """How train steps are taken, and how their metrics are reduced.
 
     Attributes:
-      jit_compile: whether train steps are compiled with XLA, on one replica; 'auto' does so where it is faster: for
+      jit_compile: whether train steps are compiled with XLA; 'auto' does so on one replica where it is faster: for
         small train steps on a CPU (see `why_slower_in_xla`), after 10,000 train steps of a session, since short runs
         would not make up for the compile time. With a `Source`, or a dataset of batches of one fixed shape, many steps
         are one XLA program (see `XlaLoop`); steps that XLA cannot compile are taken without it, with a line in the log.
-        With other datasets, True compiles the single step, and 'auto' does nothing. XLA ignores the steps' assertions,
+        With other datasets, True compiles the single step, and 'auto' does nothing. On several replicas True compiles
+        the gradients of each part of the agent, which TensorFlow sums and applies. XLA ignores the steps' assertions,
         and a seed for random numbers that they draw. The steps that are summarized are not compiled with it.
       on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and continues,
         for optimizers that do not apply such gradients; 'ignore' does nothing.
@@ -136,17 +137,18 @@ class TrainLoop:
         """Compiles nothing yet. To be made, like everything else here, within the strategy's scope.
 
         Raises:
-          ValueError: for XLA on more than one replica.
+          ValueError: for XLA on more than one replica of an agent that is none of this package.
         """
-        if options.jit_compile is True and strategy.num_replicas_in_sync > 1:
+        self._compiles_parts = options.jit_compile is True and strategy.num_replicas_in_sync > 1
+        if self._compiles_parts and not agent_data.is_packaged(agent):
             raise UserValueError(
-                f'got jit_compile=True with {strategy.num_replicas_in_sync} replicas; need one replica, or '
-                'jit_compile=False'
+                f'got jit_compile=True with {strategy.num_replicas_in_sync} replicas and {type(agent).__name__}; need '
+                "one replica, or one of tflearn's agents, whose gradients are compiled apart; set jit_compile=False"
             )
         self._agent, self._batches, self._strategy, self._options = agent, batches, strategy, options
         self._reductions = options.extra_reductions, strategy.num_replicas_in_sync
         self._train = agent.train
-        if options.jit_compile is True:
+        if options.jit_compile is True and not self._compiles_parts:
             self._train = tf.function(agent.train, autograph=False, jit_compile=True)
         self._xla: XlaLoop | None = None
         self._counter = StepCounter(agent.train_step_counter)
@@ -392,7 +394,9 @@ class TrainLoop:
             if self._options.preprocess:
                 data = self._options.preprocess(data)
             weights = importance_weights(info, bool(wanted and wanted.normalize_by_max))
-            with agent_data.demonstrated_by(info):
+            # XLA would leave out the summaries.
+            compiles = self._compiles_parts and updates and not summarize
+            with agent_data.demonstrated_by(info), strategies.compiling(compiles):
                 loss_info = train(data) if weights is None else train(data, weights)
             if updates and self._options.after_step:
                 self._options.after_step((data, info), loss_info)
