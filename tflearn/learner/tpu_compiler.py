@@ -107,7 +107,10 @@ def strategy(num_replicas: int) -> Any:
     def all_reduce(reduce_op: Any, value: Any) -> Any:
         def of_tensor(tensor: Any) -> Any:
             groups = tf.range(num_replicas)[tf.newaxis]
-            summed = gen_xla_ops.xla_all_reduce(tensor, groups, 'Add', 'CrossReplica')
+            # TensorFlow's operation has no numbers of 64 bits, which a TPUStrategy has.
+            narrow = {tf.float64: tf.float32, tf.int64: tf.int32}.get(tensor.dtype, tensor.dtype)
+            summed = gen_xla_ops.xla_all_reduce(tf.cast(tensor, narrow), groups, 'Add', 'CrossReplica')
+            summed = tf.cast(summed, tensor.dtype)
             return summed / num_replicas if reduce_op == tf.distribute.ReduceOp.MEAN else summed
 
         return tf.nest.map_structure(of_tensor, value)
