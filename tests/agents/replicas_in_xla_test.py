@@ -38,8 +38,7 @@ def _trained(algorithm, in_xla):
     return losses, [variable.numpy() for variable in agent.policy.variables()]
 
 
-# TD3+BC's actor has a loss in a branch that reduces over the replicas, which TensorFlow refuses without XLA, too.
-NAMES = [name for name in algorithms.names('ddpg', data='uniform') if getattr(name, 'values', ()) != ('td3_bc',)]
+NAMES = algorithms.names('ddpg', data='uniform')
 
 
 @lanes.compiles

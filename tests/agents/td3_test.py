@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
 from tests.testing import deterministic_oracle as oracle
@@ -208,9 +209,11 @@ def test_behavior_cloning_keeps_the_data_s_actions():
         train = tf.function(agent.train, autograph=False)
         for _ in range(200):
             train(data)
-        actions[alpha] = agent.policy.action(zeros(example_data.CONTINUOUS.time_step, (1,))).action.numpy()[0, 0]
+        first = ts.restart(tf.nest.map_structure(lambda leaf: leaf[:, 0], data.observation), batch_size=64)
+        # A network learns the single actions, too: only the mean over the data says where it goes.
+        actions[alpha] = agent.policy.action(first).action.numpy()[:, 0].mean()
     assert actions[None] > 0.75
-    assert abs(actions[0.01]) < 0.25
+    assert abs(actions[0.01]) < 0.25, actions
 
 
 def _ddpg(**changes):

@@ -241,7 +241,7 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
     """See the module. With one critic and without delay and noise it is DDPG.
 
     The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`, and `value` of the
-    data's actions, in the unit of returns.
+    data's actions, in the unit of returns; and TD3+BC's lambda, `value_scale`.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
         self._policy_delay = loss.policy_delay
 
     def _reduces(self, part: str) -> bool:
-        return part == 'actor' and self._options.behavior_cloning_alpha is not None
+        return part == 'critic' and self._options.behavior_cloning_alpha is not None
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         """Returns the losses of critics and actor on sequences [B, n + 1, ...]."""
@@ -277,15 +277,18 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
             bootstraps = self._bootstraps(batch)
             values = tf.squeeze(self._critics(batch.observation, taken, training), axis=2)
             losses, metrics = actor_critic.critic_loss(batch, bootstraps, values)
-            return losses, metrics | {'value': values[:, 0]}
+            metrics = metrics | {'value': values[:, 0]}
+            if self._options.behavior_cloning_alpha is not None:
+                # Here, since a branch, which the actor's step is, can not reduce over the replicas.
+                alpha = self._options.behavior_cloning_alpha
+                metrics['value_scale'] = value_scale(alpha, metrics['value'], batch.counts)
+            return losses, metrics
 
         def actor_loss(earlier: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             action = self._join(self._actor(batch.observation, training=training)[0])
             losses = -tf.squeeze(self._critics(batch.observation, action, num=1), axis=[1, 2])
-            # By the values before the critics' step on this batch.
-            scale = self._value_scale(batch, earlier['value'])
-            if scale is not None:
-                losses = scale * losses + distances(action, taken, self._bounds())
+            if 'value_scale' in earlier:
+                losses = earlier['value_scale'] * losses + distances(action, taken, self._bounds())
             return losses, {'actor_loss': losses}
 
         return batch.counts, {'critic': critic_loss, 'actor': actor_loss}
@@ -306,8 +309,3 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
         if self._options.target_policy_noise:
             action = smoothed_actions(action, self._noise(action), self._bounds(), self._options)
         return tf.reduce_min(self._target_critics(batch.next_observation, action), axis=[1, 2])
-
-    def _value_scale(self, batch: actor_critic.Transitions, values: tf.Tensor) -> tf.Tensor | None:
-        """Returns TD3+BC's lambda; None without it."""
-        alpha = self._options.behavior_cloning_alpha
-        return None if alpha is None else value_scale(alpha, values, batch.counts)
