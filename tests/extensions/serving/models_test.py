@@ -38,7 +38,7 @@ def test_the_newest_version_is_served(exporter, directory):
     exporter.export(3, {})
     assert holder.refresh() and holder.get().version == 3
     assert holder.get(3) is holder.get()
-    assert versions.add_metadata(directory / '3', evaluation={})
+    assert versions.add_metadata(directory / '3', evaluation={'mean_return': 1.0})
     assert not holder.refresh()
     with pytest.raises(GrpcRefusal, match=r"version 1 of 'greedy_policy', which serves \[3\]"):
         holder.get(1)
