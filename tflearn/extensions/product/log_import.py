@@ -118,12 +118,23 @@ def run(
         if outcomes:
             report.warnings += joined.warnings()
         report.counts.update(episodes=writer.num_episodes, steps=writer.num_steps)
-        categories = {each.name for each in mapped.features if each.kind == 'category'}
-        write_json(begun / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
-        facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
-        facts[metadata.STATED] = dict(mapped.stated)
-        facts |= {'import_warnings': report.warnings} if report.warnings else {}
-        columns.write_metadata(begun, {**facts, **metadata.versions()})
+        _write_facts(begun, paths, mapped, words, report)
+
+
+def _write_facts(
+    directory: pathlib.Path,
+    paths: Sequence[pathlib.Path],
+    mapped: ColumnMap,
+    words: Mapping[str, list[str]],
+    report: Report,
+) -> None:
+    """Writes what the data set is made of, and the vocabularies of its categories."""
+    categories = {each.name for each in mapped.features if each.kind == 'category'}
+    write_json(directory / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
+    facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
+    facts[metadata.STATED] = dict(mapped.stated)
+    facts |= {'import_warnings': report.warnings} if report.warnings else {}
+    columns.write_metadata(directory, {**facts, **metadata.versions()})
 
 
 def _vocabularies(
