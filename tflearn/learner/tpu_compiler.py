@@ -40,7 +40,7 @@ class Compiled:
       temporaries: HBM of everything in between [bytes].
       program: HBM of the program itself [bytes].
       flops: of a train step; the body of a loop counts once.
-      accessed: HBM that a train step reads and writes [bytes].
+      accessed: HBM that a train step reads and writes [bytes]; the body of a loop counts once.
       estimated_secs: the compiler's own estimate of a train step [s]; None if a part of the step has no estimate.
     """
 
