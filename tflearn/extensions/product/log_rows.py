@@ -5,7 +5,6 @@ And what each column of the log means: `ColumnMap`, the file of `tflearn data im
 
 import collections
 import dataclasses
-import math
 import pathlib
 import tomllib
 import types
@@ -155,7 +154,7 @@ def _stated(given: Mapping[str, Any]) -> dict[str, float]:
         ends = given.get(name, [0, 1])
         if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(each, int | float) for each in ends):
             raise UserValueError(f'got {name} = {ends!r:.100}; need the least and the greatest one')
-        if not -math.inf < ends[0] < ends[1] < math.inf:
+        if not -LARGEST <= ends[0] < ends[1] <= LARGEST:
             raise UserValueError(f'got {name} = {ends!r:.100}; need two numbers, the least one first')
         if name in given:
             found |= {'low': float(ends[0]), 'high': float(ends[1])} | ({'whole': True} if name == _RETURNS else {})
@@ -189,8 +188,12 @@ def _feature(name: str, value: Any) -> Feature:
         raise UserValueError(f'got {name} = {value!r:.100}; need a column, or a table of {", ".join(keys)}')
     rest = {key: value for key, value in given.items() if key not in ('column', 'columns', 'values')}
     columns = given.get('columns', [given.get('column', name.rpartition('.')[2])])
+    values = given.get('values', [])
+    for key, texts in (('columns', columns), ('values', values)):
+        if not isinstance(texts, list):
+            raise UserValueError(f'got {name}.{key} = {texts!r:.100}; need a list')
     try:
-        return Feature(name, tuple(map(str, columns)), values=tuple(map(str, given.get('values', ()))), **rest)
+        return Feature(name, tuple(map(str, columns)), values=tuple(map(str, values)), **rest)
     except (UserError, TypeError) as error:
         raise UserValueError(f'got {name} wrong: {error}') from error
 
