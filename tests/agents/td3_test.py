@@ -199,7 +199,7 @@ def _shares(actions):
 
 @pytest.mark.slow  # the tests above check the loss that does it
 def test_behavior_cloning_keeps_the_data_s_actions():
-    """The reward is the first action, whose mean in the data is 0: TD3 goes to its bound, TD3+BC stays."""
+    """The reward is the first action: TD3 goes to its bound, TD3+BC stays near the mean of the data's actions."""
     actions = {}
     for alpha in (None, 0.01):
         rates = {'optimizer': OptimizerOptions({'actor': 1e-2, 'critic': 1e-2})}
@@ -210,10 +210,10 @@ def test_behavior_cloning_keeps_the_data_s_actions():
         for _ in range(200):
             train(data)
         first = ts.restart(tf.nest.map_structure(lambda leaf: leaf[:, 0], data.observation), batch_size=64)
-        # A network learns the single actions, too: only the mean over the data says where it goes.
+        # At a single observation it is 0.09 to 0.32 with six seeds, since the network fits single actions, too.
         actions[alpha] = agent.policy.action(first).action.numpy()[:, 0].mean()
     assert actions[None] > 0.75
-    assert abs(actions[0.01]) < 0.25, actions
+    assert abs(actions[0.01] - float(tf.reduce_mean(data.action[:, 0, 0]))) < 0.1, actions
 
 
 def _ddpg(**changes):

@@ -65,8 +65,7 @@ def test_a_late_wake_up_is_an_overrun_too():
         done.set()
         busy.join()
     assert environment.num_overruns > 0
-    # A wake-up may be late by a tenth, and the machine before the time is read; who catches up waits for nothing.
-    assert min(np.diff(started)) >= 0.5 * 0.03, 'no step follows another one too early'
+    assert min(np.diff(started)) >= 0.9 * 0.03, 'no step follows another one too early'
 
 
 def test_the_time_of_a_reset_is_no_overrun():

@@ -225,8 +225,16 @@ def test_weights_change_while_a_run_goes_on(tmp_path):
     np.testing.assert_array_equal(newest(observation), 1)
 
 
-@pytest.mark.parametrize('content', [{}, {'weights': [1.0]}, {'weights': [1.0, 'a']}, {'weights': [1.0, float('nan')]}])
-def test_a_file_that_cannot_be_used_changes_nothing(tmp_path, content, caplog):
+@pytest.mark.parametrize(
+    ('content', 'error'),
+    [
+        ({}, 'with no weights; need that'),
+        ({'weights': [1.0]}, 'with weights=[1.0]; need 2 numbers'),
+        ({'weights': [1.0, 'a']}, "with weights[1]='a'; need a number"),
+        ({'weights': [1.0, float('nan')]}, 'with weights[1]=nan; need a finite number'),
+    ],
+)
+def test_a_file_that_cannot_be_used_changes_nothing(tmp_path, content, error, caplog):
     run_dir = RunDir(tmp_path)
     agent = make_agent(two_rewards.make(1, 0).specs, create_train_step(), Experience())
     read = weights_reader(agent, run_dir)
@@ -237,7 +245,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path, content, caplog):
         read(3)
     np.testing.assert_array_equal(agent.reward_weights, [1.0, 0.25])
     (message,) = [record.message for record in caplog.records if 'weights stay as they are' in record.message]
-    assert f'{run_dir.reward_weights}' in message and 'weights' in message.rpartition('.json')[2]
+    assert f'{run_dir.reward_weights}' in message and error in message
     run_dir.reward_weights.unlink()
     run_dir.reward_weights.symlink_to(run_dir.reward_weights.name)
     read(3)
