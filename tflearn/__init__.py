@@ -29,7 +29,12 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f'module tflearn has no attribute {name!r}; it has {", ".join(__all__)}')
     module, attribute = _HOMES[name]
-    return getattr(imported(module), attribute)
+    if 'tensorflow' in sys.modules:
+        return getattr(imported(module), attribute)
+    from tflearn.core import preflight  # which imports this package
+
+    with preflight.quiet_imports():
+        return getattr(imported(module), attribute)
 
 
 def __dir__() -> list[str]:

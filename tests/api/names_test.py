@@ -58,6 +58,12 @@ def test_importing_it_loads_no_tensorflow():
     assert done.returncode == 0, done.stderr
 
 
+def test_its_first_use_prints_none_of_tensorflows_lines(monkeypatch):
+    monkeypatch.delenv('TF_CPP_MIN_LOG_LEVEL', raising=False)
+    done = run('-c', 'import tflearn; tflearn.train; import tensorflow as tf; tf.config.list_logical_devices()')
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
+
+
 @pytest.mark.slow
 def test_a_users_program_passes_a_strict_type_check(tmp_path):
     config = tmp_path / 'mypy.ini'

@@ -92,22 +92,29 @@ def import_from_here() -> None:
 
 
 def import_quietly(*modules: str, finds_gpus: bool = True) -> None:
-    """Imports `modules` without the lines that TensorFlow and gym always print; all other output is kept.
+    """Imports modules as `quiet_imports` does, by their names; those that are not installed are skipped."""
+    with quiet_imports(finds_gpus):
+        for module in modules:
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(module)
 
-    The output is buffered during the import. With another TF_CPP_MIN_LOG_LEVEL than '2', which is set here,
+
+@contextlib.contextmanager
+def quiet_imports(finds_gpus: bool = True) -> Iterator[None]:
+    """Makes imports print none of the lines that TensorFlow and gym always print; all other output is kept.
+
+    The output is buffered during the block. With another TF_CPP_MIN_LOG_LEVEL than '2', which is set here,
     all of it is shown at once.
 
     Args:
-      modules: the modules' names; those that are not installed are skipped.
-      finds_gpus: whether an imported TensorFlow looks for GPUs now. A fork could not use those that its parent opened.
+      finds_gpus: whether a TensorFlow that is there then looks for GPUs now. A fork could not use those that its parent
+        opened.
     """
     # tf_agents compares with `is ()`; Python warns when it compiles these files for the first time.
     warnings.filterwarnings('ignore', '"is( not)?" with .*literal', SyntaxWarning)
     wants_all = os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL) != _LOG_LEVEL
     with contextlib.nullcontext() if wants_all else stderr.without(_NOISE), _no_collections():
-        for module in modules:
-            with contextlib.suppress(ModuleNotFoundError):
-                importlib.import_module(module)
+        yield
         if finds_gpus and 'tensorflow' in sys.modules:
             sys.modules['tensorflow'].config.list_physical_devices('GPU')
 
