@@ -1,5 +1,6 @@
 """The documents: the site's pages and links, and that what they name is there."""
 
+import configparser
 import functools
 import pathlib
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from scripts import commands, data_flags, job_flags
 from tests.architecture import source_tree
@@ -177,6 +179,20 @@ def test_commands_in_documents_have_flags_that_are_there(page):
     defined = {name for group in job_flags.GROUPS.values() for name in group} | {'nobatching', 'verbosity', 'version'}
     for _, program, flags in commands:
         assert set(re.findall(r'--(\w+)', re.sub(r"'[^']*'", '', flags))) <= defined, (program, flags)
+
+
+def test_services_of_documents_are_programs_with_flags_that_are_there_and_stop_in_time():
+    units = [configparser.ConfigParser() for _ in code(DOCS / 'serving.md', 'ini')]
+    for unit, text in zip(units, code(DOCS / 'serving.md', 'ini'), strict=True):
+        unit.read_string(text)
+    composed = yaml.safe_load(''.join(code(DOCS / 'serving.md', 'yaml')))['services']
+    services = [(unit['Service']['ExecStart'].split(), unit['Service']['TimeoutStopSec']) for unit in units]
+    services += [(each['command'], each['stop_grace_period'].removesuffix('s')) for each in composed.values()]
+    assert len(services) == 2
+    for (program, *flags), stop_secs in services:
+        given = dict(flag.removeprefix('--').split('=') for flag in flags)
+        assert program.endswith('tflearn-serve') and given.keys() <= job_flags.GROUPS['serve'].keys() | {'root_dir'}
+        assert float(given['lame_duck_secs']) + 5 < float(stop_secs)
 
 
 def test_targets_of_programs_are_evaluated_before_the_last_train_step():

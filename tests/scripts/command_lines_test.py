@@ -68,6 +68,7 @@ def test_help_of_a_program_without_flags_of_its_own():
         (f'serve --root_dir=x --tls_key={__file__}', 'got a part of --tls_certificate, --tls_key'),
         ('serve --root_dir=x --policies=../x', 'got --policies=../x; need names of directories'),
         ('serve --root_dir=x --port=99999', 'got a wrong flag: '),
+        ('serve --root_dir=x --lame_duck_secs=60', 'got --lame_duck_secs=60 and --stop_timeout_secs=30'),
         ('serve --root_dir=x --tls_key=no_file', 'got --tls_key=no_file; need a file'),
         ('data show', "got 'show'; need one of record, extract, describe, merge, filter, copy, split, convert, import"),
         ('data describe', 'got no --data; need a directory'),

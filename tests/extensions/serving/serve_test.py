@@ -46,8 +46,8 @@ def status(run_dir):
     return read_json(run_dir.status('serve')) or {}
 
 
-def test_waits_for_the_first_policy_and_follows_new_ones(start):
-    job, run_dir = start(batching=serve.BatchOptions())
+def test_waits_for_the_first_policy_follows_new_ones_and_answers_for_a_while_when_it_is_stopped(start):
+    job, run_dir = start(batching=serve.BatchOptions(), lame_duck_secs=2.0)
     wait_until(lambda: status(run_dir).get('port'), 'the server', 60)
     assert status(run_dir)['state'] == 'waiting for a policy'
     publisher = served_policies.Publisher(run_dir.policies)
@@ -57,10 +57,12 @@ def test_waits_for_the_first_policy_and_follows_new_ones(start):
         wait_until(lambda step=step: status(run_dir).get('greedy_policy_version') == step, f'version {step}', 60)
         outputs, version = client.predict({'observation': OBSERVATION})
         assert version == step and served_policies.agrees(OBSERVATION, outputs['action'], step)
-    client.close()
     assert f'base_path: "{run_dir.greedy_policy}"' in run_dir.serving_models.read_text()
     assert 'max_batch_size { value: 64 }' in run_dir.serving_batching.read_text()
     job.stop.set()
+    wait_until(lambda: health(status(run_dir)['port']) == health_pb2.HealthCheckResponse.NOT_SERVING, 'health', 2)
+    assert client.predict({'observation': OBSERVATION})[1] == 2
+    client.close()
     job.join()
     assert status(run_dir)['state'] == 'stopped'
 

@@ -185,7 +185,9 @@ class _Run:
         made += self._made('metrics', labels=self.labels('metrics'), pod=self._metrics_pod())
         if options.serve_replicas:
             words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', '--port=8500']
-            pod = self._program_pod('serve', [*words, '--metrics_port=9100'], Resources(), ('serve', 'scraped'))
+            pod = self._program_pod(
+                'serve', [*words, '--metrics_port=9100', '--lame_duck_secs=10'], Resources(), ('serve', 'scraped')
+            )
             made += self._made('serve', labels=self.labels('serve'), replicas=options.serve_replicas, pod=pod)
         return [*made, *self._network(), *self._disruption()]
 

@@ -19,6 +19,7 @@ from tflearn.files.run_dir import opened_run_dir
 
 # Concurrent calls while a batch waits for more requests.
 _JOINING_CALLS = 16
+_GRACE_SECS = 5.0  # in which requests that are being answered end
 
 
 def check() -> None:
@@ -34,6 +35,11 @@ def check() -> None:
             raise UserValueError(f'got --{flag}={name}; need a file')
     if bool(values.tls_certificate) != bool(values.tls_key) or (values.tls_client_ca and not values.tls_key):
         raise UserValueError('got a part of --tls_certificate, --tls_key, --tls_client_ca; need the first two together')
+    if 0 < values.lame_duck_secs > values.stop_timeout_secs - _GRACE_SECS:
+        raise UserValueError(
+            f'got --lame_duck_secs={values.lame_duck_secs:g} and --stop_timeout_secs={values.stop_timeout_secs:g}, after '
+            f'which it is killed; need {_GRACE_SECS:g} s more for that than for the first'
+        )
 
 
 def run(stop: threading.Event) -> None:
@@ -64,6 +70,7 @@ def _arguments() -> dict[str, Any]:
         num_threads=_num_threads(),
         max_concurrent_requests=values.max_concurrent_requests,
         exploration=serve.Exploration(values.epsilon, values.temperature),
+        lame_duck_secs=values.lame_duck_secs,
     )
     trials = serve.TrialOptions(
         num_requests=values.trial_requests,

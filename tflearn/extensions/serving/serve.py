@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import pathlib
+import threading
 import time
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from absl import logging
 
 from tflearn.core import side_tasks
 from tflearn.core.errors import UserTimeoutError
-from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.core.settings import NonNegativeFloat, PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.extensions.serving.clients import Clients
 from tflearn.extensions.serving.decision_files import DecisionLogOptions
@@ -61,6 +62,7 @@ class ServeOptions:
       num_threads: TensorFlow calls at the same time, each with one request or more.
       max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more.
       exploration: what is served besides the policies' own actions.
+      lame_duck_secs: how long requests are still answered when the server is stopped, while its health says no more.
     """
 
     policies: tuple[str, ...] = ()
@@ -72,6 +74,7 @@ class ServeOptions:
     num_threads: PositiveInt = 1
     max_concurrent_requests: PositiveInt = 1024
     exploration: Exploration = Exploration()
+    lame_duck_secs: NonNegativeFloat = 0.0
 
 
 def serve(
@@ -135,6 +138,10 @@ def serve(
             logging.warning("the clients' tokens travel unencrypted; need --tls_certificate and --tls_key on a network")
         logging.info('listens at %s:%d; policies in %s', server_options.host, server.port, run.dir.policies)
         _follow(models, server, watched, status, run, options)
+        server.drain()
+        if options.lame_duck_secs:
+            logging.info('is not ready from now on, and answers for %g s more', options.lame_duck_secs)
+            threading.Event().wait(options.lame_duck_secs)  # a second signal ends the process
 
 
 def _shadow_log(

@@ -155,6 +155,11 @@ class PolicyServer:
         self._server.set_health({**ready, '': complete, _PREDICTION: complete})
         self._metrics.record_reload()
 
+    def drain(self) -> None:
+        """Makes health say that nothing is served, so that load balancers send no more; requests are answered."""
+        names = [holder.name for holder in self._models.holders]
+        self._server.set_health(dict.fromkeys([*names, '', _PREDICTION], False))
+
     def close(self, grace_secs: float = 5.0) -> None:
         """Accepts no more requests, and waits at most `grace_secs` for those that are being answered."""
         self._server.close(grace_secs)
