@@ -37,8 +37,8 @@ def check() -> None:
         raise UserValueError('got a part of --tls_certificate, --tls_key, --tls_client_ca; need the first two together')
     if 0 < values.lame_duck_secs > values.stop_timeout_secs - _GRACE_SECS:
         raise UserValueError(
-            f'got --lame_duck_secs={values.lame_duck_secs:g} and --stop_timeout_secs={values.stop_timeout_secs:g}, after '
-            f'which it is killed; need {_GRACE_SECS:g} s more for that than for the first'
+            f'got --lame_duck_secs={values.lame_duck_secs:g} and --stop_timeout_secs={values.stop_timeout_secs:g}, '
+            f'after which it is killed; need at least {_GRACE_SECS:g} s between them'
         )
 
 
