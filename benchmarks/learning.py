@@ -1,6 +1,6 @@
 """Does a run learn, and how long does it take? Complete runs, one after the other, one for each seed.
 
-    python benchmarks/learning.py --gin_file=dqn_cartpole --seeds=5 --picture=docs/images/dqn_cartpole.png
+    python benchmarks/learning.py --gin_file=dqn_cartpole --seeds=5 --picture=curves.png
 
 Each run is what `tflearn-launch` makes of its gin file, in processes of its own, or in this process with
 `--mode=synchronous`; only the seeds differ. The table shows how each run ended; the plot shows all learning curves.

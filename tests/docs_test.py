@@ -207,10 +207,9 @@ def test_targets_of_programs_are_evaluated_before_the_last_train_step():
 
 
 def programs_of_tf_agents() -> list[docs_blocks.Block]:
-    """The blocks that import both, without those of a page that tests/tf_agents_script_test.py runs as one program."""
+    """The blocks that import both."""
     imports = [re.compile(rf'^(?:from|import) {module}\b', re.MULTILINE) for module in ('tf_agents', 'tflearn')]
-    blocks = [block for block in docs_blocks.of('python') if all(each.search(block.text) for each in imports)]
-    return [block for block in blocks if block.page.stem != 'from-tf-agents-on-python-3.13']
+    return [block for block in docs_blocks.of('python') if all(each.search(block.text) for each in imports)]
 
 
 @pytest.mark.parametrize('block', programs_of_tf_agents(), ids=str)
@@ -226,7 +225,17 @@ def test_programs_import_tflearn_before_tf_agents_also_when_imports_are_sorted(b
 def test_the_readme_begins_with_two_commands_and_is_short():
     text = (ROOT / 'README.md').read_text(encoding='utf-8')
     assert [block.strip() for block in code(ROOT / 'README.md', 'bash')] == ['./scripts/quickstart', './scripts/test']
-    assert len(text.splitlines()) <= 120
+    assert len([line for line in text.splitlines() if line.strip()]) <= 60
+
+
+def test_the_readme_has_numbers_of_the_pages_that_it_links():
+    row = re.compile(r'^\| .*\(\[more\]\((.+?)#.*?\)\) \| (.+?) \| (.+?) \|', re.MULTILINE)
+    rows = row.findall((ROOT / 'README.md').read_text(encoding='utf-8'))
+    assert len(rows) == 3
+    for page, *cells in rows:
+        numbers = re.findall(r'(?<= )\d+\.\d+x?|\b\d+x', ' '.join(['', *cells]).replace('RLlib 2.60', ''))
+        text = (ROOT / page).read_text(encoding='utf-8')
+        assert numbers and [number for number in numbers if f' {number} ' not in text] == []
 
 
 def test_the_glossary_is_short():

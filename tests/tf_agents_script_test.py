@@ -1,4 +1,4 @@
-"""The script of TF-Agents in docs/from-tf-agents-on-python-3.13.md, run as a program in either lane."""
+"""The script of TF-Agents in docs/from-tf-agents.md, run as a program in either lane."""
 
 import os
 import re
@@ -11,10 +11,8 @@ AFTER = "print(f'train step {train_step.numpy()}, loss {float(loss)}, action {st
 
 
 def test_it_trains_and_acts(tmp_path):
-    page = docs_blocks.DOCS / 'from-tf-agents-on-python-3.13.md'
-    blocks = re.findall(r'^```python\n(.*?)^```', page.read_text(encoding='utf-8'), re.M | re.S)
-    assert len(blocks) == 2
-    (tmp_path / 'script.py').write_text('\n'.join([*blocks, AFTER]), encoding='utf-8')
+    (block,) = [block for block in docs_blocks.of('python') if block.file_name == 'their_script.py']
+    (tmp_path / 'script.py').write_text('\n'.join([block.text, AFTER]), encoding='utf-8')
     environment = os.environ | {'PYTHONPATH': str(docs_blocks.ROOT)}
     environment.pop('TF_USE_LEGACY_KERAS', None)
     given = {'cwd': tmp_path, 'env': environment, 'text': True, 'capture_output': True}

@@ -18,6 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 DOCS = ROOT / 'docs'
 _NAMES = {OURS: 'tflearn', 'SB3': 'Stable-Baselines3', 'SBX': 'SBX (JAX)'}
+# The picture of one row that the README and the site begin with.
+_FIRST, _FIRST_ROW = 'dqn_cartpole.png', 'dqn_cartpole'
 
 _HEAD = f"""\
 # Results
@@ -78,11 +80,13 @@ def main() -> None:
     (options.docs / 'results.md').write_text(text(judged), encoding='utf-8')
     for environment, keys in _pictures(judged).items():
         draw(options.docs / 'images' / picture(environment), {key: judged[key].groups for key in keys})
+    if groups := judged[_FIRST_ROW].groups:
+        draw(options.docs / 'images' / _FIRST, {_FIRST_ROW: groups}, (7.0, 4.0))
 
 
 def pictures(judged: Mapping[str, Judgement]) -> list[str]:
-    """Returns the names of the pictures that the page shows."""
-    return [picture(environment) for environment in _pictures(judged)]
+    """Returns the names of the pictures that are drawn."""
+    return [_FIRST, *(picture(environment) for environment in _pictures(judged))]
 
 
 def text(judged: Mapping[str, Judgement]) -> str:
@@ -250,14 +254,14 @@ def _pictures(judged: Mapping[str, Judgement]) -> dict[str, list[str]]:
     return found
 
 
-def draw(path: pathlib.Path, rows: Mapping[str, Mapping[str, Group]]) -> None:
-    """Draws a panel for each row: the curve of each side with its interval."""
+def draw(path: pathlib.Path, rows: Mapping[str, Mapping[str, Group]], size: tuple[float, float] = (4.0, 3.0)) -> None:
+    """Draws a panel for each row, of the size in inches: the curve of each side with its interval."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = min(3, len(rows))
     lines = -(-len(rows) // columns)
-    figure = Figure(figsize=(4 * columns, 3 * lines), dpi=100, layout='constrained')
+    figure = Figure(figsize=(size[0] * columns, size[1] * lines), dpi=100, layout='constrained')
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for axes, (key, sides) in zip(panels, rows.items(), strict=False):
         for i, (side, name) in enumerate(_NAMES.items()):

@@ -20,7 +20,7 @@ JOBS = [f'tflearn.jobs.{job}' for job in ('replay_server', 'collect', 'train', '
 GREEDY = 'train.ExportOptions.policies = ("greedy_policy",)'
 # Replaced before a page's Python is executed. [page: (text, replacement), ...]
 REPLACED = {
-    'README.md': [('max_env_steps=100_000', 'max_env_steps=1_100, exports=few')],
+    'README.md': [('max_env_steps=100_000', 'max_env_steps=1_100, num_episodes=2, exports=few')],
     'your-algorithm.md': [
         ('num_train_steps=2_000', 'num_train_steps=20, num_episodes=1, exports=few'),
         ('min_size=500', 'min_size=100'),
@@ -39,9 +39,6 @@ REPLACED = {
     ],
     'from-sb3.md': [('max_env_steps=100_000', 'max_env_steps=264, num_episodes=1, exports=few')],
     'from-tf-agents.md': [
-        ('range(20)', 'range(2)'),
-        ('num_steps=100', 'num_steps=20'),
-        ('iterations=50', 'iterations=5'),
         ('num_train_steps=5_000', 'num_train_steps=20, num_episodes=1, exports=few'),
     ],
     # A slow test of tests/api/training_test.py runs it with its five processes.
