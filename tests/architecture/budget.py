@@ -17,7 +17,7 @@ GIVEN_CONSTRUCTORS = (
     'tflearn/extensions/tf_agents/tf_agents_ppo_learner.py',
 )
 # Folders within a package: of files that are alike and do not know each other.
-COLLECTIONS = ('tflearn/replay/reverb', 'tflearn/replay/local', 'tflearn/replay/valkey')
+COLLECTIONS = ('tflearn/replay/reverb', 'tflearn/replay/valkey')
 # The classes of `Experience.replay` and `Queue.training`.
 REPLAY_KINDS = {'Uniform', 'Prioritized', 'Queue', 'Iteration', 'Reuse'}
 MAX_KIND_QUESTIONS = 8

@@ -91,7 +91,7 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
         (
             'replay_server',
             ['--replay_address=inproc://1'],
-            "got replay_address='inproc://1', of one process; need",
+            "got replay_address='inproc://1'; need HOST:PORT or valkey://HOST:PORT",
         ),
         ('collect', ['--gin_bindings=sequence_length=3'], 'got sequence_length in --gin_bindings, but nothing uses'),
     ],

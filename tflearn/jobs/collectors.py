@@ -173,7 +173,7 @@ class OwnCollectors(Collectors):
         """
         Args:
           collection: takes the steps.
-          write: a `ReplayWriter` or `LocalReplay`: stores a step of every environment, with the version of the policy
+          write: a `LocalQueue` or `LocalReplay`: stores a step of every environment, with the version of the policy
             that took it.
           kept: what belongs in the checkpoint besides, since `write` fills it.
           fits: see `ProcessState`.

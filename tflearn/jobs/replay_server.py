@@ -134,8 +134,8 @@ def _starting(
 ) -> tuple[str, Callable[..., Server]]:
     """Returns the backend of a replay server, and what starts it or finds it running."""
     kind, given = backend.kind_of(address, kind or extras.default_replay_backend())
-    if kind == backend.LOCAL:
-        raise UserValueError(f'got replay_address={address!r}, of one process; need HOST:PORT or valkey://HOST:PORT')
+    if given and kind != backend.VALKEY:
+        raise UserValueError(f'got replay_address={address!r}; need HOST:PORT or valkey://HOST:PORT')
     port = 0 if given else int(address.rpartition(':')[2])
     return kind, functools.partial(servers.serve, storage.make_tables(), port, checkpoints, kind=kind, address=given)
 

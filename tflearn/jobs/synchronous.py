@@ -3,10 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 from absl import logging
 
@@ -26,10 +22,8 @@ from tflearn.jobs.session import Session, only_learner, set_seed
 from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.replay import backend
-from tflearn.replay.item_reader import DirectReader
+from tflearn.replay.local_queue import LocalQueue
 from tflearn.replay.storage import Storage
-from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import episode_rows, queues, recorded, ring_source
 from tflearn.sampling.source import Source
 
@@ -113,10 +107,10 @@ def synchronous(
             initial_values.load(agent, initial, run.dir)
             # What it learns from: the steps that are written to a replay of this process.
             storage = initial_agent.storage(agent, experience)
-            source, write = ending.enter_context(_replay(storage, environment, agent, initial, seed, run.stop))
+            source, write = _replay(storage, environment, agent, initial, seed)
             # A checkpoint holds what a resumed run has to go on with.
             kept: dict[str, Resumable] = {} if _is_too_large(storage) else {'source': source}
-            if isinstance(write, ReplayWriter):
+            if isinstance(write, LocalQueue):
                 kept['writer'] = write
             acting = collection.Collection(environment, agent.collect_policy, collect_options, experience)
             fits = repr((num_environments, experience))
@@ -135,22 +129,17 @@ def _check_no_episode_limit(options: CollectOptions) -> None:
         )
 
 
-@contextlib.contextmanager
 def _replay(
-    storage: Storage, environment: BatchedEnvironment, agent: Agent, initial: Initial, seed: int, stop: threading.Event
-) -> Iterator[tuple[Source, Callable[[Any, int], None]]]:
-    """Opens the replay for the time of the block: a source of batches, and what writes steps."""
+    storage: Storage, environment: BatchedEnvironment, agent: Agent, initial: Initial, seed: int
+) -> tuple[Source, ring_source.LocalReplay | LocalQueue]:
+    """Makes the replay: a source of batches, and what stores steps."""
     experience, num_environments = storage.experience, environment.num_environments
     if experience.replay.learns_from_old_items:
-        yield _make_replay(storage, num_environments, agent, initial, seed)
-        return
+        return _make_replay(storage, num_environments, agent, initial, seed)
     initial_values.demonstrate(agent, initial.demonstrations, experience)
-    # Nobody waits for room in the queue: all of its items are taken as soon as there are enough for a batch.
-    endless = dataclasses.replace(experience, replay=dataclasses.replace(experience.replay, max_size=sys.maxsize))
-    with backend.in_process(dataclasses.replace(storage, experience=endless).make_tables()) as address:
-        writer = ReplayWriter(address, storage, num_environments, stop)
-        strategy = strategies.make('default')
-        yield queues.make([address], storage, agent, strategy, math.inf, seed, DirectReader), writer
+    queue = LocalQueue(storage, num_environments)
+    strategy = strategies.make('default')
+    return queues.make([''], storage, agent, strategy, math.inf, seed, lambda *_: queue), queue
 
 
 def _make_replay(

@@ -2,14 +2,13 @@
 
 A backend has two halves. A *client* reaches the tables of one server: it writes, streams and scans items, and reports
 counts. A *server* (`servers`) holds the tables, saves them and restores them. What they must get right is in
-tests/replay/conformance_test.py. The local backend is queues within one process: it has a client only.
+tests/replay/conformance_test.py.
 
 `Shards` are the replay servers of a run, as one replay. Each holds what its writers send it, and is saved and restored
 alone.
 """
 
 import abc
-import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -24,12 +23,11 @@ import tensorflow as tf
 from tflearn.core import waiting
 from tflearn.core.errors import UserImportError, UserRuntimeError, UserValueError
 from tflearn.core.table_counts import TableCounts
-from tflearn.replay.storage import REPLAY, Storage, TableSpec, signature_text
+from tflearn.replay.storage import REPLAY, Storage, signature_text
 
-REVERB, LOCAL, VALKEY = 'reverb', 'local', 'valkey'
+REVERB, VALKEY = 'reverb', 'valkey'
 VALKEY_FILE = 'items.bin'  # a file of its checkpoints, and of no others
-IN_PROCESS = 'inproc://'  # how addresses of servers of this process begin
-_SCHEMES = {'inproc': LOCAL, 'valkey': VALKEY, 'valkeys': VALKEY}
+_SCHEMES = {'valkey': VALKEY, 'valkeys': VALKEY}
 _COUNTS_TIMEOUT_SECS = 2
 
 
@@ -149,16 +147,6 @@ def kind_of(address: str, otherwise: str) -> tuple[str, str]:
 def connect(address: str) -> Client:
     """Returns a client of the server at `address`; nothing is asked yet."""
     return module(kind_of(address, REVERB)[0], 'client').Client(address)
-
-
-def in_process(tables: Sequence[TableSpec]) -> contextlib.AbstractContextManager[str]:
-    """Serves queues to this process for the time of a block, without files; the block gets their address."""
-    return module(LOCAL, 'client').serving(tables)
-
-
-def connect_own(address: str) -> Any:
-    """Returns the client of queues of this process, which has `take`, `content` and `set_content` too."""
-    return module(LOCAL, 'client').Client(address)
 
 
 def stored_items(checkpoint: pathlib.Path, names: Sequence[str], at_most: int | None = None) -> list[np.ndarray]:

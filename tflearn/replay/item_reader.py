@@ -1,15 +1,13 @@
-"""What reads items at an address: ItemReader; DirectReader, of a table in this process; Readers: several of them."""
+"""ItemReader: what reads the items at an address. Readers: several of them."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import tensorflow as tf
 
 from tflearn.core import background
-from tflearn.replay import backend
 
 _CLOSE_SECS = 1.0
 
@@ -83,29 +81,6 @@ class ItemReader:
     def close(self) -> None:
         """Stops reading at the next item. May be called from any thread."""
         Readers([self]).close()
-
-
-class DirectReader(ItemReader):
-    """Takes the items of a server of this process when it is asked for them: on no thread, so in a fixed order."""
-
-    reads_ahead = False
-
-    def __init__(self, address: str, storage: Any, table: str, *of_queue: Any):
-        """Takes the arguments of a `TableReader`, of which those of its queue have no meaning here."""
-        del storage, of_queue
-        super().__init__(address, table)
-
-    def start(self, prepare: Prepare, in_flight: int, num_streams: int = 1) -> None:
-        """Nothing: no item is read ahead."""
-
-    def size(self) -> int:
-        """Returns the number of items in the table."""
-        tables = backend.counts(self._address)
-        return tables[self._table].size if tables else 0
-
-    def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
-        """See `ItemReader`; not for a graph."""
-        return [tf.constant(np.stack(backend.connect_own(self._address).take(self._table, int(count))))]
 
 
 class Readers:

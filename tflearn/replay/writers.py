@@ -3,14 +3,13 @@
 import collections
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
 
 from tflearn.core import background
-from tflearn.core.resumable import Resumable
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
 from tflearn.replay import backend
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows, pack
@@ -27,7 +26,7 @@ _RETURN_POLL_SECS = 5.0
 _Sent = tuple[np.ndarray, bool]  # a chunk, for all tables; or (True) a part of a chunk, for the stream
 
 
-class ReplayWriter(Resumable):
+class ReplayWriter:
     """Observer that writes trajectories [B, ...] to the replay server; blocks while the rate limiter requires it.
 
     The replay table gets only complete chunks, so that it holds as many sequences as it is meant to, however slowly
@@ -46,8 +45,6 @@ class ReplayWriter(Resumable):
       lost_steps: steps that will never be in the tables: not confirmed when the writer was stopped or gave up.
         (Without those dropped because of `keep_waiting`, since training is over then.)
     """
-
-    _KEPT = ('num_sequences', 'lost_steps')
 
     def __init__(
         self,
@@ -118,17 +115,6 @@ class ReplayWriter(Resumable):
             self._wait_until_taken(self._max_pending)
         if self._pending and time.monotonic() - self._confirmed_at > _MAX_PENDING_SECS:
             self._wait_until_taken()
-
-    def content(self) -> dict[str, Any]:
-        """See `Resumable`; for a server of this process, which has all chunks that were sent."""
-        items = backend.connect_own(self._address).content()
-        return {**super().content(), 'chunks': self._chunks.content(), 'items': items}
-
-    def set_content(self, content: Mapping[str, Any]) -> None:
-        """See `Resumable`."""
-        super().set_content(content)
-        self._chunks.set_content(content['chunks'])
-        backend.connect_own(self._address).set_content(content['items'])
 
     def begin_with_next(self) -> None:
         """Makes sequences begin with the next rows, see `ChunkBuilder.begin_with_next`."""
