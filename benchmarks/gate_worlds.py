@@ -70,6 +70,7 @@ def one_step(
     chances: np.ndarray,
     true: np.ndarray | None = None,
     is_known: bool = True,
+    bad: np.ndarray | None = None,
 ) -> Units:
     """Returns the kinds of single decisions.
 
@@ -82,7 +83,12 @@ def one_step(
       chances: the probability of each, [C, A, R].
       true: the probabilities by which the log was made; None: as it states.
       is_known: whether the log states those of all actions.
+      bad: the probability that a reward is not known, [C, A, R]; None: it never is.
     """
+    values = (chances @ rewards) * contexts[:, np.newaxis]
+    if bad is not None:
+        rewards = np.append(rewards, np.nan)
+        chances = np.append(chances * (1 - bad), (chances * bad).sum(axis=2, keepdims=True), axis=2)
     true = logged if true is None else true
     kinds = contexts[:, np.newaxis, np.newaxis] * true[:, :, np.newaxis] * chances
     context, action, reward = np.nonzero(kinds)
@@ -91,7 +97,6 @@ def one_step(
     known = cs.support(candidate[context], incumbent[context], logged[context])
     columns = *(each[:, np.newaxis] for each in weights), rewards[reward][:, np.newaxis], _ONE
     variables = cs.difference(*columns, known)
-    values = (chances @ rewards) * contexts[:, np.newaxis]
     of_actions = [Variable((action == a) / mu - 1, 1.0) for a in np.unique(action)]
     all_chances = kinds[context, action, reward]
     return Units(
@@ -101,7 +106,7 @@ def one_step(
         float(((candidate - incumbent) * values).sum()),
         min(_variance(all_chances, each.values) for each in variables[1:]),
         float((candidate * values).sum()),
-        [Variable(weights[0] * of, 0.0) for of in (rewards[reward], 1 - rewards[reward])],
+        [Variable(weights[0] * np.nan_to_num(of), 0.0) for of in (rewards[reward], 1 - rewards[reward])],
     )
 
 
@@ -313,6 +318,21 @@ def _simple(make: Callable[..., Units], margin: float, *options: Any) -> Callabl
     return lambda sign: World([make(*options, sign * margin)], margin)
 
 
+def _bad_outcomes(share: float) -> Callable[[int], World]:
+    """A share of the failures of what the candidate prefers are not known, and as many successes of the other."""
+    rates = lambda sign: np.array([[0.2, 0.2 + sign * SHARE * 0.2 / 0.9]])  # noqa: E731
+    log = greedy((0,), 2, 0.1)
+
+    def make(sign: int) -> World:
+        of = rates(sign)
+        bad = np.zeros((1, 2, 2))
+        bad[0, 1, 0] = share / (1 - of[0, 1])
+        bad[0, 0, 1] = share / of[0, 0]
+        return World([one_step(_ONE, log, greedy((1,), 2, 0.1), log, *clicks(of), bad=bad)], SHARE * 0.2)
+
+    return make
+
+
 def _good(sign: int) -> World:
     """What was never tried is good; the rest of the candidate is as bad as can be where it is to be worse."""
     return World([unsupported(0.05, sign * SHARE * 0.2, True)], SHARE * 0.2)
@@ -356,6 +376,8 @@ WORLDS: dict[str, Callable[[int], World]] = {
     'failures 1%, probabilities 10% too low': _wrong(1.1, 0.99),
     'failures 1%, probabilities 50% too low': _wrong(1.5, 0.99),
     'failures 1%, probabilities 50% too high': _wrong(0.5, 0.99),
+    'bad outcomes 0.2%': _bad_outcomes(0.002),
+    'bad outcomes 10%': _bad_outcomes(0.1),
     'users who return': _simple(users, SHARE * 0.2),
     'drift': _drift,
     'another logger each round': _rounds,

@@ -15,12 +15,12 @@ OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
 
 class Publisher:
     """Publishes versions of a policy whose action is 1 for observations above 0 if its step is odd, else for those
-    below 0, so that an action has the parity of its version."""
+    below 0, so that an action has the parity of its version. The observation may be a part of a dict."""
 
-    def __init__(self, root, name='greedy_policy'):
+    def __init__(self, root, name='greedy_policy', part=None):
         self.directory = root / name
         spec = tf.TensorSpec((4,), tf.float32, 'observation')
-        self._linear = example_policies.Linear(spec, example_policies.DISCRETE_PAIR)
+        self._linear = example_policies.Linear({part: spec} if part else spec, example_policies.DISCRETE_PAIR)
         self._exporter = PolicyExporter(self._linear.policy, self.directory, keep_last=2)
 
     def publish(self, step):

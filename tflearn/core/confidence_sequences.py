@@ -144,11 +144,13 @@ def difference(
     Args:
       candidate: w_c, the product of the weights of a session up to each step, [N, H].
       incumbent: w_i, [N, H].
-      rewards: in [0, 1], [N, H].
+      rewards: in [0, 1], [N, H]; an unknown one is NaN, and counts as what is the worst for the difference.
       discounts: gamma^t, [H]; they weigh the steps.
       known: the support of single decisions; None if the probabilities of all actions are not known.
     """
     shares = discounts / discounts.sum()
+    # Where both policies are as likely to do what was done, its reward makes no difference.
+    rewards = np.where(np.isnan(rewards), incumbent > candidate, rewards)
     found = [Variable((candidate * rewards + incumbent * (1 - rewards)) @ shares - 1, 1.0)]
     if known is None:
         return found

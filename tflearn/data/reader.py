@@ -25,6 +25,8 @@ from tflearn.data.records import RETURN, Decoder, Features
 from tflearn.data.shards import Shard, find_shards
 from tflearn.files.run_dir import local_path
 
+# In the directory of a data set: one with the same columns, of episodes with rewards that nobody knows, which are NaN.
+UNKNOWN = 'unknown'
 _MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are decoded together
 _MAX_NAMED = 10  # damaged records that are logged one by one
 _DAMAGES = (ValueError, IndexError, message.DecodeError)
@@ -321,6 +323,15 @@ class EpisodeReader:
         if self._spec is None:
             return {column.name: array for column, array in values.items()}
         return tf.nest.pack_sequence_as(self._spec, list(values.values()))
+
+
+def with_unknown(dataset: Dataset, data_spec: types.NestedTensorSpec | None = None) -> dict[str, EpisodeReader]:
+    """Returns readers of data sets, by '', and of those in their directories `UNKNOWN`, by that, if there are any."""
+    readers = {'': EpisodeReader(dataset, data_spec)}
+    found = [directory / UNKNOWN for directory in readers[''].directories]
+    if unknown := [str(path) for path in found if path.exists()]:
+        readers[UNKNOWN] = EpisodeReader(Dataset(unknown), data_spec, need_finite=False)
+    return readers
 
 
 def find_directories(dataset: Dataset) -> list[pathlib.Path]:

@@ -14,7 +14,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.data import columns, metadata
 from tflearn.data.conversion import new_directory
 from tflearn.data.metadata import COPIED, RECORDINGS
-from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.reader import Dataset, EpisodeReader, with_unknown
 from tflearn.data.writer import EpisodeWriter, Numbers
 
 
@@ -90,17 +90,21 @@ def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tupl
     Raises:
       ValueError: if the directory exists, or the data sets have different columns.
     """
-    reader = EpisodeReader(dataset)
+    readers = with_unknown(dataset)
+    reader = readers['']
     reader.check_equal()
     facts = {COPIED: metadata.lineage(reader.directories), 'filter': dataclasses.asdict(dataset)}
     specs = columns.read_specs(reader.directories[0])
     with new_directory(output) as begun:
-        writer = EpisodeWriter(begun, specs, reader.columns, metadata=facts, compress=compress)
-        with contextlib.closing(writer):
-            for record, episode in reader.records():
-                writer.write_record(record, int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST)))
+        counts = []
+        for name, each in readers.items():
+            writer = EpisodeWriter(begun / name, specs, reader.columns, metadata=facts, compress=compress)
+            with contextlib.closing(writer):
+                for record, episode in each.records():
+                    writer.write_record(record, int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST)))
+            counts.append((writer.num_episodes, writer.num_steps))
         metadata.keep_vocabularies(reader.directories, begun)
-    return writer.num_episodes, writer.num_steps
+    return counts[0]
 
 
 def origin(directory: pathlib.Path) -> list[str]:

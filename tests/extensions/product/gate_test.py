@@ -116,6 +116,20 @@ def test_rewards_outside_of_the_range_are_clipped_and_low_ones_need_a_flag():
     assert judge(log, dataclasses.replace(low, clips=True)).passes
 
 
+def test_unknown_rewards_count_as_the_worst_of_what_they_can_be():
+    log = clicks(0.9)
+    unknown = np.random.default_rng(1).random(log.rewards.shape) < 0.05
+    verdict = judge(dataclasses.replace(log, rewards=np.where(unknown, np.nan, log.rewards)), OPTIONS)
+    assert verdict.warnings == (f'{unknown.sum()} rewards are unknown: {verdict.warnings[0].partition(": ")[2]}',)
+    worst = [np.where(unknown, log.candidate < log.incumbent, log.rewards), np.where(unknown, 0.0, log.rewards)]
+    of_all = [judge(dataclasses.replace(log, rewards=rewards), OPTIONS) for rewards in worst]
+    assert verdict.difference.low == of_all[0].difference.low < judge(log, OPTIONS).difference.low
+    assert verdict.candidate.low == of_all[1].candidate.low
+    best = [np.where(unknown, log.candidate > log.incumbent, log.rewards), np.where(unknown, 1.0, log.rewards)]
+    of_all = [judge(dataclasses.replace(log, rewards=rewards), OPTIONS) for rewards in best]
+    assert verdict.difference.high == of_all[0].difference.high and verdict.candidate.high == of_all[1].candidate.high
+
+
 def test_users_who_return_count_once():
     # A fifth of the users come 20 times and like the candidate's action; those who come once do not.
     rng = np.random.default_rng(2)
@@ -162,7 +176,9 @@ def test_a_range_is_needed_and_never_taken_from_the_data():
         GateOptions(low=1.0, high=0.0)
 
 
-@pytest.mark.parametrize('name', ['failures 1%, margin 1%', 'users who return', 'probabilities 25% too low'])
+@pytest.mark.parametrize(
+    'name', ['failures 1%, margin 1%', 'users who return', 'probabilities 25% too low', 'bad outcomes 10%']
+)
 def test_a_candidate_that_is_worse_by_the_margin_rarely_passes_at_any_look(name):
     world = simulated.WORLDS[name](-1)
     looks = np.arange(500, 20_001, 500)

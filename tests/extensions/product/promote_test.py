@@ -11,13 +11,15 @@ import pytest
 
 from tests.testing import forks
 from tests.testing.served_policies import Publisher
+from tflearn.core import extensions
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import arrays, metadata
-from tflearn.data.reader import Dataset
-from tflearn.extensions.product.split import split
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.extensions.product.split import HELD_OUT, TRAIN, split
 from tflearn.policies import states, versions
 
 DEADLINE_SECS = 120.0
+PARTS = TRAIN, HELD_OUT
 RANGE = '--reward_low=0', '--reward_high=1'
 ROLLBACK = """
 import sys
@@ -146,6 +148,41 @@ def test_rollback_loads_no_tensorflow(publish, tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.endswith('rollback 2: complaints\n[]\n')
     assert labels(root) == {'stable': 1}
+
+
+def test_bad_outcomes_hide_no_loss(publish, tmp_path):
+    """Failures of the candidate's actions come as bad rows, and as many successes of the other ones."""
+    pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
+    rng = np.random.default_rng(0)
+    observation = rng.normal(size=(4_000, 4)).round(4)
+    action = rng.integers(0, 2, 4_000)
+    by_candidate = action == (observation[:, 0] > 0)  # as version 1, never as version 2
+    reward = rng.random(4_000) < np.where(by_candidate, 0.4, 0.5)
+    is_bad = (by_candidate != reward) & (rng.random(4_000) < np.where(by_candidate, 0.4, 0.48))
+    lines = {'decisions': [], 'outcomes': []}
+    for i in range(4_000):
+        decision = {'id': f'd{i}', 'time': 1000.0 + i, 'action': int(action[i]), 'probability': 0.5}
+        lines['decisions'].append(decision | {'observation': observation[i].tolist()})
+        value = None if is_bad[i] else float(reward[i])
+        lines['outcomes'].append({'event_id': f'd{i}', 'time': 1001.0 + i, 'reward': value})
+    for name, rows in lines.items():
+        (tmp_path / f'{name}-1.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    columns = 'reward_range = [0, 1]\naction = {kind = "integer", high = 1}\n'
+    (tmp_path / 'map.toml').write_text(f'{columns}[observation]\nobservation = {{length = 4}}\n')
+    outcomes = {'paths': [tmp_path / 'outcomes-1.jsonl'], 'window_secs': 10.0, 'settle_secs': 0.0}
+    given = [tmp_path / 'decisions-1.jsonl'], tmp_path / 'map.toml', tmp_path / 'joined'
+    found = extensions.load('import').import_logs(*given, outcomes=outcomes, max_bad_rows=4_000)
+    assert f'episodes with unknown rewards: {is_bad[:3_989].sum()}\n' in found
+    split(Dataset([f'{tmp_path}/joined']), tmp_path / 'parts', 0.9)
+    both = [EpisodeReader(Dataset([f'{tmp_path}/parts/{part}/unknown']), need_finite=False) for part in PARTS]
+    assert sum(len(list(each.episodes())) for each in both) == is_bad[:3_989].sum() and both[1].num_episodes > 800
+    root, publisher = tmp_path / 'run', Publisher(tmp_path / 'run' / 'policies', part='observation')
+    for step in (1, 2):
+        publisher.publish(step)
+    states.promote(publisher.directory, 2, 'stable', 'first')
+    ended = promote(root, '--candidate=1', f'--data={tmp_path}/parts/held_out', '--margin=0.05')
+    assert ended.returncode == 1 and 'margin 0.05: worse' not in ended.stdout, ended.stderr
+    assert f'warning: {both[1].num_episodes} rewards are unknown: they count as the worst' in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core import confidence_sequences
@@ -16,8 +15,8 @@ from tflearn.core.confidence_sequences import Support
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, PositiveFloat, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.data import columns, metadata
-from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data import columns, metadata, reader
+from tflearn.data.reader import Dataset, find_directories
 from tflearn.extensions.product import evaluation
 from tflearn.extensions.product.evaluation import Evaluation, OpeOptions, RecordedSteps
 from tflearn.extensions.product.gate import GateOptions
@@ -29,7 +28,7 @@ from tflearn.policies.loader import LoadedPolicy
 
 _NUM_SAMPLES = 8  # actions of a stochastic policy in each state
 _NUM_ROWS, _NUM_EPISODES = 4096, 256  # of a call of the policy
-_TIME, _CLUSTER = 'policy_info.time', 'policy_info.cluster'
+LOG_PROBABILITY, TIME, CLUSTER = 'log_probability', 'time', 'cluster'  # what is logged of a row, see `read`
 
 # Time steps and actions [B], and the policy's state before them -> an array [B, ...], and the next state.
 _Call = Callable[..., tuple[np.ndarray, Any]]
@@ -66,22 +65,26 @@ def evaluate_on_data(
     """
     dataset, ope_options = Dataset(paths, **filters), OpeOptions(**options)
     loaded = chosen_policy.load(run_dir, policy, train_step)
-    reader = EpisodeReader(dataset)
-    specs = columns.read_specs(reader.directories[0])
-    stated = metadata.stated(reader.directories)
+    directories = find_directories(dataset)
+    specs = columns.read_specs(directories[0])
+    stated = metadata.stated(directories)
     ope_options = dataclasses.replace(ope_options, **reward_range(ope_options, stated))
     loaded.check(specs)
-    logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, reader.directories)))
-    episodes, log_behaviour = read(dataset, specs)
-    recorded = _recorded(episodes, log_behaviour, specs, loaded, Served(epsilon, temperature))
-    recorded = dataclasses.replace(recorded, clusters=times_and_clusters(dataset)[1])
+    logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, directories)))
+    episodes, info = read(dataset, specs)
+    recorded = _recorded(episodes, info.get(LOG_PROBABILITY), specs, loaded, Served(epsilon, temperature))
+    if CLUSTER in info:
+        recorded = dataclasses.replace(recorded, clusters=info[CLUSTER][recorded.starts])
     found = evaluation.evaluate(recorded, ope_options, _bounds(specs))
+    if unknown := reader.with_unknown(dataset).get(reader.UNKNOWN):
+        warning = f'no estimate or interval is about {unknown.num_episodes} more episodes, whose rewards are unknown'
+        found = dataclasses.replace(found, warnings=(*found.warnings, warning))
     facts = {
         'policy': str(loaded.path),
         'train_step': loaded.train_step,
         'epsilon': epsilon,
         'temperature': temperature,
-        'data': [str(directory) for directory in reader.directories],
+        'data': [str(directory) for directory in directories],
         'options': dataclasses.asdict(ope_options),
     }
     return found, facts | found.json()
@@ -96,25 +99,36 @@ def reward_range(options: OpeOptions | GateOptions, stated: Mapping[str, Any]) -
     }
 
 
-def read(dataset: Dataset, specs: EnvironmentSpecs) -> tuple[list[Any], np.ndarray | None]:
-    """Returns the episodes, and the log-probabilities of all their rows [S]; None if a data set has none.
+def read(
+    dataset: Dataset, specs: EnvironmentSpecs, with_unknown: bool = False
+) -> tuple[list[Any], dict[str, np.ndarray]]:
+    """Returns the episodes, and what is logged of all their rows [S], by name; what a data set lacks is missing.
+
+    Args:
+      dataset: which episodes.
+      specs: those of their environment.
+      with_unknown: whether to add those with rewards that are not known, which are NaN.
 
     Raises:
       ValueError: if there are no episodes, or the reward is no single number.
     """
     if tf.nest.is_nested(specs.reward) or specs.reward.shape.rank:
         raise UserValueError(f'got episodes with the reward {specs.reward}; need a single number')
-    plain = columns.data_spec(specs)
-    with_info = columns.data_spec(specs, columns.LOG_PROBABILITY)
-    (column,) = set(columns.columns_of(with_info)) - set(columns.columns_of(plain))
-    known = all(column in columns.read_columns(each) for each in EpisodeReader(dataset).directories)
-    episodes = list(EpisodeReader(dataset, with_info if known else plain).episodes())
+    logged = set.intersection(*(set(columns.read_columns(each)) for each in find_directories(dataset)))
+    by_name = {column.name.removeprefix('policy_info.'): column for column in logged}
+    info = {
+        name: tf.TensorSpec(by_name[name].shape, by_name[name].dtype)
+        for name in (LOG_PROBABILITY, TIME, CLUSTER)
+        if name in by_name
+    }
+    readers = reader.with_unknown(dataset, columns.data_spec(specs, info))
+    episodes = [episode for name, each in readers.items() if with_unknown or not name for episode in each.episodes()]
     if not episodes:
         raise UserValueError('got no episodes that pass the filters; need at least two')
-    if not known:
-        return episodes, None
-    rows = [policy_step.get_log_probability(episode.policy_info) for episode in episodes]
-    return episodes, np.concatenate(rows).astype(np.float64)
+    found = {name: np.concatenate([episode.policy_info[name] for episode in episodes]) for name in info}
+    if LOG_PROBABILITY in info:
+        found[LOG_PROBABILITY] = found[LOG_PROBABILITY].astype(np.float64)
+    return episodes, found
 
 
 def joined(episodes: Sequence[Any]) -> tuple[Any, np.ndarray]:
@@ -190,16 +204,6 @@ def support(
         found.append(confidence_sequences.support(by_policy[candidate], by_policy[incumbent], by_policy[log]))
     fields = [field.name for field in dataclasses.fields(Support)]
     return Support(*(np.concatenate([getattr(each, name) for each in found]) for name in fields))
-
-
-def times_and_clusters(dataset: Dataset) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns the time and the cluster of each episode, [E]; None for what a data set does not have."""
-    reader = EpisodeReader(dataset)
-    names = [{column.name for column in columns.read_columns(each)} for each in reader.directories]
-    wanted = [name for name in (_TIME, _CLUSTER) if all(name in each for each in names)]
-    found = [[episode[name][0] for name in wanted] for episode in reader.episodes()] if wanted else []
-    by_name = dict(zip(wanted, map(np.array, zip(*found, strict=True)), strict=True))
-    return by_name.get(_TIME), by_name.get(_CLUSTER)
 
 
 def _recorded(

@@ -69,7 +69,8 @@ class LoggedEpisodes:
     """Episodes in the order of their times, padded at their ends, and what two policies make of them.
 
     Attributes:
-      rewards: [N, T]; 0 in the padding.
+      rewards: [N, T]; 0 in the padding. NaN is an unknown one, which counts as the worst for the candidate and the
+        best for the incumbent.
       is_step: whether it is a step, not padding, [N, T].
       candidate: log rho_t, the candidate's log-probabilities of the actions less the logged ones, [N, T]; 0 in the
         padding.
@@ -205,7 +206,7 @@ class ScaledLog:
       is_single: whether an episode is one decision.
       is_below: whether a reward is below the range.
       outside: the number of rewards outside of it.
-      rewards: [N, H].
+      rewards: [N, H]; NaN if unknown.
       weights: of the candidate and of the incumbent, the products up to each step, each [N, H].
       discounts: gamma^t, [H].
       known: see `LoggedEpisodes`; None if an episode has several decisions.
@@ -275,7 +276,7 @@ class ScaledLog:
           lower_end: of a variable that is at least 0, and whose mean is in [0, 1].
         """
         total, low, ends = float(self.discounts.sum()), float(self.options.low or 0.0), []
-        for rewards in (self.rewards, 1 - self.rewards):
+        for rewards in np.nan_to_num([self.rewards, 1 - self.rewards]):  # of an unknown one each end is the worst
             variable = self._by_unit(Variable((weights * rewards) @ self.discounts / total, 0.0))
             ends.append(lower_end(variable.merged()))
         return low * total + self.unit * ends[0], low * total + self.unit * (1 - ends[1])
@@ -427,18 +428,22 @@ def _not_decided(scaled: ScaledLog, needed: int | None, exploration: float | Non
 
 
 def _warnings(scaled: ScaledLog) -> tuple[str, ...]:
-    if not scaled.outside:
-        return ()
-    return (f'{scaled.outside} rewards are outside of the range: the verdict is of the clipped reward',)
+    unknown = int(np.count_nonzero(np.isnan(scaled.rewards)))
+    found = (
+        (unknown, 'rewards are unknown: they count as the worst for the candidate and the best for the incumbent'),
+        (scaled.outside, 'rewards are outside of the range: the verdict is of the clipped reward'),
+    )
+    return tuple(f'{count} {text}' for count, text in found if count)
 
 
 def _value(log: LoggedEpisodes, scaled: ScaledLog, ratios: np.ndarray, weights: np.ndarray) -> Value:
     """Returns the weighted per-decision estimate of a policy's value, and what it rests on."""
-    episodes = Episodes(log.rewards, ratios, scaled.options.gamma)
+    known = ~np.isnan(log.rewards).any(axis=1)
+    episodes = Episodes(np.nan_to_num(log.rewards), ratios, scaled.options.gamma)
     alpha = scaled.options.alpha / 2
     lower_end = lambda variable: confidence_sequences.lower_bound([variable], alpha, 0.0, 1.0)  # noqa: E731
     return Value(
-        float(estimators.weighted_per_decision(episodes)(np.ones((1, len(log.rewards))))[0]),
+        float(estimators.weighted_per_decision(episodes)(known[np.newaxis].astype(float))[0]),
         *scaled.bounds(weights, lower_end),
         float(np.exp(episodes.log_weights[:, -1]).mean()),
         estimators.effective_sample_size(episodes.log_weights[:, -1]),

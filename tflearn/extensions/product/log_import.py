@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 import pathlib
 import tempfile
@@ -19,7 +20,8 @@ import numpy as np
 from tflearn.core.errors import UserValueError
 from tflearn.data import arrays, columns, metadata
 from tflearn.data.conversion import new_directory
-from tflearn.data.records import Records
+from tflearn.data.reader import UNKNOWN
+from tflearn.data.records import Encoder, Records
 from tflearn.data.writer import EpisodeWriter
 from tflearn.extensions.product import tables
 from tflearn.extensions.product.log_rows import ACTION, ROWS_OF_A_FILE, ColumnMap, Report, RowEncoder, read_map
@@ -92,8 +94,13 @@ def run(
     info = arrays.spec(_policy_info(np.zeros(1, encoder.dtype), keys))
     stored = columns.columns_of(columns.data_spec(encoder.specs, info))
     with new_directory(output) as begun:
-        writer = EpisodeWriter(begun, encoder.specs, stored, compress=compress)
-        with contextlib.closing(writer), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+
+            @functools.cache
+            def writer(name: str) -> EpisodeWriter:
+                made = EpisodeWriter(begun / name, encoder.specs, stored, compress=compress)
+                return stack.enter_context(contextlib.closing(made))
+
             rows = _encoded(paths, mapped, encoder)
             if outcomes:
                 joined = Outcomes(outcomes, report, paths, encoder.actions)
@@ -107,9 +114,9 @@ def run(
                 rows = (order(part) for part in rows if len(part))
             else:
                 rows = (part[~part['bad']] for part in rows)
-            for records in _ahead(_records(writer, rows, keys)):
-                writer.write_records(records)
-        if not writer.num_episodes:
+            for name, records in _ahead(_records(writer('').encoder, _by_knowledge(rows), keys)):
+                writer(name).write_records(records)
+        if not writer('').num_episodes:
             waiting = ''
             if outcomes and report.counts[OPEN]:
                 at, what = joined.end()
@@ -117,7 +124,9 @@ def run(
             raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}{waiting}; need at least one')
         if outcomes:
             report.warnings += joined.warnings()
-        report.counts.update(episodes=writer.num_episodes, steps=writer.num_steps)
+        report.counts.update(episodes=writer('').num_episodes, steps=writer('').num_steps)
+        if (begun / UNKNOWN).exists():
+            report.counts['episodes with unknown rewards'] = writer(UNKNOWN).num_episodes
         _write_facts(begun, paths, mapped, words, report)
 
 
@@ -286,17 +295,29 @@ def _policy_info(rows: np.ndarray, keys: Collection[str]) -> dict[str, np.ndarra
     return info
 
 
-def _records(writer: EpisodeWriter, ordered: Iterator[np.ndarray], keys: Collection[str]) -> Iterator[Records]:
-    """Yields the records of episodes, several at a time: few enough for the processor's cache."""
+def _by_knowledge(ordered: Iterator[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the rows of episodes with known rewards, by '', and of all others, by `UNKNOWN`."""
     for rows in ordered:
+        unknown = np.isin(rows['key'], rows['key'][np.isnan(rows['reward'])])
+        if not unknown.any():
+            yield '', rows
+            continue
+        yield '', rows[~unknown]
+        yield UNKNOWN, rows[unknown]
+
+
+def _records(
+    encoder: Encoder, ordered: Iterator[tuple[str, np.ndarray]], keys: Collection[str]
+) -> Iterator[tuple[str, Records]]:
+    """Yields the records of episodes, several at a time: few enough for the processor's cache."""
+    for name, rows in ordered:
         bounds = np.flatnonzero(np.r_[True, ~_same(rows, 'key'), True]) if len(rows) else np.zeros(1, np.int64)
         cuts = np.searchsorted(bounds, np.arange(0, len(rows), _MAX_ENCODED))
         for first, after in itertools.pairwise(np.unique(np.r_[cuts, len(bounds) - 1]).tolist()):
             part = rows[bounds[first] : bounds[after]]
-            names = [name for name in part.dtype.names if name.startswith('observation.')]
-            observation = {name.partition('.')[2]: part[name] for name in names}
+            observed = [each for each in part.dtype.names if each.startswith('observation.')]
+            observation = {each.partition('.')[2]: part[each] for each in observed}
             truncated = part['truncated'] if 'truncated' in part.dtype.names else None
             info, begins = _policy_info(part, keys), bounds[first:after] - bounds[first]
-            yield writer.encoder.encode(
-                *arrays.rows_of(observation, part[ACTION], part['reward'], info, begins, truncated)
-            )
+            rows_of_part = arrays.rows_of(observation, part[ACTION], part['reward'], info, begins, truncated)
+            yield name, encoder.encode(*rows_of_part)

@@ -247,7 +247,7 @@ class RowEncoder:
 
     Attributes:
       dtype: of a row: its parts by their names, and what orders it: 'key' (of its episode), 'id', 'time' and 'row';
-        'bad' rows only name an episode that is left out.
+        'bad' rows only name an episode that is left out. A reward that is not known is NaN.
       actions: the names of the actions by their numbers; {} if they have none.
       specs: the specs of the environment that the log is of.
     """
@@ -291,8 +291,10 @@ class RowEncoder:
         rows['row'] = rows['key'] = number * ROWS_OF_A_FILE + block.rows
         self._report.counts['rows'] += len(rows) + len(block.lost)
         one = BlockChecks(block, self._report)
+        reward = self._map.feature('reward')
         for each in self._map.features:
-            rows[each.name] = self._part(one, each)
+            if each is not reward:
+                rows[each.name] = self._part(one, each)
         self._check(one, rows)
         if 'time' in self._map.keys:
             rows['time'] = one.numbers(Feature('time', (self._map.keys['time'],)), tables.times)[0]
@@ -300,8 +302,11 @@ class RowEncoder:
             if column := self._map.keys.get(name):
                 rows[field], missing = tables.hashes(block.columns[column])
                 one.mark(missing, column, f'the {name}')
-        one.report_bad(path)
         rows['bad'][list(block.bad)] = True
+        if reward:  # last of all: a row with nothing but a wrong reward is a decision all the same
+            rows['reward'] = self._part(one, reward)
+            rows['reward'][list(block.bad)] = np.nan
+        one.report_bad(path)
         return rows
 
     def _part(self, one: 'BlockChecks', feature: Feature) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 Which outcomes count depends on the files alone, not on when they are joined: so the same files give the same data set.
 What is not known is not zero: decisions whose windows are open are left out, whether an outcome has come or not, and
-so are those of which an outcome is wrong.
+those of which an outcome is wrong have the reward NaN.
 """
 
 import math
@@ -153,7 +153,7 @@ class Outcomes:
         """Returns decisions with their rewards; marks those that are left out as bad.
 
         Args:
-          decisions: rows with 'id', 'time', 'reward' and 'bad'.
+          decisions: rows with 'id', 'time', 'reward' and 'bad'. A reward that is not known will be NaN.
           outcomes: all outcomes of their ids, of `blocks`, all of which have been read.
         """
         options, counts, (until, _) = self._options, self._report.counts, self.end()
@@ -184,13 +184,14 @@ class Outcomes:
         without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown
         counts['decisions without an outcome'] += int(np.count_nonzero(without))
         decisions['reward'][without] = options.default_reward or 0.0
-        self._leave_out(decisions, until, unknown)
+        self._leave_out(decisions, until)
+        self._mark_unknown(decisions, unknown & ~decisions['bad'])
         self._count_shares(decisions, until, without)
         if options.default_reward is None:
             decisions['bad'] |= without
         return decisions
 
-    def _leave_out(self, decisions: np.ndarray, until: float, unknown: np.ndarray) -> None:
+    def _leave_out(self, decisions: np.ndarray, until: float) -> None:
         """Marks what is not known. Which decisions these are, their own times say, never that an outcome has come."""
         options, counts, bad = self._options, self._report.counts, decisions['bad']
         if options.window_secs is not None:
@@ -207,15 +208,17 @@ class Outcomes:
             old = decisions['time'] < until - options.last_secs
             counts['decisions that are too old'] += int(np.count_nonzero(old))
             bad |= old
-        unknown &= ~bad
+
+    def _mark_unknown(self, decisions: np.ndarray, unknown: np.ndarray) -> None:
+        decisions['reward'][unknown] = math.nan
+        counts = self._report.counts
         counts[_UNKNOWN] += int(np.count_nonzero(unknown))
         for action in decisions[ACTION][unknown].tolist() if self._actions else ():
             counts[f'{_UNKNOWN}: {self._actions[action]}'] += 1
-        bad |= unknown
 
     def _count_shares(self, decisions: np.ndarray, until: float, without: np.ndarray) -> None:
         """Counts decisions with outcomes, by parts of the time."""
-        known = ~decisions['bad']
+        known = ~(decisions['bad'] | np.isnan(decisions['reward']))
         parts = (decisions['time'][known] - self._begin) // self._part_secs(until)
         parts = np.clip(parts, 0, _PARTS - 1).astype(int)
         self._shares += [np.bincount(parts, weights, _PARTS) for weights in (~without[known], None)]

@@ -17,7 +17,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, metadata
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product import data_evaluation, gate
-from tflearn.extensions.product.data_evaluation import PolicyProbabilities, Served
+from tflearn.extensions.product.data_evaluation import CLUSTER, TIME, PolicyProbabilities, Served
 from tflearn.extensions.product.evaluation import padded_array
 from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes, Verdict
 from tflearn.files import digests, numbered
@@ -101,17 +101,19 @@ def logged_episodes(
     incumbent: PolicyProbabilities | None,
 ) -> LoggedEpisodes:
     """Returns episodes in the order of their times, and what the policies make of them."""
-    episodes, log_behaviour = data_evaluation.read(dataset, specs)
+    episodes, info = data_evaluation.read(dataset, specs, with_unknown=True)
+    log_behaviour = info.get(data_evaluation.LOG_PROBABILITY)
     if log_behaviour is None:
         raise UserValueError(
             f'got {", ".join(dataset.paths)} without the probabilities of the actions; need the column '
             "policy_info.log_probability; log them, see the column map's `propensity`"
         )
-    times, clusters = data_evaluation.times_and_clusters(dataset)
     rows, lengths = data_evaluation.joined(episodes)
+    starts = np.cumsum(lengths) - lengths
+    times, clusters = (info[each][starts] if each in info else None for each in (TIME, CLUSTER))
     is_step = data_evaluation.is_step(rows)
     counted = np.flatnonzero(is_step)
-    numbers = np.arange(len(rows.reward)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    numbers = np.arange(len(rows.reward)) - np.repeat(starts, lengths)
     order = np.argsort(times, kind='stable') if times is not None else np.arange(len(lengths))
     places = np.repeat(np.argsort(order), lengths)[counted], numbers[counted]
     shape = len(lengths), int(places[1].max()) + 1

@@ -6,6 +6,7 @@ An episode, which may be a session of many steps, is in one of them as a whole.
 
 import collections
 import contextlib
+import functools
 import hashlib
 import math
 import pathlib
@@ -19,7 +20,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Range, checked
 from tflearn.data import columns, metadata
 from tflearn.data.conversion import new_directory
-from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.reader import Dataset, EpisodeReader, find_directories, with_unknown
 from tflearn.data.writer import EpisodeWriter
 
 TRAIN, HELD_OUT = 'train', 'held_out'
@@ -63,16 +64,17 @@ def split(
     """
     if earlier and by != ID:
         raise UserValueError(f'got earlier={earlier} with by={by!r}; need by={ID!r} with it')
-    reader = EpisodeReader(dataset)
+    readers = with_unknown(dataset)
+    reader = readers['']
     reader.check_equal()
     column = _column(by, {column.name for column in reader.columns})
     facts = {'by': by, 'share': share, 'from': metadata.lineage(reader.directories)}
     begin, hashed = _begin(reader, share) if by == TIME else math.nan, _Hashes(column)
     new: set[float] = set()
     if earlier:
-        seen = EpisodeReader(Dataset([str(earlier / part) for part in (TRAIN, HELD_OUT)]))
-        facts['earlier'] = [each['digest'] for each in metadata.lineage(seen.directories)]
-        new = _numbers(EpisodeReader(dataset), column, share) - _numbers(seen, column, share)
+        seen = Dataset([str(earlier / part) for part in (TRAIN, HELD_OUT)])
+        facts['earlier'] = [each['digest'] for each in metadata.lineage(find_directories(seen))]
+        new = _numbers(dataset, column, share) - _numbers(seen, column, share)
 
     def is_held_out(record: bytes, episode: Any) -> bool:
         if by == TIME:
@@ -80,7 +82,7 @@ def split(
         number = hashed(record, episode)
         return number in new if new else number < share
 
-    totals = _write(reader, output, facts, compress, is_held_out)
+    totals = _write(readers, output, facts, compress, is_held_out)
     all_episodes, all_steps = sum(total[1] for total in totals), sum(total[2] for total in totals)
     return '\n'.join(
         f'{output / part}: {episodes} episodes ({episodes / all_episodes:.1%}), {steps} steps ({steps / all_steps:.1%})'
@@ -99,31 +101,35 @@ def _column(by: str, names: Collection[str]) -> str:
 
 
 def _write(
-    reader: EpisodeReader,
+    readers: Mapping[str, EpisodeReader],
     output: pathlib.Path,
     facts: Mapping[str, Any],
     compress: bool,
     is_held_out: Callable[[bytes, Any], bool],
 ) -> list[tuple[str, int, int]]:
     """Writes both parts; returns the name of each with the numbers of its episodes and steps."""
+    reader, parts = readers[''], (TRAIN, HELD_OUT)
     specs = columns.read_specs(reader.directories[0])
     with new_directory(output) as begun, contextlib.ExitStack() as closing:
-        writers: dict[str, EpisodeWriter] = {}
-        for part in (TRAIN, HELD_OUT):
+
+        @functools.cache
+        def writer(part: str, name: str) -> EpisodeWriter:
             about = {'split': {**facts, 'part': part}, metadata.STATED: metadata.stated(reader.directories)}
-            writer = EpisodeWriter(begun / part, specs, reader.columns, metadata=about, compress=compress)
-            writers[part] = closing.enter_context(contextlib.closing(writer))
-        for record, episode in reader.records():
-            steps = int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST))
-            writers[HELD_OUT if is_held_out(record, episode) else TRAIN].write_record(record, steps)
-        totals = [(part, writer.num_episodes, writer.num_steps) for part, writer in writers.items()]
+            made = EpisodeWriter(begun / part / name, specs, reader.columns, metadata=about, compress=compress)
+            return closing.enter_context(contextlib.closing(made))
+
+        for name, each in readers.items():
+            for record, episode in each.records():
+                steps = int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST))
+                writer(parts[is_held_out(record, episode)], name).write_record(record, steps)
+        totals = [(part, writer(part, '').num_episodes, writer(part, '').num_steps) for part in parts]
         if empty := [part for part, episodes, _ in totals if not episodes]:
             raise UserValueError(
                 f'got no episode for {empty[0]}, of {reader.num_read} with share={facts["share"]:g}; need more data, '
                 'another share, or other names'
             )
         closing.close()
-        for part in writers:
+        for part in parts:
             metadata.keep_vocabularies(reader.directories, begun / part)
     return totals
 
@@ -139,12 +145,12 @@ def _end(episode: Any) -> float:
     return float(episode[_TIMES].max())
 
 
-def _numbers(reader: EpisodeReader, column: str, share: float) -> set[float]:
+def _numbers(dataset: Dataset, column: str, share: float) -> set[float]:
     """Returns the numbers of episodes that are below `share`."""
-    if column and column not in {each.name for each in reader.columns}:
-        raise UserValueError(f'got {reader.directories[0]} without {column}; need a split of data that have it')
-    hashed = _Hashes(column)
-    numbers = (hashed(record, episode) for record, episode in reader.records())
+    readers, hashed = with_unknown(dataset), _Hashes(column)
+    if column and column not in {each.name for each in readers[''].columns}:
+        raise UserValueError(f'got {dataset.paths[0]} without {column}; need a split of data that have it')
+    numbers = (hashed(record, episode) for each in readers.values() for record, episode in each.records())
     return {number for number in numbers if number < share}
 
 
