@@ -17,6 +17,15 @@ from tflearn.files.run_dir import RunDir, write_atomically
 from tflearn.launch.topology import Placement, Topology
 
 COLLECT_PARTS = ('environment', 'policy', 'writing')  # of a collector's time; it reports the seconds of each
+# States that a job reports each second. It says once what it waits for before it begins, and how it has ended.
+# A learner that saves for seconds is among those that wait for data.
+_REPORTED_AGAIN = (
+    'running',
+    'waiting for data',
+    'waiting for newer weights',
+    'waiting for simulators',
+    'waiting for the rest of max_env_steps',
+)
 SILENT_SECS = 10.0  # a running job reports each second; one step of a slow environment may take longer
 
 
@@ -48,9 +57,9 @@ class JobReport:
 
     @property
     def silent_secs(self) -> float | None:
-        """The seconds since a running job reported, if they are many; else None."""
+        """The seconds since a job reported that does so each second, if they are many; else None."""
         reported_at = self.number('time')
-        if not self.alive or not self.state.startswith('running') or reported_at is None:
+        if not self.alive or not self.state.startswith(_REPORTED_AGAIN) or reported_at is None:
             return None
         silent_secs = time.time() - reported_at if self.unchanged_secs is None else self.unchanged_secs
         return silent_secs if silent_secs > SILENT_SECS else None
