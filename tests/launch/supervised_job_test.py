@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -253,6 +254,16 @@ def test_ctrl_c_stops_the_jobs_in_order(run_dir, command):
 def test_jobs_start_by_themselves_if_it_cannot(run, program):
     code, _, err = run(warm_parent=(sys.executable, '-c', program), train=[], evaluate=['done'])
     assert (code, err) == (0, '')
+
+
+def test_one_that_was_stopped_while_it_loads_is_named_before_jobs_start_by_themselves(run, monkeypatch):
+    monkeypatch.setattr(warm_parent, '_REPLY_TIMEOUT_SECS', 0.3)
+    monkeypatch.setattr(warm_parent, '_READY_TIMEOUT_SECS', 1.0)
+    program = (sys.executable, '-c', 'import os, signal; os.kill(os.getpid(), signal.SIGSTOP)')
+    code, _, err = run(warm_parent=program, train=[], evaluate=['done'])
+    first, second = err.splitlines()
+    assert code == 0 and re.search(r'\(pid \d+\) for 0.3\d* s; it loads .* or was stopped; jobs wait', first), err
+    assert second.endswith('for 1 s; jobs load their libraries by themselves from now on')
 
 
 def test_jobs_end_with_it_and_start_again_by_themselves(run_dir, command, pid_file):

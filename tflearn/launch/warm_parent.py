@@ -6,6 +6,7 @@ first. None of them may start TensorFlow's runtime or a thread that works, since
 
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
@@ -91,11 +92,17 @@ class WarmParent:
 
     def wait_until_ready(self, stop: Callable[[], bool]) -> None:
         """Waits until the libraries are loaded, the process has ended, or `stop` returns True; two minutes at most."""
-        deadline = time.monotonic() + _READY_TIMEOUT_SECS
-        while not stop() and time.monotonic() < deadline:
+        begun, warn_secs = time.monotonic(), _REPLY_TIMEOUT_SECS
+        while not stop() and (secs := time.monotonic() - begun) < _READY_TIMEOUT_SECS:
             if self._readable(_POLL_SECS):
                 self._ready = self._receive() is not None
                 return
+            if secs > warn_secs:
+                warn_secs = math.inf  # once
+                rest = f'{_READY_TIMEOUT_SECS - secs:.0f} s more'
+                self._warn(secs, f'it loads their libraries, or was stopped; jobs wait for it, {rest} at most')
+        if not stop():
+            self._give_up(_READY_TIMEOUT_SECS)
 
     def start(
         self, command: Sequence[str], log: int, register: Callable[[int], object] = lambda group: None
@@ -129,7 +136,7 @@ class WarmParent:
         finally:
             os.close(waiting)
             os.close(go)
-        self._give_up()
+        self._give_up(_REPLY_TIMEOUT_SECS)
         return None
 
     def exit_code(self, pid: int) -> int | None:
@@ -140,18 +147,22 @@ class WarmParent:
             # Only its parent knows how it ended: which says so at once, unless it has ended or was stopped.
             late_secs = time.monotonic() - self._ended_at.setdefault(pid, time.monotonic())
             if self._ready and late_secs > _REPLY_TIMEOUT_SECS:
-                self._give_up()
+                self._give_up(_REPLY_TIMEOUT_SECS)
             if not self._ready:
                 self._exit_codes[pid] = _UNKNOWN_EXIT_CODE
         return self._exit_codes.get(pid)
 
-    def _give_up(self) -> None:
+    def _give_up(self, secs: float) -> None:
         """Starts no more jobs as forks, and says so if the process is there."""
         self._ready = False
+        self._warn(secs, 'jobs load their libraries by themselves from now on')
+
+    def _warn(self, secs: float, then: str) -> None:
+        """Writes that the process, if it is there, has not answered for so long."""
         if self._process.poll() is None:
             sys.stderr.write(
                 f'tflearn-launch: warning: got no answer of the process that forks jobs (pid {self._process.pid}) '
-                f'for {_REPLY_TIMEOUT_SECS:g} s; jobs load their libraries by themselves from now on\n'
+                f'for {secs:.3g} s; {then}\n'
             )
 
     def close(self) -> None:
