@@ -197,7 +197,6 @@ class RunDir:
       topology: the jobs of a run that a scheduler starts.
       failure: written when a job of such a run failed permanently; ends the others.
       submitted: the scheduler's job ids.
-      ray_plan: the jobs as Ray's driver starts them.
       manifests: which checkpoints of the learner and of the replay server belong together.
       owners: the locks of the learner and of the replay server, see `lock`.
       feed: the journal of the feed's dispatcher.
@@ -223,8 +222,7 @@ class RunDir:
         self.train_result, self.stop_request = path / 'train' / 'result.json', path / 'train' / 'stop_request.json'
         self.reward_weights, self.topology = path / 'reward_weights.json', path / 'topology.json'
         self.failure, self.submitted = path / 'failure.json', path / 'submitted.json'
-        self.ray_plan, self.manifests = path / 'ray.json', path / 'manifests'
-        self.owners, self.feed = path / 'owners', path / 'feed'
+        self.manifests, self.owners, self.feed = path / 'manifests', path / 'owners', path / 'feed'
         self._lock: lock.Lock | None = None
 
     def summaries(self, job: str) -> pathlib.Path:

@@ -17,7 +17,7 @@ from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import checked_dataclass
 from tflearn.extensions.clusters import places
 from tflearn.files.lock import try_lock
-from tflearn.files.run_dir import RunDir, write_json
+from tflearn.files.run_dir import RunDir
 from tflearn.launch import orphan_reaper
 from tflearn.launch.reports import write_commands
 from tflearn.launch.topology import Job, Resources, Topology
@@ -117,7 +117,7 @@ def read_options(texts: Sequence[str]) -> RayOptions:
 
 def render(topology: Topology, run_dir: RunDir, package: str, options: RayOptions) -> str:
     """Returns the driver's command and, below it, its plan and the jobs' own commands."""
-    lines = [f'# {" ".join(_driver(run_dir, options))}, of which the last file is:']
+    lines = [f'# {" ".join([*_driver(options), "PLAN"])}, of which the plan is:']
     lines.append(json.dumps(plan(topology, run_dir, package, options), indent=2))
     lines.append('# The supervisors run:')
     lines += [f'# {job.name}: {" ".join(job.command)}' for job in with_python(topology, run_dir, package, options).jobs]
@@ -136,7 +136,7 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: RayOption
     run_dir.make()
     if done := run_dir.done_line():
         return done
-    driver = _driver(run_dir, options)
+    driver = _driver(options)
     _lock(run_dir)
     try:
         places.output([driver[0], '-I', '-c', 'import ray'])
@@ -147,9 +147,12 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: RayOption
         ) from error
     write_commands(run_dir, topology)
     places.save(with_python(topology, run_dir, package, options), run_dir)
-    write_json(run_dir.ray_plan, plan(topology, run_dir, package, options))
+    # The driver inherits the plan as a file that no other program can change: it could not check one as we do.
+    file = os.memfd_create('plan', 0)
+    with open(file, 'w', encoding='utf-8', closefd=False) as written:
+        json.dump(plan(topology, run_dir, package, options), written)
     sys.stdout.flush()
-    return _become(driver)
+    return _become([*driver, f'/dev/fd/{file}'])
 
 
 def _become(driver: list[str]) -> NoReturn:
@@ -172,6 +175,6 @@ def _lock(run_dir: RunDir) -> None:
         )
 
 
-def _driver(run_dir: RunDir, options: RayOptions) -> list[str]:
+def _driver(options: RayOptions) -> list[str]:
     # -I: neither PYTHONPATH nor the folder of this file is for Ray.
-    return [options.ray_python or sys.executable, '-I', str(_DRIVER), str(run_dir.ray_plan)]
+    return [options.ray_python or sys.executable, '-I', str(_DRIVER)]
