@@ -1,6 +1,7 @@
 """Half-valid message files: whoever reads one takes it, or refuses it in one line that names the file and the field."""
 
 import contextlib
+import hashlib
 import io
 import json
 import types
@@ -9,16 +10,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import wrong_files
+from benchmarks import wrong_files, wrong_messages
 from tflearn.actors import evaluation_record
 from tflearn.config import going_on
+from tflearn.core.errors import UserError
 from tflearn.data import columns, metadata, statistics
-from tflearn.files import lock, messages
+from tflearn.files import digests, lock, messages
 from tflearn.files.lock import LOCAL
+from tflearn.files.manifests import Manifests
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.files.status import Status
 from tflearn.launch import learner_workers, reports, supervisor, topology
 from tflearn.policies import model_card, states, versions
+from tflearn.replay.checkpoints import CheckpointDirectory
 from tflearn.replay.valkey import server as valkey_server
 from tflearn.transforms import rewards
 
@@ -118,6 +122,9 @@ OWNER = {
     'renewals': 3,
 }
 
+REPLAY_TABLES = {'batch': {'max_size': 9, 'sampler': 'uniform', 'signature': {'x': 'float32[2]'}}}
+PART = {'epoch': 1, 'checkpoint': 'ckpt-5', 'files': {'train/checkpoints/ckpt-5.index': [3, 'ab']}}
+MANIFEST = {'time': '2026-01-01', 'epoch': 1, 'train_step': 5, 'replay': {}, 'parts': {'train': PART}}
 TABLES = json.dumps([['replay', 9, [['row', 'uint8', [3], 'row']], 'scan']])
 STORED = {'count': 1, 'tables': TABLES, 'scanned': 1, 'queued': 0, 'base': 0, 'past': 0, 'drawn': 0}
 
@@ -173,6 +180,41 @@ def read_stored(run_dir):
     valkey_server.read_status(run_dir.replay_checkpoints)
 
 
+def read_tables(run_dir):
+    """A difference is an error too, which names the checkpoint."""
+    saved = CheckpointDirectory(run_dir.replay_checkpoints)
+    try:
+        saved.refuse_differences(run_dir.replay_checkpoints / '1', REPLAY_TABLES)
+    except UserError as error:
+        if 'made with other tables' in str(error):
+            raise UserError(f'{error} ({saved.path.with_name("tables.json")})') from error
+        raise
+
+
+def read_values(run_dir):
+    ' '.join(map(str, going_on._changes(run_dir, going_on.Effective({}, {'train.a': '2'}), 'train'))).encode()
+
+
+def read_manifests(run_dir):
+    """A wrong one is passed over."""
+    manifests = Manifests(run_dir.root, run_dir.manifests, 'train', 1)
+    ' '.join(map(str, manifests.newest_first())).encode()
+    assert not list(manifests.whole())
+
+
+def signed(value):
+    """Returns the bytes of a manifest, whose digest is that of the rest."""
+    body = wrong_messages.encoded(value)
+    return f'{len(body)} {hashlib.sha256(body).hexdigest()}\n'.encode() + body
+
+
+def read_digests(run_dir):
+    model = run_dir.root / 'model'
+    (model / 'a').write_text('x')
+    with digests.checked(model):
+        pass
+
+
 def read_group(run_dir):
     with contextlib.suppress(TimeoutError):
         learner_workers.tf_config(run_dir, 1, 2, 0.0)
@@ -207,6 +249,10 @@ READERS = {
     'policies/greedy_policy/5/metadata.json': (METADATA, read_version),
     'policies/greedy_policy/states.json': (STATES, lambda run_dir: states.read(run_dir.greedy_policy).text().encode()),
     'data/dataset.json': (DESCRIPTION, read_data),
+    'replay/tables.json': (REPLAY_TABLES, read_tables),
+    'config_values.json': ({'train.a': '1', 'train.b': '@x'}, read_values),
+    'manifests/00000001.json': (MANIFEST, read_manifests),
+    'model/digests.json': ({'sha256': {'a': hashlib.sha256(b'x').hexdigest()}, 'hmac_sha256': 'ab'}, read_digests),
     'data/vocabularies.json': ({'color': ['a']}, lambda run_dir: metadata.vocabularies([run_dir.root / 'data'])),
 }
 
@@ -216,5 +262,6 @@ READERS = {
 def test_a_message_file_is_read_or_refused_by_its_name_and_the_fields(name, count, tmp_path):
     good, read = READERS[name]
     run_dir = RunDir(tmp_path)
-    found, counts = wrong_files.faults(tmp_path / name, good, lambda: read(run_dir), count, SEED)
+    encode = signed if name.startswith('manifests') else wrong_messages.encoded
+    found, counts = wrong_files.faults(tmp_path / name, good, lambda: read(run_dir), count, SEED, encode)
     assert found == [] and counts['read'] > count // 20, counts

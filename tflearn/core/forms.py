@@ -46,7 +46,7 @@ def fault(value: Any, form: Any, name: str = '', where: str = '') -> str | None:
     if not isinstance(value, list if is_list else dict) or length not in (None, len(value)):
         return _text(value, name, where, f'a list of {length}' if length else 'a list' if is_list else 'an object')
     if missing := [field for field, (_, needed) in _fields(container).items() if needed and field not in value]:
-        return f'got {where}no {_inner(name, missing[0])}; need that'
+        return f'got {where}no {inner_name(name, missing[0])}; need that'
     faults = (fault(each, part, inner, where) for each, part, inner in _parts(value, container, name))
     return next(filter(None, faults), None)
 
@@ -56,7 +56,7 @@ def _parts(value: Any, container: Any, name: str) -> Iterator[tuple[Any, Any, st
     arguments, fields = typing.get_args(container), _fields(container)
     if isinstance(value, dict):
         others = Any if fields else arguments[1]
-        yield from ((each, fields.get(key, (others, False))[0], _inner(name, key)) for key, each in value.items())
+        yield from ((each, fields.get(key, (others, False))[0], inner_name(name, key)) for key, each in value.items())
     else:
         forms = arguments if _length(container) else itertools.repeat(arguments[0])
         yield from ((each, part, f'{name}[{i}]') for i, (each, part) in enumerate(zip(value, forms, strict=False)))
@@ -80,11 +80,12 @@ def _text_fault(value: Any, name: str, where: str) -> str | None:
         if isinstance(value, list):
             waiting += [(name, each) for each in value]
         if isinstance(value, dict):
-            waiting += [(_inner(name, key), each) for key, each in value.items()] + [(name, key) for key in value]
+            waiting += [(inner_name(name, key), each) for key, each in value.items()] + [(name, key) for key in value]
     return None
 
 
-def _inner(name: str, field: str) -> str:
+def inner_name(name: str, field: str) -> str:
+    """Returns the name of a field within another one, as one short line."""
     field = field if field.isprintable() and len(field) < _MAX_NAME else f'{field!a:.{_MAX_NAME}}'
     return f'{name}.{field}' if name else field
 

@@ -15,19 +15,25 @@ import pathlib
 import stat
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from absl import logging
 
-from tflearn.core import tokens
+from tflearn.core import forms, tokens
 from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.files.run_dir import is_inside
 
 RECORD = 'digests.json'
 KEY_VARIABLE = 'TFLEARN_MODEL_KEY'
 _FILES, _SIGNATURE = 'sha256', 'hmac_sha256'
+_NEED = 'need the digests of the export'
 # What TensorFlow reads of a SavedModel; others, such as an evaluation's marks, may be added to it.
 _LOADED = ('saved_model.', 'variables/', 'assets/')
+
+
+class _Recorded(TypedDict):
+    sha256: dict[str, str]
+    hmac_sha256: NotRequired[str]
 
 
 def record(model: pathlib.Path, changing: tuple[str, ...] = ()) -> None:
@@ -66,7 +72,7 @@ def checked(model: pathlib.Path) -> Iterator[pathlib.Path]:
         for name, digest in expected.items():
             if _copied(model, name, copy) != digest:
                 raise UserValueError(
-                    f'got another file {model / name} than was exported; need the one with SHA-256 {digest}'
+                    f'got another file {model / name} than was exported; need the one with SHA-256 {digest!a:.70}'
                 )
         for file in model.rglob('*'):
             name = file.relative_to(model).as_posix()
@@ -86,18 +92,19 @@ def _recorded(model: pathlib.Path) -> dict[str, str] | None:
     key = _key()
     try:
         recorded = json.loads((model / RECORD).read_text(encoding='utf-8'))
-        files, signature = recorded[_FILES], str(recorded.get(_SIGNATURE, '')).encode()
-        expected = {str(name): str(digest) for name, digest in files.items()}
-        if wrong := [name for name in expected if not is_inside(name)]:
-            raise UserValueError(f'got the file name {wrong[0]!r}')
     except FileNotFoundError:
         if key:
             raise UserValueError(f'got {model} without {RECORD}; need a signed one, as {KEY_VARIABLE} is set') from None
         text = '%s has no %s, so its files are not checked: another program wrote it'
         logging.log_first_n(logging.INFO, text, 1, model, RECORD)
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserValueError(f'got a damaged {model / RECORD} ({error}); need the digests of the export') from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserValueError(f'got a damaged {model / RECORD} ({error}); {_NEED}') from error
+    if fault := forms.fault(recorded, _Recorded, '', f'a damaged {model / RECORD}, with '):
+        raise UserValueError(f'{fault}; {_NEED}')
+    expected, signature = recorded[_FILES], recorded.get(_SIGNATURE, '').encode()
+    if wrong := [name for name in expected if not is_inside(name)]:
+        raise UserValueError(f'got a damaged {model / RECORD}, with the file {wrong[0]!a:.200}; {_NEED}')
     if key and not hmac.compare_digest(signature, _signature(expected, key).encode()):
         raise UserValueError(
             f'got {model / RECORD} without a signature by the key of {KEY_VARIABLE}; need a signed model'

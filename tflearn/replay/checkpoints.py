@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.core import forms
 from tflearn.core.errors import UserValueError
 from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import read_json, write_json
@@ -119,11 +120,11 @@ def _differences(saved: dict[str, Any], wanted: dict[str, Any], name: str) -> li
     """Returns a line for each difference between two descriptions, depth first."""
     found = []
     for key in sorted(saved.keys() | wanted.keys()):
-        before, now = saved.get(key), wanted.get(key)
+        before, now, its_name = saved.get(key), wanted.get(key), forms.inner_name(name, key)
         if isinstance(before, dict) and isinstance(now, dict):
-            found += _differences(before, now, f'{name}.{key}')
+            found += _differences(before, now, its_name)
         elif before != now:
-            found.append(f'{name}.{key} is {before} in the checkpoint, {now} in this run')
+            found.append(f'{its_name} is {before!a:.100} in the checkpoint, {now!a:.100} in this run')
     return found
 
 

@@ -9,17 +9,19 @@ values themselves. Or it is a Python file with `suggest(trial)`, which asks Optu
 """
 
 import dataclasses
+import math
 import pathlib
 import runpy
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NotRequired, TextIO, TypedDict
 
 import numpy as np
 
 from tflearn.config import files, reader
-from tflearn.core import extras
+from tflearn.core import extras, forms
 from tflearn.core.errors import UserValueError
+from tflearn.core.settings import Finite, PositiveFloat
 from tflearn.extensions.experiments import comparison, runs, trial_report
 from tflearn.extensions.experiments.comparison import Comparison
 from tflearn.files import messages
@@ -28,7 +30,12 @@ from tflearn.files.run_dir import RunDir, local_path, read_json
 # Gets Optuna's trial, returns gin statements.
 Suggest = Callable[[Any], list[str]]
 
-_KEYS = {'low', 'high', 'log', 'step'}
+
+class _Range(TypedDict):
+    low: Finite
+    high: Finite
+    log: NotRequired[bool]
+    step: NotRequired[PositiveFloat]
 
 
 def folder() -> pathlib.Path:
@@ -71,9 +78,9 @@ def read_space(path: pathlib.Path) -> Suggest:
         return lambda trial: list(suggest(trial))
     try:
         space = tomllib.loads(path.read_text(encoding='utf-8'))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserValueError(
-            f'got {path}, which is no TOML ({error}); need a name and its range on each line'
+            f'got {path}, which cannot be read ({error}); need TOML, a name and its range on each line'
         ) from error
     for name, values in space.items():
         _check(path, name, values)
@@ -97,16 +104,12 @@ def _literal(value: Any) -> str:
 def _check(path: pathlib.Path, name: str, values: Any) -> None:
     if isinstance(values, list) and values:
         return
-    if isinstance(values, Mapping) and {'low', 'high'} <= values.keys() <= _KEYS:
-        ends = values['low'], values['high']
-        if (
-            all(type(end) in (int, float) for end in ends)
-            and (0 if values.get('log') else -float('inf')) < ends[0] < ends[1]
-        ):
-            return
+    is_range = not forms.fault(values, _Range) and values.keys() <= _Range.__annotations__.keys()
+    if is_range and (0 if values.get('log') else -math.inf) < values['low'] < values['high']:
+        return
     raise UserValueError(
-        f'got {name} = {values} in {path}; need {{low = 1e-5, high = 1e-2, log = true}} with low < high, and 0 < low '
-        'with log, or a list of values'
+        f'got {name} = {values!r:.200} in {path}; need {{low = 1e-5, high = 1e-2, log = true}} with low < high, and '
+        '0 < low with log, or a list of values'
     )
 
 

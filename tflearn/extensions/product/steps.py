@@ -72,8 +72,20 @@ _Result = TypedDict(
 )
 
 
-class _About(TypedDict, total=False):
-    metadata: dict[str, Any]
+class _Judged(TypedDict):
+    """Metadata of a candidate."""
+
+    gate: NotRequired[_Verdict | None]
+
+
+# What becomes a part of the result is checked where it is read: else `_RESULT` would be refused for ever.
+_Joined = TypedDict('_Joined', {'import': NotRequired[_Import]})
+
+
+class _Description(TypedDict):
+    """That of the joined data set."""
+
+    metadata: NotRequired[_Joined]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,7 +333,7 @@ class Steps:
     def result(self, begun: Round) -> dict[str, Any]:
         """Returns what came of a round whose steps are done: for the page, and for its last file."""
         found = states.read(self._served)
-        data = read_json(begun.directory / 'joined' / 'dataset.json', _About) or {}
+        data = read_json(begun.directory / 'joined' / 'dataset.json', _Description) or {}
         return {
             'promoted': self._is_promoted(begun),
             'serves': found and found.stable,
@@ -378,8 +390,7 @@ class Steps:
         return any(entry['why'].startswith(_reason(begun)) for entry in (found.history if found else ()))
 
     def _verdict(self, begun: Round) -> dict[str, Any] | None:
-        facts: dict[str, Any] = read_json(self._candidate(begun) / versions.METADATA, messages.Metadata) or {}
-        return facts.get('gate')
+        return (read_json(self._candidate(begun) / versions.METADATA, _Judged) or {}).get('gate')
 
     @property
     def _served(self) -> pathlib.Path:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tflearn.core import extras
+from tflearn.core import extras, forms
 from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.extensions.product import csv_rows
 from tflearn.extensions.product.csv_rows import Reason
@@ -34,6 +34,7 @@ FORMATS = {
     '.ndjson': 'json',
 }  # fmt: skip
 _BLOCK_BYTES, _BLOCK_ROWS = 4 << 20, 1 << 15
+_SHOWN = 60  # characters of a value
 EXACT = 2.0**53  # integers up to here are exact as floats
 # The spellings of floats and booleans by programs: no leading zeros, no zeros at the end but '.0', an exponent behind
 # one digit. Names such as 007, 2.10 and 5e3 are none.
@@ -214,7 +215,7 @@ def _json_blocks(path: pathlib.Path, columns: Columns) -> Iterator[Block]:
 def _json_block(path: pathlib.Path, data: bytes, number: int, columns: Columns) -> Block:
     """Returns the rows of some lines: all at once, or if they are no table of equal rows, one by one."""
     count, names = data.count(b'\n'), [*columns.names, *columns.optional]
-    with contextlib.suppress(pa.ArrowException, ValueError, AttributeError):
+    with contextlib.suppress(pa.ArrowException, ValueError, AttributeError, RecursionError):
         first = json.loads(data.partition(b'\n')[0])
         schema = pa.schema([(name, _json_type(first.get(name), name in columns.numeric)) for name in names])
         options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior='ignore')
@@ -226,12 +227,14 @@ def _json_block(path: pathlib.Path, data: bytes, number: int, columns: Columns) 
     for row, line in enumerate(data.split(b'\n')[:-1], number):
         try:
             value, reason = json.loads(line.strip() or b'{}'), 'no object'
-            if b'\\ud' in line.lower():  # half a character, perhaps
-                json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             value, reason = None, str(error)
         if not isinstance(value, dict):
             lost[row] = f'{line[:40]!r} ({reason})', 'a JSON object'
+        # Half a character, perhaps, which no program can write.
+        elif b'\\ud' in line.lower() and (fault := forms.fault(value, Any)):
+            got, _, need = fault.removeprefix('got ').partition('; need ')
+            lost[row] = got, need
         elif value:
             rows.append(row)
             found.append(value)
@@ -308,10 +311,21 @@ def _decoded(column: Array, name: str, block: Block) -> Array:
 def shown(array: Array, i: int) -> str:
     """Returns a value for a message."""
     try:
-        value = array[i].as_py()
+        value = _beginning(array[i])
     except (ValueError, pa.ArrowException):  # of nanoseconds
         value = array[i : i + 1].cast(pa.string())[0].as_py()
-    return f'{None if value == "" else value!r:.60}'
+    return f'{None if value == "" else value!r:.{_SHOWN}}'
+
+
+def _beginning(scalar: Any, most: int = _SHOWN) -> Any:
+    """Returns a value with at most so many levels and parts: pyarrow takes seconds for an object of 20,000 fields."""
+    is_nested = pa.types.is_nested(scalar.type) and scalar.is_valid and most > 0
+    if is_nested and pa.types.is_struct(scalar.type):
+        names = enumerate(itertools.islice(scalar, most))
+        return {name: _beginning(scalar[k], most - 1) for k, name in names}
+    if is_nested and isinstance(scalar, pa.ListScalar):
+        return [_beginning(each, most - 1) for each in scalar.values[:most]]
+    return scalar.as_py() if most else ...
 
 
 def texts(array: Array) -> Array:

@@ -12,7 +12,10 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypedDict
 
+from tflearn.core import forms
+from tflearn.core.settings import NonNegativeInt
 from tflearn.files import digests
 from tflearn.files.run_dir import is_inside
 
@@ -29,6 +32,10 @@ _END = re.compile(r'DONE|failure\.json|train/result\.json')
 _GROWING = re.compile(r'(?:logs|summaries)/.*')
 
 Described = Mapping[str, tuple[int, str | None]]
+
+
+class _Marker(TypedDict):
+    files: dict[str, tuple[NonNegativeInt, str | None]]
 
 
 class BadObject(ValueError):
@@ -125,14 +132,17 @@ def encode(described: Described) -> bytes:
 def decode(content: bytes, key: str) -> Described:
     """Returns what the marker of a set lists. Raises BadObject if it is damaged, or lists what is not in the set."""
     try:
-        described = {name: (int(size), digest) for name, (size, digest) in json.loads(content)['files'].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise BadObject(f'got a damaged marker ({type(error).__name__}: {error})') from error
-    for name, (size, digest) in described.items():
+        marker = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadObject(f'got a damaged marker ({error})') from error
+    if fault := forms.fault(marker, _Marker, '', 'a damaged marker, with '):
+        raise BadObject(fault)
+    described = {name: (size, digest) for name, (size, digest) in marker['files'].items()}
+    for name, (_, digest) in described.items():
         if not is_inside(name) or set_of(name) != key:
-            raise BadObject(f'got a marker that lists {name[:80]!r}; need files of {key}')
-        if size < 0 or not (isinstance(digest, str) or (digest is None and is_change(name))):
-            raise BadObject(f'got a marker that lists {name} without its size and SHA-256')
+            raise BadObject(f'got a marker that lists {name[:80]!a}; need files of {key}')
+        if digest is None and not is_change(name):
+            raise BadObject(f'got a marker that lists {name} without its SHA-256')
     if not (members := [name for name in described if not is_change(name)]) or not is_complete(key, members):
         raise BadObject('got a marker that does not list a complete set')
     return described
