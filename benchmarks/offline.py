@@ -10,8 +10,7 @@ an environment; `tflearn-evaluate` then lets the last policy alone act: there is
 
 Whatever is there already in --root_dir is not made again: runs, episodes, and each result, a line of results.jsonl.
 (After a change of the code, take another directory.) With --max_secs no cell begins after that time, so the command can
-be run in parts. A mean's interval is the 95% percentile bootstrap over the seeds. The score is 0 for random actions and
-100 for the expert.
+be run in parts. The score is 0 for random actions and 100 for the expert.
 """
 
 import argparse

@@ -6,14 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tflearn.extensions.experiments import verdicts as seed_verdicts
+
 LEVELS = ('random', 'medium', 'expert', 'mixed')  # in the order of the picture
-
-
-def interval(values: Sequence[float], draws: int = 10_000) -> tuple[float, float]:
-    """Returns the 95% percentile bootstrap interval of the mean; both ends are that value if there is one alone."""
-    resampled = np.random.default_rng(0).choice(np.asarray(values, float), (draws, len(values))).mean(axis=1)
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _groups(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
@@ -31,14 +26,14 @@ def _score(row: Mapping[str, Any], value: float) -> float:
 def table(rows: Sequence[Mapping[str, Any]], seeds: int) -> str:
     """Returns a Markdown table: a line for each task, data set and algorithm."""
     lines = [
-        '| task | data | return of the data | algorithm | mean return | 95% interval | score | seeds | training, s |',
+        '| task | data | return of the data | algorithm | mean return | median in | score | seeds | training, s |',
         '|---|---|---|---|---|---|---|---|---|',
     ]
     for (task, level, agent), found in sorted(_groups(rows).items()):
         returns = [row['mean_return'] for row in found]
-        mean, (low, high) = float(np.mean(returns)), interval(returns)
+        mean, (low, high, coverage) = float(np.mean(returns)), seed_verdicts.median_interval(np.array(returns))
         number = f'{len(found)}' if len(found) == seeds else f'**{len(found)} of {seeds}**'
-        between = f'{low:.1f} to {high:.1f}' if len(found) > 1 else 'one seed'
+        between = 'too few seeds' if np.isnan(low) else f'{low:.1f} to {high:.1f} ({100 * coverage:.4g}%)'
         secs = np.mean([row['train_secs'] for row in found])
         lines.append(
             f'| {task} | {level} | {found[0]["data_return"]:.1f} | {agent} | {mean:.1f} | {between} | '
@@ -57,15 +52,14 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f'{task}: BC has a score of {score:.1f} on expert data; within 5%: {score >= 95}')
         cloned = groups.get((task, level, 'BC'))
         if level == 'medium' and agent != 'BC' and cloned:
-            low, high = interval(returns)[0], interval([row['mean_return'] for row in cloned])[1]
-            few = min(len(found), len(cloned)) < 2
-            known = 'unknown with one seed' if few else str(low > high)
-            lines.append(f'{task}: {agent} exceeds BC on medium data, intervals apart: {known}')
+            judged = seed_verdicts.judge(np.array(returns), np.array([row['mean_return'] for row in cloned]))
+            words = f'{judged}, p {judged.significance}' if judged else 'too few seeds to tell'
+            lines.append(f'{task}: {agent} beside BC on medium data: {words}')
     return '\n'.join(lines)
 
 
 def draw(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draws the score of each algorithm on each data set: the mean's bar, its interval, and a point for each seed."""
+    """Draws the score of each algorithm on each data set: the mean's bar, and a point for each seed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -81,11 +75,9 @@ def draw(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
                 if not found:
                     continue
                 scores = [_score(row, row['mean_return']) for row in found]
-                mean, (low, high) = float(np.mean(scores)), interval(scores)
                 x = j + (i - (len(agents) - 1) / 2) * 0.8 / len(agents)
                 label = agent if j == 0 else None
-                axes.bar(x, mean, 0.7 / len(agents), color=f'C{i}', alpha=0.5, label=label)
-                axes.errorbar(x, mean, [[mean - low], [high - mean]], color='0.2', capsize=3, linewidth=1)
+                axes.bar(x, float(np.mean(scores)), 0.7 / len(agents), color=f'C{i}', alpha=0.5, label=label)
                 axes.plot([x] * len(scores), scores, '.', color=f'C{i}', markersize=4)
         for score in (0, 100):
             axes.axhline(score, color='0.35', linestyle='--', linewidth=0.8)

@@ -73,7 +73,7 @@ assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5,
 assert (action, actions.tolist()) == (1, [1, 1])
 """,
     'robots.md': 'assert run.env_steps >= 60 and run.train_step > 0',
-    'seeds.md': "assert [row.num_runs for row in comparison.rows()] == [2, 2] and pathlib.Path('rates.png').exists()",
+    'seeds.md': "assert [len(its.names) for its in comparison.groups] == [2, 2] and pathlib.Path('rates.png').exists()",
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
     'your-data.md': 'assert own_loss(tf.ones(2), tf.zeros(2)).numpy().tolist() == [1, 1]',
     'trackers.md': "assert track({'kind': 'metric', 'name': 'evaluation/return', 'step': 1, 'value': 2.0}) is None",
@@ -141,7 +141,7 @@ from tests.testing import written_summaries
 few = ['train.StopConditions.num_train_steps = 100', 'evaluate.evaluate.num_episodes = 1', {GREEDY!r}]
 run = tflearn.train('own_hooks.gin', mode='synchronous', gin_bindings=few)
 assert run.train_step == 100 and c51_run.train_step == 20
-assert [row.num_runs for row in comparison.rows()] == [1, 1]
+assert [len(each.names) for each in comparison.groups] == [1, 1]
 scalars = written_summaries.scalars(run.run_dir.summaries('train'))
 assert [step // 50 for step in scalars['train/own/weights']] == [1, 2] and own_hooks.num_steps.numpy() == 100
 """,

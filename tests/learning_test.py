@@ -104,20 +104,17 @@ def rows(agent, returns, level='medium'):
 
 def test_the_offline_benchmark_reports_what_was_run(tmp_path):
     found = [
-        *rows('BC', [100, 110, 90]),
-        *rows('IQL', [150, 151, 149]),
+        *rows('BC', [100, 110, 90, 105]),
+        *rows('IQL', [150, 151, 149, 154]),
         *rows('CQL', [130]),
         *rows('BC', [191], 'expert'),
     ]
-    low, high = offline_report.interval([90, 100, 110])
-    assert 90 <= low < 100 < high <= 110
-    assert offline_report.interval([7.0]) == (7.0, 7.0)
-    lines = offline_report.table(found, seeds=3).splitlines()
-    assert '| cartpole | medium | 80.0 | IQL | 150.0 | 149.0 to 151.0 | 75 | 3 | 2 |' in lines
-    assert '| cartpole | medium | 80.0 | CQL | 130.0 | one seed | 65 | **1 of 3** | 2 |' in lines
+    lines = offline_report.table(found, seeds=4).splitlines()
+    assert '| cartpole | medium | 80.0 | IQL | 151.0 | 149.0 to 154.0 (87.5%) | 76 | 4 | 2 |' in lines
+    assert '| cartpole | medium | 80.0 | CQL | 130.0 | too few seeds | 65 | **1 of 4** | 2 |' in lines
     judged = offline_report.verdicts(found).splitlines()
-    assert 'cartpole: IQL exceeds BC on medium data, intervals apart: True' in judged
-    assert 'cartpole: CQL exceeds BC on medium data, intervals apart: unknown with one seed' in judged
+    assert 'cartpole: IQL beside BC on medium data: better, p 0.029 (level 2.9%)' in judged
+    assert 'cartpole: CQL beside BC on medium data: too few seeds to tell' in judged
     assert 'cartpole: BC has a score of 95.5 on expert data; within 5%: True' in judged
     offline_report.draw(tmp_path / 'scores.png', found)
     assert (tmp_path / 'scores.png').read_bytes().startswith(b'\x89PNG')

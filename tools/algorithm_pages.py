@@ -136,20 +136,22 @@ def _arguments(name: str) -> Iterator[str]:
 
 
 @functools.cache
-def _judged() -> dict[str, judgement.Judgement]:
-    return judgement.all_rows(RESULTS)
+def _judged() -> tuple[dict[str, judgement.Judgement], dict[str, str]]:
+    """Returns each row of the results, and its line of the table."""
+    judged = judgement.all_rows(RESULTS)
+    return judged, results_page.lines(judged)
 
 
 def _results(name: str, runs: Mapping[str, str]) -> Iterator[str]:
-    judged = {key: each for key, each in _judged().items() if each.row.gin_file in runs and each.groups}
-    rows = {key: each.row for key, each in judged.items()}
+    judged, lines = _judged()
+    rows = {key: each.row for key, each in judged.items() if each.row.gin_file in runs and each.groups}
     yield from ('## Result', '')
     if not rows:
         yield 'It has no row in [Results](../results.md).'
         return
-    yield 'Runs of several seeds: the interquartile mean of their scores and its 95% interval, beside other'
+    yield 'Runs of several seeds: the median of their scores and its interval, beside other'
     yield from ('libraries. How it was measured is in [Results](../results.md).', '', *results_page.TABLE)
-    yield from map(results_page.line, judged.values())
+    yield from (lines[key] for key in rows)
     shown = rows.get(_shown(name, runs)) or next(iter(rows.values()))
     others = dict.fromkeys(row.environment for row in rows.values() if row.environment != shown.environment)
     image = f'../images/{results_page.picture(shown.environment)}'

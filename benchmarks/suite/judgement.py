@@ -5,12 +5,15 @@ import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 
+import gymnasium
 import numpy as np
 
 from benchmarks.suite import results as suite_results
 from benchmarks.suite.results import Result
-from benchmarks.suite.rows import MARKS, OURS, ROWS, SEEDS, Row
-from tflearn.extensions.experiments.comparison import Comparison, Estimate, Group
+from benchmarks.suite.rows import BAND, MARKS, OURS, ROWS, SEEDS, Row
+from tflearn.extensions.experiments import verdicts
+from tflearn.extensions.experiments.comparison import Group
+from tflearn.extensions.experiments.verdicts import Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +65,27 @@ class Judgement:
             if its
         }
 
-    def improvement(self, side: str) -> tuple[str, Estimate]:
-        """Returns 'better', 'equal' or 'worse' than a peer, and the probability that decides it with its interval."""
-        groups = (self.groups[side], self.groups[OURS])
-        *_, ours = Comparison(groups, 'env_steps', 'return', lower_is_better=False).rows()
-        return ours.verdict.replace('not decided', 'equal'), ours.improvement
+    def verdict(self, side: str) -> Verdict:
+        """Returns how our runs are beside those of a peer, of a row that counts."""
+        ours, theirs = self.groups[OURS], self.groups[side]
+        learned = np.median(theirs.scores) - np.median(theirs.curves[:, 0])
+        found = verdicts.judge(ours.scores, theirs.scores, equal_within=BAND * abs(learned))
+        assert found is not None, f'{SEEDS} runs a side say something'
+        return found
+
+    def solved(self, side: str) -> str:
+        """Returns how many of the side's runs solve the task, and after how many steps; '' where no mark is set.
+
+        A task is solved at the first evaluation whose mean return is gymnasium's `reward_threshold`.
+        """
+        spec = gymnasium.registry.get(self.row.environment)
+        if spec is None or spec.reward_threshold is None:
+            return ''
+        curves = [run['curve'] for run in self.runs(side) if run['error'] is None]
+        first = [next((at for at, mean in curve if mean >= spec.reward_threshold), None) for curve in curves]
+        steps = [at for at in first if at is not None]
+        after = f' after {np.median(steps):,.0f} steps' if steps else ''
+        return f', {len(steps)} of {len(self.runs(side))} solve it{after}'
 
 
 def all_rows(directory: pathlib.Path) -> dict[str, Judgement]:

@@ -6,13 +6,17 @@ import pathlib
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import get_args
+
+import numpy as np
 
 from benchmarks.suite import judgement
 from benchmarks.suite.judgement import Judgement
-from benchmarks.suite.rows import EPISODES, MARKS, OURS, RESULTS, ROWS, SEEDS, Row
+from benchmarks.suite.rows import BAND, EPISODES, MARKS, OURS, RESULTS, ROWS, SEEDS, Row
 from benchmarks.suite.zoo import ZOO, ZOO_COMMIT
-from tflearn.extensions.experiments import comparison
+from tflearn.extensions.experiments import comparison, verdicts
 from tflearn.extensions.experiments.comparison import Group
+from tflearn.extensions.experiments.verdicts import Verdict, Word
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -39,16 +43,20 @@ What each algorithm has learned after how many steps, beside other libraries at 
 - **A score** is the mean return of the last three marks: there is no choice of the best. The area is the mean of the
   whole curve. Both sides are read at equal environment steps, up to the end of the shortest run. A run that failed
   has the lowest return of the row at each mark, so it counts as a loss.
-- **Figures** are the interquartile mean of the scores over the seeds, of five the mean of the middle three, and its 95%
-  bootstrap interval in brackets; the lowest score; the interquartile mean of the areas, the seeds, and the median
-  seconds of the whole command, with start and evaluation. With three seeds nothing is cut off, so it is the mean. Other
-  programs ran on the same two cores: the seconds are no comparison of speed. The measures are those of
-  [`tflearn compare`](seeds.md#compare-them), with {MARKS} marks.
-- **Better, equal, worse** is about the probability that a run of ours has a higher score than one of the peer
-  ([rliable](https://github.com/google-research/rliable)'s probability of improvement): worse if its 95% interval is
-  below 1/2, better if it is above, equal if it contains 1/2. Equal says only that these seeds do not tell
-  the two apart: with five on each side, one low seed of the peer can do that. Five seeds decide little, and nothing
-  corrects for the number of comparisons.
+- **Figures** are the median of the scores over the seeds, and its interval in brackets: of five seeds from the lowest
+  to the highest, which holds the median with 93.75%, whatever the distribution. Then the mean, which has no interval;
+  how many seeds reach the return at which gymnasium calls the task solved, and the median of the steps at their first
+  evaluation that does; the median of the areas, the seeds, and the median seconds of the whole command, with start and
+  evaluation. Other programs ran on the same two cores: the seconds are no comparison of speed.
+- **Better or worse** has an exact p of at most 5%, by the rule of
+  [`tflearn compare`](seeds.md#what-a-verdict-says), which states its level and how that was tried. The number is the
+  probability that a run of ours has a higher score than one of the peer. In parentheses beside p stands the level that
+  these scores really have: five against five have 3.2%. Holm's p is adjusted for all comparisons of the table. Five
+  against five have no p below 2/252, so at most six such rows can survive it.
+- **Equal** are sides if the interval of their difference lies within {BAND:.0%} of what the peer has learned: its
+  median score less that of the untrained policy. **Not told apart** says only that the seeds are too few: beside it
+  stands the difference that they would have shown in 80% if scores were normal, in units of the return and in pooled
+  standard deviations.
 - **Seeds** from 11 on are fresh, in a few rows from 12 or 13 on: no setting was chosen on them. Where some had been run
   with earlier settings, a remark says so. A row counts with {SEEDS} fresh seeds on each side; those before are for
   tuning, and rows that have only these, or fewer, are listed apart.
@@ -64,9 +72,10 @@ What each algorithm has learned after how many steps, beside other libraries at 
   of one trained agent after the steps named, which are often not the row's, of MuJoCo's v3 and LunarLander-v2. Tasks of
   our own have the best possible return or a scripted reference's instead.
 """
+Compared = tuple[str, Verdict, float]  # a peer, how ours are beside it, and Holm's p
 TABLE = (
-    '| algorithm | environment | steps | tflearn | SB3 | SBX | tflearn is | published |',
-    '|---|---|---|---|---|---|---|---|',
+    "| algorithm | environment | steps | tflearn | SB3 | SBX | tflearn is | p (level) | Holm's p | published |",
+    '|---|---|---|---|---|---|---|---|---|---|',
 )
 
 
@@ -91,30 +100,31 @@ def pictures(judged: Mapping[str, Judgement]) -> list[str]:
 
 def text(judged: Mapping[str, Judgement]) -> str:
     """Returns the page."""
-    counted = [each for each in judged.values() if not each.missing]
-    apart = [each for each in judged.values() if each.missing]
-    lines = [
+    counted = {key: each for key, each in judged.items() if not each.missing}
+    apart = {key: each for key, each in judged.items() if each.missing}
+    compared, rows = _compared(judged), lines(judged)
+    parts = [
         _HEAD,
         '## Table',
         '',
         *TABLE,
-        *map(line, counted),
+        *(rows[key] for key in counted),
         '',
-        _count(counted, apart),
+        _count(counted, apart, [verdict for its in compared.values() for _, verdict, _ in its]),
         '',
         '## Not counted',
         '',
         f'Rows with fewer than {SEEDS} fresh seeds on a side. `python -m benchmarks.suite --budget` has their hours.',
         '',
         *TABLE,
-        *map(line, apart),
+        *(rows[key] for key in apart),
         '',
         '## Remarks',
         '',
         *_remarks(),
         '## Curves',
         '',
-        'Interquartile means and intervals over the seeds, against environment steps.',
+        'Medians and their intervals over the seeds, against environment steps.',
         '',
         *(f'![{environment}](images/{picture(environment)})\n' for environment in _pictures(judged)),
         '## Settings',
@@ -129,19 +139,30 @@ def text(judged: Mapping[str, Judgement]) -> str:
         '',
         'Versions: ' + '; '.join(_versions(judged)) + '.',
     ]
-    return '\n'.join(lines).rstrip() + '\n'
+    return '\n'.join(parts).rstrip() + '\n'
 
 
-def line(judged: Judgement) -> str:
-    """Returns the table's line of a row."""
+def lines(judged: Mapping[str, Judgement]) -> dict[str, str]:
+    """Returns the table's line of each row; of one that does not count, with what is missing."""
+    compared = _compared(judged)
+    return {key: _line(each, compared.get(key, [])) for key, each in judged.items()}
+
+
+def _line(judged: Judgement, compared: Sequence[Compared]) -> str:
     row = judged.row
+    words = '; '.join(_words(*each) for each in compared)
+    if judged.missing:
+        needed = ', '.join(f'{side} {number}' for side, number in judged.missing.items())
+        words = f'not counted; needs fresh seeds: {needed}'
     published = f'{_number(row.published[0])} ({row.published[1]})' if row.published else ''
     cells = [
         row.algorithm,
         f'{row.environment}',
         _steps(judged),
         *(_cell(judged, side) for side in (OURS, 'SB3', 'SBX')),
-        _compared(judged),
+        words,
+        '; '.join(verdict.significance for _, verdict, _ in compared),
+        '; '.join(f'{holm:.2g}' for *_, holm in compared),
         published,
     ]
     return '| ' + ' | '.join(cells) + ' |'
@@ -164,41 +185,48 @@ def _cell(judged: Judgement, side: str) -> str:
     failed, fresh = len(runs) - len(ended), len(judged.fresh(side))
     seeds = [f'{fresh} fresh'] * (fresh > 0) + [f'{len(runs) - fresh} tuning'] * (len(runs) > fresh)
     number = f'{" and ".join(seeds)} seed{"s" * (len(runs) > 1)}' + f', {failed} failed' * (failed > 0)
-    (mean, *ends), areas = judged.groups[side].score, judged.groups[side].areas
-    lowest = _number(float(judged.groups[side].scores.min()))
-    between = f' [{", ".join(map(_number, ends))}], lowest {lowest}' * (len(runs) > 1)
-    area = _number(float(comparison.interquartile_mean(areas)))
-    return f'{_number(mean)}{between}, area {area}, {number}, {statistics.median(ended):.0f} s'
+    group = judged.groups[side]
+    low, high, _ = verdicts.median_interval(group.scores)
+    between = '' if np.isnan(low) else f' [{_number(low)}, {_number(high)}]'
+    mean = f', mean {_number(group.scores.mean())}' * (len(runs) > 1)
+    area = f', area {_number(float(np.median(group.areas)))}'
+    secs = f'{statistics.median(ended):.0f} s'
+    return f'{_number(np.median(group.scores))}{between}{mean}{judged.solved(side)}{area}, {number}, {secs}'
 
 
 def _number(value: float) -> str:
     return f'{value:.1f}' if abs(value) >= 10 else f'{value:.2f}'
 
 
-def _compared(judged: Judgement) -> str:
-    """Returns how our runs are beside those of each peer; of a row that does not count, what is missing."""
-    if judged.missing:
-        needed = ', '.join(f'{side} {number}' for side, number in judged.missing.items())
-        return f'not counted; needs fresh seeds: {needed}'
-    found = []
-    for side in judged.row.peers:
-        verdict, (probability, low, high) = judged.improvement(side)
-        words = f'equal to {side}' if verdict == 'equal' else f'**{verdict} than {side}**'
-        found.append(f'{words}: {probability:.2f} [{low:.2f}, {high:.2f}]')
-    return '; '.join(found)
+def _compared(judged: Mapping[str, Judgement]) -> dict[str, list[Compared]]:
+    """Returns the comparisons of each row that counts and has peers."""
+    found = [
+        (key, side, each.verdict(side)) for key, each in judged.items() if not each.missing for side in each.row.peers
+    ]
+    adjusted = verdicts.holm([verdict.p for *_, verdict in found])
+    compared: dict[str, list[Compared]] = {}
+    for (key, side, verdict), holm in zip(found, adjusted, strict=True):
+        compared.setdefault(key, []).append((side, verdict, holm))
+    return compared
 
 
-def _count(counted: Sequence[Judgement], apart: Sequence[Judgement]) -> str:
-    compared_with = [each.improvement(side) for each in counted for side in each.row.peers]
-    verdicts = [verdict for verdict, _ in compared_with]
-    below = sum(verdict == 'equal' and estimate[0] < 0.5 for verdict, estimate in compared_with)
-    alone = sum(not each.row.peers for each in counted)
-    shares = ', '.join(f'{verdict} in {verdicts.count(verdict)}' for verdict in ('better', 'equal', 'worse'))
-    compared = f'In {len(verdicts)} comparisons tflearn is {shares}. ' if verdicts else ''
-    low = f'Of the equal ones {below} have an estimate below 1/2. ' if below else ''
+def _words(side: str, verdict: Verdict, holm: float) -> str:
+    word, detail = verdict.word, str(verdict).removeprefix(verdict.word)
+    beside = {'equal': 'equal to', 'not told apart': 'not told apart from', 'no verdict attainable': f'{word} beside'}
+    words = f'{beside[word]} {side}' if word in beside else f'**{word} than {side}**'
+    return f'{words} ({verdict.probability:.2f}){detail}'
+
+
+def _count(counted: Mapping[str, Judgement], apart: Mapping[str, Judgement], found: Sequence[Verdict]) -> str:
+    words = [each.word for each in found]
+    shares = ', '.join(f'{word} in {words.count(word)}' for word in get_args(Word))
+    below = sum(each.word == 'not told apart' and each.probability < 0.5 for each in found)
+    alone = sum(not each.row.peers for each in counted.values())
+    compared = f'In {len(found)} comparisons tflearn is {shares}. ' if found else ''
+    low = f'Of those not told apart {below} have a probability below 1/2. ' if below else ''
     return (
         f'Counted: {len(counted)} of {len(counted) + len(apart)} rows, {alone} of them without a peer. {compared}{low}'
-        f'The other {len(apart)} rows do not count.'
+        f'{verdicts.false_verdicts([each.level for each in found])}. The other {len(apart)} rows do not count.'
     )
 
 
@@ -266,10 +294,7 @@ def draw(path: pathlib.Path, rows: Mapping[str, Mapping[str, Group]], size: tupl
     for axes, (key, sides) in zip(panels, rows.items(), strict=False):
         for i, (side, name) in enumerate(_NAMES.items()):
             if group := sides.get(side):
-                mean = comparison.interquartile_mean(group.curves)
-                axes.plot(group.marks, mean, color=f'C{i}', label=name)
-                band = comparison.bootstrap_interval(group.curves)
-                axes.fill_between(group.marks, *band, color=f'C{i}', alpha=0.2, linewidth=0)
+                comparison.draw_band(axes, group, name, color=f'C{i}')
         axes.set_title(ROWS[key].algorithm)
         axes.xaxis.set_major_formatter('{x:,.0f}')
         axes.locator_params(axis='x', nbins=4)

@@ -17,6 +17,9 @@ EPISODES = 20  # of one evaluation, which acts by the mode
 MARKS = 10  # evaluations of a run, after the one of the untrained policy
 OURS = 'tflearn'
 SEEDS = 5  # fresh ones of each side, from which on a row counts
+# Sides are equal if they differ by less than this share of what the peer has learned: its median score less that of
+# the untrained policy.
+BAND = 0.05
 
 
 @dataclasses.dataclass(frozen=True)

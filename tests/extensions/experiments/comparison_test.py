@@ -49,29 +49,58 @@ def test_two_folders_of_runs_are_two_groups(add_run, tmp_path):
         add_run(f'bad/seed_{seed}', 0.05)
     found = tflearn.compare(tmp_path / 'bad', str(tmp_path / 'good'))
     bad, good = found.rows()
-    assert (bad.label, good.label, good.num_runs, good.missing) == ('bad', 'good', 5, ())
+    assert (bad.group.label, good.group.label, good.group.missing) == ('bad', 'good', ())
     last_marks = np.mean([0.9, 0.95, 1.0])
-    assert bad.score == pytest.approx((0.05 * LAST * last_marks,) * 3)
-    assert good.score[0] == pytest.approx(0.12 * LAST * last_marks)
-    assert good.score[0] > good.score[1] >= 0.1 * LAST * last_marks
-    assert bad.area == pytest.approx(0.05 * LAST / 2)
-    assert (bad.verdict, good.verdict, good.improvement) == ('', 'better', (1.0, 1.0, 1.0))
-    assert str(found).splitlines()[-1].startswith('| good | 5 | 114 [')
-    worse = list(tflearn.compare(tmp_path / 'bad', tmp_path / 'good', lower_is_better=True).rows())[1]
-    assert worse.verdict == 'worse'
+    np.testing.assert_allclose(bad.group.scores, [0.05 * LAST * last_marks] * 5)
+    np.testing.assert_allclose(good.group.scores, (0.1 + 0.01 * np.arange(5)) * LAST * last_marks)
+    np.testing.assert_allclose(bad.group.areas, [0.05 * LAST / 2] * 5)
+    assert bad.verdict is None
+    assert (good.verdict.word, good.verdict.probability, good.verdict.p) == ('better', 1.0, pytest.approx(2 / 252))
+    cells = '| good | 5 | 114 [95, 133] (93.75%), mean 114 | 60 | 1 | 0.0079 (level 4.8%) | 0.0079 | better |'
+    assert cells in str(found).splitlines()
+    assert str(found).endswith('0.048 false ones are to be expected of 1 if no two sides differ.')
+    worse = tflearn.compare(tmp_path / 'bad', tmp_path / 'good', lower_is_better=True).rows()[1]
+    assert worse.verdict.word == 'worse'
 
 
-def test_one_run_decides_nothing(add_run):
-    rows = list(tflearn.compare(add_run('one', 0.1), add_run('two', 0.2)).rows())
-    assert (rows[1].improvement[0], rows[1].verdict) == (1.0, 'not decided')
-    assert rows[1].cells == ('two', '1', '190', '100', '1', 'not decided')
+def test_fewer_than_four_runs_decide_nothing(add_run, tmp_path):
+    for seed in range(3):
+        add_run(f'one/seed_{seed}', 0.1 + 0.01 * seed)
+        add_run(f'two/seed_{seed}', 0.2 + 0.01 * seed)
+    found = tflearn.compare(tmp_path / 'one', tmp_path / 'two')
+    row = '| two | 3 | 199.5, mean 199.5 | 105 |  |  |  | too few seeds to tell |'
+    assert str(found).splitlines()[-1] == row, 'no p, no interval, no expected number of false verdicts'
+
+
+def test_runs_of_one_name_are_pairs(add_run, tmp_path):
+    for seed in range(8):
+        add_run(f'first/seed_{seed}', 0.1 + 0.1 * seed)
+        add_run(f'second/seed_{seed}', 0.11 + 0.1 * seed + 0.001 * (seed % 3))
+    roots = tmp_path / 'first', tmp_path / 'second'
+    apart = tflearn.compare(*roots, equal_within=1_000.0).rows()[1].verdict
+    assert (apart.word, tflearn.compare(*roots).rows()[1].verdict.word) == ('equal', 'not told apart')
+    assert tflearn.compare(*roots, paired=True).rows()[1].verdict.word == 'better'
+    add_run('second/seed_9')
+    with pytest.raises(ValueError, match='got paired runs .*seed_9 of second and .*; need runs of the same names'):
+        tflearn.compare(*roots, paired=True).rows()
+
+
+def test_each_comparison_of_a_table_has_holms_p(add_run, tmp_path):
+    for seed in range(5):
+        for name, slope in (('first', 0.1), ('second', 0.3), ('third', 0.1)):
+            add_run(f'{name}/seed_{seed}', slope + 0.001 * seed + 0.0003 * (name == 'third'))
+    found = tflearn.compare(*(tmp_path / name for name in ('first', 'second', 'third')))
+    _, second, third = found.rows()
+    assert second.holm == pytest.approx(2 * second.verdict.p) == pytest.approx(4 / 252)
+    assert third.holm == third.verdict.p
+    assert str(found).endswith('0.063 false ones are to be expected of 2 if no two sides differ.')
 
 
 def test_single_runs_that_differ_in_seeds_only_are_one_group(add_run):
     text = '# made today\ntrain.Initial.seed = {}\ndqn.make_agent.gamma = {}\n'
     settings = {'run0': (1, 0.9), 'run1': (2, 0.9), 'other/run0': (3, 0.9), 'run2': (1, 0.5)}
     paths = [add_run(name, config=text.format(*its)) for name, its in settings.items()]
-    groups = [(row.label, row.num_runs) for row in tflearn.compare(*paths).rows()]
+    groups = [(group.label, len(group.names)) for group in tflearn.compare(*paths).groups]
     assert groups == [(str(paths[0]), 3), ('run2', 1)], 'also two of one name'
 
 
@@ -102,8 +131,8 @@ def test_runs_without_evaluations_are_named(add_run, tmp_path):
     add_run('group/seed_1')
     write_json(RunDir(tmp_path / 'group' / 'seed_2').status('train'), {'state': 'running'})
     (row,) = tflearn.compare(tmp_path / 'group').rows()
-    assert (row.num_runs, row.missing) == (1, ('seed_2',))
-    assert row.cells[1] == '1 (no evaluation: seed_2)'
+    assert (row.group.names, row.group.missing) == (('seed_1',), ('seed_2',))
+    assert row.cells(row.group)[1] == '1 (no evaluation: seed_2)'
 
 
 def test_a_line_that_is_being_written_stays(add_run):

@@ -116,12 +116,13 @@ def _compare(switches: flags.FlagValues, *roots: str) -> int:
     """Compares runs by their evaluations: tflearn compare RUN [RUN ...].
 
     Each RUN is a group: a folder of runs, as tflearn seeds makes it, or the --root_dir of one run; single runs whose
-    configuration differs in seeds only are one group. It prints a table: the score of each group with its 95% interval,
-    and how probable it is that a run of it is better than one of the first group. It writes nothing but --output.
+    configuration differs in seeds only are one group. It prints a table: the score of each group, and whether it is
+    better than the first group, with an exact p. It writes nothing but --output.
     """
     from tflearn.extensions.experiments import comparison
 
-    found = comparison.compare(*roots, **values_of(switches, 'axis', 'metric', 'lower_is_better'))
+    names = ('axis', 'metric', 'lower_is_better', 'paired', 'equal_within')
+    found = comparison.compare(*roots, **values_of(switches, *names))
     print(found)
     if switches.output:
         comparison.write(found, pathlib.Path(switches.output))

@@ -1,73 +1,23 @@
-"""Compares runs: groups of seeds, their scores with intervals, and their learning curves on one picture.
-
-Interquartile means, bootstrap intervals and the probability of improvement are those of Agarwal et al. 2021, "Deep
-Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv 2108.13264). The runs of one problem are drawn
-again; nothing else is random.
-"""
+"""Compares runs: groups of seeds, their scores with intervals, and their learning curves on one picture."""
 
 import csv
 import dataclasses
-import functools
 import io
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from tflearn.actors import evaluation_record, learning_curve
 from tflearn.core.errors import UserValueError
-from tflearn.extensions.experiments import overview
+from tflearn.extensions.experiments import overview, verdicts
+from tflearn.extensions.experiments.verdicts import Verdict
 from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, local_path, read_json, write_atomically
 
-_DRAWS = 2_000
-_LEVEL = 0.95
-_CUT = 0.25  # of the values, at each end
-
-Interval = tuple[Any, Any]  # lower and upper end
-
-
-def interquartile_mean(values: np.ndarray) -> Any:
-    """Returns the mean of the middle half of float `values` [runs, ...] over the runs [...].
-
-    A quarter of the values, rounded down, is left out at each end, so up to three runs it is the mean.
-    """
-    cut = int(_CUT * len(values))
-    return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
-
-
-def bootstrap_interval(values: np.ndarray) -> Interval:
-    """Returns the ends [...] of the 95% interval of the interquartile mean of `values` [runs, ...], by bootstrap."""
-    rng = np.random.default_rng(0)
-    return _ends([interquartile_mean(values[rng.integers(len(values), size=len(values))]) for _ in range(_DRAWS)])
-
-
-def probability_of_improvement(values: np.ndarray, others: np.ndarray) -> tuple[float, float, float]:
-    """Returns how often a run of `values` [runs] is better than one of `others` [runs], and that number's 95% interval.
-
-    Each pair of runs counts 1, or 1/2 where they are equal: the Mann-Whitney statistic U divided by the pairs.
-    """
-    rng = np.random.default_rng(0)
-
-    def drawn(of: np.ndarray) -> np.ndarray:
-        return of[rng.integers(len(of), size=len(of))]
-
-    low, high = _ends([_improvement(drawn(values), drawn(others)) for _ in range(_DRAWS)])
-    return float(_improvement(values, others)), float(low), float(high)
-
-
-def _improvement(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    return 0.5 + 0.5 * np.sign(values[:, None] - others).mean()
-
-
-def _ends(drawn: list[np.ndarray]) -> Interval:
-    low, high = np.quantile(np.stack(drawn), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0)
-    return low, high
-
-
-Estimate = tuple[float, float, float]  # a number, and the ends of its 95% interval
+TOO_FEW = 'too few seeds to tell'
 Axis = Literal['env_steps', 'secs', 'train_step']
 _AXES = {'env_steps': 'environment steps', 'secs': 'seconds', 'train_step': 'train steps'}
 MARKS = 20  # equal distances of the axis, at whose ends the curves are compared
@@ -102,46 +52,40 @@ class Group:
         """The mean of all marks of each run [runs]: the area under its curve, divided by the axis' length."""
         return (self.curves[:, 1:] + self.curves[:, :-1]).mean(axis=1) / 2
 
-    @functools.cached_property
-    def score(self) -> Estimate:
-        """The interquartile mean of `scores`, and its 95% interval; not a number for an interval of one run."""
-        low, high = bootstrap_interval(self.scores) if len(self.scores) > 1 else (np.nan, np.nan)
-        return float(interquartile_mean(self.scores)), float(low), float(high)
+    def __str__(self) -> str:
+        """The median of `scores`, its interval if there are enough runs for one, and the mean."""
+        low, high, coverage = verdicts.median_interval(self.scores)
+        interval = '' if np.isnan(low) else f' [{low:.4g}, {high:.4g}] ({100 * coverage:.4g}%)'
+        return f'{np.median(self.scores):.4g}{interval}, mean {self.scores.mean():.4g}'
 
 
 class Row(NamedTuple):
     """What is known of a group.
 
     Attributes:
-      label: the group's name.
-      num_runs: its runs that have evaluations.
-      missing: the names of those that have none.
-      score: interquartile mean of the runs' scores, and the ends of its 95% interval; NaN for the ends of one run.
-      area: interquartile mean of the areas under the runs' curves.
-      improvement: the probability that a run of the group is better than one of the first group, and the ends of its
-        95% interval; NaN for the first group itself, and for the ends if a group has one run only.
+      group: the group.
+      verdict: whether its runs are better than those of the first group; None for that group itself, and for too few
+        runs.
+      holm: Holm's adjusted p over the verdicts of the table.
     """
 
-    label: str
-    num_runs: int
-    missing: tuple[str, ...]
-    score: Estimate
-    area: float
-    improvement: Estimate
+    group: Group
+    verdict: Verdict | None = None
+    holm: float = np.nan
 
     @property
-    def verdict(self) -> str:
-        """'better' or 'worse' than the first group if the interval of `improvement` does not contain 1/2."""
-        probability, low, high = self.improvement
-        if np.isnan(probability):
-            return ''
-        return 'better' if low > 0.5 else 'worse' if high < 0.5 else 'not decided'
+    def words(self) -> str:
+        """The verdict."""
+        return TOO_FEW if self.verdict is None else str(self.verdict)
 
-    @property
-    def cells(self) -> tuple[str, ...]:
+    def cells(self, first: Group) -> tuple[str, ...]:
         """The row of a table, see `Comparison.head`."""
-        runs = f'{self.num_runs}' + (f' (no evaluation: {", ".join(self.missing)})' if self.missing else '')
-        return self.label, runs, _text(self.score), f'{self.area:.4g}', _text(self.improvement, 2), self.verdict
+        group, found = self.group, self.verdict
+        missing = f' (no evaluation: {", ".join(group.missing)})' if group.missing else ''
+        about = f'{group.label}', f'{len(group.names)}{missing}', str(group), f'{np.median(group.areas):.4g}'
+        if found is None:
+            return *about, '', '', '', '' if group is first else self.words
+        return *about, f'{found.probability:.2g}', found.significance, f'{self.holm:.2g}', self.words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,24 +97,36 @@ class Comparison:
       axis: 'env_steps', 'secs' (since the run's first exported policy) or 'train_step'.
       metric: 'return', or another metric of the evaluations.
       lower_is_better: whether a smaller value of the metric is better.
+      paired: whether runs of one name had the same starts.
+      equal_within: the difference of scores up to which groups are equal; None: they never are.
     """
 
     groups: tuple[Group, ...]
     axis: Axis
     metric: str
     lower_is_better: bool
+    paired: bool = False
+    equal_within: float | None = None
 
-    def rows(self) -> Iterator[Row]:
-        """Yields what is known of each group."""
+    def rows(self) -> list[Row]:
+        """Returns what is known of each group."""
+        first, *others = self.groups
+        found = [self._judged(group) for group in others]
+        adjusted = iter(verdicts.holm([each.p for each in found if each]))
+        judged = [(each, next(adjusted) if each else np.nan) for each in found]
+        return [Row(first), *(Row(group, *each) for group, each in zip(others, judged, strict=True))]
+
+    def _judged(self, group: Group) -> Verdict | None:
         first, sign = self.groups[0], -1.0 if self.lower_is_better else 1.0
-        for group in self.groups:
-            better: Estimate = (np.nan, np.nan, np.nan)
-            if group is not first:
-                better = probability_of_improvement(sign * group.scores, sign * first.scores)
-                if min(len(group.scores), len(first.scores)) < 2:
-                    better = (better[0], np.nan, np.nan)
-            area = float(interquartile_mean(group.areas))
-            yield Row(group.label, len(group.names), group.missing, group.score, area, better)
+        scores = first.scores
+        if self.paired:
+            if {*group.names} != {*first.names}:
+                raise UserValueError(
+                    f'got paired runs {", ".join(group.names)} of {group.label} and {", ".join(first.names)} of '
+                    f'{first.label}; need runs of the same names in each group; or leave out paired'
+                )
+            scores = scores[[first.names.index(name) for name in group.names]]
+        return verdicts.judge(sign * group.scores, sign * scores, self.paired, self.equal_within)
 
     @property
     def about(self) -> str:
@@ -178,18 +134,29 @@ class Comparison:
         where = f'{self.groups[0].marks[-1]:,.0f} {_AXES[self.axis]}'
         return (
             f'{self.metric.replace("_", " ")} at {where}: mean of the last {_LAST} of {MARKS} marks; of the runs the '
-            'interquartile mean, and its 95% interval by bootstrap'
+            'median, its interval by order statistics (and their coverage), and the mean'
         )
 
     @property
     def head(self) -> tuple[str, ...]:
         """The first row of the table."""
         better = f'probability of being better than {self.groups[0].label}'
-        return 'group', 'runs', 'score', 'mean of the curve', better, ''
+        return 'group', 'runs', 'score', 'median of the curves', better, 'p', "Holm's p", ''
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """Returns the rows of the table."""
+        return [row.cells(self.groups[0]) for row in self.rows()]
+
+    @property
+    def note(self) -> str:
+        """What stands below the table: how many verdicts are to be expected false; '' without any."""
+        levels = [row.verdict.level for row in self.rows() if row.verdict]
+        return f'{verdicts.false_verdicts(levels)}.' if levels else ''
 
     def __str__(self) -> str:
-        lines = [f'| {" | ".join(cells)} |' for cells in (self.head, *(row.cells for row in self.rows()))]
-        return '\n'.join([self.about, '', lines[0], '|---' * len(self.head) + '|', *lines[1:]])
+        lines = [f'| {" | ".join(cells)} |' for cells in (self.head, *self.cells())]
+        lines = [self.about, '', lines[0], '|---' * len(self.head) + '|', *lines[1:], '', self.note]
+        return '\n'.join(lines).rstrip()
 
     def csv(self) -> str:
         """Returns the curves as a CSV file: group, run, the axis, the metric; a row for each mark of each run."""
@@ -203,26 +170,31 @@ class Comparison:
         return text.getvalue()
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draws the interquartile mean of each group, its 95% interval as a band, and each run as a thin line."""
+        """Draws the median of each group, its interval as a band, and each run as a thin line."""
         with learning_curve.image(pathlib.Path(path)) as axes:
             for group in self.groups:
-                mean = interquartile_mean(group.curves)
-                (line,) = axes.plot(group.marks, mean, linewidth=2, label=f'{group.label} ({len(group.names)} runs)')
-                axes.plot(group.marks, group.curves.T, linewidth=0.5, alpha=0.5, color=line.get_color())
-                if len(group.names) > 1:
-                    band = bootstrap_interval(group.curves)
-                    axes.fill_between(group.marks, *band, alpha=0.2, linewidth=0, color=line.get_color())
+                color = draw_band(axes, group, f'{group.label} ({len(group.names)} runs)')
+                axes.plot(group.marks, group.curves.T, linewidth=0.5, alpha=0.5, color=color)
             axes.set_xlabel(_AXES[self.axis])
             axes.set_ylabel(self.metric.replace('_', ' '))
 
 
-def _text(estimate: Estimate, digits: int = 4) -> str:
-    """Returns '0.8 [0.6, 0.9]', without what is not known."""
-    number, low, high = (f'{each:.{digits}g}' for each in estimate)
-    return '-' if number == 'nan' else number if low == 'nan' else f'{number} [{low}, {high}]'
+def draw_band(axes: Any, group: Group, label: str, **line: Any) -> Any:
+    """Draws the median of a group's curves with its interval as a band; returns the color."""
+    (drawn,) = axes.plot(group.marks, np.median(group.curves, axis=0), linewidth=2, label=label, **line)
+    low, high, _ = verdicts.median_interval(group.curves)
+    axes.fill_between(group.marks, low, high, alpha=0.2, linewidth=0, color=drawn.get_color())
+    return drawn.get_color()
 
 
-def compare(*runs: Any, axis: Axis = 'env_steps', metric: str = 'return', lower_is_better: bool = False) -> Comparison:
+def compare(
+    *runs: Any,
+    axis: Axis = 'env_steps',
+    metric: str = 'return',
+    lower_is_better: bool = False,
+    paired: bool = False,
+    equal_within: float | None = None,
+) -> Comparison:
     """Compares runs by their evaluations.
 
     The axis ends where the shortest run ends. A run that ended by reaching its target keeps its last value from there
@@ -234,13 +206,18 @@ def compare(*runs: Any, axis: Axis = 'env_steps', metric: str = 'return', lower_
       axis: what the curves are compared against.
       metric: 'return', 'length', or another metric of the evaluations (evaluations.jsonl).
       lower_is_better: whether a smaller value is better.
+      paired: whether runs of one name (`seed_1`) had the same starts in all groups, so that pairs are
+        compared; it needs six.
+      equal_within: groups are equal if the interval of their scores' difference lies within it; None:
+        they never are.
 
     Raises:
-      ValueError: if there is no run, or no evaluation with the metric.
+      ValueError: if there is no run, or no evaluation with the metric, or runs of a name without a pair.
     """
     if axis not in _AXES:
         raise UserValueError(f'got axis={axis!r}; need one of {", ".join(get_args(Axis))}')
-    return of_groups(groups_of(runs), axis, metric, lower_is_better)
+    found = of_groups(groups_of(runs), axis, metric, lower_is_better)
+    return dataclasses.replace(found, paired=paired, equal_within=equal_within)
 
 
 def of_groups(runs: Mapping[str, Sequence[RunDir]], axis: Axis, metric: str, lower_is_better: bool) -> Comparison:

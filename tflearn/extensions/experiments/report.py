@@ -49,7 +49,7 @@ def write(
     """
     groups = comparison.groups_of(runs)
     found = comparison.of_groups(groups, axis, metric, lower_is_better)
-    order = sorted(found.groups, key=lambda group: group.score[0], reverse=not lower_is_better)
+    order = sorted(found.groups, key=lambda group: np.median(group.scores), reverse=not lower_is_better)
     page = _Page(dataclasses.replace(found, groups=tuple(order)), groups)
     title = f'Report of {", ".join(group.label for group in order)}'
     template = jinja2.Template(_TEMPLATE.read_text('utf-8'), autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -76,26 +76,19 @@ class _Page:
         """Returns the four answers by their questions."""
         best = self.found.groups[0]
         return {
-            'Which setting was best?': f'{best.label}: {self.found.metric} {_estimate(best)}',
+            'Which setting was best?': f'{best.label}: {self.found.metric} {best}, over {_runs(best)}',
             'How sure is that?': self._certainty(best),
             'What was slow?': '; '.join(f'{label}: {_bottleneck(times)}' for label, times in self._times.items()),
             'How do I repeat it?': _command(best.label, self._groups[best.label]),
         }
 
     def _certainty(self, best: Group) -> str:
-        texts = [] if len(best.names) > 1 else [f'{best.label} is one run, which says little: run several seeds']
-        sign = -1.0 if self.found.lower_is_better else 1.0
-        for other in self.found.groups[1:]:
-            number, low, high = comparison.probability_of_improvement(sign * best.scores, sign * other.scores)
-            single = min(len(best.names), len(other.names)) < 2
-            verdict = 'better' if low > 0.5 else 'not decided, more seeds would tell'
-            verdict = '(a single run decides nothing)' if single else f'[{low:.2g}, {high:.2g}]: {verdict}'
-            texts.append(
-                f'a run of {best.label} is better than one of {other.label} with probability {number:.2g} {verdict}'
-            )
-        if len(self.found.groups) == 1 and not texts:
-            texts.append(f'there is no other setting to compare with; the interval is of {len(best.names)} runs')
-        return '; '.join(texts)
+        texts = [
+            f'{row.group.label} beside {best.label}: {row.words}'
+            + (f', p {row.verdict.significance}' if row.verdict else '')
+            for row in self.found.rows()[1:]
+        ]
+        return '; '.join(texts) or f'there is no other setting to compare with; these are {_runs(best)}'
 
     def curves(self) -> dict[str, str]:
         """Returns the pictures of the learning curves by what they show."""
@@ -277,10 +270,8 @@ def _command(label: str, runs: Sequence[RunDir]) -> str:
     return f'tflearn synchronous --gin_file={config} {root}'
 
 
-def _estimate(group: Group) -> str:
-    score, low, high = group.score
-    interval = '' if np.isnan(low) else f' [{low:.4g}, {high:.4g}]'
-    return f'{score:.4g}{interval} over {len(group.names)} run{"s" * (len(group.names) > 1)}'
+def _runs(group: Group) -> str:
+    return f'{len(group.names)} run{"s" * (len(group.names) > 1)}'
 
 
 def _picture(draw: Callable[[pathlib.Path], object]) -> str:

@@ -365,7 +365,7 @@ def run_finals(
         found = _compared(tuning, folders, root / 'finalists')
         print(f'\nfinalists: {found}\n', file=out, flush=True)
         sign = -1 if tuning.lower_is_better else 1
-        keys = [(sign * row.score[0], sign * row.area) for row in found.rows()]
+        keys = [(sign * np.median(each.scores), sign * np.median(each.areas)) for each in found.groups]
         trial_report.write_gin_file(study, finalists[keys.index(max(keys))], root, root / 'best.gin', tuning.metric)
     else:
         print(f'\nfinalists: trial {finalists[0].number} alone; no fresh seeds choose', file=out, flush=True)
