@@ -197,8 +197,20 @@ def costs(difference: float, epsilon: float = 0.1) -> Units:
     return one_step(_ONE, log, greedy((1,), 3, epsilon), log, values, chances)
 
 
-def tempered(difference: float, temperature: float = 2.0, num_actions: int = 6) -> Units:
-    """Returns clicks of policies that draw by logits, which a temperature divides."""
+def tempered(
+    difference: float,
+    temperature: float = 2.0,
+    num_actions: int = 6,
+    stated: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> Units:
+    """Returns clicks of policies that draw by logits, which a temperature divides.
+
+    Args:
+      difference: the candidate's value less the incumbent's, which made the log.
+      temperature: of both.
+      num_actions: A.
+      stated: what the log states of its probabilities [C, A]; None: the truth.
+    """
     rng = np.random.default_rng(5)
     logits, others = rng.normal(0, 1.5, (2, 4, num_actions))
 
@@ -213,7 +225,9 @@ def tempered(difference: float, temperature: float = 2.0, num_actions: int = 6) 
     slope = float((lean * lean).sum()) / 4
     rates = rates + (difference - gained(0.0)) / slope * lean
     assert rates.min() >= 0 and rates.max() <= 1
-    return one_step(np.full(4, 0.25), incumbent, candidate, incumbent, *clicks(rates))
+    log = stated(incumbent) if stated else incumbent
+    pair = candidate, incumbent
+    return one_step(np.full(4, 0.25), log, *pair, *clicks(rates), true=incumbent, is_known=stated is None)
 
 
 def users(difference: float, visits: int = 8) -> Units:
@@ -318,6 +332,10 @@ def _simple(make: Callable[..., Units], margin: float, *options: Any) -> Callabl
     return lambda sign: World([make(*options, sign * margin)], margin)
 
 
+def _misstated(stated: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], World]:
+    return lambda sign: World([tempered(sign * SHARE * 0.2, stated=stated)], SHARE * 0.2)
+
+
 def _bad_outcomes(share: float) -> Callable[[int], World]:
     """A share of the failures of what the candidate prefers are not known, and as many successes of the other."""
     rates = lambda sign: np.array([[0.2, 0.2 + sign * SHARE * 0.2 / 0.9]])  # noqa: E731
@@ -376,6 +394,12 @@ WORLDS: dict[str, Callable[[int], World]] = {
     'failures 1%, probabilities 10% too low': _wrong(1.1, 0.99),
     'failures 1%, probabilities 50% too low': _wrong(1.5, 0.99),
     'failures 1%, probabilities 50% too high': _wrong(0.5, 0.99),
+    'probabilities of another version': _misstated(lambda p: np.roll(p, 1, axis=0)),
+    'probabilities of a version that differs little': _misstated(lambda p: p**0.8 / (p**0.8).sum(1, keepdims=True)),
+    'probabilities too coarse': _misstated(lambda p: np.maximum(p.round(1), 0.1)),
+    'probabilities too coarse, two digits': _misstated(lambda p: np.maximum(p.round(2), 0.01)),
+    'probabilities too large, clipped at 10%': _misstated(lambda p: np.maximum(p, 0.1)),
+    'probabilities too small, clipped at 20%': _misstated(lambda p: np.minimum(p, 0.2)),
     'bad outcomes 0.2%': _bad_outcomes(0.002),
     'bad outcomes 10%': _bad_outcomes(0.1),
     'users who return': _simple(users, SHARE * 0.2),
@@ -390,7 +414,7 @@ WORLDS: dict[str, Callable[[int], World]] = {
     'exploration 30%': _shop(0.05, 10, 0.3),
     'probabilities of other actions unknown': _shop(0.2, 5, 0.1, is_known=False),
 }
-ONLY_WORSE = [name for name in WORLDS if ' too ' in name]
+ONLY_WORSE = [name for name in WORLDS if ' too ' in name or ' version' in name]
 
 
 def numbers_by_phase(world: World, begin: int, end: int) -> Iterator[tuple[int, int]]:

@@ -23,9 +23,9 @@ class Publisher:
         self._linear = example_policies.Linear({part: spec} if part else spec, example_policies.DISCRETE_PAIR)
         self._exporter = PolicyExporter(self._linear.policy, self.directory, keep_last=2)
 
-    def publish(self, step):
+    def publish(self, step, weights=None):
         sign = 1.0 if step % 2 else -1.0
-        self._linear.set([sign, 0, 0, 0])
+        self._linear.set(weights or [sign, 0, 0, 0])
         return self._exporter.export(step, {})
 
 

@@ -54,6 +54,8 @@ class States:
       shadow: the version whose answers are logged only; None if there is none.
       earlier: versions that were stable, the last one first: rollbacks return to them.
       history: the changes, the last one last.
+      best: the last version that was stable and proved to be better than the one before it here, or was not to prove
+        anything: a candidate is compared with it too, so that what each may be worse by does not add up.
     """
 
     stable: NonNegativeInt
@@ -62,6 +64,7 @@ class States:
     shadow: NonNegativeInt | None = None
     earlier: tuple[NonNegativeInt, ...] = ()
     history: tuple[Change, ...] = ()
+    best: NonNegativeInt | None = None
 
     @property
     def labels(self) -> dict[str, int]:
@@ -112,7 +115,15 @@ def read(directory: pathlib.Path) -> States | None:
     return States(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
 
 
-def promote(directory: pathlib.Path, version: int, state: State, why: str, share: float = 0.0, who: str = '') -> States:
+def promote(
+    directory: pathlib.Path,
+    version: int,
+    state: State,
+    why: str,
+    share: float = 0.0,
+    who: str = '',
+    is_best: bool = True,
+) -> States:
     """Sets a version's state; returns the states.
 
     Args:
@@ -122,6 +133,7 @@ def promote(directory: pathlib.Path, version: int, state: State, why: str, share
       why: the reason, for the history.
       share: the share of the requests that a canary answers.
       who: who changes it; '' is this user.
+      is_best: whether candidates are compared with it from now on, once it is stable, see `States.best`.
 
     Raises:
       ValueError: if there is no such version, or a canary or shadow but no stable version, or the share is not one.
@@ -135,10 +147,11 @@ def promote(directory: pathlib.Path, version: int, state: State, why: str, share
         if states is None and state != STABLE:
             raise UserValueError(f'got {version} as {state} of a policy without a stable version; need that first')
         if states is None:
-            states = States(version)
+            states = States(version, best=version)
         elif state == STABLE:
-            earlier = [each for each in (states.stable, *states.earlier) if each != version]
-            states = dataclasses.replace(states, stable=version, earlier=tuple(earlier[:_MAX_EARLIER]))
+            earlier = tuple(each for each in (states.stable, *states.earlier) if each != version)[:_MAX_EARLIER]
+            best = version if is_best else states.stable if states.best is None else states.best
+            states = dataclasses.replace(states, stable=version, earlier=earlier, best=best)
             states = _without(states, version)
         elif version == states.stable:
             raise UserValueError(f'got the stable version {version} as {state}; need another one')
@@ -173,7 +186,8 @@ def rollback(directory: pathlib.Path, why: str, who: str = '', only: int | None 
         there = [each for each in states.earlier if versions.is_complete(directory / str(each))]
         if not there:
             raise UserValueError(f'got no earlier stable version in {directory}; need one to return to')
-        before, states = states.stable, dataclasses.replace(states, stable=there[0], earlier=tuple(there[1:]))
+        before, best = states.stable, there[0] if states.best == states.stable else states.best
+        states = dataclasses.replace(states, stable=there[0], earlier=tuple(there[1:]), best=best)
         return _write(directory, _without(states, states.stable), ROLLBACK, before, why, who)
 
 
@@ -191,7 +205,7 @@ def _write(directory: pathlib.Path, states: States, change: str, version: int, w
         entry['share'] = states.share
     states = dataclasses.replace(states, history=(*states.history, entry)[-_MAX_HISTORY:])
     write_json(directory / FILE, dataclasses.asdict(states))
-    promoted = {*states.labels.values(), *states.earlier}
+    promoted = {*states.labels.values(), *states.earlier, states.best}
     # By number: a pattern would follow the links `latest` and `best`, and take the mark from the version behind them.
     for marked in versions.versions(directory, needs=(versions.PROMOTED,)):
         if marked not in promoted:

@@ -15,6 +15,7 @@ from tflearn.core import extensions
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import arrays, metadata
 from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.extensions.product import promotion
 from tflearn.extensions.product.split import HELD_OUT, TRAIN, split
 from tflearn.policies import states, versions
 
@@ -148,6 +149,35 @@ def test_rollback_loads_no_tensorflow(publish, tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.endswith('rollback 2: complaints\n[]\n')
     assert labels(root) == {'stable': 1}
+
+
+def test_margins_do_not_add_up(data, tmp_path):
+    publisher = Publisher(tmp_path / 'policies')
+    for step in range(3):  # of the rewards, which are 0.5 on average, each misses an eighth more
+        publisher.publish(step, [np.cos(step * np.pi / 4), np.sin(step * np.pi / 4), 0, 0])
+        if step < 2:
+            states.promote(publisher.directory, step, 'stable', 'first', is_best=step == 0)
+    judged = {'data': [f'{data}/held_out'], 'margin': 0.22, 'low': 0.0, 'high': 1.0}
+    text, done = promotion.promote(publisher.directory, '2', 'stable', '', **judged)
+    assert not done and 'passes' not in text and f'incumbent {publisher.directory}/0\n' in text, 'the best one'
+    assert states.promote(publisher.directory, 1, 'stable', 'by hand').best == 1
+    text, done = promotion.promote(publisher.directory, '2', 'stable', '', **judged)
+    assert done and f'incumbent {publisher.directory}/1\n' in text
+    found = states.read(publisher.directory)
+    assert (found.stable, found.best) == (2, 1), 'it is not proved to be better'
+    assert (publisher.directory / '1' / 'PROMOTED').exists()
+
+
+def test_clusters_count_once(publish, tmp_path):
+    root, paths = publish(tmp_path / 'run', 1), []
+    for number, users in enumerate((np.arange(50), np.arange(49, 99))):
+        info = {'log_probability': np.full(50, np.log(0.5), np.float32), 'cluster': users}
+        given = {'action': np.arange(50) % 2, 'reward': np.ones(50), 'policy_info': info}
+        observation = np.full((50, 4), number, np.float32)
+        arrays.from_arrays(tmp_path / str(number), observation=observation, **given)
+        paths.append(f'--data={tmp_path}/{number}')
+    ended = promote(root, '--candidate=1', *paths, *RANGE)
+    assert ended.returncode == 2 and 'with 1 clusters of the data sets before it; need each cluster' in ended.stderr
 
 
 def test_bad_outcomes_hide_no_loss(publish, tmp_path):

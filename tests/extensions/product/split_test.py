@@ -113,6 +113,26 @@ def test_episodes_of_an_earlier_split_are_trained_on(data, tmp_path):
     assert not metadata.may_share_episodes(ours, theirs) and metadata.may_share_episodes(ours, others)
 
 
+def test_a_cluster_is_held_out_as_a_whole_and_once(tmp_path):
+    """Whoever was judged by or trained on, however long ago, is trained on when he returns."""
+    random, before = np.random.default_rng(0), set()
+    for number in range(1, 4):
+        users = np.unique(random.integers(0, 300, 200)) if number != 2 else np.arange(300, 400)
+        user, action = np.repeat(users, 3), np.zeros(3 * len(users), np.int64)
+        info = {'cluster': user, 'id': number * 1_000 + np.arange(len(user)), 'time': np.arange(len(user)) + 0.0}
+        arrays.from_arrays(tmp_path / f'log{number}', {'x': user}, action, 0.0 * user, policy_info=info)
+        earlier = {'earlier': tmp_path / str(number - 1)} if number > 1 else {}
+        found = parts(tmp_path / f'log{number}', tmp_path / str(number), share=0.3, **earlier)
+        trained, held_out = (set(episodes(part, 'policy_info.cluster')) for part in found)
+        assert held_out and not trained & held_out and not held_out & before
+        assert trained | held_out == set(users.tolist())
+        before |= trained | held_out
+    info['time'] = np.tile(np.arange(len(users)), 3) + 0.0
+    arrays.from_arrays(tmp_path / 'mixed', {'x': user}, action, 0.0 * user, policy_info=info)
+    with pytest.raises(ValueError, match=r"got by='time', which puts \d+ clusters in both parts; need by='id'"):
+        parts(tmp_path / 'mixed', tmp_path / 'by_time', share=0.3, by='time')
+
+
 def test_an_earlier_split_has_the_same_names(data, tmp_path):
     rows = np.arange(90)
     arrays.from_arrays(tmp_path / 'old', {'user': rows}, np.zeros(90, np.int64), rows)

@@ -15,7 +15,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import checked
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, metadata
-from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.reader import Dataset, EpisodeReader, with_unknown
 from tflearn.extensions.product import data_evaluation, gate
 from tflearn.extensions.product.data_evaluation import CLUSTER, TIME, PolicyProbabilities, Served
 from tflearn.extensions.product.evaluation import padded_array
@@ -51,6 +51,7 @@ def judge(
     """
     reader = EpisodeReader(dataset)
     specs = columns.read_specs(reader.directories[0])
+    _check_clusters(reader)
     policies = {path: loader.load(path) for path in (candidate, incumbent) if path is not None}
     for policy in policies.values():
         policy.check(specs)
@@ -92,6 +93,21 @@ def _check_unseen(path: pathlib.Path, policy: LoadedPolicy, used: Sequence[Mappi
             raise UserValueError(
                 f'got {one["path"]} and {other["path"]}, which may have episodes in common; need each decision once'
             )
+
+
+def _check_clusters(reader: EpisodeReader) -> None:
+    """Raises ValueError if two data sets have decisions of one cluster, which counts once."""
+    column, seen = f'policy_info.{CLUSTER}', set[int]()
+    if len(reader.directories) == 1 or column not in {each.name for each in reader.columns}:
+        return
+    for directory in reader.directories:
+        episodes = [each for one in with_unknown(Dataset([str(directory)])).values() for each in one.episodes()]
+        found = {int(episode[column][0]) for episode in episodes}
+        if seen & found:
+            raise UserValueError(
+                f'got {directory} with {len(seen & found)} clusters of the data sets before it; need each cluster once'
+            )
+        seen |= found
 
 
 def logged_episodes(
@@ -220,17 +236,22 @@ def promote(
     Returns:
       What was found and done, in lines; and whether the candidate has the state.
     """
-    path, lines = find(directory, candidate), []
+    path, lines, is_best = find(directory, candidate), [], True
     if data:
         served = Served(**{name: options.pop(name) for name in ('epsilon', 'temperature') if name in options})
         known = states.read(directory)
         name = incumbent or (str(known.stable) if known else '')
-        against = find(directory, name) if name else None
-        verdict = judge(path, against, Dataset(data), GateOptions(**options), served)
-        lines = [f'candidate {path}, incumbent {against or "the log"}', verdict.text()]
-        if not verdict.passes:
-            return '\n'.join(lines), False
+        best = str(known.best) if known and known.best is not None else name
+        # The incumbent comes last: the version's metadata have its verdict.
+        for each in dict.fromkeys((best, name)):
+            against = find(directory, each) if each else None
+            verdict = judge(path, against, Dataset(data), GateOptions(**options), served)
+            lines += [f'candidate {path}, incumbent {against or "the log"}', verdict.text()]
+            if not verdict.passes:
+                return '\n'.join(lines), False
+            is_best = is_best and (each != best or not best or verdict.difference.low > 0)
         facts = '; '.join([f'difference at least {verdict.difference.low:.4g}', *verdict.warnings])
         why = f'{why}: {facts}' if why else facts
-    found = states.promote(directory, adopt(path, directory), state, why or 'without a gate', share)
+    number = adopt(path, directory)
+    found = states.promote(directory, number, state, why or 'without a gate', share, is_best=is_best)
     return '\n'.join([*lines, f'{state} of {directory}: {found.labels[state]}']), True

@@ -25,7 +25,9 @@ from tflearn.data.writer import EpisodeWriter
 
 TRAIN, HELD_OUT = 'train', 'held_out'
 TIME, ID = 'time', 'id'
-_TIMES, _IDS = 'policy_info.time', ('policy_info.episode', 'policy_info.id')
+_TIMES, _CLUSTER = 'policy_info.time', 'policy_info.cluster'
+_IDS = _CLUSTER, 'policy_info.episode', 'policy_info.id'
+_SEEN = 'seen.npy'  # the numbers of all names that this split and those before it had
 
 
 def split_files(paths: Sequence[str], output: pathlib.Path, settings: Mapping[str, Any], **filters: Any) -> str:
@@ -48,19 +50,19 @@ def split(
       dataset: the episodes.
       output: a new directory, which appears whole.
       share: the share of episodes that are held out: with 'id' about that many, with 'time' as near as equal times let.
-      by: 'time' holds out those that end last; 'id' those with a small hash of the episode's name, else of the row's,
-        else of the content and how often it came before; otherwise the name of a column, such as 'observation.user',
-        whose first value is hashed.
+      by: 'time' holds out those that end last; 'id' those with a small hash of the cluster's name, else of the
+        episode's, else of the row's, else of the content and how often it came before; otherwise the name of a column,
+        such as 'observation.user', whose first value is hashed.
       compress: compress the files with gzip.
-      earlier: an earlier split, for data that grow: what it has, held out or not, is trained on now, so that only
-        episodes that no policy has seen are held out. If there are none of these, it plays no part.
+      earlier: an earlier split, for data that grow: what it or those before it had, held out or not, is trained on
+        now, so that only names that no policy has seen are held out. If there are none of these, it plays no part.
 
     Returns:
       The numbers of episodes and steps of both, and their shares, in lines.
 
     Raises:
-      ValueError: if the data or `earlier` have no such column, a part would be empty, the directory exists, or
-        `earlier` is given with another `by` than 'id'.
+      ValueError: if the data have no such column, a part would be empty, a cluster would be in both, the directory
+        exists, or `earlier` is no split, or is given with another `by` than 'id'.
     """
     if earlier and by != ID:
         raise UserValueError(f'got earlier={earlier} with by={by!r}; need by={ID!r} with it')
@@ -70,19 +72,32 @@ def split(
     column = _column(by, {column.name for column in reader.columns})
     facts = {'by': by, 'share': share, 'from': metadata.lineage(reader.directories)}
     begin, hashed = _begin(reader, share) if by == TIME else math.nan, _Hashes(column)
-    new: set[float] = set()
+    seen, new = np.zeros(0), set[float]()
     if earlier:
-        seen = Dataset([str(earlier / part) for part in (TRAIN, HELD_OUT)])
-        facts['earlier'] = [each['digest'] for each in metadata.lineage(find_directories(seen))]
-        new = _numbers(dataset, column, share) - _numbers(seen, column, share)
+        parts = find_directories(Dataset([str(earlier / part) for part in (TRAIN, HELD_OUT)]))
+        facts['earlier'] = [each['digest'] for each in metadata.lineage(parts)]
+        if _column(by, {each.name for each in columns.read_columns(parts[0])}) != column:
+            raise UserValueError(f'got {parts[0]} without {column}; need a split of data that have it')
+        seen = _seen(earlier)
+        new = _numbers(dataset, column, share) - set(seen[seen < share].tolist())
+    numbers, clusters = list[float](), (set[int](), set[int]())
 
     def is_held_out(record: bytes, episode: Any) -> bool:
         if by == TIME:
-            return _end(episode) >= begin
-        number = hashed(record, episode)
-        return number in new if new else number < share
+            held_out = _end(episode) >= begin
+        else:
+            numbers.append(hashed(record, episode))
+            held_out = numbers[-1] in new if new else numbers[-1] < share
+        if _CLUSTER in episode:
+            clusters[held_out].add(int(episode[_CLUSTER][0]))
+        return held_out
 
-    totals = _write(readers, output, facts, compress, is_held_out)
+    def finish(begun: pathlib.Path) -> None:
+        if both := clusters[0] & clusters[1]:
+            raise UserValueError(f'got by={by!r}, which puts {len(both)} clusters in both parts; need by={ID!r}')
+        np.save(begun / _SEEN, np.union1d(seen, numbers))
+
+    totals = _write(readers, output, facts, compress, is_held_out, finish)
     all_episodes, all_steps = sum(total[1] for total in totals), sum(total[2] for total in totals)
     return '\n'.join(
         f'{output / part}: {episodes} episodes ({episodes / all_episodes:.1%}), {steps} steps ({steps / all_steps:.1%})'
@@ -106,6 +121,7 @@ def _write(
     facts: Mapping[str, Any],
     compress: bool,
     is_held_out: Callable[[bytes, Any], bool],
+    finish: Callable[[pathlib.Path], None],
 ) -> list[tuple[str, int, int]]:
     """Writes both parts; returns the name of each with the numbers of its episodes and steps."""
     reader, parts = readers[''], (TRAIN, HELD_OUT)
@@ -129,6 +145,7 @@ def _write(
                 'another share, or other names'
             )
         closing.close()
+        finish(begun)
         for part in parts:
             metadata.keep_vocabularies(reader.directories, begun / part)
     return totals
@@ -148,10 +165,15 @@ def _end(episode: Any) -> float:
 def _numbers(dataset: Dataset, column: str, share: float) -> set[float]:
     """Returns the numbers of episodes that are below `share`."""
     readers, hashed = with_unknown(dataset), _Hashes(column)
-    if column and column not in {each.name for each in readers[''].columns}:
-        raise UserValueError(f'got {dataset.paths[0]} without {column}; need a split of data that have it')
     numbers = (hashed(record, episode) for each in readers.values() for record, episode in each.records())
     return {number for number in numbers if number < share}
+
+
+def _seen(earlier: pathlib.Path) -> np.ndarray:
+    try:
+        return np.asarray(np.load(earlier / _SEEN))
+    except (OSError, ValueError) as error:
+        raise UserValueError(f'got earlier={earlier} ({error}); need what tflearn data split has written') from error
 
 
 class _Hashes:

@@ -1,0 +1,185 @@
+"""Loops of ten rounds in a small world: how often do they ever promote a policy that is worse by more than the margin?
+
+Each round logs decisions of what serves, with 30% random ones, and joins them with their outcomes by the loop's own
+join: what comes after the window, or is not known when the round ends, has no reward. Half of the decisions train a
+candidate, the other half judge it by `tflearn.extensions.product.gate`, with the round's share of the level, against
+what serves and against the best version so far, as `tflearn promote` does. All values are known exactly.
+
+- `learned`: the candidate has the highest estimated rewards; in every other round it is one of `worse`.
+- `worse`: the candidate is worse than what serves by the margin and a hundredth of it, in every round.
+- `ratchet`: it is worse by half of the margin, which may pass; many of them in a row must not.
+
+In each of them rates of clicks drift from round to round, and clicks of what serves come later than those of others.
+
+.venv/bin/python -m benchmarks.gate_loops [--loops=100] [--rounds=10] [--decisions=20000] [--seed=0] [--json=FILE]
+"""
+
+import argparse
+import collections
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from tflearn.core import confidence_sequences
+from tflearn.extensions.product import gate, steps
+from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes
+from tflearn.extensions.product.log_rows import Report
+from tflearn.extensions.product.outcomes import OutcomeOptions, Outcomes
+
+CONTEXTS, ACTIONS, EPSILON, WINDOW_SECS = 4, 3, 0.3, 300.0
+MARGIN, DRIFT = 0.04, 0.02
+ALONE = 'ratchet, not compared with the best'
+# How much worse candidates are than what serves, in margins.
+KINDS = {'learned': 1.01, 'worse': 1.01, 'ratchet': 0.5, ALONE: 0.5}
+_ROWS = np.dtype([(name, 'u8' if name == 'id' else 'f8') for name in ('id', 'time', 'reward')] + [
+    ('bad', '?'), ('row', 'i8'), ('action', 'i8'), ('context', 'i8')
+])  # fmt: skip
+
+
+@dataclasses.dataclass
+class World:
+    """Clicks of a shop: `rates` of being clicked ever, and mean seconds until then, each [C, A]."""
+
+    rng: np.random.Generator
+    rates: np.ndarray
+    delays: np.ndarray
+
+    def values(self) -> np.ndarray:
+        """Returns the probability of a click within the window, [C, A]."""
+        return self.rates * (1 - np.exp(-WINDOW_SECS / self.delays))
+
+    def value(self, policy: np.ndarray) -> float:
+        """Returns the expected reward of a policy as it is served, of probabilities [C, A]."""
+        return float((served(policy) * self.values()).sum() / CONTEXTS)
+
+    def drift(self) -> None:
+        """Changes the rates a little."""
+        self.rates = np.clip(self.rates + self.rng.normal(0, DRIFT, self.rates.shape), 0.05, 0.6)
+
+    def log(self, policy: np.ndarray, begin: float, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns decisions of a policy, one a second, the probabilities of all actions, and their outcomes."""
+        rows = np.zeros(count, _ROWS)
+        rows['id'] = rows['row'] = np.arange(count) + int(begin)
+        rows['time'], rows['context'] = begin + np.arange(count), self.rng.integers(0, CONTEXTS, count)
+        all_of = served(policy)[rows['context']]
+        sums = all_of.cumsum(axis=1)
+        rows['action'] = np.minimum((self.rng.random((count, 1)) >= sums).sum(axis=1), ACTIONS - 1)
+        clicked = self.rng.random(count) < self.rates[rows['context'], rows['action']]
+        outcomes = np.zeros(clicked.sum(), Outcomes.dtype)
+        late = self.rng.exponential(self.delays[rows['context'], rows['action']])
+        outcomes['id'], outcomes['time'] = rows['id'][clicked], (rows['time'] + late)[clicked]
+        outcomes['reward'], outcomes['double'] = 1.0, rows['id'][clicked]
+        return rows, all_of, outcomes
+
+
+def served(policy: np.ndarray) -> np.ndarray:
+    """Returns the probabilities with random actions among them."""
+    return (1 - EPSILON) * policy + EPSILON / ACTIONS
+
+
+def joined(rows: np.ndarray, outcomes: np.ndarray, until: float) -> np.ndarray:
+    """Returns the decisions whose windows are closed, with their rewards."""
+    options = OutcomeOptions([], window_secs=WINDOW_SECS, default_reward=0.0, until=until)
+    join = Outcomes(options, Report(), [pathlib.Path(__file__)], {})
+    (decisions,) = join.watched([rows.copy()])
+    found = join.join(decisions, outcomes)
+    return found[~found['bad']]
+
+
+def log_of(rows: np.ndarray, logged: np.ndarray, candidate: np.ndarray, incumbent: np.ndarray) -> LoggedEpisodes:
+    """Returns what the gate takes, as `promotion.logged_episodes` does; `logged` are probabilities [N, A]."""
+    action, both = rows['action'][:, np.newaxis], [served(each)[rows['context']] for each in (candidate, incumbent)]
+    taken = [np.log(np.take_along_axis(each, action, axis=1)) for each in (*both, logged)]
+    is_own = np.allclose(taken[1], taken[2], rtol=0, atol=1e-4)
+    return LoggedEpisodes(
+        rows['reward'][:, np.newaxis],
+        np.ones((len(rows), 1), bool),
+        taken[0] - taken[2],
+        taken[1] - taken[2],
+        known=confidence_sequences.support(*both, both[1]) if is_own else None,
+        actions=action,
+        log_behaviour=taken[2],
+        log_even=np.full((len(rows), 1), -np.log(ACTIONS)),
+    )
+
+
+def worse_by(world: World, policy: np.ndarray, loss: float) -> np.ndarray:
+    """Returns a policy that takes the worst action in a share of the decisions, so that it loses exactly so much."""
+    worst = np.eye(ACTIONS)[world.values().argmin(axis=1)]
+    share = loss / (world.value(policy) - world.value(worst))
+    return (1 - share) * policy + share * worst if 0 <= share <= 1 else policy
+
+
+def run(kind: str, seed: int, rounds: int, decisions: int) -> collections.Counter[str]:
+    """Returns how often candidates of a loop were promoted, and how often these were worse by more than the margin."""
+    rng = np.random.default_rng([seed, list(KINDS).index(kind)])
+    shape = CONTEXTS, ACTIONS
+    world = World(rng, rng.uniform(0.1, 0.4, shape), WINDOW_SECS * rng.uniform(0.1, 1.5, shape))
+    serving = np.eye(ACTIONS)[(world.values() + rng.normal(0, 0.05, shape)).argmax(axis=1)]
+    best, before, found = serving, [serving], collections.Counter[str]()
+    rows, logged, outcomes = np.zeros(0, _ROWS), np.zeros((0, ACTIONS)), np.zeros(0, Outcomes.dtype)
+    totals = np.zeros((2, *shape))
+    for number in range(1, rounds + 1):
+        world.drift()
+        new = world.log(serving, 1.0 + (number - 1) * decisions, decisions)
+        rows, logged, outcomes = (np.concatenate(both) for both in zip((rows, logged, outcomes), new, strict=True))
+        closed = joined(rows, outcomes, 1.0 + number * decisions)
+        mine, rows = np.isin(rows['id'], closed['id']), rows[len(closed) :]
+        probabilities, logged = logged[mine], logged[len(closed) :]
+        held_out = closed['id'] * np.uint64(2654435761) % np.uint64(1 << 32) < 1 << 31
+        train = closed[~held_out]
+        np.add.at(totals, (0, train['context'], train['action']), train['reward'])
+        np.add.at(totals, (1, train['context'], train['action']), 1.0)
+        candidate = worse_by(world, serving, KINDS[kind] * MARGIN)
+        if kind == 'learned' and number % 2:
+            candidate = np.eye(ACTIONS)[(totals[0] / np.maximum(totals[1], 1)).argmax(axis=1)]
+        options = GateOptions(margin=MARGIN, level=steps.Gate().level_of(number), low=0.0, high=1.0)
+        given = closed[held_out], probabilities[held_out], candidate
+        verdict = gate.judge(log_of(*given, best), options)
+        is_better = verdict.difference.low > 0
+        passes = verdict.passes
+        if best is not serving:
+            passes = gate.judge(log_of(*given, serving), options).passes and (passes or kind == ALONE)
+        if passes:
+            loss = world.value(serving) - world.value(candidate), world.value(best) - world.value(candidate)
+            most = max(map(world.value, before)) - world.value(candidate)
+            found.update(promoted=1, serving=loss[0] > MARGIN, best=loss[1] > MARGIN, ever=most > MARGIN)
+            serving, best = candidate, candidate if is_better else best
+            before.append(serving)
+    return found
+
+
+def main() -> None:
+    """Runs the loops and prints how many of them did what."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--loops', type=int, default=100, help='of each kind')
+    parser.add_argument('--rounds', type=int, default=10)
+    parser.add_argument('--decisions', type=int, default=20_000, help='of a round')
+    parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS))
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--json', type=pathlib.Path, help='a file for the numbers')
+    options = parser.parse_args()
+    print(f'{options.loops} loops of {options.rounds} rounds of {options.decisions} decisions, margin {MARGIN}')
+    print('| candidates | promoted | loops that promote what is worse by more than the margin than what serves '
+          '| than the best so far | than any before |\n|---|---|---|---|---|')  # fmt: skip
+    results: dict[str, Any] = {}
+    for kind in options.kinds:
+        begun = time.monotonic()
+        of = [run(kind, options.seed + i, options.rounds, options.decisions) for i in range(options.loops)]
+        results[kind] = {name: sum(each[name] > 0 for each in of) for name in ('serving', 'best', 'ever')}
+        results[kind]['promoted'] = sum(each['promoted'] for each in of)
+        cells = (results[kind][name] for name in ('promoted', 'serving', 'best', 'ever'))
+        print(f'| {kind} | {" | ".join(map(str, cells))} |', flush=True)
+        print(f'{kind}: {time.monotonic() - begun:.1f} s', file=sys.stderr)
+    if options.json:
+        facts = {name: getattr(options, name) for name in ('loops', 'rounds', 'decisions', 'seed')}
+        options.json.write_text(json.dumps({**facts, 'margin': MARGIN, 'kinds': results}, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+    main()
