@@ -363,6 +363,8 @@ UNCHECKED = {
     'curl': 'tests/environments/external_server_test.py runs the commands of the page',
     'python3': 'tests/extensions/experiments/tracking_test.py makes an environment, and runs in it',
     'tflearn track': 'the same',
+    'g++': 'tests/policies/products_aot_test.py compiles and links the example',
+    'echo': 'the same: the input of that program',
     'docker': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
     'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
 }

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,23 +14,30 @@ from tf_agents.policies import greedy_policy
 
 import scripts
 from tests.policies.products_test import stochastic_policy
+from tests.testing import docs_blocks, example_policies, lanes
 from tflearn.files.run_dir import RunDir
 from tflearn.policies.exporter import PolicyExporter
+from tflearn.policies.products import ProductOptions
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(lanes.IS_CURRENT, reason='the runtime of TensorFlow 2.21 needs Abseil, built from its sources'),
+    pytest.mark.skipif(shutil.which('g++') is None, reason='needs g++ to link what was compiled'),
+]
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 TOOL = [sys.executable, '-m', 'tensorflow.python.tools.saved_model_cli']
 TENSORFLOW = pathlib.Path(tf.__file__).parent
 RUNTIME = TENSORFLOW / 'xla_aot_runtime_src'
-# What a compiled function of small matrices needs of the runtime.
-SOURCES = [
-    'tensorflow/compiler/tf2xla/xla_compiled_cpu_function.cc',
-    'xla/cpu_function_runtime.cc',
-    'xla/executable_run_options.cc',
-    'xla/service/custom_call_status.cc',
-    'xla/service/cpu/runtime_single_threaded_matmul_f32.cc',
-]
+# The example of the page on exporting.
+(MAIN,) = (block.text for block in docs_blocks.of('cpp') if 'policy.h' in block.text)
+(COMPILING,) = (
+    block.text.partition('\n')[2]
+    for block in docs_blocks.of('bash')
+    if '\nsaved_model_cli aot_compile_cpu --dir fixed' in block.text
+)
+(LINKING,) = (block.text for block in docs_blocks.of('bash') if 'xla_aot_runtime_src' in block.text)
+SOURCES = re.findall(r'\$XLA/(\S+\.cc)', LINKING)  # what a compiled function of small matrices needs of the runtime
 PROGRAM = """
 #include <cstdio>
 #include "policy.h"
@@ -80,8 +88,6 @@ def test_runs_and_compiles(made, name, tmp_path):
     assert 'Result for output key inlining_decision' in shown and 'Result for output key logits' in shown
     compiled = ['--signature_def_key=action', f'--checkpoint_path={path}/variables/variables', '--cpp_class=Policy']
     run(*TOOL, 'aot_compile_cpu', '--dir', path, '--tag_set=serve', *compiled, f'--output_prefix={tmp_path}/policy')
-    if shutil.which('g++') is None:
-        pytest.skip('needs g++ to link what was compiled')
     (tmp_path / 'main.cc').write_text(PROGRAM)
     sources = [tmp_path / 'main.cc', *(RUNTIME / source for source in SOURCES)]
     objects = [tmp_path / 'policy.o', tmp_path / 'policy_metadata.o']
@@ -99,3 +105,21 @@ def test_runs_and_compiles(made, name, tmp_path):
     else:
         shares = np.bincount(actions, minlength=3) / 300
         np.testing.assert_allclose(shares, tf.nn.softmax(expected['logits'])[0], atol=0.12)
+
+
+def test_the_example_of_the_page(tmp_path):
+    """Its C++ program answers as the policy does."""
+    version = PolicyExporter(example_policies.greedy(), tmp_path / 'exported').export(1, {})
+    ProductOptions().save(version, tmp_path / 'fixed')
+    (tmp_path / 'main.cc').write_text(MAIN)
+    path = f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'
+    environment = {**os.environ, 'PATH': path}
+    run_in = {'cwd': tmp_path, 'env': environment, 'capture_output': True, 'text': True, 'timeout': 300, 'check': True}
+    ended = subprocess.run(['bash', '-e', '-c', f'{COMPILING}\n{LINKING}'], **run_in)
+    assert ended.stdout.splitlines()[-1] in '0123'
+    observations = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32)
+    given = '\n'.join(' '.join(map(str, row)) for row in observations)
+    printed = subprocess.run([tmp_path / 'policy'], input=given, **run_in).stdout.split()
+    signature = tf.saved_model.load(str(version)).signatures['serving_default']
+    expected = signature(observation=tf.constant(observations))['action'].numpy()
+    assert list(map(int, printed)) == expected.tolist() and len(set(printed)) > 1

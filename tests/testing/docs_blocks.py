@@ -109,7 +109,8 @@ def _commands() -> Iterator[tuple[str, list[str]]]:
     """Yields (page and line, words) of each command: of blocks, and of lines of text that begin with a program."""
     for block in of('bash'):
         for i, line in enumerate(block.text.replace('\\\n', '  ').splitlines()):
-            if words := shlex.split(line, comments=True):
+            words = shlex.split(line, comments=True)
+            if words and not re.match(r'[A-Z_]+=\$', line):  # a variable of the lines below
                 yield f'{block.page.name}:{block.line + i}', words
             for begin in (
                 i for i, word in enumerate(words) if i and re.fullmatch(r'tflearn-(serve|train|launch)', word)
