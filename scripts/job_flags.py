@@ -21,7 +21,7 @@ from tflearn.core.errors import UserError, UserValueError
 from tflearn.core.system_errors import as_user_error
 from tflearn.core.verbs import Verb
 from tflearn.core.waiting import HOST_PORT
-from tflearn.files.run_dir import is_url, local_path
+from tflearn.files.run_dir import RunDir, is_url, local_path
 
 _WIDTH = 120
 
@@ -173,11 +173,21 @@ def parse(arguments: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> l
         raise UserValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
 
 
-def check() -> None:
-    """Checks the flags of `define`, as far as the gin file is not needed. Raises ValueError that names the flag."""
-    if not flags.FLAGS.gin_file:
+def check(of_run: bool = False) -> None:
+    """Checks the flags of `define`, as far as the gin file is not needed. Raises ValueError that names the flag.
+
+    Args:
+      of_run: whether the run's own gin file is taken if there is no flag: for what acts in its environment.
+    """
+    values = flags.FLAGS
+    if of_run and not values.gin_file and not is_url(values.root_dir):
+        run_dir = RunDir(values.root_dir)
+        found = [str(path) for path in (run_dir.config, run_dir.objects) if path.exists()]
+        values['gin_file'].value = next(iter(found), None)
+    if not values.gin_file:
         runs = ', '.join(files.runs())
-        raise UserValueError(f'got no --gin_file; need the path of one, or one of {runs}')
+        own = ', or a run in --root_dir that has its own (of Python objects, if those are of modules)' * of_run
+        raise UserValueError(f'got no --gin_file; need the path of one, or one of {runs}{own}')
     coordinator()
 
 

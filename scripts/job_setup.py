@@ -1,5 +1,6 @@
 """The programs of the jobs, from the command line to the exit code."""
 
+import functools
 import hashlib
 import importlib
 import pathlib
@@ -92,7 +93,8 @@ def main(
     if name_flag:
         is_word = lambda name: re.fullmatch(r'[\w-]+', name)  # noqa: E731
         flags.register_validator(name_flag, is_word, 'need letters, digits, _ and -, and nothing else')
-    if job_flags.read(program, description, job_flags.check):
+    # What acts in a run's environment, and is no job of the run, can take its gin file.
+    if job_flags.read(program, description, functools.partial(job_flags.check, module is not None)):
         name = str(flags.FLAGS[name_flag].value) if name_flag else job
         job_process.run(program, name, run, flags.FLAGS.stop_timeout_secs, flags.FLAGS.profile_python)
 

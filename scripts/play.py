@@ -1,7 +1,7 @@
 """Shows a policy in a window, records it as videos, or lets a person play by the keyboard.
 
-tflearn play --root_dir=RUN --gin_file=RUN/config.gin                    the best policy of a run, in a window
-tflearn play --root_dir=RUN --gin_file=RUN/config.gin --video=DIR        the same as videos (extra: video)
+tflearn play --root_dir=RUN                    the best policy of a run, in a window
+tflearn play --root_dir=RUN --video=DIR        the same as videos (extra: video)
 tflearn play --root_dir=RUN --gin_file=... --keys=left=0,right=1 --output=data/mine    a person; recorded
 
 Closing the window, or Escape, ends it. Recorded episodes are demonstrations, as those of tflearn data record.

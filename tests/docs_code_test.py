@@ -71,6 +71,7 @@ assert len(rounds) == 15 and rounds[-1].mean_return > rounds[0].mean_return
     'python.md': """
 assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5, 'always to the right'
 assert (action, actions.tolist()) == (1, [1, 1])
+assert statistics.returns == (16.5,) * 50
 """,
     'robots.md': 'assert run.env_steps >= 60 and run.train_step > 0',
     'seeds.md': "assert [len(its.names) for its in comparison.groups] == [2, 2] and pathlib.Path('rates.png').exists()",

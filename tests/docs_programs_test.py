@@ -61,6 +61,7 @@ NOT_RUN = {
     r'runs/(news|inlining)|simulated_product': 'loop_test.py, simulated_product_test.py of tests/extensions/product/',
     r'-m pytest': 'the tests of an algorithm that the reader adds; tests/docs_code_test.py trains it',
     r'-m pstats': "Python's own; tests/runs/end_to_end_test.py makes such a file",
+    r'=runs/ppo( |$)': 'a run of Python objects; see tests/api/training_test.py',
     r'--tls_certificate': 'needs certificates; tests/extensions/serving/server_tls_test.py',
 }
 # What is replaced in a command.

@@ -20,6 +20,8 @@ from tflearn.environments.check import check_environment
 from tflearn.extensions.experiments.comparison import compare
 from tflearn.extensions.experiments.policies import train_policies
 from tflearn.files.run_dir import RunDir
+from tflearn.jobs.evaluate_settings import Plateau
+from tflearn.jobs.policy_evaluation import evaluate
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.metrics import TrainResult
 from tflearn.learner.rounds import RoundSource, train_rounds
@@ -40,6 +42,7 @@ __all__ = [
     'LearnerOptions',
     'LoopOptions',
     'PeriodicAction',
+    'Plateau',
     'PolicyFunction',
     'Prioritization',
     'Prioritized',
@@ -57,6 +60,7 @@ __all__ = [
     'check_environment',
     'compare',
     'create_train_step',
+    'evaluate',
     'load_policy',
     'make_strategy',
     'train',

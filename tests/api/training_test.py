@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import tflearn
-from tests.testing import jobs, lanes, warm_parents, written_summaries
+from tests.testing import forks, jobs, lanes, warm_parents, written_summaries
 from tflearn.agents import dqn
-from tflearn.api import training
+from tflearn.api import run_check, training
 from tflearn.api.run_settings import RunSettings
 from tflearn.core.errors import UserError
 from tflearn.environments import vector_env
 from tflearn.files.run_dir import read_json
+from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
@@ -283,3 +284,66 @@ def test_a_target_that_nothing_evaluates_before_the_end_is_named(tmp_path, caplo
     given = {**SMALL, 'num_episodes': 1, 'target_return': 2.0, 'export_interval_steps': interval}
     training.of_objects(tmp_path, given)
     assert ('the target cannot end the run' in caplog.text) == warns
+
+
+class Stopping:
+    """A trigger that stops its run once, when it passes 20 train steps."""
+
+    def __init__(self, learner):
+        self._learner = learner
+
+    def __call__(self, before, after):
+        if before < 20 <= after:
+            self._learner.stop('enough of it')
+        return False
+
+
+def make_triggers(learner):
+    return [Stopping(learner)]
+
+
+@lanes.classic
+def test_a_run_that_its_program_stopped_goes_on_when_a_stop_condition_is_raised(tmp_path):
+    options = tflearn.LearnerOptions(summaries=None, make_triggers=make_triggers)
+    settings = {**SMALL, 'num_episodes': 1, 'learner_options': options, 'root_dir': tmp_path, 'seed': 1}
+    run = tflearn.train(**settings)
+    assert run.reason == 'learner.stop: enough of it' and 20 <= run.train_step < 60
+    assert run.evaluations[-1]['train_step'] == run.train_step, 'its last policy is exported and evaluated'
+    again = tflearn.train(**settings)
+    assert (again.train_step, (tmp_path / 'DONE-1').exists()) == (run.train_step, False)
+    assert run.run_dir.objects.exists(), 'programs find its environment there'
+    more = tflearn.train(**{**settings, 'num_train_steps': 70})
+    assert (more.reason, more.train_step) == ('num_train_steps 70 reached', 70)
+
+
+@lanes.classic
+def test_evaluations_that_get_no_better_end_a_run_which_goes_on_with_more_patience(tmp_path):
+    limits = {'num_train_steps': 200, 'evaluate_options': EvaluateOptions('in_loop')}
+    settings = {**of_counter(5), **limits, 'root_dir': tmp_path}
+    run = tflearn.train(**settings, plateau=tflearn.Plateau(patience=2))
+    assert run.reason == 'Plateau.patience 2 reached: the best evaluation is that of train step 0'
+    assert [evaluation['train_step'] for evaluation in run.evaluations] == [0, 2, 4]
+    again = tflearn.train(**settings, plateau=tflearn.Plateau(patience=2))
+    assert (again.evaluations, (tmp_path / 'DONE-1').exists()) == (run.evaluations, False)
+    more = tflearn.train(**settings, plateau=tflearn.Plateau(patience=4, min_improvement=0.5))
+    assert more.reason.startswith('Plateau.patience 4 reached')
+    assert [evaluation['train_step'] for evaluation in more.evaluations] == [0, 2, 4, 6, 8]
+
+
+@lanes.classic
+def test_programs_know_the_environment_and_the_conditions_of_a_run_of_objects(tmp_path):
+    limits = {'max_env_steps': 500, 'collect_options': CollectOptions(max_env_steps=7), 'target_return': 4.0}
+    arguments, evaluation = training.of_objects(tmp_path, {**SMALL, **limits, 'plateau': tflearn.Plateau(5)})
+    path = tmp_path / 'run.gin'
+    path.write_text(training.gin_text(arguments, evaluation))
+    jobs_of_run = [f'tflearn.jobs.{job}' for job in ('train', 'collect', 'evaluate')]
+    found = run_check.check(run_check.Question(str(path), (), jobs_of_run)).conditions
+    ended = forks.run('scripts.evaluate', f'--root_dir={tmp_path}', '--policy=random', '--episodes=2', timeout=60)
+    assert 'random: mean return' in ended.stdout, ended.stderr
+    path.rename(tmp_path / 'other.gin')
+    ended = forks.run('scripts.evaluate', f'--root_dir={tmp_path}', '--policy=random', timeout=60)
+    assert 'or a run in --root_dir that has its own' in ended.stderr
+    assert found == {
+        'num_train_steps': 60, 'max_env_steps': 500, 'CollectOptions.max_env_steps': 7, 'target_return': 4.0,
+        'Plateau.patience': 5,
+    }  # fmt: skip

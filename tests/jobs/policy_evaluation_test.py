@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_agents.networks import q_network
 from tf_agents.policies import greedy_policy, policy_saver, q_policy
 
+import tflearn
 from tests import fakes
 from tests.testing import example_policies
 from tflearn.core.types import specs_of
@@ -80,6 +81,34 @@ def test_versions_by_name_number_and_path(exported):
     assert {f'greedy_policy-{step}-{number}.json' for step, number in ((3, 1), (3, 3), (9, 1), (9, 4))} < found.keys()
     assert {each['path'] for each in found.values()} == {str(greedy / '3'), str(greedy / '9')}
     assert len({tuple(each['returns']) for each in found.values() if each['train_step'] == 9}) == 1, 'the same seeds'
+
+
+def test_a_call_from_python_plays_the_episodes_of_the_program(exported):
+    version = RunDir(exported).greedy_policy / '3'
+    run(exported, train_step=3, seed=5)
+    (written,) = results(exported).values()
+    for policy in (version, str(version), load_policy(version)):
+        found = tflearn.evaluate(policy, CARTPOLE, 3, 5, num_environments=2)
+        assert (found.mean_return, list(found.returns)) == (written['mean_return'], written['returns'])
+    options = EvaluateOptions(max_steps_per_episode=60)
+    assert tflearn.evaluate(balance, CARTPOLE, 2, options=options).lengths == (60, 60)
+    assert tflearn.evaluate('random', CARTPOLE, 2).mean_return < 100
+    assert tflearn.evaluate('random', CARTPOLE, 2) == tflearn.evaluate('random', CARTPOLE, 2)
+    for given, message in (
+        ((None, CARTPOLE), 'need a function'),
+        ((balance, gymnasium.make), 'got make_environment=.*need'),
+        ((balance, CARTPOLE, 0), 'got num_episodes=0'),
+        ((version, fakes.make_environment), 'use the configuration that it was trained with'),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            tflearn.evaluate(*given)
+
+
+@pytest.mark.filterwarnings('ignore')  # moviepy's own
+def test_a_call_from_python_records_a_video_of_each_episode(tmp_path):
+    pytest.importorskip('moviepy', reason='needs pip install ".[video]"')
+    assert tflearn.evaluate('random', CARTPOLE, 2, video=tmp_path).num_episodes == 2
+    assert {f'rl-video-episode-{i}.mp4' for i in (0, 1)} <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.filterwarnings('ignore:Encoding a StructuredValue')  # by PolicySaver

@@ -80,6 +80,7 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
     limit = arguments.get('collect_options', CollectOptions()).max_env_steps
     stop_conditions.check(limit)
     others = {'target_return': evaluation.get('target_return'), 'CollectOptions.max_env_steps': limit}
+    others['Plateau.patience'] = getattr(evaluation.get('plateau'), 'patience', None)
     going_on.reopen(run_dir, {**stop_conditions.given(), **others})
     seed = arguments.get('initial', Initial()).seed
     with _both_jobs(run_dir) as jobs:

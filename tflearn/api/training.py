@@ -22,13 +22,13 @@ from tflearn.config import files
 from tflearn.config.reader import import_text
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
 from tflearn.core.experience import Experience
-from tflearn.core.types import AgentFactory, EnvironmentFactory, check_agent_factory, check_call
+from tflearn.core.types import AgentFactory, EnvironmentFactory, VideoFactory, check_agent_factory, check_call
 from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
-from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.evaluate_settings import EvaluateOptions, Plateau
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train as train_job
 from tflearn.jobs.train_settings import Initial, Intervals, grouped
@@ -39,8 +39,7 @@ _LITERALS = (bool, int, float, str, type(None))
 Mode = Literal['synchronous', 'processes']
 
 _PARTS = ('make_environment', 'make_agent', 'experience')
-_EVALUATION = ('target_return', 'num_episodes', 'evaluate_options')
-_GIN_FILE = 'run.gin'  # of a run in several processes that Python objects describe
+_EVALUATION = ('target_return', 'num_episodes', 'evaluate_options', 'plateau', 'record_video')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +89,8 @@ def train(
     target_return: float | None = None,
     num_episodes: int | None = None,
     evaluate_options: EvaluateOptions | None = None,
+    plateau: Plateau | None = None,
+    record_video: VideoFactory | None = None,
     **settings: Unpack[RunSettings],
 ) -> TrainedRun:
     """Trains an agent and evaluates its greedy policy, from a script or a notebook.
@@ -117,6 +118,9 @@ def train(
       num_episodes: episodes of one evaluation; 20 by default.
       evaluate_options: limits of an evaluation, and another metric than the return for the target and the best policy.
         By default each exported policy is evaluated.
+      plateau: ends training when evaluations get no better.
+      record_video: makes an environment that records videos of evaluations, in <root_dir>/videos, such as
+        `functools.partial(gymnasium_env.record, 'CartPole-v1')` (the extra `video`).
       **settings: more arguments of `tflearn.jobs.synchronous.synchronous`: num_environments, learner_options, ...; and
         fields of its groups: max_env_steps, max_secs, seed, export_interval_steps, ... `RunSettings` lists them.
 
@@ -133,6 +137,8 @@ def train(
         'target_return': target_return,
         'num_episodes': num_episodes,
         'evaluate_options': evaluate_options,
+        'plateau': plateau,
+        'record_video': record_video,
         **settings,
     }
     mode = mode or ('synchronous' if gin_file is None else 'processes')
@@ -147,13 +153,11 @@ def train(
             )
         arguments, evaluation = of_objects(root_dir, given)
         run_dir = RunDir(os.fspath(root_dir or ''))
+        _write_gin(run_dir, arguments, evaluation, mode)
         if mode == 'synchronous':
             synchronous_run.of_objects(run_dir, arguments, evaluation)
         else:
-            text = gin_text(arguments, evaluation)
-            run_dir.make()
-            write_atomically(run_dir.root / _GIN_FILE, text.encode())
-            _run_processes(run_dir, str(run_dir.root / _GIN_FILE), (), num_collectors)
+            _run_processes(run_dir, str(run_dir.objects), (), num_collectors)
     else:
         gin_file = os.fspath(gin_file)
         _check_gin(given, gin_file, gin_bindings)
@@ -184,6 +188,17 @@ def of_objects(
     _warn_of_late_exports(settings, evaluation.get('target_return'))
     evaluation['options'] = evaluation.pop('evaluate_options', EvaluateOptions('each'))
     return {**parts, 'num_train_steps': None, **settings}, evaluation
+
+
+def _write_gin(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mapping[str, Any], mode: Mode) -> None:
+    """Writes the run's parts as its gin file, which programs take that act in its environment."""
+    run_dir.make()
+    try:
+        write_atomically(run_dir.objects, gin_text(arguments, evaluation).encode())
+    except UserTypeError:  # objects that no other process can import
+        if mode == 'processes':
+            raise
+        run_dir.objects.unlink(missing_ok=True)
 
 
 def _own_experience(make_agent: Any) -> Experience | None:

@@ -27,7 +27,7 @@ def _conditions(bindings: Sequence[Binding]) -> dict[str, float | None]:
 
 def _condition(binding: Binding) -> str | None:
     """Returns the name of the stop condition that is bound; None if it is another setting."""
-    if not binding.target or binding.scope:
+    if not binding.target:
         return None
     origin, parameter = _origin(binding.target), binding.parameter
     names = (name for name, owners in CONDITIONS.items() if name.rpartition('.')[2] == parameter and origin in owners)

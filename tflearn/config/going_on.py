@@ -1,6 +1,7 @@
 """Continues a run that has ended: compares its stop conditions and settings with those of before.
 
-A run that ended goes on if the condition that ended it was raised, or removed. Launch and all jobs, which may start in
+A run that ended goes on if the condition that ended it was raised, or removed; one that its program stopped, if one of
+its stop conditions was. Launch and all jobs, which may start in
 any order, find the same.
 """
 
@@ -23,6 +24,7 @@ CONDITIONS = {
     'CollectOptions.max_env_steps': ('collect_settings.CollectOptions',),
     'max_secs': (_STOP,),
     'target_return': ('evaluate.evaluate',),
+    'Plateau.patience': ('evaluate_settings.Plateau',),
     'max_epochs': (_DATA_STOP,),
     'patience': (_DATA_STOP,),
 }
@@ -73,10 +75,14 @@ def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
     Args:
       conditions: the stop conditions now; those that are missing or None do not hold.
     """
-    done = read_json(run_dir.done, messages.Ended) or read_json(run_dir.train_result, messages.Ended)
+    trained = read_json(run_dir.train_result, messages.Ended)
+    done = read_json(run_dir.done, messages.Ended) or trained
     request = read_json(run_dir.stop_request, messages.StopRequest) or {}
     is_remote = run_dir.location != str(run_dir.root)  # whose objects another job would bring back
-    if done is None or is_remote or not _has_moved(str(request.get('reason', done['reason'])), done, conditions):
+    if done is None or is_remote:
+        return False
+    before = (trained or {}).get('conditions', {})
+    if not _has_moved(str(request.get('reason', done['reason'])), done, before, conditions):
         return False
     # DONE last: a process that is killed in between decides in the same way when it is started again.
     run_dir.stop_request.unlink(missing_ok=True)
@@ -87,21 +93,30 @@ def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
     return True
 
 
-def _has_moved(reason: str, counts: Mapping[str, Any], conditions: Conditions) -> bool:
-    """Returns whether the condition that ended the run now lies ahead, and no other one is reached."""
+def _has_moved(reason: str, counts: Mapping[str, Any], before: Conditions, conditions: Conditions) -> bool:
+    """Returns whether the condition that ended the run now lies ahead, and no other one is reached.
+
+    Of a run that its program stopped, any of the conditions `before`.
+    """
     name, _, rest = reason.partition(' ')
-    if name not in CONDITIONS:  # somebody asked for the end
-        return False
-    try:
-        old, new = float(rest.partition(' ')[0].rstrip(',:')), conditions.get(name)
-    except ValueError:
-        return False
-    if new is not None and not float(f'{new:g}' if name == 'target_return' else new) > old:
+    old = before
+    if name != messages.STOPPED:
+        if name not in CONDITIONS:  # somebody asked for the end
+            return False
+        try:
+            old = {name: float(rest.partition(' ')[0].rstrip(',:'))}
+        except ValueError:
+            return False
+    if not any(_is_raised(each, value, conditions.get(each)) for each, value in old.items()):
         return False
     return not any(
         (end := conditions.get(condition)) is not None and (counts.get(count) or 0) >= end
         for condition, count in _COUNTS.items()
     )
+
+
+def _is_raised(name: str, old: float | None, new: float | None) -> bool:
+    return new is None or old is None or float(f'{new:g}' if name == 'target_return' else new) > old
 
 
 def _changes(run_dir: RunDir, now: Effective, job: str) -> list[tuple[str, str]]:

@@ -37,10 +37,14 @@ class StepEvaluation(_Scores):
     train_step: NonNegativeInt
 
 
+STOPPED = 'learner.stop:'  # begins the reason of a run that its program has stopped
+
+
 class Ended(TypedDict):
     """What `RunDir.done` and `RunDir.train_result` have in common."""
 
     reason: str
+    conditions: NotRequired[dict[str, float]]
     train_step: NotRequired[NonNegativeInt]
     env_steps: NotRequired[NonNegativeInt | None]
     seconds: NotRequired[NonNegativeFloat | None]

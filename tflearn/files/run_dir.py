@@ -182,6 +182,7 @@ class RunDir:
       commands: the commands that start the run's jobs by hand.
       config: the run's gin configuration.
       config_values: the same settings by name, as text.
+      objects: the gin file of a run that Python objects describe, if other processes can import them.
       code_snapshot: git revisions and differences of the running code, with --code_snapshot.
       evaluations: one JSON object per evaluation.
       policy_evaluations: the results of evaluations of single policies, a JSON file each.
@@ -214,6 +215,7 @@ class RunDir:
         self.decisions = path / 'serving' / 'decisions'
         self.cloning, self.commands = path / 'cloning', path / 'commands.txt'
         self.config, self.config_values = path / 'config.gin', path / 'config_values.json'
+        self.objects = path / 'run.gin'
         self.code_snapshot = path / 'code_snapshot.md'
         self.evaluations, self.policy_evaluations = path / 'evaluations.jsonl', path / 'policy_evaluations'
         self.league = path / 'league.json'

@@ -11,7 +11,8 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.actors.evaluation_record import Evaluation, value
+from tflearn.actors import learning_curve
+from tflearn.actors.evaluation_record import Evaluation, EvaluationRecord, value
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator, Progress
 from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.core import life, side_tasks
@@ -31,7 +32,7 @@ from tflearn.core.waiting import Stopped, wait_until
 from tflearn.files import messages
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import evaluated_policies
-from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.evaluate_settings import EvaluateOptions, Plateau
 from tflearn.jobs.evaluated_policies import Candidate, ExportedPolicies
 from tflearn.jobs.evaluation_processes import EvaluationProcesses, share
 from tflearn.jobs.evaluation_report import EvaluationReport
@@ -61,6 +62,7 @@ def evaluate(
     num_environments: PositiveInt = 10,
     num_processes: PositiveInt = 1,
     target_return: float | None = None,
+    plateau: Plateau | None = None,
     idle_timeout_secs: float = 3600.0,
     seed: int | None = None,
     options: EvaluateOptions = EvaluateOptions(),
@@ -82,6 +84,7 @@ def evaluate(
       num_processes: processes that share the episodes of each evaluation; more than one only in a job of its own.
       target_return: asks the train job to finish when the mean return, or that of `options.target_metric`, reaches this
         value, and reaches it again in `num_episodes` other episodes of the same policy. None trains to the end.
+      plateau: asks the train job to finish when evaluations get no better. None trains to the end.
       idle_timeout_secs: how long to wait for the next policy, and for the end of training.
       seed: the environment's seed; None draws one.
       options: which policies are evaluated, and how they act.
@@ -119,7 +122,7 @@ def evaluate(
             ending.enter_context(contextlib.closing(runner.environment))
             source = _source(run, options, runner.environment.specs, make_agent, experience)
             ending.enter_context(contextlib.closing(source))
-            target = _Target(options.target_metric, target_return, options.lower_is_better)
+            target = _Target(options.target_metric, target_return, options.lower_is_better, plateau)
             here = functools.partial(runner.run, record_video=record_video, videos=run.dir.videos)
 
             def alive() -> None:
@@ -174,11 +177,13 @@ class _Target:
       metric: see `EvaluateOptions.target_metric`.
       goal: its value that ends the run; None: none does.
       lower_is_better: whether less is better.
+      plateau: ends the run too.
     """
 
     metric: str
     goal: float | None
     lower_is_better: bool
+    plateau: Plateau | None
 
     def is_better(self, evaluation: Evaluation, other: Evaluation) -> bool:
         """Whether the first one is better; one that is incomplete is never better than a complete one."""
@@ -188,6 +193,21 @@ class _Target:
         """Whether a complete evaluation reaches the goal."""
         complete, score = self._rank(evaluation)
         return self.goal is not None and complete and score >= (-self.goal if self.lower_is_better else self.goal)
+
+    def plateau_reason(self, record: EvaluationRecord) -> str | None:
+        """Returns why the run is to end if the newest evaluations are no better than an earlier one; else None."""
+        if self.plateau is None:
+            return None
+        best, best_step, num_worse = -math.inf, None, 0
+        for evaluation in learning_curve.current(record.evaluations):
+            complete, score = self._rank(dict(evaluation))
+            if complete and score > best + self.plateau.min_improvement:
+                best, best_step, num_worse = score, evaluation['train_step'], 0
+            else:
+                num_worse += 1
+        patience = self.plateau.patience
+        reason = f'Plateau.patience {patience} reached: the best evaluation is that of train step {best_step}'
+        return reason if num_worse >= patience else None
 
     def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
         found, sign = value(evaluation, self.metric), -1.0 if self.lower_is_better else 1.0
@@ -284,6 +304,9 @@ class _Evaluation:
             evaluation = self._evaluate(candidate)
             if evaluation is not None and self._target.is_reached(evaluation):
                 request = self._confirm(candidate)
+            elif self._source.result() is None and (reason := self._target.plateau_reason(self._report.record)):
+                # Training ends; the policies that it still exports are evaluated too.
+                write_json(self._run_dir.stop_request, {'reason': reason})
         self._finish(request)
 
     def _next_candidate(self) -> Candidate | None:

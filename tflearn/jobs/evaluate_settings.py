@@ -6,7 +6,7 @@ from typing import Literal
 from tflearn.actors.episode_recorder import OnEpisode
 from tflearn.actors.evaluator import MAX_SECS, MAX_STEPS_PER_EPISODE
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, checked_dataclass
 
 # The names of `EpisodeMetrics` but for discounted returns.
 _METRIC = re.compile(r'return(_\d+)?|length|reward|(info|info_end|custom)/.+')
@@ -25,6 +25,19 @@ class Videos:
 
     interval: PositiveInt = 10
     episodes: PositiveInt = 1
+
+
+@checked_dataclass(frozen=True)
+class Plateau:
+    """When evaluations get no better: training ends. A run that ended so goes on with a greater `patience`.
+
+    Attributes:
+      patience: evaluations in a row of which none is better than the best one before, by `target_metric`.
+      min_improvement: how much better an evaluation must be to count as better.
+    """
+
+    patience: PositiveInt = 10
+    min_improvement: NonNegativeFloat = 0.0
 
 
 @checked_dataclass(frozen=True)

@@ -1,17 +1,23 @@
-"""The job evaluate_policy: evaluates one policy, of any origin, in an environment, and keeps the result."""
+"""Evaluates one policy, of any origin, in an environment: the job evaluate_policy keeps the result, a call returns it.
+
+statistics = tflearn.evaluate('runs/ppo', make_environment, num_episodes=100)
+print(statistics.mean_return, statistics.mean_return_interval)
+"""
 
 import contextlib
 import itertools
 import os
 import pathlib
+import threading
 import time
 from typing import Any
 
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked
-from tflearn.core.types import EnvironmentFactory
+from tflearn.core.types import EnvironmentFactory, check_call
 from tflearn.data import metadata
+from tflearn.environments import window
 from tflearn.files.run_dir import local_path, write_json
 from tflearn.jobs import chosen_policy
 from tflearn.jobs.evaluate_settings import EvaluateOptions
@@ -19,6 +25,68 @@ from tflearn.jobs.evaluation_processes import EvaluationProcesses, share
 from tflearn.jobs.evaluation_report import describe
 from tflearn.jobs.run import Run
 from tflearn.policies import external
+from tflearn.policies.policy_function import PolicyFunction, load_policy
+
+
+@checked
+def evaluate(
+    policy: PolicyFunction | str | os.PathLike[str] | external.ActFunction,
+    make_environment: EnvironmentFactory,
+    num_episodes: PositiveInt = 20,
+    seed: int = 0,
+    *,
+    num_environments: PositiveInt = 10,
+    video: str | os.PathLike[str] | None = None,
+    options: EvaluateOptions = EvaluateOptions(),
+) -> EpisodeStatistics:
+    """Plays episodes of a policy; the same arguments give the same episodes. Nothing of a run is changed.
+
+    Args:
+      policy: a loaded policy, what `load_policy` takes, a function of a batch of observations, or 'random'.
+      make_environment: makes the environment, as for `train`.
+      num_episodes: the number of episodes.
+      seed: the seed of the environments.
+      num_environments: environments stepped together; never more than the episodes.
+      video: a directory for a video of each episode, of one environment of `gymnasium_env.make` (the extra `video`).
+      options: the limits of the evaluation, and the share of random actions.
+
+    Returns:
+      The episodes: `mean_return`, `mean_return_interval`, `std_return`, `returns`, `lengths`, and `means` of what the
+      environment's info has.
+
+    Raises:
+      TypeError, ValueError: for arguments of other kinds, or a policy of another environment.
+    """
+    check_call('make_environment', make_environment, 'gymnasium_env.make', num_environments=1, seed=0)
+    found: Any = policy
+    if policy == chosen_policy.RANDOM:
+        found = None
+    elif isinstance(policy, str | os.PathLike):
+        found = load_policy(policy).loaded
+    elif isinstance(policy, PolicyFunction):
+        found = policy.loaded
+    else:
+        external.check_function(policy)
+    if video is not None:
+        make_environment, num_environments = window.Stage(make_environment, os.fspath(video), None).make, 1
+    return play(found, make_environment, num_episodes, num_environments, seed, options)
+
+
+def play(
+    policy: Any,
+    make_environment: EnvironmentFactory,
+    num_episodes: int,
+    num_environments: int,
+    seed: int,
+    options: EvaluateOptions,
+    stop: threading.Event | None = None,
+) -> EpisodeStatistics:
+    """Plays episodes of what `chosen_policy.find` has found; see `evaluate_policy`."""
+    number = min(num_environments, num_episodes)
+    with contextlib.closing(make_environment(num_environments=number, seed=seed)) as environment:
+        acting, _ = chosen_policy.acting(policy, environment.specs, options.epsilon, seed)
+        limits = options.max_steps_per_episode, options.max_secs
+        return Evaluator(environment, num_episodes, *limits, on_episode=options.on_episode).run(acting, stop)
 
 
 @checked
@@ -65,19 +133,13 @@ def evaluate_policy(
 
     facts: dict[str, Any] = {}
 
-    def play(index: int) -> EpisodeStatistics:
+    def play_share(index: int) -> EpisodeStatistics:
         """Plays the share of a process; the facts describe its policy."""
         found = chosen_policy.find(run.dir, policy, train_step)
         found = chosen_policy.sampled(found) if sampled else found
         episodes = share(num_episodes, num_processes, index)
         first_seed = seed + index * num_environments
-        with contextlib.closing(
-            make_environment(num_environments=min(num_environments, episodes), seed=first_seed)
-        ) as environment:
-            acting, _ = chosen_policy.acting(found, environment.specs, options.epsilon, first_seed)
-            limits = options.max_steps_per_episode, options.max_secs
-            evaluator = Evaluator(environment, episodes, *limits, on_episode=options.on_episode)
-            statistics = evaluator.run(acting, run.stop)
+        statistics = play(found, make_environment, episodes, num_environments, first_seed, options, run.stop)
         path = getattr(found, 'path', None)
         facts.update(
             {
@@ -89,9 +151,9 @@ def evaluate_policy(
         return statistics
 
     begun = time.monotonic()
-    others = EvaluationProcesses(lambda index: lambda _: play(index), num_processes, num_episodes, run.stop)
+    others = EvaluationProcesses(lambda index: lambda _: play_share(index), num_processes, num_episodes, run.stop)
     with contextlib.closing(others):
-        statistics = others.play(None, lambda _: play(0))
+        statistics = others.play(None, lambda _: play_share(0))
     facts |= {
         'sampled': sampled,
         'epsilon': options.epsilon,

@@ -392,7 +392,8 @@ class Session:
                 self._reason = request.get('reason', 'stop requested')
             else:
                 used_up = self._collectors.end_reason(self._learner.waiting_secs > _USED_UP_SECS)
-                self._reason = self._stop_conditions.reached(step, env_steps, secs) or used_up or ''
+                reached = self._stop_conditions.reached(step, env_steps, secs)
+                self._reason = self._learner.stop_reason or reached or used_up or ''
         return self._reason or None
 
     def _finish(self, reason: str) -> None:
@@ -405,6 +406,7 @@ class Session:
         self._send(step, finished=True)
         env_steps, secs = self._collectors.env_steps, self._progress.secs
         result = {'reason': reason, 'train_step': step, 'env_steps': env_steps, 'seconds': round(secs, 3)}
+        result['conditions'] = self._stop_conditions.given()
         write_json(self._run_dir.train_result, result)  # after which the run writes nothing else
         logging.info('finished: %s, at train step %d, %d environment steps', reason, step, env_steps)
         self._status.update('finished', train_step=step, **self._newest_metrics())
@@ -429,7 +431,8 @@ class Session:
             self._exports.raise_failure()
             start = time.monotonic()
             self._run.hooks.on_exported(step)
-            self._progress.secs -= time.monotonic() - start
+            if self._result:  # the first call's seconds do not count anyway
+                self._progress.secs -= time.monotonic() - start
 
     def _export_update(self, step: int) -> None:
         self._run_dir.check_owner()

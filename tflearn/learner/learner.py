@@ -17,6 +17,7 @@ from tflearn.core.errors import UserOSError, UserRuntimeError, UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.core.workers import Agreement
+from tflearn.files import messages
 from tflearn.files.manifests import Manifests
 from tflearn.files.numbered import KeepEvery
 from tflearn.files.run_dir import RunDir
@@ -48,7 +49,8 @@ class LearnerOptions:
       loop: how train steps are taken.
       after_run: called on the host after every call of `run`, with its result, before the triggers.
       make_triggers: called with the learner when it is made, on each worker; returns your own triggers, which are
-        called after all others (see `learner.triggers`). They can use its `agent`, `step`, `summarize` and `save`.
+        called after all others (see `learner.triggers`). They can use its `agent`, `step`, `summarize`, `save` and
+        `stop`.
       checkpoint_on_error: whether the last complete train step is saved if an error ends training: 'always', 'never',
         or 'ask' at the terminal (without a terminal it is saved).
     """
@@ -109,6 +111,7 @@ class Learner:
         self._agent, self._options, self._run_dir = agent, options, run_dir
         self._strategy = strategy or tf.distribute.get_strategy()
         self._healthy, self._had_data, self._data_ended = True, False, False
+        self.stop_reason: str | None = None
         self._waits_since: float | None = None
         self._closed_at: int | None = None
         with self._strategy.scope():
@@ -282,11 +285,12 @@ class Learner:
           Why training ended.
         """
         start: float | None = None
+        self.stop_reason = None
         stop_conditions.check()
         try:
             while True:
                 secs = 0.0 if start is None else time.monotonic() - start
-                reason = stop_conditions.reached(self.step, env_steps(), secs)
+                reason = self.stop_reason or stop_conditions.reached(self.step, env_steps(), secs)
                 if reason:
                     return reason
                 if stop and stop.is_set():
@@ -298,6 +302,16 @@ class Learner:
                     start = time.monotonic() - result.waited_secs
         finally:
             self.close()
+
+    def stop(self, reason: str) -> None:
+        """Ends training after the call of `run` under way: for triggers and `after_run`.
+
+        A run of jobs that ends so goes on when one of its stop conditions is raised.
+
+        Args:
+          reason: why, for the log and for who reads the run's result.
+        """
+        self.stop_reason = f'{messages.STOPPED} {reason}'
 
     def save(self) -> None:
         """Saves a checkpoint of this train step, unless there is one. It is written on a background thread.

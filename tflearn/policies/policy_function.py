@@ -24,18 +24,19 @@ class PolicyFunction:
       path: the directory of the version.
       metadata: what is known of the version: train_step, env_steps, the specs, ...
       observation_spec: nest of `tf.TensorSpec` of a batch of observations [B, ...].
+      loaded: the policy of time steps, with TF-Agents' types.
     """
 
     def __init__(self, policy: LoadedPolicy):
         self.path, self.metadata = policy.path, policy.metadata
         self.observation_spec = policy.time_step_spec.observation
-        self._policy = policy
+        self.loaded = policy
         self.reset()
 
     @property
     def train_step(self) -> int:
         """The train step of the weights."""
-        return self._policy.train_step
+        return self.loaded.train_step
 
     def reset(self) -> None:
         """Forgets what a policy with memory has seen: the next call begins new episodes, in a batch of any size."""
@@ -65,7 +66,7 @@ class PolicyFunction:
         batch_size = len(tf.nest.flatten(arrays)[0])
         step_type = ts.StepType.MID
         if self._batch_size is None:
-            self._state, step_type = self._policy.initial_state(batch_size), ts.StepType.FIRST
+            self._state, step_type = self.loaded.initial_state(batch_size), ts.StepType.FIRST
         elif self._batch_size != batch_size and tf.nest.flatten(self._state):
             raise UserValueError(
                 f'got {batch_size} observations after {self._batch_size}; a policy with memory needs the same episodes '
@@ -74,11 +75,11 @@ class PolicyFunction:
         self._batch_size = batch_size
         zeros = tf.nest.map_structure(
             lambda spec: np.zeros((batch_size, *spec.shape[1:]), spec.dtype.as_numpy_dtype),
-            self._policy.time_step_spec.reward,
+            self.loaded.time_step_spec.reward,
         )
         ones = np.ones(batch_size, np.float32)
         time_step = ts.TimeStep(np.full(batch_size, step_type, np.int32), zeros, ones, arrays)
-        action, self._state = self._policy.action(time_step, self._state)
+        action, self._state = self.loaded.action(time_step, self._state)
         return tf.nest.map_structure(lambda array: array[0], action) if is_single else action
 
 
