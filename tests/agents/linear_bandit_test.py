@@ -164,6 +164,34 @@ def test_the_distribution_is_that_of_the_actions(shared, exploration):
         agent.train(_batch(agent))
 
 
+@pytest.mark.parametrize('shared', [False, True])
+def test_the_probabilities_of_two_arms_are_exact(shared):
+    action = BOUNDED((), tf.int64, 0, 1, 'action')
+    items = {'items': BOUNDED((2, 2), tf.float32, -1.0, 1.0, 'items')} if shared else {}
+    agent = _make(EnvironmentSpecs({'state': STATE, **items}, action), exploration='thompson', alpha=0.3)
+    data = example_data.sequences(agent, 40, 3, 0)
+    agent.train(data._replace(action=tf.constant(np.random.default_rng(0).integers(0, 2, (40, 3)))))
+    rows = {name: leaf[:8, 0] for name, leaf in data.observation.items()}
+    found = agent.collect_policy.distribution(ts.restart(rows, 8)).action.probs_parameter().numpy()
+    many = ts.restart({name: tf.repeat(leaf, 20_000, 0) for name, leaf in rows.items()}, 160_000)
+    taken = agent.collect_policy.action(many).action.numpy().reshape(8, 20_000).mean(axis=1)
+    np.testing.assert_allclose(found[:, 1], taken, atol=0.015)  # four standard errors
+    again = agent.collect_policy.distribution(ts.restart(rows, 8)).action.probs_parameter().numpy()
+    np.testing.assert_array_equal(found, again)
+
+
+def test_an_arm_of_one_percent_has_a_probability():
+    agent = _make(exploration='thompson', alpha=1.0)
+    state = np.zeros((500, 3), np.float32)  # its features are the constant 1 alone
+    # Of two alike arms each is the best in half of the draws; a third one is it in one of a hundred.
+    agent._posterior.theta.assign(np.array([[0, 0, 0, 0.0], [0, 0, 0, 0.0], [0, 0, 0, -2.3], [0, 0, 0, -1e6]]))
+    agent._posterior.root.assign(np.tile(np.eye(4), (4, 1, 1)))
+    rows = {'state': tf.constant(state), 'mask': tf.ones((500, NUM_ARMS), tf.int64)}
+    shares = agent.collect_policy.distribution(ts.restart(rows, 500)).action.probs_parameter().numpy()
+    assert 0.008 < shares[:, 2].mean() < 0.02 and shares[:, 3].max() == 0
+    assert (shares[:, 2] == 0).sum() <= 1  # by 100 draws a third of the rows lost it
+
+
 def _first_row(data):
     return {name: leaf[:1, 0].numpy() for name, leaf in data.observation.items()}
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests import fakes
 from tests.data import data_sets
 from tests.testing import lanes, written_summaries
-from tflearn.agents import dqn
+from tflearn.agents import dqn, linear_bandit
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.data.reader import Dataset
 from tflearn.files.run_dir import RunDir, read_json, write_json
@@ -274,5 +274,8 @@ def test_mistakes_are_refused(tmp_path):
     long = Experience(slicing=Slicing(sequence_length=20))
     with pytest.raises(ValueError, match='got no episode of 20 steps or more'):
         train(tmp_path / 'run', tmp_path / 'short', experience=long)
+    match = r"got Reading.order='uniform' and DataStopConditions.max_epochs=None for an agent that counts a step each"
+    with pytest.raises(ValueError, match=match):
+        train(tmp_path / 'run', tmp_path / 'data', make_agent=linear_bandit.make_agent)
     with pytest.raises(ValueError, match=r'where no dataset\.json is'):
         train(tmp_path / 'run', tmp_path / 'no')

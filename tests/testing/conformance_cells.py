@@ -38,11 +38,12 @@ from tflearn.jobs.record import Quota, record
 from tflearn.jobs.train import train
 from tflearn.jobs.train_offline import train_offline
 from tflearn.jobs.train_settings import Initial
-from tflearn.learner.stop_conditions import StopConditions
+from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.networks import sets
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import signatures, versions
 from tflearn.replay import reader
+from tflearn.sampling.episode_files import Reading
 from tflearn.transforms import normalize, transformed
 
 NUM_TRAIN_STEPS = 20
@@ -313,12 +314,14 @@ class Run:
         exports.wait()
 
     def _train_recorded(self, run_dir: RunDir, exports: ExportOptions) -> None:
-        data = self.folder / 'data'
+        data, once = self.folder / 'data', {}
+        if self.agent.startswith('linear_bandit'):
+            once = {'reading': Reading(order='epochs'), 'data_stop_conditions': DataStopConditions(max_epochs=1)}
         record(
             run=job_run.Run(run_dir),
             make_environment=self._make_environments,
             output=str(data),
-            quota=Quota(8),
+            quota=Quota(num_steps=100) if once else Quota(8),
             num_environments=2,
             policy='random' if not self.action.startswith('masked') else _legal,
         )
@@ -330,6 +333,7 @@ class Run:
             stop_conditions=StopConditions(num_train_steps=NUM_TRAIN_STEPS),
             exports=exports,
             initial=Initial(seed=1),
+            **once,
         )
 
     def _train_jobs(self, root: pathlib.Path, exports: ExportOptions) -> None:

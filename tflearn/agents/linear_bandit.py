@@ -16,9 +16,10 @@ Differs from the papers: A and b are updated after each batch, not each step, so
 some steps before; ties are broken at random; alpha is a setting, not the bound's value at a given confidence; Thompson
 sampling with one A for each arm draws a mu for each, independently.
 
-The distribution of an action, which a server draws from and logs (`serving.exploration`), is for Thompson sampling the
-shares of the arms in `NUM_DRAWS` draws of mu. An arm of the shares is an arm of the posterior, and its share is its
-probability given the draws, so that weights by it are unbiased for what has a share.
+The distribution of an action, which a server draws from and logs (`serving.exploration`), is for Thompson sampling of
+two arms exact: the difference of their scores is normal. Of more arms it is their shares in `NUM_DRAWS` draws of mu,
+which lose one with a probability of 1% in one of 20,000 answers. An arm of the shares is an arm of the posterior, and
+its share is its probability given the draws, so that weights by it are unbiased for what has a share.
 
 TF-Agents' bandit agents are not used: they divide batches by arm with shapes that XLA does not compile, add up replicas
 by merge_call, which a compiled loop of train steps cannot contain, take sequences of one row, count items as train
@@ -52,7 +53,7 @@ EXPERIENCE = Experience(replay=Queue(max_size=1_000), batch=BatchItems(16))
 
 Exploration = Literal['ucb', 'thompson']
 
-NUM_DRAWS = 100  # of the posterior, for the probabilities of Thompson sampling
+NUM_DRAWS, _AT_ONCE = 1_000, 100  # of the posterior, for the probabilities of Thompson sampling
 _TIE = 1e-9  # scores that differ by less are equal
 
 
@@ -205,7 +206,12 @@ class LinearBanditAgent(parts.PartsAgent):
 
     The loss is the mean squared error of the rewards that the posterior before the batch predicts. The extra metrics
     are means over the valid steps of the global batch: `reward`, and `deviation`, sqrt(x^T A^-1 x) of the taken arm.
+
+    Attributes:
+      counts_items: an item counts each time that it is trained on, which is right once only.
     """
+
+    counts_items = True
 
     def __init__(
         self,
@@ -286,55 +292,81 @@ class LinearBanditPolicy(tf_policy.TFPolicy):
 
         Those of the greedy policy are float32, which TFLite has.
         """
-        return self._draws(observation)()
+        return self._draws(*self._moments(observation))()
 
-    def _draws(self, observation: Any, mask: tf.Tensor | None = None) -> Callable[[], tf.Tensor]:
-        """Returns a function that draws scores [B, K], of arms that a mask does not allow the lowest number."""
+    def _moments(self, observation: Any, mask: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the means of scores, [B, K], the lowest number for arms that are not legal, and x^T root, [B, K, D].
+
+        The greedy policy needs no root, and has the means twice.
+        """
         dtype = tf.float32 if self._kind == 'greedy' else tf.float64
         x, shared = self._contexts(observation, dtype), self._contexts.is_shared
-        theta, root = tf.cast(self._posterior.theta, dtype), self._posterior.root
+        theta = tf.cast(self._posterior.theta, dtype)
         means = tf.linalg.matvec(x, theta[0]) if shared else tf.linalg.matmul(x, theta, transpose_b=True)
-
-        def legal(scores: tf.Tensor) -> tf.Tensor:
-            return scores if mask is None else tf.where(tf.cast(mask, tf.bool), scores, scores.dtype.min)
-
+        if mask is not None:
+            means = tf.where(tf.cast(mask, tf.bool), means, dtype.min)
         if self._kind == 'greedy':
-            return lambda: legal(means)
-        deviations = x @ root[0] if shared else tf.einsum('bd,kde->bke', x, root)  # x^T root, [B, K, D]
-        shape = tf.shape(deviations)
-        models = 1 if shared else shape[1]
+            return means, means
+        root = self._posterior.root
+        return means, x @ root[0] if shared else tf.einsum('bd,kde->bke', x, root)
 
-        def draw() -> tf.Tensor:
-            ties = tf.random.uniform(tf.shape(means), maxval=_TIE, dtype=tf.float64)
+    def _draws(self, means: tf.Tensor, deviations: tf.Tensor) -> Callable[..., tf.Tensor]:
+        """Returns a function that draws scores [B, K], or so many of them, [N, B, K]."""
+        if self._kind == 'greedy':
+            return lambda: means
+        batch, arms, size = tf.unstack(tf.shape(deviations))
+        shared = self._contexts.is_shared
+
+        def draw(*count: int) -> tf.Tensor:
+            ties = tf.random.uniform((*count, batch, arms), maxval=_TIE, dtype=tf.float64)
             if self._kind == 'ucb':
                 widths = tf.norm(deviations, axis=-1)
             else:
-                drawn = tf.random.normal((shape[0], models, shape[2]), dtype=tf.float64)
-                widths = tf.reduce_sum(deviations * drawn, axis=-1)
-            return legal(means + self._alpha * widths + ties)
+                drawn = tf.random.normal((*count, batch, *(() if shared else (arms,)), size), dtype=tf.float64)
+                widths = tf.einsum('bkd,...bd->...bk' if shared else 'bkd,...bkd->...bk', deviations, drawn)
+            return means + self._alpha * widths + ties
 
         return draw
 
-    def _legal(self, time_step: ts.TimeStep) -> Callable[[], tf.Tensor]:
+    def _log_shares(self, means: tf.Tensor, deviations: tf.Tensor) -> tf.Tensor:
+        """Returns the logarithms of the arms' shares in all draws, [B, K]."""
+        if self._contexts.num_arms == 2:
+            first, second = deviations[:, 0], deviations[:, 1]
+            shared = self._contexts.is_shared
+            width = tf.norm(second - first if shared else tf.concat([first, second], -1), axis=-1)
+            difference = (means[:, 1] - means[:, 0]) / tf.maximum(self._alpha * width, _TIE)
+            normal = tfp.distributions.Normal(tf.zeros((), tf.float64), 1.0)
+            return tf.cast(normal.log_cdf(tf.stack([-difference, difference], axis=-1)), tf.float32)
+        draw = self._draws(means, deviations)
+
+        def add(sums: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            chosen = tf.argmax(draw(_AT_ONCE), axis=-1)
+            return sums + tf.reduce_sum(tf.one_hot(chosen, self._contexts.num_arms), axis=0)
+
+        times = tf.foldl(add, tf.range(NUM_DRAWS // _AT_ONCE), tf.zeros_like(means, tf.float32))
+        return tf.math.log(times / NUM_DRAWS)
+
+    def _legal(self, time_step: ts.TimeStep) -> tuple[tf.Tensor, tf.Tensor]:
         observation, splitter = time_step.observation, self.observation_and_action_constraint_splitter
-        return self._draws(observation) if splitter is None else self._draws(*splitter(observation))
+        return self._moments(observation) if splitter is None else self._moments(*splitter(observation))
 
     def _action(self, time_step: ts.TimeStep, policy_state: Any, seed: Any = None) -> policy_step.PolicyStep:
-        action = tf.argmax(self._legal(time_step)(), axis=-1, output_type=self.action_spec.dtype)
+        scores = self._draws(*self._legal(time_step))()
+        action = tf.argmax(scores, axis=-1, output_type=self.action_spec.dtype)
         return policy_step.PolicyStep(action, policy_state)
 
     def _distribution(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        draw = self._legal(time_step)
-        scores = draw()
+        moments_of_scores = self._legal(time_step)
+        scores = self._draws(*moments_of_scores)()
         if self._kind == 'greedy':
             action = tf.argmax(scores, axis=-1, output_type=self.action_spec.dtype)
             return policy_step.PolicyStep(tfp.distributions.Deterministic(action), policy_state)
         if self._kind == 'ucb':
             shares = tf.cast(scores >= tf.reduce_max(scores, axis=-1, keepdims=True) - _TIE, tf.float32)
+            logits = tf.math.log(shares)
         else:
-            best = lambda: tf.one_hot(tf.argmax(draw(), axis=-1), scores.shape[-1])  # noqa: E731
-            shares = tf.foldl(lambda sums, _: sums + best(), tf.range(NUM_DRAWS), tf.zeros_like(scores, tf.float32))
-        chosen = tfp.distributions.Categorical(tf.math.log(shares), dtype=self.action_spec.dtype)
+            logits = self._log_shares(*moments_of_scores)
+        chosen = tfp.distributions.Categorical(logits, dtype=self.action_spec.dtype)
         return policy_step.PolicyStep(chosen, policy_state)
 
 

@@ -98,6 +98,12 @@ def train_offline(
                 files = _checksum(dataset)
             agreement.check_same(files, 'the checksum of the names of the files')
             agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
+            if getattr(agent, 'counts_items', False) and (reading.order, max_epochs) != ('epochs', 1):
+                raise UserValueError(
+                    f'got Reading.order={reading.order!r} and DataStopConditions.max_epochs={max_epochs} for an agent '
+                    "that counts a step each time it is drawn, such as a linear bandit; need order='epochs' and "
+                    'max_epochs=1'
+                )
             initial_values.load(agent, initial, run.dir)
             # What it learns from: each worker its part of the episodes, but those for validation.
             data_spec = initial_agent.data_spec(agent, experience)

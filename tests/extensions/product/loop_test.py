@@ -6,6 +6,7 @@ import signal
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.testing import forks
 from tflearn.core.waiting import wait_until
@@ -103,6 +104,47 @@ def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
     assert last.split()[0] == '2' and last.split()[-2:] == ['serves', '21']
     page = (folder / 'runs' / 'loop' / 'index.html').read_text()
     assert 'Version 21 serves' in page and page.count('<tr>') == 3
+
+
+POSTERIOR = (
+    LOOP[: LOOP.index('loop.Training.gin_file')]
+    + """
+loop.Training.gin_file = 'linear_thompson_contextual_bandit'
+loop.Training.policy = 'collect_policy'
+loop.Training.gin_bindings = [
+    'import tflearn.jobs.train_offline', 'experience.Experience.replay = @experience.Uniform()',
+    'train.StopConditions.num_train_steps = 300', 'train.ExportOptions.policies = ("collect_policy",)'{once}]
+loop.loop.serving = 'serving'
+loop.loop.gate = None
+"""
+)
+ONCE = """,
+    'train_offline.Reading.order = "epochs"', 'train_offline.DataStopConditions.max_epochs = 1'"""
+
+
+@pytest.mark.slow
+def test_a_posterior_counts_a_decision_once(folder):
+    """Each round begins with what served, and reads the whole log again."""
+
+    def turn():
+        return forks.run('scripts', 'loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+
+    (folder / 'loop.gin').write_text(POSTERIOR.format(once=''))
+    ended = turn()
+    assert ended.returncode == 2 and "need order='epochs' and max_epochs=1" in ended.stderr, ended.stderr
+    (folder / 'loop.gin').write_text(POSTERIOR.format(once=ONCE))
+    for number, decisions in enumerate((300, 601)):
+        if number:
+            log(folder, number)
+        ended = turn()
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        result = read_json(folder / 'runs' / 'loop' / 'rounds' / str(number + 1) / 'end.json')
+        assert result['import']['steps'] == decisions
+        version = folder / 'serving' / 'policies' / 'collect_policy' / str(result['serves'])
+        roots = [each.numpy() for each in tf.saved_model.load(str(version)).model_variables if each.shape.rank == 3]
+        precision = np.linalg.inv(roots[0] @ roots[0].swapaxes(1, 2))
+        counted = precision[:, -1, -1].sum() - len(precision)  # the constant 1 among the features, less the prior
+        assert -1e-6 < counted - decisions < 16, 'the last batch of 16 is filled up'
 
 
 @pytest.mark.parametrize(
