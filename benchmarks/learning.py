@@ -17,11 +17,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-import tensorflow as tf
+import numpy as np
 
 import tflearn
 from tflearn.actors import learning_curve
 from tflearn.actors.evaluation_record import EvaluationRecord
+from tflearn.extensions.experiments import series
 from tflearn.files.run_dir import RunDir, read_json
 
 SEEDS = ('train.Initial.seed', 'collect_settings.CollectOptions.seed', 'evaluate.evaluate.seed')
@@ -109,26 +110,8 @@ def run(
     done = read_json(RunDir(root).done) or {}
     wall_secs = time.monotonic() - start
     evaluation = done['evaluation']
-    mean = _mean(RunDir(root).summaries('collect'), summary) if summary else None
+    mean = float(np.mean(series.read(RunDir(root))[summary].values)) if summary else None
     return Outcome(seed, evaluation['mean_return'], evaluation['env_steps'], done['seconds'], wall_secs, mean)
-
-
-def _mean(directory: pathlib.Path, tag: str) -> float:
-    """Returns the mean of a scalar summary's values.
-
-    Raises:
-      ValueError: if there is no such summary.
-    """
-    values = [
-        float(tf.make_ndarray(value.tensor))
-        for path in sorted(directory.glob('events.*'))
-        for record in tf.data.TFRecordDataset(str(path))
-        for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value
-        if value.tag == tag
-    ]
-    if not values:
-        raise ValueError(f'got --summary={tag}; need the tag of a scalar in {directory}')
-    return statistics.mean(values)
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:

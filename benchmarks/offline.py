@@ -1,6 +1,6 @@
-"""What do algorithms learn from recorded data? Data sets, runs on them, a table and a picture; one resumable command.
+"""What do algorithms learn from recorded data? Data sets, runs on them, and a table; one resumable command.
 
-    python -m benchmarks.offline --root_dir=runs/offline --tasks cartpole pendulum --picture=runs/offline/returns.png
+    python -m benchmarks.offline --root_dir=runs/offline --tasks cartpole pendulum
 
 For each task it trains a behaviour policy online (an own run of `tflearn-launch`), and records episodes with
 `tflearn data`: `random` actions, the `medium` policy (the exported one whose evaluation was nearest to halfway between
@@ -173,9 +173,6 @@ def main() -> int:
     print(offline_report.table(found, options.seeds))
     print(offline_report.verdicts(found))
     print(f'{len(found)} of {len(cells)} cells are done, {len(failed)} failed')
-    if options.picture and found:
-        offline_report.draw(options.picture, found)
-        print(f'wrote {options.picture}')
     return int(len(found) < len(cells))
 
 
@@ -194,7 +191,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument('--eval_episodes', type=int, default=None, help="default: the task's")
     parser.add_argument('--max_secs', type=float, default=None, help='begins no cell after so long')
     parser.add_argument('--cell_secs', type=float, default=7200.0, help='ends any of its programs that takes longer')
-    parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of the scores')
     parser.add_argument('--quick', action='store_true', help='one short cell, to see whether this program works')
     options = parser.parse_args()
     if options.quick:

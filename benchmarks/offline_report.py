@@ -1,6 +1,5 @@
-"""The table, the verdicts and the picture of `offline.py`'s results: rows of its file, a dict for each run."""
+"""The table and the verdicts of `offline.py`'s results: rows of its file, a dict for each run."""
 
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from tflearn.extensions.experiments import verdicts as seed_verdicts
 
-LEVELS = ('random', 'medium', 'expert', 'mixed')  # in the order of the picture
+LEVELS = ('random', 'medium', 'expert', 'mixed')
 
 
 def _groups(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
@@ -56,34 +55,3 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> str:
             words = f'{judged}, p {judged.significance}' if judged else 'too few seeds to tell'
             lines.append(f'{task}: {agent} beside BC on medium data: {words}')
     return '\n'.join(lines)
-
-
-def draw(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draws the score of each algorithm on each data set: the mean's bar, and a point for each seed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    groups = _groups(rows)
-    tasks = sorted({task for task, _, _ in groups})
-    agents = sorted({agent for _, _, agent in groups})
-    figure = Figure(figsize=(5 * len(tasks), 4), dpi=120, layout='constrained')
-    for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
-        levels = [level for level in LEVELS if any(key[:2] == (task, level) for key in groups)]
-        for i, agent in enumerate(agents):
-            for j, level in enumerate(levels):
-                found = groups.get((task, level, agent))
-                if not found:
-                    continue
-                scores = [_score(row, row['mean_return']) for row in found]
-                x = j + (i - (len(agents) - 1) / 2) * 0.8 / len(agents)
-                label = agent if j == 0 else None
-                axes.bar(x, float(np.mean(scores)), 0.7 / len(agents), color=f'C{i}', alpha=0.5, label=label)
-                axes.plot([x] * len(scores), scores, '.', color=f'C{i}', markersize=4)
-        for score in (0, 100):
-            axes.axhline(score, color='0.35', linestyle='--', linewidth=0.8)
-        axes.set_xticks(range(len(levels)), levels)
-        axes.set_title(task)
-    figure.axes[0].set_ylabel('score: 0 is random actions, 100 the expert')
-    figure.axes[0].legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_png(path)

@@ -102,7 +102,7 @@ def rows(agent, returns, level='medium'):
     ]
 
 
-def test_the_offline_benchmark_reports_what_was_run(tmp_path):
+def test_the_offline_benchmark_reports_what_was_run():
     found = [
         *rows('BC', [100, 110, 90, 105]),
         *rows('IQL', [150, 151, 149, 154]),
@@ -116,8 +116,6 @@ def test_the_offline_benchmark_reports_what_was_run(tmp_path):
     assert 'cartpole: IQL beside BC on medium data: better, p 0.029 (level 2.9%)' in judged
     assert 'cartpole: CQL beside BC on medium data: too few seeds to tell' in judged
     assert 'cartpole: BC has a score of 95.5 on expert data; within 5%: True' in judged
-    offline_report.draw(tmp_path / 'scores.png', found)
-    assert (tmp_path / 'scores.png').read_bytes().startswith(b'\x89PNG')
 
 
 def test_a_cell_of_the_offline_benchmark_is_found_again(tmp_path):

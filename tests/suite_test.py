@@ -1,6 +1,8 @@
 """Benchmarks: the suite's rows, results and page, and the simulator of docs/scale.md."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -20,12 +22,15 @@ from benchmarks.scale.model import Costs, Setting
 from benchmarks.suite import __main__ as suite
 from benchmarks.suite import judgement
 from benchmarks.suite import page as suite_page
+from benchmarks.suite import process as suite_process
 from benchmarks.suite import results as suite_results
 from benchmarks.suite import rows as suite_rows
 from benchmarks.suite import run as suite_run
+from benchmarks.suite import starts as suite_starts
 from tests.end_to_end.programs import CHECKOUT
 from tflearn.config import files, job_config
 from tflearn.core.waiting import wait_until
+from tflearn.environments import gymnasium_env
 
 SECS = 300.0
 
@@ -64,6 +69,7 @@ def test_each_row_has_a_budget():
 def line(side='tflearn', seed=1, **others):
     row = suite_rows.ROWS['ppo_cartpole']
     result = {'error': None, 'secs': 3.0, 'env_steps': 102_400, 'curve': [[0, 9.0], [100, 480.0]], 'versions': {}}
+    result['gin'] = suite_results.gin_digest(row.gin_file)
     return {'side': side, 'seed': seed, **result, 'settings': row.settings(side), **others}
 
 
@@ -77,6 +83,99 @@ def test_a_result_counts_for_equal_settings_and_if_its_line_is_complete(tmp_path
     assert found == [('tflearn', 1), ('tflearn', 2), ('SB3', 1)]
     suite_results.append(tmp_path, 'ppo_cartpole', line('SBX'))
     assert suite_results.read(tmp_path, 'ppo_cartpole', row)[-1]['side'] == 'SBX'
+
+
+def test_a_changed_gin_file_invalidates_our_results(tmp_path, monkeypatch):
+    (tmp_path / 'part.gin').write_text('ppo.make_agent.gamma = 0.9\n')
+    gin_file = tmp_path / 'whole.gin'
+    gin_file.write_text(
+        "# comment\nfrom tflearn.agents import ppo\n\ninclude 'part.gin'\nppo.make_agent.b = 1  # why\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    row = dataclasses.replace(suite_rows.ROWS['ppo_cartpole'], gin_file='whole.gin')
+    named = {'settings': row.settings('tflearn'), 'gin': suite_results.gin_digest('whole.gin')}
+
+    def seeds():
+        return [(each['side'], each['seed']) for each in suite_results.read(tmp_path, 'key', row)]
+
+    header = {'row': {}, 'gin': named['gin']}
+    before = {name: value for name, value in line(seed=2, settings=row.settings('tflearn')).items() if name != 'gin'}
+    for result in (header, line(seed=1, **named), before, line('SB3', settings=row.settings('SB3'))):
+        suite_results.append(tmp_path, 'key', result)
+    both = [('tflearn', 1), ('tflearn', 2), ('SB3', 1)]
+    assert seeds() == both
+    gin_file.write_text(gin_file.read_text().replace('# comment', '# other\nfrom tflearn.core import types'))
+    assert seeds() == both, 'comments and imports bind nothing'
+    (tmp_path / 'part.gin').write_text('ppo.make_agent.gamma = 0.99\n')
+    assert seeds() == [('SB3', 1)]
+    suite_results.append(tmp_path, 'key', line(seed=3, **{**named, 'gin': suite_results.gin_digest('whole.gin')}))
+    assert seeds() == [('tflearn', 3), ('SB3', 1)]
+
+
+def test_fresh_seeds_need_a_commit_and_the_result_names_it(tmp_path, capsys, monkeypatch):
+    flags = [f'--results={tmp_path}', '--rows=ppo_cartpole', '--sides=tflearn', '--no_page']
+    made = []
+    monkeypatch.setattr(suite, 'run', lambda row, side, seed, python: made.append(seed) or line(side, seed))
+    monkeypatch.setattr(suite_process, 'revision', lambda: '0123abc-dirty')
+    assert suite.main([*flags, '--seeds', '1']) == 0
+    assert suite.main(flags) == 1
+    assert made == [1]
+    assert 'got a checkout with changes for the fresh seed 11; need a commit' in capsys.readouterr().err
+    monkeypatch.setattr(suite_process, 'revision', lambda: '0123abc')
+    assert suite.main(flags) == 0
+    assert made == [1, 11, 12, 13, 14, 15]
+
+
+def test_the_revision_knows_changes_that_decide_a_run_only(tmp_path, monkeypatch):
+    def git(*arguments):
+        command = ['git', '-c', 'user.name=a', '-c', 'user.email=a@b', '-C', str(tmp_path), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+    git('init')
+    for name in ('gin/a.gin', 'benchmarks/results/a.jsonl', 'docs/results.md'):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('1')
+    git('add', '-A')
+    git('commit', '-m', 'first')
+    monkeypatch.setattr(suite_process, 'ROOT', tmp_path)
+    commit = git('rev-parse', 'HEAD')
+    (tmp_path / 'docs' / 'results.md').write_text('2')
+    (tmp_path / 'benchmarks' / 'results' / 'a.jsonl').write_text('2')
+    assert suite_process.revision() == commit, 'the results of the runs before'
+    new = tmp_path / 'gin' / 'b.gin'
+    new.write_text('1')
+    assert suite_process.revision() == f'{commit}-dirty'
+    new.unlink()
+    (tmp_path / 'gin' / 'a.gin').write_text('2')
+    assert suite_process.revision() == f'{commit}-dirty'
+
+
+def test_every_evaluation_has_the_same_starts():
+    make = functools.partial(gymnasium_env.make, 'CartPole-v1')
+    batches = [suite_starts.make(make, num_environments=2, seed=suite_process.STARTS) for _ in range(2)]
+
+    def starts(batch, action):
+        found = [batch.reset().observation]
+        while len(found) < 3:
+            time_step = batch.step(np.full(2, action, np.int64))
+            found += [time_step.observation[:1]] if time_step.step_type[0] == 0 else []
+        return [each.tolist() for each in found]
+
+    with contextlib.closing(batches[0]), contextlib.closing(batches[1]):
+        first = starts(batches[0], 0)
+        assert len({str(each) for each in first}) == 3
+        assert starts(batches[0], 0) == first, 'at the next mark'
+        assert starts(batches[1], 1) == first, 'in another run, of another policy'
+
+
+def test_a_row_says_whether_its_sides_had_the_same_starts():
+    values = [480, 481, 482, 483, 484]
+    both = judged(values, values)
+    assert not both.same_starts('SB3')
+    for side in ('tflearn', 'SB3'):
+        for result in both.results[side]:
+            result['starts'] = suite_process.STARTS
+    assert both.same_starts('SB3') and not both.same_starts('SBX')
 
 
 def judged(ours, theirs, first=11, failed=0):
@@ -140,9 +239,11 @@ def test_the_table_counts_rows_of_fresh_seeds_only(tmp_path):
         for runs in judged(values, [9] * len(values), first).results.values():
             for result in runs:
                 suite_results.append(tmp_path, 'ppo_cartpole', result)
-    suite_results.append(
-        tmp_path, 'dqn_cartpole', line(seed=1, settings=suite_rows.ROWS['dqn_cartpole'].settings('tflearn'))
-    )
+    named = {
+        'settings': suite_rows.ROWS['dqn_cartpole'].settings('tflearn'),
+        'gin': suite_results.gin_digest('dqn_cartpole'),
+    }
+    suite_results.append(tmp_path, 'dqn_cartpole', line(seed=1, **named))
     page = suite_page.text(judgement.all_rows(tmp_path))
     counted, _, apart = page.partition('## Not counted')
     (ppo,) = [each for each in counted.splitlines() if each.startswith('| PPO | CartPole')]

@@ -8,7 +8,8 @@ own, and adds a line to `benchmarks/results/`. What has a line with the same set
 remove its line. It can be killed at any time: a run without a line is made again from its start. With --max_secs no run
 begins after that time. A run that fails has a line with its error. No run begins of a row whose hours are spent;
 --budget prints them. Settings are chosen on the tuning seeds, 1 to 10, and not here: by tflearn seeds, whose default
-seeds these are, and tflearn compare.
+seeds these are, and tflearn compare. Each result names its commit, so fresh seeds need a checkout without changes; when
+what a gin file binds has changed, the results by it do not count any more.
 
 Both sides evaluate by the mode, over the same number of episodes, at the same marks. Peers are run where their
 environment is (requirements_peers.txt says how to make it). At the end `page.py` writes docs/results.md.
@@ -26,11 +27,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.suite import process as suite_process
 from benchmarks.suite import results as suite_results
 from benchmarks.suite import zoo
+from benchmarks.suite.process import ROOT
 from benchmarks.suite.rows import BUDGET, OURS, RESULTS, ROWS, SEEDS, Row
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 LIMIT_SECS = 7_000.0  # of a run
 _ERROR_CHARS = 300
@@ -51,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             break
         hours = sum(_estimated_secs(options.results, *each[:2]) for each in missing[i:]) / 3600
         _log(f'run {i + 1} of {len(missing)}: {key}, {side}, seed {seed}; all that are left take about {hours:.1f} h')
+        if seed >= ROWS[key].fresh_seed and suite_process.revision().endswith('-dirty'):
+            _log(f'got a checkout with changes for the fresh seed {seed}; need a commit: it is named by the result')
+            return 1
         result = run(ROWS[key], side, seed, options.peers_python)
         suite_results.append(options.results, key, result)
         failed += result['error'] is not None
@@ -178,7 +182,8 @@ def run(row: Row, side: str, seed: int, peers_python: pathlib.Path) -> dict[str,
         if error is not None:
             error = f'{error}: {_reason(log).replace(temporary, "...")}'[:_ERROR_CHARS]
         result = {} if error else json.loads(output.read_text(encoding='utf-8'))
-    return {'side': side, 'seed': seed, 'error': error, 'secs': secs, **result, 'settings': settings}
+    named = {'commit': suite_process.revision(), 'starts': suite_process.STARTS}
+    return {'side': side, 'seed': seed, 'error': error, 'secs': secs, **named, **result, 'settings': settings}
 
 
 def _reason(log: pathlib.Path) -> str:

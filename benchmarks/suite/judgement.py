@@ -65,6 +65,11 @@ class Judgement:
             if its
         }
 
+    def same_starts(self, side: str) -> bool:
+        """Returns whether the evaluations of our runs and of a peer's all began in the same states."""
+        starts = {run.get('starts') for each in (OURS, side) for run in self.runs(each)}
+        return len(starts) == 1 and None not in starts
+
     def verdict(self, side: str) -> Verdict:
         """Returns how our runs are beside those of a peer, of a row that counts."""
         ours, theirs = self.groups[OURS], self.groups[side]

@@ -33,10 +33,12 @@ What each algorithm has learned after how many steps, beside other libraries at 
 
 - **A run** has the row's gin file and bindings and one seed. The policy acts by the mode in {EPISODES} episodes,
   10 of Pong, or 100 to 500 in tasks of our own, before training and at up to {MARKS} marks; peers are evaluated at the
-  same environment steps, over as many episodes, without exploration. The episodes' starts follow from the seed, and
-  differ between ours and the peers: on Pendulum a good policy's score is mostly their luck. In runs of several
-  processes a mark has the environment steps that the learner knew of then, up to a tenth of the run fewer than were
-  taken, which favours our areas; and some marks are missing, and interpolated. Ours called DQN is Double DQN.
+  same environment steps, over as many episodes, without exploration. Where a verdict says *same starts*, the episodes
+  begin in the same states at every mark of every run on both sides, unless a task draws during an episode. In the
+  other runs, which are older, the starts follow from the seed, and differ between ours and the peers: on Pendulum a
+  good policy's score is mostly their luck. In runs of several processes a mark has the environment steps that the
+  learner knew of then, up to a tenth of the run fewer than were taken, which favours our areas; and some marks are
+  missing, and interpolated. Ours called DQN is Double DQN.
 - **Steps** are what the row is for, and what the peers take. Ours count train steps, and take fewer environment steps
   where episodes are short: sequences end with them, or hold the rows between them. If ours are 2% fewer, they are in
   parentheses (median of the seeds).
@@ -129,9 +131,10 @@ def text(judged: Mapping[str, Judgement]) -> str:
         *(f'![{environment}](images/{picture(environment)})\n' for environment in _pictures(judged)),
         '## Settings',
         '',
-        'Ours: the gin file, with what the suite binds after it.',
+        'Ours: the gin file, with what the suite binds after it, the commits of the runs, and the digests of their',
+        'configurations as they were in effect, where recorded. Results count while their gin file binds the same.',
         '',
-        *(f'- `{key}`: {_our_settings(each.row)}' for key, each in judged.items()),
+        *(f'- `{key}`: {_our_settings(each)}' for key, each in judged.items()),
         '',
         "The peers', which are RL Zoo's but for what the remarks name.",
         '',
@@ -150,7 +153,7 @@ def lines(judged: Mapping[str, Judgement]) -> dict[str, str]:
 
 def _line(judged: Judgement, compared: Sequence[Compared]) -> str:
     row = judged.row
-    words = '; '.join(_words(*each) for each in compared)
+    words = '; '.join(_words(*each) + ', same starts' * judged.same_starts(each[0]) for each in compared)
     if judged.missing:
         needed = ', '.join(f'{side} {number}' for side, number in judged.missing.items())
         words = f'not counted; needs fresh seeds: {needed}'
@@ -239,10 +242,13 @@ def _remarks() -> list[str]:
     return [*(f'- {", ".join(keys)}: {remark}' for remark, keys in rows.items()), '']
 
 
-def _our_settings(row: Row) -> str:
-    settings = row.settings(OURS)
+def _our_settings(judged: Judgement) -> str:
+    settings, runs = judged.row.settings(OURS), judged.runs(OURS)
     bound = ', '.join(f'`{binding}`' for binding in settings['bindings'])
-    return f'`{row.gin_file}`, {settings["mode"]}, {bound}'
+    commits = {run['commit'] if 'commit' in run else run['versions'].get('tflearn') for run in runs if not run['error']}
+    configs = {run['config'] for run in runs if 'config' in run}
+    named = ''.join(f'; {_short(each)}' for each in sorted({*filter(None, commits), *configs}))
+    return f'`{judged.row.gin_file}`, {settings["mode"]}, {bound}{named}'
 
 
 def _peer_settings(key: str, row: Row) -> list[str]:
@@ -254,7 +260,7 @@ def _peer_settings(key: str, row: Row) -> list[str]:
 
 def _versions(judged: Mapping[str, Judgement]) -> list[str]:
     found = {
-        ' '.join(f'{name} {_short(version)}' for name, version in run['versions'].items())
+        ' '.join(f'{name} {version}' for name, version in run['versions'].items() if name != 'tflearn')
         for each in judged.values()
         for side in (OURS, *each.row.peers)
         for run in each.runs(side)

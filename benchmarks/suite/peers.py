@@ -39,12 +39,12 @@ def run(side: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
 
     total, curve = settings['env_steps'], []
     several = {**settings['settings'], 'n_envs': _EVALUATION_ENVIRONMENTS}
-    first = suite_process.evaluation_seed(seed)
-    evaluation = zoo.make_environment(settings['environment'], several, first)
+    evaluation = zoo.make_environment(settings['environment'], several, suite_process.STARTS)
     evaluation.training = evaluation.norm_reward = False  # of VecNormalize
 
     def evaluate(model: Any) -> None:
         sync_envs_normalization(model.get_env(), evaluation)
+        evaluation.seed(suite_process.STARTS)  # of the reset with which the evaluation begins
         mean, _ = evaluate_policy(model, evaluation, n_eval_episodes=settings['episodes'], deterministic=True)
         curve.append([model.num_timesteps, round(float(mean), 3)])
 

@@ -6,14 +6,25 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# The reset seed of the first evaluation environment, at every mark of every run of each side; the others follow it.
+# Later episodes of an environment go on with its random numbers.
+STARTS = 1_000_000
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
+_DECIDES = ('tflearn', 'scripts', 'gin', 'benchmarks', ':!benchmarks/results')
 
 
-def evaluation_seed(seed: int) -> int:
-    """Returns the first seed of a run's evaluation environments: for each side; other runs have other episodes."""
-    return 1_000_000 + 100 * seed
+def revision() -> str:
+    """Returns this checkout's commit, with '-dirty' if a file that decides a run differs from it or is new."""
+
+    def git(*arguments: str) -> str:
+        command = ['git', '-C', str(ROOT), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    return git('rev-parse', 'HEAD') + '-dirty' * bool(git('status', '--porcelain', '--', *_DECIDES))
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:

@@ -1,6 +1,7 @@
 """One run of the suite by our side: curve and seconds, as JSON. `python -m benchmarks.suite` starts it."""
 
 import argparse
+import hashlib
 import pathlib
 import platform
 import tempfile
@@ -10,10 +11,11 @@ from typing import Any
 
 from benchmarks import learning
 from benchmarks.suite import process as suite_process
+from benchmarks.suite import results as suite_results
 from tflearn.actors import learning_curve
 from tflearn.actors.evaluation_record import EvaluationRecord
+from tflearn.extensions.experiments import comparison
 from tflearn.files.run_dir import RunDir, write_json
-from tflearn.launch.code_revision import code_revision
 
 
 def main() -> None:
@@ -22,18 +24,16 @@ def main() -> None:
     settings = options.settings
     with tempfile.TemporaryDirectory(dir=options.output.parent) as temporary:
         root = pathlib.Path(temporary)
-        statements = (
-            *bindings(settings),
-            f'evaluate.evaluate.seed={suite_process.evaluation_seed(options.seed)}',
-        )
-        outcome = learning.run(root, settings['gin_file'], statements, options.seed, settings['mode'])
+        outcome = learning.run(root, settings['gin_file'], bindings(settings), options.seed, settings['mode'])
+        config = comparison.configuration(RunDir(root))
         curve = learning_curve.current(EvaluationRecord(RunDir(root).evaluations).evaluations)
     result = {
         'env_steps': outcome.env_steps,
         'train_secs': outcome.train_secs,
         'curve': [[point['env_steps'], round(point['mean_return'], 3)] for point in curve],
+        'config': hashlib.sha256(config.encode()).hexdigest()[:16],
+        'gin': suite_results.gin_digest(settings['gin_file']),
         'versions': {
-            'tflearn': code_revision(),
             'tensorflow': metadata.version('tensorflow'),
             'gymnasium': metadata.version('gymnasium'),
             'python': platform.python_version(),
@@ -54,6 +54,10 @@ def bindings(settings: Mapping[str, Any]) -> Sequence[str]:
         'from tflearn.jobs import evaluate_settings',
         'evaluate.evaluate.options=@evaluate_settings.EvaluateOptions()',
         "evaluate_settings.EvaluateOptions.follow='each'",
+        'from benchmarks.suite import starts',
+        'evaluate.evaluate.make_environment=@starts.make',
+        'starts.make.make_environment=%make_environment',
+        f'evaluate.evaluate.seed={suite_process.STARTS}',
     )
 
 

@@ -259,7 +259,7 @@ def groups_of(runs: Sequence[Any]) -> Mapping[str, list[RunDir]]:
     by_settings: dict[str, str] = {}
     for root in roots:
         label, its_runs = root.name if names.count(root.name) == 1 else str(root), _runs(root)
-        if its_runs == [root] and (settings := _settings(RunDir(root))):
+        if its_runs == [root] and (settings := configuration(RunDir(root))):
             label = by_settings.setdefault(settings, label)
         groups.setdefault(label, []).extend(map(RunDir, its_runs))
     return groups
@@ -272,7 +272,7 @@ def _runs(root: pathlib.Path) -> list[pathlib.Path]:
     raise UserValueError(f'got {root}, which is no run; need the --root_dir of a run, or a folder of such')
 
 
-def _settings(run_dir: RunDir) -> str:
+def configuration(run_dir: RunDir) -> str:
     """Returns a run's configuration without its seeds and comments; '' if it recorded none."""
     if not run_dir.config.exists():
         return ''
