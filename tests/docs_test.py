@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from tests.architecture import source_tree
 from tests.testing import docs_blocks
 from tflearn.config import reference
 from tflearn.jobs.train_settings import Intervals
-from tools import algorithm_pages
+from tools import algorithm_pages, site_pages
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = ROOT / 'docs'
@@ -24,7 +25,7 @@ FILES = source_tree.read(ROOT)
 EXTERNAL = ('http://', 'https://', 'mailto:')
 # Pages that are made when the site is built, and what stands on them.
 MADE = {
-    'settings': ['<code>max_size</code>', 'an integer of at least 1', 'Behavioural cloning'],
+    'settings': ['<code>max_size</code>', 'an integer of at least 1', '[episodes]</td>', 'Behavioural cloning'],
     'api': ['load_policy', 'from tflearn import Learner'],
     'packages': ['sampling/', 'ring_source.py'],
     'algorithms': ['href="dqn/"', 'LSTM, GRU, GTrXL'],
@@ -93,9 +94,29 @@ def test_the_site_can_be_built(tmp_path):
     assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:css|js|woff2?)"', made['settings'])
     for name, texts in MADE.items():
         assert [text for text in texts if text not in made[name]] == []
+    page = (tmp_path / 'python' / 'index.html').read_text(encoding='utf-8')
+    assert 'md-footer__link--next' in page and 'data-md-color-scheme="slate"' in page and 'site.css' in page
     notebook = (tmp_path / 'notebooks' / 'first_policy' / 'index.html').read_text(encoding='utf-8')
     assert '>A first policy<' in notebook and 'load_policy' in notebook
     assert 'href="notebooks/first_policy/"' in (tmp_path / 'index.html').read_text(encoding='utf-8')
+
+
+def test_the_site_links_the_repository_that_the_owner_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(site_pages, 'OWNER', tmp_path / 'owner.toml')
+    for address, link in (('https://example.org/tflearn', 'https://example.org/tflearn'), ('<the address>', None)):
+        site_pages.OWNER.write_text(f"repository = '{address}'\n")
+        assert site_pages.on_config(types.SimpleNamespace(repo_url='')).repo_url == link
+
+
+def test_there_are_few_pages_and_lines():
+    texts = [page.read_text(encoding='utf-8') for page in (ROOT / 'README.md', *DOCS.rglob('*.md'))]
+    assert len([page for page in DOCS.rglob('*.md') if page.parent.name != 'algorithms']) <= 50
+    assert len([line for text in texts for line in text.splitlines() if line.strip()]) <= 8_500
+
+
+@pytest.mark.parametrize('page', sorted(DOCS.glob('from-*.md')), ids=lambda page: page.name)
+def test_a_page_for_users_of_a_peer_is_short(page):
+    assert len([line for line in prose(page).splitlines() if line.strip() and line[0] not in '|#']) <= 60
 
 
 def test_the_number_of_algorithms_is_named():

@@ -45,10 +45,11 @@ def section(owner: Owner) -> Iterator[str]:
     end = '' if owner.about.endswith(')') else '.'
     yield from ('', f'### {owner.configurable.name}', '')
     yield from (f'`from {package} import {module}`{named}. {owner.about}{end}', '')
-    yield from ('| setting | default | values | unit | what it is |', '|---|---|---|---|---|')
+    yield from ('| setting | default | values | what it is |', '|---|---|---|---|')
     for each in owner.settings():
         default = f'`{cell(each.default)}`' if each.default else ''
-        yield f'| `{each.name}` | {default} | {cell(each.values)} | {each.unit} | {cell(each.text)} |'
+        unit = f' [{each.unit}]' if each.unit else ''
+        yield f'| `{each.name}` | {default} | {cell(each.values)}{unit} | {cell(each.text)} |'
 
 
 def page() -> str:

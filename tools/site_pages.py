@@ -1,7 +1,8 @@
-"""A hook of MkDocs: the pages that are made from the source when the site is built."""
+"""A hook of MkDocs: the pages that are made from the source when the site is built, and the link to the repository."""
 
 import pathlib
 import sys
+import tomllib
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -9,6 +10,15 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # MkDocs runs hooks outside of the checkout.
 
 from tools import algorithm_pages, api_page, packages_page, settings_page
+
+OWNER = pathlib.Path(__file__).resolve().parents[1] / 'owner.toml'
+
+
+def on_config(config: Any) -> Any:
+    """Adds the link to the repository, if the owner has filled in where it is."""
+    address = tomllib.loads(OWNER.read_text(encoding='utf-8'))['repository']
+    config.repo_url = None if address.startswith('<') else address
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
