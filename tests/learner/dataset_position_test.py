@@ -170,6 +170,29 @@ def test_batches_after_the_one_that_stops_training_are_not_lost(tmp_path, make_a
     assert taken == list(range(NUM_BATCHES))
 
 
+def test_batches_are_read_singly_where_xla_is_not_chosen(tmp_path, make_agent):
+    """So the first train step does not wait for the batches of later ones."""
+    events = []
+
+    def element(number):
+        tf.numpy_function(lambda number: events.append(('read', int(number))), [number], ())
+        return _element(number)
+
+    def after_step(element, loss_info):
+        tf.py_function(lambda number: events.append(('step', int(number))), [element[1]['number']], ())
+
+    def dataset_fn(context):
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        return without_autotuning(tf.data.Dataset.range(NUM_BATCHES).map(element)).with_options(options)
+
+    options = LearnerOptions(None, None, loop=LoopOptions(after_step=after_step))
+    agent = make_agent(units=(1500, 1500))  # too large for 'auto'
+    with Learner(agent, dataset_fn, RunDir(tmp_path), options=options) as learner:
+        assert learner.run(3).num_steps == 3 and not learner.jit_compiles
+    assert events == [(what, number) for number in range(3) for what in ('read', 'step')]
+
+
 @pytest.mark.parametrize('jit_compile', [False, pytest.param(True, marks=SLOW)])
 def test_a_mix_of_datasets_has_its_shares_and_ends_with_the_first_that_ends(tmp_path, make_agent, jit_compile):
     """And a run that continues takes what is left of each."""

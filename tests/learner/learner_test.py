@@ -11,6 +11,7 @@ from tests.testing import file_handles, lanes, written_summaries
 from tests.testing import learner as small
 from tflearn.core import strategies
 from tflearn.core.errors import UserError
+from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
@@ -306,6 +307,36 @@ def test_reports_time_spent_waiting_for_data(tmp_path, make_agent, make_dataset_
     result = learner.run(20)
     assert result.data_wait_share > 0.5
     assert result.data_wait_share * (time.monotonic() - start) < 20 * 0.5
+
+
+@pytest.mark.parametrize(
+    ('kind', 'jit_compile'),
+    [('default', False), ('default', True), pytest.param('mirrored:2', False, marks=pytest.mark.slow)],
+)
+def test_other_threads_see_how_long_it_waits_for_a_dataset(tmp_path, make_agent, kind, jit_compile):
+    strategy, arrived = strategies.make(kind), threading.Event()
+
+    def element(number):
+        tf.numpy_function(lambda number: number < 4 or arrived.wait(60), [number], tf.bool)
+        return small.batch(number)
+
+    def dataset_fn(context):
+        return small.without_autotuning(tf.data.Dataset.range(20).repeat().map(element))
+
+    options = LearnerOptions(None, None, loop=LoopOptions(jit_compile=jit_compile))
+    agent, results = make_agent(strategy), []
+    with Learner(agent, dataset_fn, RunDir(tmp_path), strategy=strategy, options=options) as learner:
+        assert learner.jit_compiles == jit_compile and learner.waiting_secs == 0
+        running = threading.Thread(target=lambda: results.append(learner.run(8)))
+        running.start()
+        try:
+            waited = wait_until(lambda: max(0.0, learner.waiting_secs - 0.2), 'the wait for a batch', 60.0)
+            assert learner.waiting_secs > 0.2 + waited
+        finally:
+            arrived.set()
+            running.join(60)
+        assert results[0].num_steps == 8 and results[0].waited_secs > 0.2
+        assert learner.waiting_secs == 0
 
 
 @lanes.classic

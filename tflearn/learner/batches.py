@@ -57,9 +57,18 @@ class Batches(abc.ABC):
     def num_consumed(self) -> int:
         """Batches of a dataset that train steps took so far."""
 
+    @property
+    def waiting_secs(self) -> float:
+        """How long a program has been waiting for data now, for another thread."""
+        return 0.0
+
     def grant(self, num_steps: int) -> int:
         """Waits until train steps may be taken. Returns how many now, at most `num_steps`; 0 if there will be none."""
         return num_steps
+
+    def without_xla(self) -> 'Batches':
+        """Returns the batches for a learner that does not use XLA; to be called before the first one is taken."""
+        return self
 
     @abc.abstractmethod
     def next(self) -> Any:
@@ -148,6 +157,10 @@ class SourceBatches(Batches):
         granted = self._agreement.least(mine)
         self._surplus = max(self._surplus, mine) - granted
         return granted
+
+    @property
+    def waiting_secs(self) -> float:
+        return self._source.waiting_secs
 
     def compile(self) -> None:
         """Makes the source compile its own programs, before there are data."""

@@ -27,7 +27,7 @@ def wrap(dataset_fn: DatasetFn, strategy: tf.distribute.Strategy, train_step: tf
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return HostsBatches(dataset_fn, strategy)
     source = DatasetSource(dataset_fn, strategy, functools.partial(check_dataset, strategy=strategy), stacks)
-    return SourceBatches(source, strategy, train_step) if source.stacks else DatasetBatches(source, strategy)
+    return StackBatches(source, strategy, train_step) if source.stacks else DatasetBatches(source, strategy)
 
 
 class DatasetBatches(Batches):
@@ -55,6 +55,10 @@ class DatasetBatches(Batches):
             return None
         self.count(1)
         return self._value(pulled)
+
+    @property
+    def waiting_secs(self) -> float:
+        return self._source.waiting_secs
 
     def count(self, num_steps: int) -> None:
         self._source.num_consumed += num_steps * self._source.num_replicas
@@ -95,6 +99,19 @@ class DatasetBatches(Batches):
         """Does nothing: nobody else knows the dataset."""
 
 
+class StackBatches(SourceBatches):
+    """Batches of a dataset, in stacks: for XLA."""
+
+    def __init__(self, source: DatasetSource, strategy: tf.distribute.Strategy, train_step: tf.Variable):
+        """See `SourceBatches`."""
+        super().__init__(source, strategy, train_step)
+        self._stacks = source
+
+    def without_xla(self) -> Batches:
+        self._stacks.take_singly()
+        return DatasetBatches(self._stacks, self.strategy)
+
+
 class HostsBatches(DatasetBatches):
     """Batches of a TPU: each of its hosts has a dataset, whose position nothing saves."""
 
@@ -116,6 +133,10 @@ class HostsBatches(DatasetBatches):
 
     def _value(self, pulled: Any) -> Any:
         return pulled.get_value()
+
+    @property
+    def waiting_secs(self) -> float:
+        return 0.0
 
     def count(self, num_steps: int) -> None:
         self._taken += num_steps

@@ -123,6 +123,7 @@ class Learner:
             # Traced here, so that the optimizer's slots are there to be restored, and saved with the first checkpoint.
             self._loop = TrainLoop(agent, self._batches, self._strategy, options.loop)
             self._loop.begin(run_dir.summaries('train'), summaries)
+            self._batches = self._loop.batches
             self._triggers = self._all_triggers(triggers)
             self.checkpoints = self._checkpoints(run_dir, {**self._batches.state(), **(state or {})}, manifests)
             self.restored_from = self.checkpoints.restore_newest()
@@ -176,7 +177,8 @@ class Learner:
     def waiting_secs(self) -> float:
         """How long the call of `run` on another thread has been waiting for data; 0 if it is not waiting."""
         since = self._waits_since
-        return 0.0 if since is None else time.perf_counter() - since
+        in_grant = 0.0 if since is None else time.perf_counter() - since
+        return in_grant or self._batches.waiting_secs
 
     @property
     def num_traces(self) -> int:

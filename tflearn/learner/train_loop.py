@@ -124,6 +124,7 @@ class TrainLoop:
     Attributes:
       num_traces: traces of the train step so far: one for each program, or two where the first makes variables, such as
         the slots of an optimizer that is not one of `OptimizerOptions`.
+      batches: the batches, as the programs take them: a dataset's in stacks only where XLA does.
       loss: computes the metrics of an element, per replica as the strategy has it, without any update.
       metrics: those since the last summary.
       summaries: where they are written to.
@@ -145,7 +146,7 @@ class TrainLoop:
                 f'got jit_compile=True with {strategy.num_replicas_in_sync} replicas and {type(agent).__name__}; need '
                 "one replica, or one of tflearn's agents, whose gradients are compiled apart; set jit_compile=False"
             )
-        self._agent, self._batches, self._strategy, self._options = agent, batches, strategy, options
+        self._agent, self.batches, self._strategy, self._options = agent, batches, strategy, options
         self._reductions = options.extra_reductions, strategy.num_replicas_in_sync
         self._train = agent.train
         if options.jit_compile is True and not self._compiles_parts:
@@ -177,13 +178,16 @@ class TrainLoop:
         self._step_summaries = StepSummaries(self._agent, options)
         self._profile = Profile(directory, options.profile_steps)
         with tf.summary.record_if(False):  # also if the caller has a default writer
-            layout = StepMetrics(*self._reductions, self._batches.last_info)
+            layout = StepMetrics(*self._reductions, self.batches.last_info)
             step = self._step(layout)
             # Makes the optimizer's slots; and then the layout knows the metrics.
-            graph = step.get_concrete_function(self._batches.element_spec).graph
+            graph = step.get_concrete_function(self.batches.element_spec).graph
             take = functools.partial(self._taken, step)
-            self._plain = self._compiled(layout, self._batches.loop, take)
-            if (source := self._xla_source) and self._chooses_xla(source, graph):
+            source = self._xla_source
+            if not (source and self._chooses_xla(source, graph)):
+                source, self.batches = None, self.batches.without_xla()
+            self._plain = self._compiled(layout, self.batches.loop, take)
+            if source:
                 after_steps = xla_loop.AUTO_AFTER_STEPS if self._options.jit_compile == 'auto' else 0
                 compile_loop = functools.partial(self._compiled, layout)
                 self._xla = XlaLoop(self._plain, source, take, layout.size, compile_loop, after_steps)
@@ -191,8 +195,8 @@ class TrainLoop:
         on_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)  # whose programs cannot write summaries
         self._has_summary_program = num_workers == 1 and not on_tpu
         self.loss = self._make_loss()
-        if isinstance(self._batches, SourceBatches):
-            batches = self._batches
+        if isinstance(self.batches, SourceBatches):
+            batches = self.batches
             self._compiling.submit(lambda: self._compile(batches))
 
     def _compile(self, batches: SourceBatches) -> None:
@@ -269,7 +273,7 @@ class TrainLoop:
         """
         self._compiling.join(_COMPILE_SECS)
         due = self.summaries.next_step(before)
-        if not self._has_summary_program or not isinstance(self._batches, SourceBatches):
+        if not self._has_summary_program or not isinstance(self.batches, SourceBatches):
             return
         last = before + _SOON_STEPS
         if due is not None and due <= (last if end is None else min(end, last)):
@@ -296,10 +300,10 @@ class TrainLoop:
     def _summary_program(self) -> Program:
         if self._summary is None:
             with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
-                layout = StepMetrics(*self._reductions, self._batches.last_info)
+                layout = StepMetrics(*self._reductions, self.batches.last_info)
                 step = self._step(layout, self._step_summaries)
-                step.get_concrete_function(self._batches.element_spec)  # then the layout knows the metrics
-                self._summary = self._compiled(layout, self._batches.loop, functools.partial(self._taken, step))
+                step.get_concrete_function(self.batches.element_spec)  # then the layout knows the metrics
+                self._summary = self._compiled(layout, self.batches.loop, functools.partial(self._taken, step))
         return self._summary
 
     def _write(self, step: int) -> None:
@@ -310,7 +314,7 @@ class TrainLoop:
     def _xla_source(self) -> SourceBatches | None:
         """The batches of an XLA program of many train steps; None if there can be none."""
         wants_xla = self._options.jit_compile and self._strategy.num_replicas_in_sync == 1
-        return self._batches if wants_xla and isinstance(self._batches, SourceBatches) else None
+        return self.batches if wants_xla and isinstance(self.batches, SourceBatches) else None
 
     def _step(self, layout: StepMetrics, summarize: AfterStep | None = None) -> Any:
         """Returns the compiled train step on an element, for the strategy's scope.
@@ -358,14 +362,14 @@ class TrainLoop:
             packed, *errors = concrete(tf.constant(num_steps, tf.int64))
             steps, waited_secs, *sums = packed.numpy()
             if errors and steps:
-                self._batches.update(int(self._agent.train_step_counter.numpy()), errors[0].numpy()[: int(steps)])
+                self.batches.update(int(self._agent.train_step_counter.numpy()), errors[0].numpy()[: int(steps)])
             return layout.read(np.array(sums), int(steps), float(waited_secs))
 
         return run
 
     def replica_step(self) -> Callable[[Any], Any]:
         """For a dry run: returns the train step of the plain program, from an element to metrics; not compiled."""
-        layout = StepMetrics(*self._reductions, self._batches.last_info)
+        layout = StepMetrics(*self._reductions, self.batches.last_info)
         return functools.partial(self._distributed_step, layout=layout, train=self._agent.train)
 
     def _make_loss(self) -> Callable[[Any], Metrics]:
@@ -387,7 +391,7 @@ class TrainLoop:
         summarize: AfterStep | None = None,
     ) -> Any:
         """One train step on all replicas. Returns the vector of its metrics, its loss, and items' errors if wanted."""
-        wanted = self._batches.prioritization
+        wanted = self.batches.prioritization
 
         def replica_step(element: Any) -> Any:
             data, info = split(element)

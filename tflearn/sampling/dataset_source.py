@@ -9,6 +9,7 @@ import inspect
 import json
 import pathlib
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -75,16 +76,22 @@ class DatasetSource(Source):
             )
         together = num_together(self.element_spec) if stacks and layout.replicas == 1 else 0
         self.stacks = together >= _MIN_STACK
-        self.max_draw_steps = together if self.stacks else 1
+        # Tables, not variables: a dataset whose functions read one cannot be saved, and within the
+        # scope of a strategy it would be another kind.
+        self._waits_since = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float64, 0.0)
         if self.stacks:
-            # Not a variable: a dataset whose functions read one cannot be saved, and within the scope
-            # of a strategy it would be another kind.
+            self.max_draw_steps = together
             self._wanted = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=1)
             self._keep_rests()
-            dataset = self._stacked(dataset)
         elif self.num_replicas > 1:
             dataset = dataset.prefetch(self.num_replicas)  # while the replicas take a step
-        self._iterator = iter(dataset)
+        self._singles = dataset
+        self._iterator = iter(self._stacked(dataset) if self.stacks else dataset)
+
+    def take_singly(self) -> None:
+        """Makes batches come one by one; to be called before the first one is taken."""
+        self.stacks, self.max_draw_steps = False, 1
+        self._iterator = iter(self._singles)
 
     def _stacked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns a dataset of stacks of as many batches as are wanted when the first one is read."""
@@ -113,6 +120,17 @@ class DatasetSource(Source):
             self._first = self._make(self.num_consumed)  # kept, with its Python functions
         return tf.data.experimental.to_variant(self._first)
 
+    @property
+    def waiting_secs(self) -> float:  # type: ignore[override]
+        """See `Source`."""
+        since = float(self._waits_since.lookup(tf.constant(0, tf.int64)).numpy())
+        return max(0.0, time.time() - since) if since else 0.0
+
+    def _set_wait(self, since: tf.Tensor) -> list[tf.Operation]:
+        """Sets since when a program waits; 0 if it does not. Returns the operation, if it is in a graph."""
+        insert = self._waits_since.insert(tf.constant(0, tf.int64), since)
+        return [] if insert is None else [insert]
+
     def grant(self, num_steps: int) -> int:
         """See `Source`. A draw waits."""
         return num_steps
@@ -126,8 +144,11 @@ class DatasetSource(Source):
 
     def _read(self, num_steps: tf.Tensor) -> Any:
         insert = self._wanted.insert(tf.constant(0, tf.int64), tf.cast(num_steps, tf.int64))
-        with tf.control_dependencies([] if insert is None else [insert]):
+        begin = self._set_wait(tf.timestamp())
+        with tf.control_dependencies(begin if insert is None else [*begin, insert]):
             stack = self._iterator.get_next_as_optional()
+        with tf.control_dependencies([stack.has_value()]):
+            self._set_wait(tf.constant(0.0, tf.float64))
 
         def none() -> Any:
             # One, since the program may make the first batch of a draw ahead.
@@ -151,10 +172,14 @@ class DatasetSource(Source):
           after: a tensor that is known first.
         """
         found: list[Any] = []
+        with tf.control_dependencies([after]):
+            begin = self._set_wait(tf.timestamp())
         for _ in range(self.num_replicas):
-            with tf.control_dependencies([after]):
+            with tf.control_dependencies([after, *begin]):
                 found.append(self._iterator.get_next_as_optional())
             after = found[-1].has_value()
+        with tf.control_dependencies([after]):
+            self._set_wait(tf.constant(0.0, tf.float64))
         return tuple(found), tf.reduce_all([each.has_value() for each in found])
 
     def _keep_rests(self) -> None:

@@ -210,6 +210,11 @@ class Mix(Source):
             source.put_back(own, first, last)
 
     @property
+    def waiting_secs(self) -> float:  # type: ignore[override]
+        """See `Source`."""
+        return max(source.waiting_secs for source in self.sources)
+
+    @property
     def num_consumed(self) -> int:  # type: ignore[override]
         """See `Source`: each of the sources has a batch in each of the mix."""
         return self.sources[0].num_consumed

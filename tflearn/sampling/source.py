@@ -32,6 +32,7 @@ class Source(Resumable, abc.ABC):
       reads_in_draws: whether a draw reads data: it may wait, and have fewer batches; none if they
         have ended.
       num_consumed: the batches of a dataset that train steps took so far.
+      waiting_secs: how long a draw has been waiting for data now, for another thread.
       prioritization: how items are drawn by priority, with the name of the agent's extra metric that `update` receives.
       has_rounds: whether more batches may come after the data have ended.
       prepared: whether batches are already preprocessed for the agent.
@@ -45,6 +46,7 @@ class Source(Resumable, abc.ABC):
     takes_indices = False
     reads_in_draws = False
     num_consumed = 0
+    waiting_secs = 0.0
     prioritization: Prioritization | None = None
     has_rounds = False
     prepared = False
