@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.data import data_sets
-from tflearn.data import columns, statistics, writer
+from tflearn.data import action_table, columns, statistics, writer
 from tflearn.data.reader import Dataset
 from tflearn.data.shards import find_shards
 
@@ -22,6 +22,20 @@ def test_statistics_are_those_of_the_episodes(tmp_path):
     for name in ('none/drawn.png', 'drawn.nope'):
         with pytest.raises(ValueError, match='got the picture .*; need the path of a PNG file'):
             found.draw(tmp_path / name)
+
+
+def test_actions_without_probabilities_and_many_of_them():
+    table = action_table.ActionTable({1: 'one'})
+    for i in range(40):
+        table.add(np.arange(i % 2, 25), np.full(25 - i % 2, 2.0))
+    lines = list(table.lines())
+    assert lines[1] == '  one: 40, 2, -' and lines[20] == '  20: 40, 2, -'
+    assert lines[21:] == [
+        '  and 5 more, of at most 40 rows',
+        'warning: 1 of 25 actions have fewer than 30 rows (0): their mean rewards are chance; a policy may prefer them '
+        'for it',
+    ]
+    assert list(action_table.ActionTable().lines()) == []
 
 
 def test_missing_values_are_counted(tmp_path):

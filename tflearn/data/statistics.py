@@ -12,6 +12,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
 from tflearn.data import columns, metadata
+from tflearn.data.action_table import ActionTable
 from tflearn.data.conversion import new_directory
 from tflearn.data.metadata import COPIED, RECORDINGS
 from tflearn.data.reader import Dataset, EpisodeReader, with_unknown
@@ -31,14 +32,22 @@ class Statistics:
         """Reads all episodes, those with missing numbers too; raises as `EpisodeReader` does."""
         self._reader = EpisodeReader(dataset, need_finite=False)
         self._ranges = {column.name: Numbers() for column in self._reader.columns}
+        words = (metadata.vocabularies(self._reader.directories) or {}).get('action', [])
+        self._actions = ActionTable(dict(enumerate(words)))
+        discrete = any(
+            (each.name, each.dtype[:3], each.shape) == ('action', 'int', ()) for each in self._reader.columns
+        )
         returns, lengths, terminated = [], [], 0
         for episode in self._reader.episodes():
             taken = episode['step_type'] != ts.StepType.LAST
             for name, found in self._ranges.items():
                 # Boundary rows have the last observation of an episode, and nothing else.
                 found.add(episode[name] if name.startswith(('observation', 'step_type')) else episode[name][taken])
-            rewards = [episode[name][taken].sum(dtype=np.float64) for name in episode if name.startswith('reward')]
-            returns.append(sum(rewards))
+            rewards = sum(episode[name][taken].astype(np.float64) for name in episode if name.startswith('reward'))
+            returns.append(np.sum(rewards))
+            if discrete:
+                given = episode.get('policy_info.log_probability')
+                self._actions.add(episode['action'][taken], rewards, np.nan if given is None else np.exp(given[taken]))
             lengths.append(int(np.count_nonzero(taken)))
             terminated += bool((episode['discount'][taken][-1:] == 0).any())
         self.returns, self.lengths = np.array(returns), np.array(lengths)
@@ -56,6 +65,7 @@ class Statistics:
             if unknown := int(np.count_nonzero(~np.isfinite(self.returns))):
                 lines.append(f'{unknown} episodes have no return, since rewards are missing or infinite')
             lines.append(f'{self.terminated:.0%} terminated, the others ended by a time limit')
+        lines += self._actions.lines()
         width = max(len(str(column)) for column in reader.columns)
         for column in reader.columns:
             lines.append(f'{column!s:{width}}  {self._ranges[column.name]}')

@@ -244,6 +244,26 @@ def test_what_is_counted_can_be_refused(tmp_path, refused, message):
     assert not (tmp_path / 'data').exists()
 
 
+def test_the_actions_are_shown_with_their_rewards_and_rare_ones_are_named(tmp_path):
+    actions = ['cup', 'pot'] * 40 + ['lid'] * 29
+    lines = [json.dumps({'x': 1, 'item': each, 'p': 0.25, 'clicked': each == 'pot'}) for each in actions]
+    (tmp_path / 'log.jsonl').write_text('\n'.join(lines))
+    mapped = (
+        "reward = 'clicked'\npropensity = 'p'\naction = {column = 'item', kind = 'category'}\n[observation]\nx = {}"
+    )
+    text, data = import_logs(tmp_path, tmp_path / 'log.jsonl', mapped=mapped)
+    table = [
+        'action: rows, mean reward, mean probability',
+        '  cup: 40, 0, 0.25',
+        '  pot: 40, 1, 0.25',
+        '  lid: 29, 0, 0.25',
+        'warning: 1 of 3 actions have fewer than 30 rows (lid): their mean rewards are chance; '
+        'a policy may prefer them for it',
+    ]
+    assert '\n'.join(table) in '\n'.join(text)
+    assert '\n'.join(table) in statistics.Statistics(Dataset([str(data)])).text()
+
+
 def test_vocabularies_of_an_earlier_data_set_are_kept(tmp_path):
     import_logs(tmp_path, write(tmp_path, 'csv'))
     split(Dataset([str(tmp_path / 'data')]), tmp_path / 'parts', 0.5, by='time')

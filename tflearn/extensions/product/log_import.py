@@ -19,6 +19,7 @@ import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.data import arrays, columns, metadata
+from tflearn.data.action_table import ActionTable
 from tflearn.data.conversion import new_directory
 from tflearn.data.reader import UNKNOWN
 from tflearn.data.records import Encoder, Records
@@ -62,7 +63,7 @@ def import_logs(
     mapped = read_map(column_map, _DECISIONS if outcomes is not None else {})
     joined = None if outcomes is None else options_of(mapped.outcomes, **outcomes)
     run(paths, mapped, output, report, vocabularies, compress, joined)
-    return str(report)
+    return '\n'.join([str(report), *report.actions.lines()])
 
 
 def run(
@@ -114,7 +115,9 @@ def run(
                 rows = (order(part) for part in rows if len(part))
             else:
                 rows = (part[~part['bad']] for part in rows)
-            for name, records in _ahead(_records(writer('').encoder, _by_knowledge(rows), keys)):
+            report.actions = ActionTable(encoder.actions)
+            known = _counted(_by_knowledge(rows), report.actions)
+            for name, records in _ahead(_records(writer('').encoder, known, keys)):
                 writer(name).write_records(records)
         if not writer('').num_episodes:
             waiting = ''
@@ -304,6 +307,15 @@ def _by_knowledge(ordered: Iterator[np.ndarray]) -> Iterator[tuple[str, np.ndarr
             continue
         yield '', rows[~unknown]
         yield UNKNOWN, rows[unknown]
+
+
+def _counted(ordered: Iterator[tuple[str, np.ndarray]], actions: ActionTable) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the rows, and counts those with known rewards by their actions, if these are integers."""
+    for name, rows in ordered:
+        if not name and rows[ACTION].dtype.kind == 'i' and rows[ACTION].ndim == 1:
+            given = rows['propensity'] if 'propensity' in rows.dtype.names else np.nan
+            actions.add(rows[ACTION], rows['reward'], given)
+        yield name, rows
 
 
 def _records(

@@ -19,6 +19,7 @@ from tf_agents.specs import tensor_spec
 from tflearn.core.errors import UserError, UserOSError, UserValueError
 from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.data.action_table import ActionTable
 from tflearn.extensions.product import tables
 
 _COLUMNS = ('reward', 'propensity', 'truncated')  # numbers of a step
@@ -215,12 +216,14 @@ class Report:
       max_bad_rows: bad rows that are left out; one more is an error.
       counts: of rows by what was done with them.
       warnings: what is to be doubted.
+      actions: the rows of each action, with their rewards.
     """
 
     refused: Sequence[str] = ()
     max_bad_rows: int = 0
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     warnings: list[str] = dataclasses.field(default_factory=list)
+    actions: ActionTable = dataclasses.field(default_factory=ActionTable)
 
     def bad(self, place: str, got: str, need: str) -> None:
         """Counts a bad row; raises ValueError if that is one too many."""
