@@ -124,8 +124,10 @@ class Linear:
     """
 
     def __init__(self, observation_spec: Any, action_spec: Any):
-        first = tf.keras.layers.Lambda(lambda parts: tf.nest.flatten(parts)[0])
-        network = sequential.Sequential([first, tf.keras.layers.Dense(2)], input_spec=observation_spec)
+        layers = [tf.keras.layers.Dense(2)]
+        if isinstance(observation_spec, dict):
+            layers.insert(0, tf.keras.layers.Lambda(lambda parts: tf.nest.flatten(parts)[0]))
+        network = sequential.Sequential(layers, input_spec=observation_spec)
         self._kernel, self._bias = _built(network).variables
         self.policy = greedy_policy.GreedyPolicy(
             q_policy.QPolicy(ts.time_step_spec(observation_spec), action_spec, network)

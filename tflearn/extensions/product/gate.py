@@ -94,27 +94,6 @@ class LoggedEpisodes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Value:
-    """What the data say of one policy.
-
-    Attributes:
-      value: the estimate of its value; NaN if it is not defined.
-      low: the lower end of its confidence sequence.
-      high: the upper end.
-      mean_weight: the mean weight of the episodes; about 1, if the log takes all actions that the policy takes.
-      effective_sample_size: how many episodes of the policy itself the data are worth.
-      overlap: the mean of min(1, rho) over the steps: the probability that the policy and the log have in common.
-    """
-
-    value: float
-    low: float
-    high: float
-    mean_weight: float
-    effective_sample_size: float
-    overlap: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Estimate:
     """An estimate and its confidence interval.
 
@@ -127,6 +106,21 @@ class Estimate:
     value: float
     low: float
     high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Value(Estimate):
+    """What the data say of one policy.
+
+    Attributes:
+      mean_weight: the mean weight of the episodes; about 1, if the log takes all actions that the policy takes.
+      effective_sample_size: how many episodes of the policy itself the data are worth.
+      overlap: the mean of min(1, rho) over the steps: the probability that the policy and the log have in common.
+    """
+
+    mean_weight: float
+    effective_sample_size: float
+    overlap: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -451,7 +445,7 @@ def _value(log: LoggedEpisodes, scaled: ScaledLog, ratios: np.ndarray, weights: 
     )
 
 
-def _interval(found: Value | Estimate) -> str:
+def _interval(found: Estimate) -> str:
     # A log that is refuted may refute every value.
     is_defined = math.isfinite(found.value) and found.low <= found.high
     return f'[{found.low:.5g}, {found.high:.5g}]' if is_defined else 'not defined'

@@ -302,10 +302,7 @@ def _by_knowledge(ordered: Iterator[np.ndarray]) -> Iterator[tuple[str, np.ndarr
     """Yields the rows of episodes with known rewards, by '', and of all others, by `UNKNOWN`."""
     for rows in ordered:
         unknown = np.isin(rows['key'], rows['key'][np.isnan(rows['reward'])])
-        if not unknown.any():
-            yield '', rows
-            continue
-        yield '', rows[~unknown]
+        yield '', rows[~unknown] if unknown.any() else rows
         yield UNKNOWN, rows[unknown]
 
 
