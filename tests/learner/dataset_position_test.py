@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.testing.learner import batch, without_autotuning
 from tflearn.core import strategies
+from tflearn.core.errors import UserValueError
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import xla_loop
 from tflearn.learner.learner import Learner, LearnerOptions
@@ -222,6 +223,23 @@ def test_a_mix_of_datasets_has_its_shares_and_ends_with_the_first_that_ends(tmp_
         taken = np.loadtxt(tmp_path / 'numbers', dtype=int).tolist()
         wanted = [[n % NUM_BATCHES] * 3 + [100 + n % (NUM_BATCHES - 1)] for n in range(18)]
         assert taken == wanted
+
+
+@pytest.mark.parametrize(
+    ('kind', 'size', 'message'),
+    [('default', None, 'got a DatasetSource with batches '), ('mirrored:2', 3, 'got a DatasetSource with 2 replicas ')],
+)
+def test_a_mix_of_datasets_that_cannot_be_stacked_takes_one_line(tmp_path, make_agent, kind, size, message):
+    strategy = strategies.make(kind)
+
+    def dataset_fn(context):
+        items = tf.data.Dataset.from_tensor_slices(_element(0, 6)[0]).repeat()
+        return items.batch(3, drop_remainder=size is not None).map(lambda data: (data, ()))
+
+    sources = [DatasetSource(dataset_fn, strategy) for _ in range(2)]
+    with pytest.raises(UserValueError, match=message) as raised:
+        Learner(make_agent(strategy), Mix(sources), RunDir(tmp_path), strategy=strategy)
+    assert 'need one replica, and numbers of one fixed shape' in str(raised.value)
 
 
 def test_another_dataset_begins_with_its_first_batch(tmp_path, make_agent, caplog):

@@ -17,6 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core import strategies
+from tflearn.core.errors import UserValueError
 from tflearn.core.workers import Agreement, StateOfWorkers
 from tflearn.sampling.source import Batch, DatasetFn, Source, num_together
 
@@ -136,8 +137,20 @@ class DatasetSource(Source):
         return num_steps
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
-        """See `Source`. Returns batches [n, ...] and n; at the end of the data one of zeros, and 0."""
+        """See `Source`. Returns batches [n, ...] and n; at the end of the data one of zeros, and 0.
+
+        Raises:
+          ValueError: if batches can only be taken singly.
+        """
         del seed, batch_size
+        if not self.stacks:
+            replicas = self._context.num_replicas_in_sync
+            found = f'{replicas} replicas' if replicas > 1 else f'batches {self.element_spec}'
+            raise UserValueError(
+                f'got a DatasetSource with {found} as a source, or in a Mix, whose batches are stacked; need one '
+                f'replica, and numbers of one fixed shape, {_MIN_STACK} batches of which have at most 16 MB; give the '
+                'learner a function that returns a dataset (mixed by tf.data.Dataset.sample_from_datasets, or zip)'
+            )
         with tf.device('CPU:0'):
             left = tf.shape(self._rests[0], tf.int64)[0] > 0
             return tf.cond(left, lambda: self._take_rests(num_steps), lambda: self._read(num_steps))
