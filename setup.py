@@ -36,7 +36,7 @@ EXTRAS = {
     'serving': [
         # Beyond these pip tries one version after the other: later ones need a newer protobuf than TensorFlow 2.15
         # takes, or a newer typing-extensions than TF-Agents does.
-        f'grpcio>=1.62,<1.76; {CLASSIC}',
+        f'grpcio>=1.62,<1.75; {CLASSIC}',
         f'grpcio-health-checking>=1.62,<1.63; {CLASSIC}',
         f'protobuf>=4.21,<5; {CLASSIC}',
         f'tensorflow-serving-api>=2.15,<2.16; {CLASSIC}',
@@ -62,7 +62,11 @@ EXTRAS = {
         f'typer>=0.9,<0.29; {CLASSIC}',  # minari's; later ones need a newer typing-extensions, by way of pydantic
     ],
     # From 1.18 on tensorflow-metadata may need a newer protobuf than TensorFlow 2.15 allows, and does not say so.
-    'rlds': ['tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'],
+    'rlds': [
+        'tensorflow-datasets>=4.9,<5',
+        'tensorflow-metadata>=1.17,<1.18',
+        f'googleapis-common-protos<1.75.1; {CLASSIC}',  # tensorflow-metadata's; later ones need a newer protobuf
+    ],
     # gs:// needs gcsfs of the same version instead of s3fs; other stores their own package.
     'stores': ['fsspec>=2025.2', 's3fs>=2025.2'],
     # From 25 on it needs NumPy 2, and does not say so.
@@ -166,7 +170,7 @@ setuptools.setup(
         'aiohttp>=3.14.5,<4',
         f'ai-edge-litert>=2.1,<3; {CURRENT}',
         f'dm-reverb==0.14.*; {CLASSIC}',
-        f'grpcio<1.76; {CLASSIC}',  # TensorFlow's; later ones need a newer typing-extensions than TF-Agents takes
+        f'grpcio<1.75; {CLASSIC}',  # TensorFlow's; later ones need a newer typing-extensions than TF-Agents takes
         'gin-config>=0.5,<0.6',
         'gymnasium>=1.1,<2',
         'matplotlib>=3.8,<4',
