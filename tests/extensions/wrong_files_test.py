@@ -125,7 +125,7 @@ DECISION = {
 OUTCOME = {'event_id': 'a', 'reward': 1.0, 'time': 105.0, 'outcome_id': 'x'}
 
 
-@pytest.mark.parametrize('count', (10, pytest.param(1_000, marks=pytest.mark.slow)))
+@pytest.mark.parametrize('count', (10, pytest.param(400, marks=pytest.mark.slow)))
 @pytest.mark.parametrize(('kind', 'max_bad_rows'), [('decisions', 0), ('outcomes', 5)])
 def test_a_log_is_joined_or_refused_by_its_name_and_the_fields(kind, max_bad_rows, count, tmp_path):
     columns = tmp_path / 'columns.toml'

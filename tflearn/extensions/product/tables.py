@@ -274,7 +274,7 @@ def _plain(array: Array, name: str, is_list: bool, block: Block) -> Array:
     if pa.types.is_float16(kind):
         return array.cast(pa.float32())
     with contextlib.suppress(pa.ArrowException):
-        if is_list and pa.types.is_nested(kind):
+        if is_list and hasattr(kind, 'value_type'):
             value = pa.string() if _is_binary(kind.value_type) else kind.value_type
             if not pa.types.is_nested(value):
                 return array.cast(pa.list_(value))
