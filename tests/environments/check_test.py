@@ -1,11 +1,14 @@
 """Environments with one fault each, and the program."""
 
+import functools
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 import tflearn
+from tests.environments.example_environments import Robot
 from tests.testing import forks
 
 
@@ -163,11 +166,21 @@ def test_each_number_has_its_own_bounds():
     assert found['observation'] == 'int64 [3], 0 to 1, seen 0 to 1'
 
 
+def test_a_robot_that_is_there_once_is_named_and_not_left_connected(tmp_path):
+    log = tmp_path / 'log'
+    (found,) = tflearn.check_environment(functools.partial(Robot, str(log)), num_steps=5, secs=0)
+    assert (found.state, found.check) == ('error', 'exceptions')
+    assert 'BlockingIOError' in found.text and 'of a robot, check a simulation' in found.text
+    assert [line.split()[-1] for line in log.read_text().splitlines()] == ['connects', 'collides', 'closes']
+
+
 def test_what_is_no_environment():
     with pytest.raises(ValueError, match="got name='CartPole-v7'"):
         tflearn.check_environment('CartPole-v7')
     with pytest.raises(TypeError, match='got 3; need the name of an environment'):
         tflearn.check_environment(3)
+    (found,) = tflearn.check_environment(functools.partial(int, 'x'))
+    assert found.text.startswith('got ValueError: invalid literal') and 'from its factory; need copies' in found.text
     (found,) = tflearn.check_environment(dict)
     assert found.text == 'got an environment of type dict; need a gymnasium.Env'
 

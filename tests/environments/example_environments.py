@@ -353,6 +353,7 @@ class Robot(TwoStates):
             fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._write('collides')
+            self._log.close()
             raise
         self._write('connects')
 

@@ -99,26 +99,27 @@ class _Stopping(gymnasium.Wrapper):
     """Turns the environment's own exceptions into errors for which it is not rebuilt."""
 
     def __init__(self, make_one: MakeOne):
-        env = make_one()
+        with _stopping('its factory', 'copies that can be made beside each other; of a robot, check a simulation'):
+            env = make_one()
         if not isinstance(env, gymnasium.Env):
             raise UserTypeError(f'got an environment of type {type(env).__name__}; need a gymnasium.Env')
         super().__init__(env)
 
     def reset(self, **kwargs: Any) -> Any:
-        with self._stopping('reset'):
+        with _stopping('reset() with random actions'):
             return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> Any:
-        with self._stopping('step'):
+        with _stopping('step() with random actions'):
             return self.env.step(action)
 
-    @contextlib.contextmanager
-    def _stopping(self, method: str) -> Iterator[None]:
-        try:
-            yield
-        except sync_vector_env.FAILURES as error:
-            text = f'got {type(error).__name__}: {error} from {method}() with random actions; need none'
-            raise _RaisedError(text) from error
+
+@contextlib.contextmanager
+def _stopping(where: str, need: str = 'none') -> Iterator[None]:
+    try:
+        yield
+    except sync_vector_env.FAILURES as error:
+        raise _RaisedError(f'got {type(error).__name__}: {error} from {where}; need {need}') from error
 
 
 class _Rollout:
