@@ -81,7 +81,7 @@ def test_a_full_disk_ends_training_and_the_same_command_goes_on(tmp_path, promis
     try:
         with run.started():
             wait_for(lambda: run.running and run.newest_checkpoint(), 'the first checkpoint')
-            _fill(disk / 'filler')
+            fill(disk / 'filler')
             wait_for(lambda: run.ended() is not None, 'the end')
             text = run.output.read_text()
             # The log of the job, with its last line, is on that disk too.
@@ -98,7 +98,7 @@ def test_a_full_disk_ends_training_and_the_same_command_goes_on(tmp_path, promis
         subprocess.run(['umount', '-l', str(disk)], check=True)
 
 
-def _fill(path: pathlib.Path) -> None:
+def fill(path: pathlib.Path) -> None:
     try:
         with path.open('wb') as file:
             while True:
