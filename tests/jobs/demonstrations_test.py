@@ -80,11 +80,11 @@ def test_a_run_is_trained_on_demonstrations_first_and_all_the_time(tmp_path, dat
 
 @lanes.classic
 def test_a_filled_replay_needs_no_steps_before_training(tmp_path, data):
-    run_dir = run_synchronously(tmp_path, Demonstrations(data, share=0.0, fill_replay=True), num_train_steps=40)
-    result = read_json(run_dir.train_result)
-    assert result['env_steps'] <= 40 + 4, 'one item allows a train step of eight items'
-    sizes = written_summaries.scalars(run_dir.summaries('train'))['train/replay_size']
-    assert sizes[10] > 100
+    shown = Demonstrations(data, share=0.0, fill_replay=True)
+    run_dir = run_synchronously(tmp_path, shown, num_train_steps=40, summary_interval_steps=None)
+    env_steps = read_json(run_dir.train_result)['env_steps']
+    assert env_steps <= 40 + 4, 'one item allows a train step of eight items'
+    assert read_json(run_dir.status('train'))['replay_size'] - env_steps > 100
 
 
 @pytest.mark.slow
@@ -237,33 +237,38 @@ PPO = {
 }
 
 
-IMITATION = {**PPO, 'num_train_steps': 12, 'summary_interval_steps': 2}
+def imitations(root, demonstrations, num_train_steps=12, jit_compile='auto', **arguments):
+    """Trains PPO; returns the results of the learner's calls, which cost less than summaries."""
+    calls = []
+    options = LearnerOptions(after_run=calls.append, loop=LoopOptions(jit_compile=jit_compile))
+    given = {'summary_interval_steps': None, 'learner_options': options, **PPO, **arguments}
+    run_synchronously(root, demonstrations, num_train_steps=num_train_steps, **given)
+    assert sum(result.num_steps for result in calls) == num_train_steps
+    return calls
 
 
 @pytest.fixture(scope='module')
 def imitated_shares(tmp_path_factory, data):
-    """The share of the recorded steps that PPO imitates, by train step."""
-    run_dir = run_synchronously(tmp_path_factory.mktemp('ppo'), Demonstrations(data, share=0.5), **IMITATION)
-    return written_summaries.scalars(run_dir.summaries('train'))['train/extra/imitated_share']
+    """The share of the recorded steps that PPO imitates, in each iteration."""
+    calls = imitations(tmp_path_factory.mktemp('ppo'), Demonstrations(data, share=0.5))
+    return [result.extra['imitated_share'] for result in calls]
 
 
 @lanes.classic
 def test_ppo_imitates_recorded_episodes(imitated_shares):
-    assert len(imitated_shares) == 6 and 0.2 < imitated_shares[2] <= 1.0
+    assert len(imitated_shares) == 3 and 0.2 < imitated_shares[0] <= 1.0
 
 
 @pytest.mark.slow
 def test_ppo_imitates_as_much_in_xla(tmp_path, data, imitated_shares):
-    xla = {'learner_options': LearnerOptions(loop=LoopOptions(jit_compile=True))}
-    compiled = run_synchronously(tmp_path, Demonstrations(data, share=0.5), **IMITATION, **xla)
-    got = written_summaries.scalars(compiled.summaries('train'))['train/extra/imitated_share']
-    np.testing.assert_allclose(list(got.values()), list(imitated_shares.values()), atol=1e-3)
+    compiled = imitations(tmp_path, Demonstrations(data, share=0.5), jit_compile=True)
+    got = [result.extra['imitated_share'] for result in compiled]
+    np.testing.assert_allclose(got, imitated_shares, atol=1e-3)
 
 
 @pytest.mark.slow
 def test_ppo_without_episodes_imitates_none(tmp_path):
-    plain = run_synchronously(tmp_path, None, **IMITATION)
-    assert 'train/extra/imitated_share' not in written_summaries.scalars(plain.summaries('train'))
+    assert not any('imitated_share' in result.extra for result in imitations(tmp_path, None))
 
 
 @pytest.mark.parametrize(
@@ -288,14 +293,8 @@ def test_agents_that_do_not_imitate_refuse_episodes(tmp_path, data, module):
 
 def imitate_with(root, data, transform):
     """Trains PPO with a transform; returns the share of the recorded steps that it imitates at first."""
-    calls = []
     make_agent = functools.partial(transformed.make_agent, make_agent=PPO['make_agent'], transforms=[transform])
-    # Without summaries, whose program would take as long to trace as the other one.
-    options = LearnerOptions(summaries=SummaryOptions(None), after_run=calls.append)
-    given = {**PPO, 'make_agent': make_agent, 'num_train_steps': 1, 'learner_options': options}
-    run_synchronously(root, Demonstrations(data), **given)
-    (only,) = calls
-    assert only.num_steps == 1
+    (only,) = imitations(root, Demonstrations(data), num_train_steps=1, make_agent=make_agent)
     return only.extra['imitated_share']
 
 

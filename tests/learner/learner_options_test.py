@@ -19,8 +19,10 @@ from tflearn.learner.train_loop import LoopOptions
 from tflearn.learner.triggers import PeriodicAction
 
 
-def _options(**loop):
-    return LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=LoopOptions(**loop))
+def _options(jit_compile=False, **loop):
+    """Options of a learner that takes batches one by one, unless it is for XLA, which takes them in stacks."""
+    loop_options = LoopOptions(jit_compile=jit_compile, **loop)
+    return LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=loop_options)
 
 
 def _values(agent):
@@ -38,7 +40,8 @@ def test_own_triggers_are_called_after_all_others(tmp_path, make_agent, make_dat
 
         return [PeriodicAction(report, every_steps=3)]
 
-    options = LearnerOptions(summaries=SummaryOptions(interval_steps=100), make_triggers=make_triggers)
+    summaries = SummaryOptions(interval_steps=100)
+    options = dataclasses.replace(_options(), summaries=summaries, make_triggers=make_triggers)
     given = [PeriodicAction(lambda step: calls.append(('given', step)), every_steps=3)]
     with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=given, options=options) as learner:
         for _ in range(3):
@@ -102,7 +105,7 @@ def test_callbacks_after_steps_and_calls(tmp_path, make_agent, make_dataset_fn):
         assert set(info) == {'policy_version'}
         seen.assign_add(tf.reduce_sum(loss_info.loss))
 
-    options = LearnerOptions(None, None, loop=LoopOptions(after_step=after_step), after_run=results.append)
+    options = dataclasses.replace(_options(after_step=after_step), after_run=results.append)
     learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
     learner.run(4)
     learner.run(3)
@@ -186,7 +189,7 @@ def test_rejects_another_reduction():
 
 def test_training_ends_when_checkpoints_cannot_be_saved_again_and_again(tmp_path, make_agent, make_dataset_fn):
     run_dir = RunDir(tmp_path / 'run')
-    options = LearnerOptions(checkpoint_interval_steps=2, max_failed_saves=2, summaries=None)
+    options = dataclasses.replace(_options(), checkpoint_interval_steps=2, max_failed_saves=2)
     learner = Learner(make_agent(), make_dataset_fn(), run_dir, options=options)
     learner.run(2)
     learner.checkpoints.wait()

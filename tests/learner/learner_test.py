@@ -20,6 +20,9 @@ from tflearn.learner.train_loop import LoopOptions
 from tflearn.learner.triggers import PeriodicAction
 from tflearn.sampling.source import Source
 
+# Batches are taken one by one, not in stacks for XLA, where a test is not about how they are taken.
+ONE_BY_ONE = LoopOptions(jit_compile=False)
+
 
 def _values(agent):
     """All variables of the agent in a checkpoint, optimizer slots and target network included."""
@@ -178,11 +181,13 @@ def test_resumed_run_equals_uninterrupted_run_whose_loss_is_the_mean_over_the_st
 
 
 def test_a_changed_learning_rate_counts_after_a_restore(tmp_path, make_agent, make_dataset_fn, caplog):
+    options = LearnerOptions(summaries=None, loop=ONE_BY_ONE)
+
     def learner(rate):
         agent = make_agent()
         agent.own_optimizer = tf.keras.optimizers.Adam(rate)  # as an agent of one's own has it
         agent.own_optimizer.build(agent.policy.variables())
-        return Learner(agent, make_dataset_fn(), RunDir(tmp_path), options=LearnerOptions(summaries=None))
+        return Learner(agent, make_dataset_fn(), RunDir(tmp_path), options=options)
 
     with learner(0.125) as first:
         first.run(2)
@@ -214,7 +219,7 @@ def test_an_error_is_followed_by_a_checkpoint_if_that_is_wanted(
 ):
     monkeypatch.setattr('builtins.input', lambda question: answer)
     monkeypatch.setattr(sys, 'stdin', types.SimpleNamespace(isatty=lambda: terminal))
-    options = LearnerOptions(summaries=None, checkpoint_on_error=rule)
+    options = LearnerOptions(summaries=None, checkpoint_on_error=rule, loop=ONE_BY_ONE)
     with (
         pytest.raises(ZeroDivisionError),
         Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options) as learner,
@@ -273,7 +278,7 @@ def test_order_of_triggers_and_checkpoints(tmp_path, make_agent, make_dataset_fn
         make_dataset_fn(),
         run_dir,
         triggers=triggers,
-        options=LearnerOptions(checkpoint_interval_steps=10),
+        options=LearnerOptions(checkpoint_interval_steps=10, loop=ONE_BY_ONE),
     )
     assert not run_dir.checkpoints.exists(), 'nothing is saved unasked'
     for _ in range(6):
@@ -350,7 +355,8 @@ def test_closing_twice_calls_triggers_once(tmp_path, make_agent, make_dataset_fn
         def end(self, step):
             calls.append(step)
 
-    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=[Trigger()]) as learner:
+    options = LearnerOptions(loop=ONE_BY_ONE)
+    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=[Trigger()], options=options) as learner:
         learner.train(StopConditions(4), steps_per_call=2)
         assert calls == [4]
     assert calls == [4]
@@ -371,20 +377,21 @@ def test_an_action_that_fails_again_at_the_end_costs_no_train_step(tmp_path, mak
             ends.append(step)
 
     triggers = [PeriodicAction(fail, every_steps=6), PeriodicAction(fail, every_steps=100, at_end=True), Ending()]
+    given = {'data': make_dataset_fn(), 'run_dir': RunDir(tmp_path), 'options': LearnerOptions(loop=ONE_BY_ONE)}
     with (
         pytest.raises(RuntimeError, match='no room on the web server at train step 8'),
-        Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=triggers) as learner,
+        Learner(make_agent(), triggers=triggers, **given) as learner,
     ):
         learner.train(StopConditions(40), steps_per_call=4)
     assert learner.checkpoints.saved_step == 8
     assert ends == [8]
-    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path)) as restarted:
+    with Learner(make_agent(), **given) as restarted:
         assert restarted.step == 8
 
 
 @lanes.classic
 def test_without_a_free_file_handle_training_goes_on(tmp_path, make_agent, make_dataset_fn):
-    options = LearnerOptions(None, SummaryOptions(2))
+    options = LearnerOptions(None, SummaryOptions(2), loop=ONE_BY_ONE)
     with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options) as learner:
         learner.run(1)
         with file_handles.none_free():
@@ -405,7 +412,7 @@ def test_metrics_that_fail_are_asked_for_again(tmp_path, make_agent, make_datase
         return {'mine': 'a text'} if len(calls) == 4 else {'mine': 1.0}
 
     sources = SummarySources(metrics=fail_once, texts=fail_once, watch=fail_once)
-    options = LearnerOptions(None, SummaryOptions(2, sources=sources))
+    options = LearnerOptions(None, SummaryOptions(2, sources=sources), loop=ONE_BY_ONE)
     with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options) as learner:
         for _ in range(2):
             learner.run(2)

@@ -146,7 +146,8 @@ def _spoilt_at_step_3(directory, on_nonfinite, variables):
         for variable in variables(agent):
             variable.assign(tf.where(tf.equal(agent.train_step_counter, 3), np.nan, variable))
 
-    options = LearnerOptions(1, None, loop=LoopOptions(on_nonfinite=on_nonfinite, after_step=spoil))
+    loop = LoopOptions(jit_compile=False, on_nonfinite=on_nonfinite, after_step=spoil)
+    options = LearnerOptions(1, None, loop=loop)
     data = example_data.sequences(agent, 8, 2)
     dataset_fn = lambda context: without_autotuning(tf.data.Dataset.from_tensors(data).repeat())  # noqa: E731
     return agent, Learner(agent, dataset_fn, RunDir(directory), options=options)
