@@ -74,7 +74,7 @@ What each algorithm has learned after how many steps, beside other libraries at 
   of one trained agent after the steps named, which are often not the row's, of MuJoCo's v3 and LunarLander-v2. Tasks of
   our own have the best possible return or a scripted reference's instead.
 """
-Compared = tuple[str, Verdict, float]  # a peer, how ours are beside it, and Holm's p
+Compared = tuple[str, Verdict]  # a peer, and how ours are beside it
 TABLE = (
     "| algorithm | environment | steps | tflearn | SB3 | SBX | tflearn is | p (level) | Holm's p | published |",
     '|---|---|---|---|---|---|---|---|---|---|',
@@ -112,7 +112,7 @@ def text(judged: Mapping[str, Judgement]) -> str:
         *TABLE,
         *(rows[key] for key in counted),
         '',
-        _count(counted, apart, [verdict for its in compared.values() for _, verdict, _ in its]),
+        _count(counted, apart, [verdict for its in compared.values() for _, verdict in its]),
         '',
         '## Not counted',
         '',
@@ -164,8 +164,8 @@ def _line(judged: Judgement, compared: Sequence[Compared]) -> str:
         _steps(judged),
         *(_cell(judged, side) for side in (OURS, 'SB3', 'SBX')),
         words,
-        '; '.join(verdict.significance for _, verdict, _ in compared),
-        '; '.join(f'{holm:.2g}' for *_, holm in compared),
+        '; '.join(verdict.significance for _, verdict in compared),
+        '; '.join(f'{verdict.holm:.2g}' for _, verdict in compared),
         published,
     ]
     return '| ' + ' | '.join(cells) + ' |'
@@ -203,17 +203,15 @@ def _number(value: float) -> str:
 
 def _compared(judged: Mapping[str, Judgement]) -> dict[str, list[Compared]]:
     """Returns the comparisons of each row that counts and has peers."""
-    found = [
-        (key, side, each.verdict(side)) for key, each in judged.items() if not each.missing for side in each.row.peers
-    ]
-    adjusted = verdicts.holm([verdict.p for *_, verdict in found])
+    found = [(key, side) for key, each in judged.items() if not each.missing for side in each.row.peers]
+    adjusted = verdicts.adjusted([judged[key].verdict(side) for key, side in found])
     compared: dict[str, list[Compared]] = {}
-    for (key, side, verdict), holm in zip(found, adjusted, strict=True):
-        compared.setdefault(key, []).append((side, verdict, holm))
+    for (key, side), verdict in zip(found, adjusted, strict=True):
+        compared.setdefault(key, []).append((side, verdict))
     return compared
 
 
-def _words(side: str, verdict: Verdict, holm: float) -> str:
+def _words(side: str, verdict: Verdict) -> str:
     word, detail = verdict.word, str(verdict).removeprefix(verdict.word)
     beside = {'equal': 'equal to', 'not told apart': 'not told apart from', 'no verdict attainable': f'{word} beside'}
     words = f'{beside[word]} {side}' if word in beside else f'**{word} than {side}**'
@@ -229,7 +227,7 @@ def _count(counted: Mapping[str, Judgement], apart: Mapping[str, Judgement], fou
     low = f'Of those not told apart {below} have a probability below 1/2. ' if below else ''
     return (
         f'Counted: {len(counted)} of {len(counted) + len(apart)} rows, {alone} of them without a peer. {compared}{low}'
-        f'{verdicts.false_verdicts([each.level for each in found])}. The other {len(apart)} rows do not count.'
+        f'{verdicts.false_verdicts(found)} The other {len(apart)} rows do not count.'
     )
 
 

@@ -48,19 +48,19 @@ def test_two_folders_of_runs_are_two_groups(add_run, tmp_path):
         add_run(f'good/seed_{seed}', 0.1 + 0.01 * seed)
         add_run(f'bad/seed_{seed}', 0.05)
     found = tflearn.compare(tmp_path / 'bad', str(tmp_path / 'good'))
-    bad, good = found.rows()
-    assert (bad.group.label, good.group.label, good.group.missing) == ('bad', 'good', ())
+    bad, good = found.groups
+    assert (bad.label, good.label, good.missing) == ('bad', 'good', ())
     last_marks = np.mean([0.9, 0.95, 1.0])
-    np.testing.assert_allclose(bad.group.scores, [0.05 * LAST * last_marks] * 5)
-    np.testing.assert_allclose(good.group.scores, (0.1 + 0.01 * np.arange(5)) * LAST * last_marks)
-    np.testing.assert_allclose(bad.group.areas, [0.05 * LAST / 2] * 5)
-    assert bad.verdict is None
-    assert (good.verdict.word, good.verdict.probability, good.verdict.p) == ('better', 1.0, pytest.approx(2 / 252))
+    np.testing.assert_allclose(bad.scores, [0.05 * LAST * last_marks] * 5)
+    np.testing.assert_allclose(good.scores, (0.1 + 0.01 * np.arange(5)) * LAST * last_marks)
+    np.testing.assert_allclose(bad.areas, [0.05 * LAST / 2] * 5)
+    ((label, verdict),) = found.verdicts().items()
+    assert (label, verdict.word, verdict.probability, verdict.p) == ('good', 'better', 1.0, pytest.approx(2 / 252))
     cells = '| good | 5 | 114 [95, 133] (93.75%), mean 114 | 60 | 1 | 0.0079 (level 4.8%) | 0.0079 | better |'
     assert cells in str(found).splitlines()
     assert str(found).endswith('0.048 false ones are to be expected of 1 if no two sides differ.')
-    worse = tflearn.compare(tmp_path / 'bad', tmp_path / 'good', lower_is_better=True).rows()[1]
-    assert worse.verdict.word == 'worse'
+    worse = tflearn.compare(tmp_path / 'bad', tmp_path / 'good', lower_is_better=True).verdicts()['good']
+    assert worse.word == 'worse'
 
 
 def test_fewer_than_four_runs_decide_nothing(add_run, tmp_path):
@@ -77,12 +77,14 @@ def test_runs_of_one_name_are_pairs(add_run, tmp_path):
         add_run(f'first/seed_{seed}', 0.1 + 0.1 * seed)
         add_run(f'second/seed_{seed}', 0.11 + 0.1 * seed + 0.001 * (seed % 3))
     roots = tmp_path / 'first', tmp_path / 'second'
-    apart = tflearn.compare(*roots, equal_within=1_000.0).rows()[1].verdict
-    assert (apart.word, tflearn.compare(*roots).rows()[1].verdict.word) == ('equal', 'not told apart')
-    assert tflearn.compare(*roots, paired=True).rows()[1].verdict.word == 'better'
+    words = [
+        tflearn.compare(*roots, **given).verdicts()['second'].word
+        for given in ({}, {'equal_within': 1_000.0}, {'paired': True})
+    ]
+    assert words == ['not told apart', 'equal', 'better']
     add_run('second/seed_9')
     with pytest.raises(ValueError, match='got paired runs .*seed_9 of second and .*; need runs of the same names'):
-        tflearn.compare(*roots, paired=True).rows()
+        tflearn.compare(*roots, paired=True).verdicts()
 
 
 def test_each_comparison_of_a_table_has_holms_p(add_run, tmp_path):
@@ -90,9 +92,9 @@ def test_each_comparison_of_a_table_has_holms_p(add_run, tmp_path):
         for name, slope in (('first', 0.1), ('second', 0.3), ('third', 0.1)):
             add_run(f'{name}/seed_{seed}', slope + 0.001 * seed + 0.0003 * (name == 'third'))
     found = tflearn.compare(*(tmp_path / name for name in ('first', 'second', 'third')))
-    _, second, third = found.rows()
-    assert second.holm == pytest.approx(2 * second.verdict.p) == pytest.approx(4 / 252)
-    assert third.holm == third.verdict.p
+    second, third = found.verdicts().values()
+    assert second.holm == pytest.approx(2 * second.p) == pytest.approx(4 / 252)
+    assert third.holm == third.p
     assert str(found).endswith('0.063 false ones are to be expected of 2 if no two sides differ.')
 
 
@@ -130,9 +132,10 @@ def test_another_metric(add_run):
 def test_runs_without_evaluations_are_named(add_run, tmp_path):
     add_run('group/seed_1')
     write_json(RunDir(tmp_path / 'group' / 'seed_2').status('train'), {'state': 'running'})
-    (row,) = tflearn.compare(tmp_path / 'group').rows()
-    assert (row.group.names, row.group.missing) == (('seed_1',), ('seed_2',))
-    assert row.cells(row.group)[1] == '1 (no evaluation: seed_2)'
+    found = tflearn.compare(tmp_path / 'group')
+    (group,), (cells,) = found.groups, found.cells()
+    assert (group.names, group.missing) == (('seed_1',), ('seed_2',))
+    assert cells[1] == '1 (no evaluation: seed_2)'
 
 
 def test_a_line_that_is_being_written_stays(add_run):

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 
@@ -109,6 +110,7 @@ def test_the_interval_of_the_median_is_between_order_statistics(count, ends, cov
 
 
 def test_holm_adjusts_in_steps():
-    assert verdicts.holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
-    assert verdicts.holm([0.6, 0.7]) == [1.0, 1.0]
-    assert verdicts.holm([]) == []
+    verdict = verdicts.judge(np.arange(5.0), np.arange(5.0))
+    for ps, expected in [([0.01, 0.04, 0.03, 0.5], [0.04, 0.09, 0.09, 0.5]), ([0.6, 0.7], [1.0, 1.0]), ([], [])]:
+        found = verdicts.adjusted([dataclasses.replace(verdict, p=p) for p in ps])
+        assert [each.holm for each in found] == pytest.approx(expected)

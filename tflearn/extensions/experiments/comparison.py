@@ -6,7 +6,7 @@ import io
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -59,35 +59,6 @@ class Group:
         return f'{np.median(self.scores):.4g}{interval}, mean {self.scores.mean():.4g}'
 
 
-class Row(NamedTuple):
-    """What is known of a group.
-
-    Attributes:
-      group: the group.
-      verdict: whether its runs are better than those of the first group; None for that group itself, and for too few
-        runs.
-      holm: Holm's adjusted p over the verdicts of the table.
-    """
-
-    group: Group
-    verdict: Verdict | None = None
-    holm: float = np.nan
-
-    @property
-    def words(self) -> str:
-        """The verdict."""
-        return TOO_FEW if self.verdict is None else str(self.verdict)
-
-    def cells(self, first: Group) -> tuple[str, ...]:
-        """The row of a table, see `Comparison.head`."""
-        group, found = self.group, self.verdict
-        missing = f' (no evaluation: {", ".join(group.missing)})' if group.missing else ''
-        about = f'{group.label}', f'{len(group.names)}{missing}', str(group), f'{np.median(group.areas):.4g}'
-        if found is None:
-            return *about, '', '', '', '' if group is first else self.words
-        return *about, f'{found.probability:.2g}', found.significance, f'{self.holm:.2g}', self.words
-
-
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """Groups of runs on one axis. `print` shows it as a table.
@@ -108,13 +79,11 @@ class Comparison:
     paired: bool = False
     equal_within: float | None = None
 
-    def rows(self) -> list[Row]:
-        """Returns what is known of each group."""
-        first, *others = self.groups
-        found = [self._judged(group) for group in others]
-        adjusted = iter(verdicts.holm([each.p for each in found if each]))
-        judged = [(each, next(adjusted) if each else np.nan) for each in found]
-        return [Row(first), *(Row(group, *each) for group, each in zip(others, judged, strict=True))]
+    def verdicts(self) -> dict[str, Verdict | None]:
+        """Returns what is known of each group but the first, by its label; None for too few runs."""
+        found = {group.label: self._judged(group) for group in self.groups[1:]}
+        adjusted = iter(verdicts.adjusted([each for each in found.values() if each]))
+        return {label: next(adjusted) if each else None for label, each in found.items()}
 
     def _judged(self, group: Group) -> Verdict | None:
         first, sign = self.groups[0], -1.0 if self.lower_is_better else 1.0
@@ -145,13 +114,21 @@ class Comparison:
 
     def cells(self) -> list[tuple[str, ...]]:
         """Returns the rows of the table."""
-        return [row.cells(self.groups[0]) for row in self.rows()]
+        found, rows = self.verdicts(), []
+        for group in self.groups:
+            missing = f' (no evaluation: {", ".join(group.missing)})' if group.missing else ''
+            about = group.label, f'{len(group.names)}{missing}', str(group), f'{np.median(group.areas):.4g}'
+            numbers: tuple[str, ...] = ('', '', '', TOO_FEW if group.label in found else '')
+            if each := found.get(group.label):
+                numbers = f'{each.probability:.2g}', each.significance, f'{each.holm:.2g}', str(each)
+            rows.append((*about, *numbers))
+        return rows
 
     @property
     def note(self) -> str:
         """What stands below the table: how many verdicts are to be expected false; '' without any."""
-        levels = [row.verdict.level for row in self.rows() if row.verdict]
-        return f'{verdicts.false_verdicts(levels)}.' if levels else ''
+        found = [each for each in self.verdicts().values() if each]
+        return verdicts.false_verdicts(found) if found else ''
 
     def __str__(self) -> str:
         lines = [f'| {" | ".join(cells)} |' for cells in (self.head, *self.cells())]

@@ -84,9 +84,8 @@ class _Page:
 
     def _certainty(self, best: Group) -> str:
         texts = [
-            f'{row.group.label} beside {best.label}: {row.words}'
-            + (f', p {row.verdict.significance}' if row.verdict else '')
-            for row in self.found.rows()[1:]
+            f'{label} beside {best.label}: ' + (f'{each}, p {each.significance}' if each else comparison.TOO_FEW)
+            for label, each in self.found.verdicts().items()
         ]
         return '; '.join(texts) or f'there is no other setting to compare with; these are {_runs(best)}'
 

@@ -36,6 +36,7 @@ class Verdict:
       difference: the ends of the interval of the difference (Hodges and Lehmann's), whose error is at most `LEVEL`.
       visible: the difference that as many runs show in 80%, if their scores are normal with these deviations.
       deviations: the same in pooled standard deviations; of pairs, in standard deviations of the pairs' differences.
+      holm: the p adjusted for all verdicts of a table, see `adjusted`.
     """
 
     word: Word
@@ -45,6 +46,7 @@ class Verdict:
     difference: tuple[float, float]
     visible: float
     deviations: float
+    holm: float = math.nan
 
     @property
     def significance(self) -> str:
@@ -162,17 +164,18 @@ def median_interval(values: np.ndarray) -> tuple[Any, Any, float]:
     return ordered[cut - 1], ordered[-cut], float(1 - 2 * below[cut - 1])
 
 
-def holm(ps: Sequence[float]) -> list[float]:
-    """Returns Holm's adjusted p of each p: below 5%, no false verdict is among them in 95%."""
-    adjusted, last = [0.0] * len(ps), 0.0
-    for i, index in enumerate(np.argsort(ps)):
-        adjusted[index] = last = max(last, min(1.0, (len(ps) - i) * ps[index]))
-    return adjusted
+def adjusted(found: Sequence[Verdict]) -> list[Verdict]:
+    """Returns verdicts with Holm's p: if it is below 5% for some of them, none of these is false in 95%."""
+    ps, last = [0.0] * len(found), 0.0
+    for i, index in enumerate(np.argsort([each.p for each in found])):
+        ps[index] = last = max(last, min(1.0, (len(found) - i) * found[index].p))
+    return [dataclasses.replace(each, holm=p) for each, p in zip(found, ps, strict=True)]
 
 
-def false_verdicts(levels: Sequence[float]) -> str:
-    """Returns the sentence that stands beside verdicts of these levels."""
+def false_verdicts(found: Sequence[Verdict]) -> str:
+    """Returns the sentence that stands beside verdicts."""
+    expected = sum(each.level for each in found)
     return (
-        f'Verdicts are at {LEVEL:.0%} each, unadjusted; by their levels, {sum(levels):.2g} false ones '
-        f'are to be expected of {len(levels)} if no two sides differ'
+        f'Verdicts are at {LEVEL:.0%} each, unadjusted; by their levels, {expected:.2g} false ones '
+        f'are to be expected of {len(found)} if no two sides differ.'
     )
