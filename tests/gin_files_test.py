@@ -149,7 +149,6 @@ MORE_OVERRIDES = {
     'impala_minatar': 17,
     'dqn_pong': 15,
     'dqn_news': 14,
-    'sac_pendulum': 16,
     'mpo_pendulum': 15,
     'ppo_pendulum': 14,
     'ppo_walker2d': 11,
