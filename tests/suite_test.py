@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import learning, throughput
+from benchmarks import learning, offline, offline_report, throughput
 from benchmarks.scale import fit as scale_fit
 from benchmarks.scale import grid as scale_grid
 from benchmarks.scale import model as scale_model
@@ -448,3 +448,50 @@ def test_a_side_of_throughput_that_ends_no_episode_in_its_measured_part_has_no_r
     cells = [cell.strip() for cell in ours.split('|')[1:-1]]
     assert cells == ['PPO, one process', '-', '0.00', '3.0', '1.00', '4.0', '1.00', '500', '1.00', '-', '10']
     assert theirs.split('|')[2].strip() == '1,000'
+
+
+def test_bindings_of_the_learning_benchmark_are_valid():
+    bindings = [*(f'{name}=1' for name in learning.SEEDS), *learning.QUICK_BINDINGS]
+    jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
+    job_config.check(files.resolve('dqn_cartpole'), bindings, jobs)
+
+
+@pytest.mark.parametrize('task', offline.TASKS)
+def test_bindings_of_the_offline_benchmark_are_valid(task):
+    jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
+    behaviour = [*offline.TASKS[task].behaviour, 'train.ExportOptions.keep_last=10_000']
+    for gin_file, *bindings in (behaviour, *offline.TASKS[task].agents.values()):
+        seeds = (f'{name}=1' for name in learning.SEEDS)
+        job_config.check(files.resolve(gin_file), [*bindings, *offline.TASKS[task].evaluation, *seeds], jobs)
+
+
+def offline_rows(agent, returns, level='medium'):
+    facts = {'random_return': 0.0, 'expert_return': 200.0, 'data_return': 80.0, 'train_secs': 2.0}
+    return [
+        {'task': 'cartpole', 'level': level, 'agent': agent, 'mean_return': float(each), **facts} for each in returns
+    ]
+
+
+def test_the_offline_benchmark_reports_what_was_run():
+    found = [
+        *offline_rows('BC', [100, 110, 90, 105]),
+        *offline_rows('IQL', [150, 151, 149, 154]),
+        *offline_rows('CQL', [130]),
+        *offline_rows('BC', [191], 'expert'),
+    ]
+    lines = offline_report.table(found, seeds=4).splitlines()
+    assert '| cartpole | medium | 80.0 | IQL | 151.0 | 149.0 to 154.0 (87.5%) | 76 | 4 | 2 |' in lines
+    assert '| cartpole | medium | 80.0 | CQL | 130.0 | too few seeds | 65 | **1 of 4** | 2 |' in lines
+    judged = offline_report.verdicts(found).splitlines()
+    assert 'cartpole: IQL beside BC on medium data: better, p 0.029 (level 2.9%)' in judged
+    assert 'cartpole: CQL beside BC on medium data: too few seeds to tell' in judged
+    assert 'cartpole: BC has a score of 95.5 on expert data; within 5%: True' in judged
+
+
+def test_a_cell_of_the_offline_benchmark_is_found_again(tmp_path):
+    cell = offline.Cell('cartpole', 'medium', 'BC', 1, 20, ('bc_cartpole', 'a.b=1'))
+    row = {**dataclasses.asdict(cell), 'mean_return': 3.0}
+    (tmp_path / 'results.jsonl').write_text(json.dumps(row) + '\n{"task": "cartp')
+    assert list(offline._results(tmp_path)) == [cell]
+    other = dataclasses.replace(cell, episodes=30)
+    assert other.folder(tmp_path) != cell.folder(tmp_path) == dataclasses.replace(cell).folder(tmp_path)
