@@ -121,7 +121,7 @@ EXTRAS['all'] = sorted({each for name in EXTRAS if name not in _APART for each i
 def absolute(link: re.Match) -> str:
     """Returns a link of the README for the page of an index: to the repository, or its text while there is none."""
     is_image, text, target = link.groups()
-    if '://' in target:
+    if target is None or '://' in target:  # code, or absolute already
         return link[0]
     view = 'raw' if is_image else 'blob'
     return f'{is_image}[{text}]({REPOSITORY}/{view}/v{VERSION}/{target})' if REPOSITORY else text
@@ -131,7 +131,7 @@ README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 setuptools.setup(
     version=VERSION,
-    long_description=re.sub(r'(!?)\[([^]]*)\]\(([^)\s]+)\)', absolute, README),
+    long_description=re.sub(r'(?s)```.*?```|(!?)\[([^]]*)\]\(([^)\s]+)\)', absolute, README),
     long_description_content_type='text/markdown',
     author=OWNER.get('author', ''),
     author_email=OWNER.get('email'),

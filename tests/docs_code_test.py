@@ -29,7 +29,8 @@ from tflearn.launch.local import free_port
 
 ALGORITHMS = DOCS / 'algorithms'
 FAST = ('iql',)  # pages whose Python is no slow test
-LANGUAGES = {'bash', 'gin', 'py', 'python', 'text', 'toml'}  # py: what needs other libraries, and does not run here
+# py: what needs other libraries, and does not run here. cpp, ini, yaml: tests of their own.
+LANGUAGES = {'bash', 'gin', 'py', 'python', 'text', 'toml', 'cpp', 'ini', 'yaml'}
 # What a page's Python has around it.
 BEFORE = {
     'seeds.md': 'import pathlib',

@@ -69,8 +69,10 @@ def test_a_dry_run_builds_and_checks_what_the_tag_holds(checkout):
         text = archive.read(f'tflearn_agents-{VERSION}.dist-info/METADATA').decode()
     assert f'Author: {OWNER["author"]}\n' in text and f'Author-email: {OWNER["email"]}\n' in text
     assert f'Project-URL: Source, {OWNER["repository"]}\n' in text
-    assert f']({OWNER["repository"]}/raw/{TAG}/docs/images/jobs.svg)' in text
-    links = re.findall(r'\]\(([^)]+)\)', text)
+    assert f']({OWNER["repository"]}/raw/{TAG}/docs/images/dqn_cartpole.png)' in text
+    code = r'(?s)```.*?```'
+    assert set(re.findall(code, (ROOT / 'README.md').read_text(encoding='utf-8'))) <= set(re.findall(code, text))
+    links = re.findall(r'\]\(([^)]+)\)', re.sub(code, '', text))
     ours = [link.removeprefix(f'{OWNER["repository"]}/') for link in links if link.startswith(OWNER['repository'])]
     assert len(ours) > 20 and all(link.startswith('https://') for link in links)
     assert [link for link in ours if not (ROOT / link.split('/', 2)[2].partition('#')[0]).exists()] == []
