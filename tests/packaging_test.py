@@ -108,7 +108,9 @@ def test_the_wheel_has_its_metadata(wheel):
     assert bool(fields['Project-URL']) == ('repository' in filled)
     assert bool(fields['Author-email'] or fields['Author']) == bool({'author', 'email'} & filled)
     text = fields.get_payload()
-    assert '```mermaid' not in text and re.findall(r'\]\((?!https?://)', text) == []
+    code = r'(?s)```.*?```'
+    assert '```mermaid' not in text and re.findall(r'\]\((?!https?://)', re.sub(code, '', text)) == []
+    assert re.findall(code, text) == re.findall(code, (ROOT / 'README.md').read_text(encoding='utf-8'))
 
 
 def test_the_extra_all_is_every_other_that_anyone_can_take(wheel):
