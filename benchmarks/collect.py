@@ -3,7 +3,8 @@
     python benchmarks/collect.py --rllib_python=rllib_environment/bin/python
 
 CartPole-v1, policy MLP 100-50, every step written and counted there. Ours steps a batch of environments, 'native' by
-gymnasium's own vector environment, 'in_process' as copies one after the other. TF-Agents' is its documented Actor.
+gymnasium's own vector environment, 'in_process' as copies one after the other, 'worker_processes' (--ours) by those of
+`gymnasium_env.make`. TF-Agents' is its documented Actor.
 RLlib's env runner (its samples stay in its process) has an environment of its own: benchmarks/requirements_rllib.txt
 shows how. It samples in fragments of PPO's default length: with one environment, its default, with as many as
 ours one after the other (`sync`, its default), and with as many in gymnasium's vector environment
@@ -28,7 +29,6 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import collect_sides, tables  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 
-OURS = ('native', 'in_process')
 WANTED = {
     ('native', 'tf_agents'): 100,
     ('in_process', 'tf_agents'): 40,
@@ -41,6 +41,7 @@ _CHECKED_SECS = 0.2
 def main() -> int:
     """Measures all sides interleaved, prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--ours', nargs='+', default=['native', 'in_process'], help='also worker_processes')
     parser.add_argument('--num_environments', type=int, default=64)
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--secs', type=float, default=4.0, help='of each side in a round')
@@ -50,15 +51,15 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.secs = 3, 1.0
-    with _sides(options.num_environments, options.rllib_python) as (sides, versions):
+    with _sides(options.ours, options.num_environments, options.rllib_python) as (sides, versions):
         rates: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(options.rounds):
             for name, side in sides.items():
                 rates[name].append(side.sample(options.secs))
-    rows = _rows(rates, versions, options.num_environments)
+    rows = _rows(options.ours, rates, versions, options.num_environments)
     print(tables.table(rows))
     for (side, peer), wanted in WANTED.items():
-        if peer in rates:
+        if side in rates and peer in rates:
             print(f'{side} beside {peer}: {tables.ratio(rates[side], rates[peer]):.1f}x (wanted: {wanted}x)')
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + '\n')
@@ -66,14 +67,16 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def _sides(num_environments: int, rllib_python: pathlib.Path) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+def _sides(
+    ours: Sequence[str], num_environments: int, rllib_python: pathlib.Path
+) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
     versions = {collect_sides.PEER: f'TF-Agents {importlib.metadata.version("tf-agents")}'}
-    names = [*OURS, collect_sides.PEER]
+    names = [*ours, collect_sides.PEER]
     ports = {name: free_port() for name in names}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_server(ports))
         directory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        sides: dict[str, Any] = {name: collect_sides.OurSide(name, num_environments, ports[name]) for name in OURS}
+        sides: dict[str, Any] = {name: collect_sides.OurSide(name, num_environments, ports[name]) for name in ours}
         for side in sides.values():
             side.sample(_CHECKED_SECS)
             side.check()
@@ -111,7 +114,9 @@ def _server(ports: dict[str, int]) -> Iterator[None]:
         process.wait()
 
 
-def _rows(rates: dict[str, Sequence[float]], versions: dict[str, str], num_environments: int) -> list[dict[str, Any]]:
+def _rows(
+    ours: Sequence[str], rates: dict[str, Sequence[float]], versions: dict[str, str], num_environments: int
+) -> list[dict[str, Any]]:
     return [
         {
             'case': f'{collect_sides.ENVIRONMENT}: {num_environments} {side}',
@@ -124,7 +129,7 @@ def _rows(rates: dict[str, Sequence[float]], versions: dict[str, str], num_envir
             'unit': 'environment steps/s',
             'rounds': len(rates[side]),
         }
-        for side in OURS
+        for side in ours
         for peer, version in versions.items()
     ]
 

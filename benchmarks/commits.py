@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CASES = {
     'train steps': ['train_loops', '--secs=2', '--cases', 'DQN 100-50', 'PPO 64-64', 'SAC 256-256'],
     'learner': ['learner', '--cases=dqn', '--num_stored=20000', '--sides=mirror,xla_loop,prioritized_mirror'],
-    'collection': ['collect', '--secs=2'],
+    'collection': ['collect', '--secs=2', '--ours', 'native', 'in_process', 'worker_processes'],
     'serving': ['serving', '--cases=mlp', '--clients=4'],
     'start-up': ['startup', '--sides', 'launch', '--at_most=100'],
     'PPO to a return': ['time_to_return', '--sides=PPO'],
