@@ -8,7 +8,7 @@ from tflearn.core.types import BatchedEnvironment, EnvironmentFactory
 
 
 class SameStarts:
-    """A batch that each reset makes anew from its seed; the first reset is that of an evaluation."""
+    """A batch that each reset makes again from its seed; the first reset is that of an evaluation."""
 
     def __init__(self, make_batch: Callable[[], BatchedEnvironment]):
         self._make_batch, self._batch = make_batch, make_batch()
