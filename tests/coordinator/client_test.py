@@ -137,6 +137,14 @@ def test_an_epoch_far_ahead_is_refused_without_a_token(coordinating):
     assert coordinating.learner(server, epoch=3).epoch == 3
 
 
+def test_epochs_are_not_pushed_ahead_step_by_step_without_a_token(coordinating):
+    server = coordinating.serve()
+    coordinating.learner(server, epoch=3)
+    coordinating.learner(server, epoch=1003)
+    with pytest.raises(RuntimeError, match='got epoch 1004; need at most 1003 without --coordinator_token'):
+        coordinating.learner(server, epoch=1004)
+
+
 def test_policy_versions_never_go_back(coordinating):
     server = coordinating.serve()
     learner, collector = coordinating.learner(server), coordinating.job(server)

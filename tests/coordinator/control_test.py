@@ -59,6 +59,14 @@ def test_a_version_that_nobody_published_does_not_divide_credits_forever():
     assert allowed(credits) == [8 * 10_000]
 
 
+def test_credits_of_any_size_are_divided_at_once():
+    sent = Credits(0, 1 << 40, -(1 << 53), (*shares(1, 3), Share('late', 1, 2, 0, 1 << 53)))
+    credits = control.decode(control.encode(sent), Credits).at(control.MAX_VERSION)
+    assert sum(allowed(credits)) == (1 << 53) + 10_000 * (1 << 40) + credits.surplus
+    assert 0 <= credits.surplus < 3 and allowed(credits)[2] > 0
+    assert max(share.order for share in credits.shares) - min(share.order for share in credits.shares) <= 3
+
+
 def test_credits_wait_for_a_collector():
     credits = Credits(0, 8).at(3)
     assert (credits.surplus, credits.shares) == (-24, ())

@@ -145,7 +145,7 @@ def test_a_checkpoint_of_an_earlier_version_with_a_nan_is_restored_without_it(co
 
 
 def test_reports_that_no_learner_reads_take_bounded_memory_and_are_kept_by_their_sender(coordinating, run, monkeypatch):
-    monkeypatch.setattr(state, '_MAX_NUMBERS', 20)
+    monkeypatch.setattr(state, '_MAX_REPORT_BYTES', 4_000)
     server, learner = run
     first, second = reports.Reporter(coordinating.job(server)), reports.Reporter(coordinating.job(server))
     assert first.report(_steps(10), _episodes(*range(15)))
@@ -156,6 +156,15 @@ def test_reports_that_no_learner_reads_take_bounded_memory_and_are_kept_by_their
     assert second.report(_steps(20), _episodes(15))
     reader.read()
     assert (reader.env_steps, reader.count('reported_episodes')) == (30, 31)
+
+
+@pytest.mark.parametrize('episode', [{}, {'x' * 256: 1.0}])
+def test_what_a_report_takes_is_measured_by_its_objects_and_names(coordinating, run, monkeypatch, episode):
+    monkeypatch.setattr(state, '_MAX_REPORT_BYTES', 50_000)
+    server, _ = run
+    reporters = [reports.Reporter(coordinating.job(server)) for _ in range(4)]
+    taken = [reporter.report(_steps(10), [episode] * 250) for reporter in reporters]
+    assert taken == ([True] * 3 + [False] if not episode else [False] * 4)
 
 
 def test_the_learner_reads_more_than_a_sender_may_send_at_once(coordinating, run):

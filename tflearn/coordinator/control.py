@@ -8,6 +8,7 @@ receiver measures the lease's duration from the receipt, by its own monotonic cl
 ever compared. An owner that returns after its lease has expired takes a new one with the next epoch.
 """
 
+import bisect
 import dataclasses
 import heapq
 import json
@@ -148,8 +149,13 @@ def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...]
     """
     if surplus >= 0 or not shares:
         return shares, surplus
-    allowed = [0] * len(shares)
-    queue = [(share.order, i) for i, share in enumerate(shares)]
+    # All turns below an order come before any at it, so most of them are counted at once: however many are wanted.
+    first = min(share.order for share in shares)
+    orders = range(first, first - surplus + 1)
+    order = orders[bisect.bisect_left(orders, -surplus, key=lambda each: sum(_items_below(shares, each))) - 1]
+    allowed = _items_below(shares, order)
+    surplus += sum(allowed)
+    queue = [(share.order + items, i) for i, (share, items) in enumerate(zip(shares, allowed, strict=True))]
     heapq.heapify(queue)
     while surplus < 0:
         order, i = queue[0]
@@ -158,6 +164,11 @@ def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...]
         allowed[i] += items
         surplus += items
     return tuple(share.plus(items) for share, items in zip(shares, allowed, strict=True)), surplus
+
+
+def _items_below(shares: tuple[Share, ...], order: int) -> list[int]:
+    """Returns the items of each collector's turns before all are at `order` or beyond."""
+    return [max(0, -(-(order - share.order) // share.items_at_once)) * share.items_at_once for share in shares]
 
 
 def new_owner() -> str:
@@ -325,7 +336,7 @@ _RULES = {
     Credits: settings.rules(
         {
             'policy_version': _VERSION,
-            'items_per_version': COUNT,
+            'items_per_version': Annotated[int, Range(least=0, most=1 << 40)],
             'surplus': Annotated[int, Range(least=-(1 << 53), most=1 << 53)],
         }
     ),

@@ -25,11 +25,11 @@ REPLAY, TRAIN, RELAY = 'replay', 'train', 'relay'  # roles
 MAX_WAIT_SECS = 30.0
 _MAKERS = (REPLAY, TRAIN)  # of the contract
 _KEPT = 4  # publications to which a difference can be made
-_MAX_EPOCHS_AHEAD = 1000
+_MAX_EPOCHS_AHEAD, _EPOCH_SECS = 1000, 60.0  # of the first one, and more by the time since then
 _MAX_SENDERS, _MAX_EPISODES, _MOST_REPORTS = 10_000, 1000, 1000
 _MAX_ADDRESSES, _MAX_PARTS = 20_000, 32  # of all roles; of the contract
-_MAX_NUMBERS = 4_000_000  # of all senders' reports and episodes: about 400 MB
-_MAX_ANSWER_NUMBERS = 400_000  # of an answer with reports: about 20 MB
+_MAX_REPORT_BYTES = 400 << 20  # of all senders' reports and episodes
+_MAX_ANSWER_BYTES = 40 << 20  # of an answer with reports, half as large as JSON
 
 
 class Conflict(Exception):
@@ -107,7 +107,7 @@ class _Sender:
 
     @property
     def size(self) -> int:
-        """How many numbers are kept of it."""
+        """About how many bytes are kept of it."""
         return _size(self.report.counts, self.episodes)
 
     @property
@@ -140,12 +140,13 @@ class State:
         self._contract: dict[str, Any] = {}
         self._addresses: dict[str, dict[int, str]] = {}
         self._learner: Claim | None = None
+        self._first_epoch = 0, clock()  # and when it came
         self._learner_state, self._learner_at, self._beats = ENDED, 0.0, 0
         self._credits, self._credits_number = '', 0
         self._senders: dict[str, _Sender] = {}
         self._known_steps: Mapping[str, int] | None = None  # the environment steps of each sender the learner knows
         self._counts: dict[int, tuple[dict[str, Any], float]] = {}
-        self._number = self._newest_version = self._num_numbers = 0
+        self._number = self._newest_version = self._num_bytes = 0
 
     def register(
         self, role: str, index: int, address: str, contract: Mapping[str, Any], claim: Claim | None, had_epoch: bool
@@ -193,7 +194,11 @@ class State:
     def _taken(self, claim: Claim, had_epoch: bool) -> Claim:
         """Returns the claim that a learner gets."""
         known = self._learner
-        most = (known.epoch if known else 0) + _MAX_EPOCHS_AHEAD
+        if known is None and claim.epoch <= _MAX_EPOCHS_AHEAD:
+            self._first_epoch = claim.epoch, self._clock()
+        # Not of the newest one: whoever claims again and again would push the run's epochs on without an end.
+        first, at = self._first_epoch
+        most = first + _MAX_EPOCHS_AHEAD + int((self._clock() - at) / _EPOCH_SECS)
         if not self._trusts and claim.epoch > most:  # it would lock other learners out
             raise Conflict(f'got epoch {claim.epoch}; need at most {most} without --coordinator_token')
         if known is None or claim.epoch > known.epoch:
@@ -267,7 +272,7 @@ class State:
             self._number += 1
             known.report = dataclasses.replace(report, episodes=())
             known.number, known.seen_at = self._number, self._clock()
-            self._num_numbers += known.size - before
+            self._num_bytes += known.size - before
             self._newest_version = max(self._newest_version, report.policy_version)
             answer = {'received': known.first + len(known.episodes), 'acknowledged': known.first}
             return answer | self._allow(known)
@@ -296,13 +301,13 @@ class State:
     def _make_place(self, report: Report) -> None:
         """Raises Conflict if there are too many senders, or too much that no learner has read."""
         is_new, size = report.lease.owner not in self._senders, _size(report.counts, report.episodes)
-        if (is_new and len(self._senders) >= _MAX_SENDERS) or self._num_numbers + size > _MAX_NUMBERS:
+        if (is_new and len(self._senders) >= _MAX_SENDERS) or self._num_bytes + size > _MAX_REPORT_BYTES:
             self._forget()
         if is_new and len(self._senders) >= _MAX_SENDERS:
             raise Conflict(f'got more than {_MAX_SENDERS} senders of reports; need fewer')
-        if self._num_numbers + size > _MAX_NUMBERS:
+        if self._num_bytes + size > _MAX_REPORT_BYTES:
             raise Conflict(
-                f'got reports of more than {_MAX_NUMBERS} numbers that no learner has read; need fewer; try '
+                f'got reports of more than {_MAX_REPORT_BYTES} bytes that no learner has read; need fewer; try '
                 'again when it has'
             )
 
@@ -327,13 +332,13 @@ class State:
                     count, before = min(max(0, number - sender.first), len(sender.episodes)), sender.size
                     del sender.episodes[:count]
                     sender.first += count
-                    self._num_numbers -= before - sender.size
+                    self._num_bytes -= before - sender.size
             self._forget()
             new = sorted(
                 (sender for sender in self._senders.values() if sender.number > after), key=lambda each: each.number
             )[:_MOST_REPORTS]
             sizes = itertools.accumulate(sender.size for sender in new)
-            new = new[: max(1, sum(size <= _MAX_ANSWER_NUMBERS for size in sizes))]
+            new = new[: max(1, sum(size <= _MAX_ANSWER_BYTES for size in sizes))]
             found = [
                 dataclasses.replace(each.report, episodes=[*each.episodes], first_episode=each.first) for each in new
             ]
@@ -343,7 +348,7 @@ class State:
         now = self._clock()
         for owner, sender in list(self._senders.items()):
             if now - sender.seen_at > sender.report.lease.forget_secs:
-                self._num_numbers -= sender.size
+                self._num_bytes -= sender.size
                 del self._senders[owner]
 
     def put_credits(self, claim: Claim | None, text: str) -> None:
@@ -395,7 +400,8 @@ class State:
 
 
 def _size(counts: Mapping[str, float], episodes: Sequence[Mapping[str, float]]) -> int:
-    return len(counts) + sum(map(len, episodes))
+    """Returns about how many bytes they take: an object has 64, a name and its number 100 beside the letters."""
+    return sum(64 + 100 * len(numbers) + len(''.join(numbers)) for numbers in (counts, *episodes))
 
 
 def claim_of(text: str | None) -> Claim | None:
