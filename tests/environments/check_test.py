@@ -174,6 +174,12 @@ def test_a_robot_that_is_there_once_is_named_and_not_left_connected(tmp_path):
     assert [line.split()[-1] for line in log.read_text().splitlines()] == ['connects', 'collides', 'closes']
 
 
+def test_one_environment_for_two_copies_is_named():
+    one = Walk()
+    (found,) = tflearn.check_environment(lambda: one, num_steps=5, secs=0)
+    assert found.state == 'error' and 'got the same environment (Walk) from two calls of its factory' in found.text
+
+
 def test_what_is_no_environment():
     with pytest.raises(ValueError, match="got name='CartPole-v7'"):
         tflearn.check_environment('CartPole-v7')

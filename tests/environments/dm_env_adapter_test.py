@@ -46,6 +46,13 @@ def test_a_last_discount_of_0_is_termination(last_discount):
     assert time_steps[3].step_type[0] == conformance.LAST
 
 
+def test_one_environment_for_all_copies_is_refused():
+    one = Countdown(0.0)
+    with pytest.raises(ValueError, match='got the same environment'):
+        dm_control_env.from_dm_env(lambda seed: one, 2, 0, flatten_observations=False)
+    dm_control_env.from_dm_env(lambda seed: one, 1, 0, flatten_observations=False).close()
+
+
 def test_rejects_discounts_within_an_episode():
     environment = dm_env_adapter.DmEnvironment(lambda seed: Countdown(0.0, mid_discount=0.9))
     environment.reset()

@@ -217,6 +217,35 @@ class Starting(TwoStates):
         return super().reset(seed=seed)
 
 
+class Closing(TwoStates):
+    """Takes some seconds to close, and makes a file then."""
+
+    def __init__(self, path: pathlib.Path, secs: float):
+        super().__init__()
+        self._path, self._secs = path, secs
+
+    def close(self) -> None:
+        threading.Event().wait(self._secs)
+        self._path.touch()
+
+
+class Stubborn(TwoStates):
+    """Starts a program that ignores SIGTERM, writes both ids, and hangs in a step."""
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__()
+        self._path = path
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
+        program = subprocess.Popen(['sh', '-c', 'trap "" TERM; exec sleep 1000'])
+        with self._path.open('a') as file:
+            file.write(f'{os.getpid()} {program.pid}\n')
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        signal.pause()
+
+
 class Returning(gymnasium.Env):
     """Returns what it is given: an observation, and from the third step on other results than it should."""
 

@@ -272,6 +272,18 @@ def test_one_environment_for_all_copies_is_refused(wrap):
     vector_env.in_process(lambda: wrap(one), 1, seed=0).close()
 
 
+def test_one_environment_within_a_vector_environment_is_refused():
+    one = example_environments.TwoStates()
+    made = gymnasium.vector.SyncVectorEnv([lambda: one] * 2)
+    with pytest.raises(UserValueError, match='got the same environment'):
+        vector_env.native(lambda: made, seed=0)
+    first = vector_env.in_process(lambda: one, 1, seed=0)
+    with pytest.raises(UserValueError, match='got the same environment'):
+        vector_env.native(lambda: gymnasium.vector.SyncVectorEnv([lambda: one]), seed=0)
+    first.close()
+    vector_env.native(lambda: gymnasium.vector.SyncVectorEnv([lambda: one]), seed=0).close()
+
+
 def test_an_environment_that_failed_is_not_taken_again():
     one = example_environments.Troubled('raise')
     environment = vector_env.in_process(lambda: one, 1, seed=0)

@@ -200,6 +200,51 @@ def test_what_an_environment_starts_ends_with_it(tmp_path, end):
     _wait_until_ended(pids)
 
 
+_ORPHANS = """
+import functools, pathlib, signal, sys, threading
+import numpy as np
+from tests.environments import example_environments
+from tflearn.environments import worker_processes
+
+if __name__ == '__main__':
+    worker_processes._CLOSE_SECS = 0.5
+    make_one = functools.partial(example_environments.Stubborn, pathlib.Path(sys.argv[2]))
+    environment = worker_processes.WorkerVectorEnv(make_one, 2, step_timeout_secs=60.0)
+    environment.reset(None)
+    print('ready', flush=True)
+    if sys.argv[1] == 'hanging':
+        environment.step(np.zeros(2, np.int64))
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize('state', ['waiting', 'hanging'])
+def test_stubborn_workers_and_programs_end_with_a_killed_parent(tmp_path, state):
+    (tmp_path / 'program.py').write_text(_ORPHANS)
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / 'program.py', state, tmp_path / 'pids'],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+    )
+    with process:
+        assert process.stdout.readline() == b'ready\n'
+        pids = [int(pid) for pid in (tmp_path / 'pids').read_text().split()]
+        assert len(pids) == 4 and not any(map(_has_ended, pids))
+        process.kill()
+        _wait_until_ended(pids)
+
+
+@pytest.mark.slow
+def test_an_environment_may_take_seconds_to_close(tmp_path):
+    make_one = functools.partial(example_environments.Closing, tmp_path / 'closed', 6.0)
+    environment = vector_env.in_worker_processes(make_one, 1, seed=0)
+    environment.reset()
+    (tmp_path / 'closed').unlink()  # of the environment that showed its spaces
+    environment.close()
+    assert (tmp_path / 'closed').exists()
+
+
 def _status(pid):
     return dict(line.split(':\t', 1) for line in pathlib.Path(f'/proc/{pid}/status').read_text().splitlines())
 

@@ -37,6 +37,11 @@ class DmEnvironment(gymnasium.Env):
         if shape := self._environment.reward_spec().shape:
             raise UserValueError(f'got rewards of shape {shape}; need one number')
 
+    @property
+    def adapted(self) -> dm_env.Environment:
+        """The dm_env environment."""
+        return self._environment
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:

@@ -5,6 +5,7 @@ The workers import this file, so it must stay importable without TensorFlow.
 """
 
 import contextlib
+import itertools
 import time
 import traceback
 import weakref
@@ -155,8 +156,17 @@ def progress_setter(environment: Any) -> Callable[[int, int], None] | None:
         return getattr(environment, 'set_progress', None)
 
 
-def _identity(environment: Any) -> int:
-    return id(getattr(environment, 'unwrapped', environment))
+def _parts(environment: Any) -> list[Any]:
+    """Returns what an environment's wrappers and adapters wrap, which no other one may step."""
+    inner = getattr(environment, 'unwrapped', environment)
+    if isinstance(inner, gymnasium.vector.SyncVectorEnv):
+        return [inner, *itertools.chain.from_iterable(map(_parts, inner.envs))]
+    return [inner] if getattr(inner, 'adapted', None) is None else _parts(inner.adapted)
+
+
+def _release(environment: Any) -> None:
+    for part in _parts(environment):
+        _in_use.pop(id(part), None)
 
 
 def close(environment: Any) -> None:
@@ -188,14 +198,15 @@ def made(make_one: Callable[[], Any]) -> Any:
 def _made(make_one: Callable[[], Any]) -> Any:
     """Returns a new environment; raises ValueError if it is one that is stepped already."""
     new = made(make_one)
-    inner = getattr(new, 'unwrapped', new)
-    if _in_use.get(id(inner)) is inner:
+    parts = _parts(new)
+    if len({*map(id, parts)}) < len(parts) or any(_in_use.get(id(part)) is part for part in parts):
         raise UserValueError(
             f'got the same environment ({name_of(new)}) from two calls of its factory; need a new one from each, '
             'since the copies would reset and step each other; make it within the function: lambda: MyEnvironment()'
         )
-    with contextlib.suppress(TypeError):  # one that cannot be referred to weakly
-        _in_use[id(inner)] = inner
+    for part in parts:
+        with contextlib.suppress(TypeError):  # one that cannot be referred to weakly
+            _in_use[id(part)] = part
     return new
 
 
@@ -291,7 +302,7 @@ class RebuildingVectorEnv:
     def close(self) -> None:
         """Closes all environments."""
         for environment in self._environments:
-            _in_use.pop(_identity(environment), None)
+            _release(environment)
             close(environment)
 
     def _make(self, make_one: Callable[[], Any], count: int) -> None:
@@ -336,7 +347,7 @@ class RebuildingVectorEnv:
             try:
                 # The old one stays in use, so that a factory that returns it again is refused.
                 made = _made(self._make_one)
-                _in_use.pop(_identity(self._environments[i]), None)
+                _release(self._environments[i])
                 self._environments[i] = made
                 if self._progress and (setter := progress_setter(made)):
                     setter(*self._progress)

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_empty_array, iterate
 
-from tflearn.core import life
+from tflearn.core import background, life
 from tflearn.core.errors import UserError
 from tflearn.environments import gathering, infos, sync_vector_env
 from tflearn.environments.sync_vector_env import cause_of, seed_of
@@ -29,19 +30,24 @@ _CLOSE_SECS = 30.0  # some simulators take a while to end
 _DEATH_SECS = 2.0
 
 
-def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connection, shared_memory: Any) -> None:
+def run_worker(
+    index: int, make_one: CloudpickleWrapper, pipe: connection.Connection, shared_memory: Any, close_secs: float
+) -> None:
     """Serves one environment to the parent, until the parent closes it or dies.
 
     Args:
       pipe: the connection to the parent: it receives commands (name, argument) and sends replies (True, result); the
         last reply may be (False, cause), a string or a UserError.
       shared_memory: the memory of the observations, where the worker writes observation `index`.
+      close_secs: how long the environment may take to end once the parent has died.
     """
     # Both are often sent to a process group. The parent handles them, and ends its workers through the pipe. A handler
     # that does nothing, since programs that an environment starts would inherit that the signals are ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     os.setpgid(0, 0)  # what the environment starts is in this group too, and ends with it (`_end_group`)
+    parent: Any = multiprocessing.parent_process()
+    background.Thread(_end_after, 'worker_end', (parent, close_secs)).start()
     try:
         with sync_vector_env.closing(make_one.fn()) as environment:
             _serve(environment, index, pipe, shared_memory)
@@ -51,6 +57,15 @@ def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connec
         _reply(pipe, (False, cause_of(error)))
     pipe.close()
     _end_group(os.getpid(), signal.SIGTERM)
+    if not parent.is_alive():  # it would end, by SIGKILL, what has not ended by now
+        _end_after(parent, _DEATH_SECS)
+
+
+def _end_after(parent: Any, secs: float) -> None:
+    """Ends this process and what its environment has started, even if it hangs, `secs` after the parent has died."""
+    parent.join()
+    threading.Event().wait(secs)
+    _end_group(os.getpid(), signal.SIGKILL)
 
 
 def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, shared_memory: Any) -> None:
@@ -234,7 +249,7 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
         own_pipe, its_pipe = self._context.Pipe()
         process = self._context.Process(
             target=run_worker,
-            args=(index, self._make_one, its_pipe, self._memory),
+            args=(index, self._make_one, its_pipe, self._memory, _CLOSE_SECS),
             name=f'environment_{index}',
         )  # not a daemon, which could have no processes of its own
         with _without_main_module():

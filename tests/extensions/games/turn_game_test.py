@@ -190,6 +190,15 @@ def test_python_of_the_page():
     environment.close()
 
 
+@pytest.mark.parametrize('function', ['env', 'parallel_env'])
+def test_one_game_for_all_copies_is_refused(function):
+    from pettingzoo.classic import rps_v2
+
+    one = getattr(rps_v2, function)()
+    with pytest.raises(ValueError, match='got the same environment'):
+        turn_game.make(lambda: one, 2, 0, {'random': turn_game.random_opponent})
+
+
 @pytest.mark.parametrize(
     ('game', 'arguments', 'message'),
     [

@@ -92,13 +92,17 @@ def make(
 
 @dataclasses.dataclass
 class _Game:
-    """A game: who is the agent in it, and against whom."""
+    """A game: who is the agent in it, and against whom. It may be `adapted` from the parallel API."""
 
-    game: Any
+    adapted: Any
+    game: Any = dataclasses.field(init=False)
     own: str = ''
     opponent: str = ''
     player: Any = None
     total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.game = _in_turn(self.adapted)
 
     def reset(self, seed: int | None) -> tuple[None, dict[str, Any]]:
         self.game.reset(seed=seed)
@@ -127,7 +131,7 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
     def __init__(self, make_game: Callable[[], Any], num_games: int, opponents: Mapping[str, tuple[Opponent, float]]):
         """Makes the games; errors of `make_game` propagate. The opponents come with their shares."""
         with self._closed_after_errors():
-            self._make(lambda: _Game(_in_turn(make_game())), num_games)
+            self._make(lambda: _Game(make_game()), num_games)
             game = self._environments[0].game
             name = pettingzoo_env.name_of(game)
             pettingzoo_env.check_game(game, name)
