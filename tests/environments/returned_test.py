@@ -91,6 +91,7 @@ def nested(**parts):
         (COUNT, 0, {'terminated': None}, 'terminated'),
         (COUNT, 0, {'truncated': 'False'}, 'truncated'),
         (COUNT, 0, {'truncated': 2}, 'truncated'),
+        (COUNT, 0, {'truncated': None}, 'got truncated[= ]'),
         (COUNT, 0, {'info': None}, 'got info None from step.*need a dict; return {}'),
         (
             COUNT,

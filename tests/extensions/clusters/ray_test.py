@@ -91,7 +91,7 @@ def test_what_ray_does_not_know_is_refused(run_dir, tmp_path):
 
 def test_a_launch_becomes_the_driver(tmp_path):
     run_dir, python = RunDir(tmp_path / 'run'), tmp_path / 'python'
-    python.write_text(f'#!/bin/sh\n[ "$2" = -c ] || (echo "$@" > {tmp_path}/called; cat "$3" > {tmp_path}/plan)\n')
+    python.write_text(f'#!/bin/sh\n[ "$2" = -c ] || (echo "$@" > {tmp_path}/called; cat > {tmp_path}/plan)\n')
     python.chmod(0o755)
     run_dir.make()
     run_dir.failure.write_text('{}')

@@ -117,7 +117,7 @@ def read_options(texts: Sequence[str]) -> RayOptions:
 
 def render(topology: Topology, run_dir: RunDir, package: str, options: RayOptions) -> str:
     """Returns the driver's command and, below it, its plan and the jobs' own commands."""
-    lines = [f'# {" ".join([*_driver(options), "PLAN"])}, of which the plan is:']
+    lines = [f'# {" ".join([*_driver(options), "< PLAN"])}, of which the plan is:']
     lines.append(json.dumps(plan(topology, run_dir, package, options), indent=2))
     lines.append('# The supervisors run:')
     lines += [f'# {job.name}: {" ".join(job.command)}' for job in with_python(topology, run_dir, package, options).jobs]
@@ -147,12 +147,13 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: RayOption
         ) from error
     write_commands(run_dir, topology)
     places.save(with_python(topology, run_dir, package, options), run_dir)
-    # The driver inherits the plan as a file that no other program can change: it could not check one as we do.
-    file = os.memfd_create('plan', 0)
-    with open(file, 'w', encoding='utf-8', closefd=False) as written:
-        json.dump(plan(topology, run_dir, package, options), written)
+    # The driver reads the plan from a file that no other program can change: it could not check one as we do.
+    with open(os.memfd_create('plan'), 'w+', encoding='utf-8') as file:
+        json.dump(plan(topology, run_dir, package, options), file)
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
     sys.stdout.flush()
-    return _become([*driver, f'/dev/fd/{file}'])
+    return _become(driver)
 
 
 def _become(driver: list[str]) -> NoReturn:

@@ -1,6 +1,6 @@
 """Runs the jobs of a run as Ray's actors until the run has ended. A program of its own: `ray_cluster` starts it.
 
-Usage: ray_driver.py PLAN, the JSON file that `ray_cluster.plan` describes.
+Usage: ray_driver.py < PLAN, the JSON file that `ray_cluster.plan` describes.
 
 It is for a Python that has Ray, and imports nothing else outside the standard library: Ray's protobuf and TensorFlow's
 differ. Each actor runs one process, the supervisor of a job, in a place of one placement group. Ray starts an actor
@@ -316,7 +316,7 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Runs the plan."""
-    plan = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding='utf-8'))
+    plan = json.load(sys.stdin)
     try:
         code = _Run(plan).run()
     except (ConnectionError, ValueError) as error:
