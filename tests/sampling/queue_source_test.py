@@ -177,7 +177,7 @@ def test_reports_errors_of_reader_threads_immediately(start, monkeypatch, broken
         raise TypeError('broken')
 
     monkeypatch.setattr(broken, fail)
-    monkeypatch.setattr('tflearn.replay.reader.LOG_EVERY_SECS', 0.0)  # so that the thread logs immediately
+    monkeypatch.setattr('tflearn.replay.item_reader.LOG_EVERY_SECS', 0.0)  # so that it logs immediately
     _, source = start()
     assert source.grant(1) == 0
     assert isinstance(source.error, TypeError)

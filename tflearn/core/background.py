@@ -69,12 +69,12 @@ def ending_with_threads(stop: threading.Event) -> Iterator[None]:
 class Background:
     """Runs the newest submitted work on a thread that exists only while there is work.
 
-    A normal exit of Python waits for the thread; `os._exit`, with which the jobs' programs end, does not: call `join`
-    first. Only one thread may submit work.
+    A normal exit of Python waits for the thread, unless it is a daemon; `os._exit`, with which the jobs' programs end,
+    does not: call `join` first. Only one thread may submit work.
     """
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, name: str, daemon: bool = False):
+        self._name, self._daemon = name, daemon
         self._lock = threading.Lock()
         self._next: Callable[[], object] | None = None
         self._working = False
@@ -92,7 +92,7 @@ class Background:
             if self._working:
                 self._next = work
                 return
-            self._thread = Thread(target=self._run, args=(work,), name=self._name, daemon=False)
+            self._thread = Thread(target=self._run, args=(work,), name=self._name, daemon=self._daemon)
             self._thread.start()
             self._working = True
 

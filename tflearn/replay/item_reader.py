@@ -1,13 +1,17 @@
 """ItemReader: what reads the items at an address. Readers: several of them."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import tensorflow as tf
+from absl import logging
 
 from tflearn.core import background
+from tflearn.core.errors import UserTimeoutError
+from tflearn.core.waiting import LOG_EVERY_SECS
 
 _CLOSE_SECS = 1.0
 
@@ -28,12 +32,13 @@ class ItemReader:
     reads_ahead: ClassVar[bool] = True
     takes_in_graphs = False
 
-    def __init__(self, address: str, table: str):
-        """Reads nothing before `start`."""
-        self._address, self._table = address, table
+    def __init__(self, address: str, table: str, timeout_secs: float = math.inf):
+        """Reads nothing before `start`; gives up when a caller has waited so long for data."""
+        self._address, self._table, self._timeout_secs = address, table, timeout_secs
         self._closed = threading.Event()
         self._threads: list[background.Thread] = []
         self._waits_since: float | None = None
+        self._next_log_secs = LOG_EVERY_SECS
         self.error: Exception | None = None
 
     def start(self, prepare: Prepare, in_flight: int, num_streams: int = 1) -> None:
@@ -60,10 +65,29 @@ class ItemReader:
         return self._closed.is_set()
 
     def wait(self, secs: float) -> None:
-        """Waits for `secs`, as a caller that cannot continue without data: the deadline counts until `resume`."""
-        if self._waits_since is None:
-            self._waits_since = time.monotonic()
+        """Waits for `secs`, as a caller that cannot continue without data: the deadline counts until `resume`.
+
+        Logs every ten seconds what it waits for. At the deadline it sets `error`, and closes the reader.
+        """
+        if (since := self._waits_since) is None:
+            self._waits_since = since = time.monotonic()
+            self._next_log_secs = LOG_EVERY_SECS
+        waited_secs = time.monotonic() - since
+        try:
+            if waited_secs >= self._timeout_secs:
+                what = f'data from {self._server_state()}'
+                raise UserTimeoutError(f'timed out after {waited_secs:.0f} s waiting for {what}')
+            if waited_secs >= self._next_log_secs:
+                self._next_log_secs += LOG_EVERY_SECS
+                logging.info('waiting for data (%.0f s) from %s', waited_secs, self._server_state())
+        except Exception as error:  # whoever waits finds it there
+            self.error = error
+            self.close()
         self._closed.wait(secs)
+
+    def _server_state(self) -> str:
+        """Returns what it waits for, and how that is."""
+        return self._address
 
     @property
     def is_waited_for(self) -> bool:
@@ -78,8 +102,12 @@ class ItemReader:
         """Records that data arrived, which ends the wait that `wait` began."""
         self._waits_since = None
 
+    def stop(self) -> None:
+        """Ends all waits. May be called from any thread."""
+        self._closed.set()
+
     def close(self) -> None:
-        """Stops reading at the next item. May be called from any thread."""
+        """Stops reading at the next item, and waits a little for that. May be called from any thread."""
         Readers([self]).close()
 
 
@@ -114,7 +142,7 @@ class Readers:
         """Closes all, and waits for them together, while their servers are still up: see `ItemReader.close`."""
         closing = [reader for reader in self.each if not reader.closed]
         for reader in closing:
-            reader._closed.set()
+            reader.stop()
         deadline = time.monotonic() + _CLOSE_SECS
         for reader in closing:
             if reader._threads and threading.current_thread() not in reader._threads:

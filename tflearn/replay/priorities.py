@@ -68,19 +68,19 @@ class PriorityUpdater:
     """
 
     def __init__(self, address: str, table: str, prioritization: Prioritization, max_waiting: int = _MAX_WAITING):
-        """Starts the thread with the first update; if more than `max_waiting` wait, the oldest are dropped."""
+        """Sends nothing yet; if more than `max_waiting` updates wait, the oldest are dropped."""
         priorities(prioritization, np.zeros(1), 0)  # a schedule that fails should do so here, not on the thread
         self._address, self._table, self._prioritization = address, table, prioritization
         self._max_waiting = max_waiting
         self._client = backend.connect(address)
-        self._changed = threading.Condition()
+        # A daemon: it may wait for a lost server without a deadline.
+        self._sender = background.Background('replay_priorities', daemon=True)
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # guards what waits, and the counts
         self._waiting: collections.deque[_Errors] = collections.deque()
-        self._closed = False
-        self._thread: background.Thread | None = None
-        self._sending_since: float | None = None
-        self._error: Exception | None = None
-        self._warned_at = 0.0
         self._counts = dict.fromkeys((f'priorities_{name}' for name in ('sent', 'dropped', 'clipped', 'not_finite')), 0)
+        self._sending_since: float | None = None
+        self._warned_at = 0.0
 
     def update(self, step: int, keys: np.ndarray, errors: np.ndarray) -> None:
         """Schedules an update of items' priorities, and returns immediately.
@@ -92,76 +92,58 @@ class PriorityUpdater:
         Raises:
           RuntimeError: if the thread has failed.
         """
-        if self._error:
-            raise RuntimeError('got a failed thread of priority updates') from self._error
+        try:
+            self._sender.raise_failure()
+        except Exception as error:
+            raise RuntimeError('got a failed thread of priority updates') from error
         keys, errors = keys.ravel(), errors.ravel()
         finite = np.isfinite(errors)
-        with self._changed:
+        with self._lock:
             self._counts['priorities_not_finite'] += len(errors) - int(finite.sum())
             self._counts['priorities_clipped'] += num_clipped(self._prioritization, errors[finite])
-            if self._closed or not finite.any():
+            if self._closed.is_set() or not finite.any():
                 return
             if len(self._waiting) >= self._max_waiting:
                 self._counts['priorities_dropped'] += len(self._waiting.popleft()[1])
             self._waiting.append((step, keys[finite], errors[finite]))
-            if self._thread is None:
-                self._thread = background.Thread(target=self._run, name='replay_priorities')
-                self._thread.start()
-            self._changed.notify_all()
+        self._sender.submit(self._send_all)
         self._warn_if_late()
 
     def metrics(self) -> dict[str, int]:
         """Returns how many were sent, dropped because the server was slow, clipped, and ignored as not finite."""
-        with self._changed:
+        with self._lock:
             return dict(self._counts)
 
     def flush(self, timeout_secs: float) -> bool:
         """Waits until the server has all updates. Returns whether that was so within `timeout_secs`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and self._sending_since is None, timeout_secs)
+        try:
+            self._sender.join(timeout_secs)
+        except TimeoutError:
+            return False
+        return True
 
     def close(self, timeout_secs: float = 5.0) -> None:
         """Sends the last updates, for at most `timeout_secs`, and ends the thread. May be called twice."""
-        with self._changed:
-            if self._closed:
-                return
-        if not self.flush(timeout_secs):
+        if not self._closed.is_set() and not self.flush(timeout_secs):
             logging.warning('the replay server at %s did not receive the last priorities', self._address)
-        with self._changed:
-            self._closed = True
+        with self._lock:
+            self._closed.set()
             self._waiting.clear()
-            self._changed.notify_all()
-            thread = self._thread
-        if thread and self._sending_since is None:
-            thread.join(timeout_secs)
-
-    def _run(self) -> None:
-        try:
-            self._send_all()
-        except Exception as error:  # the next update raises it
-            logging.exception('can update no more priorities at %s', self._address)
-            with self._changed:
-                self._error, self._closed, self._sending_since = error, True, None
-                self._waiting.clear()
-                self._changed.notify_all()
 
     def _send_all(self) -> None:
-        while True:
-            with self._changed:
+        while taken := self._take():
+            self._sending_since = time.monotonic()
+            try:
+                self._send(taken)
+            finally:
                 self._sending_since = None
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closed or self._waiting)
-                if self._closed:
-                    return
-                taken = self._take()
-                self._sending_since = time.monotonic()
-            self._send(taken)
 
     def _take(self) -> list[_Errors]:
         taken, num_items = [], 0
-        while self._waiting and num_items < _MAX_ITEMS_PER_UPDATE:
-            taken.append(self._waiting.popleft())
-            num_items += len(taken[-1][1])
+        with self._lock:
+            while self._waiting and num_items < _MAX_ITEMS_PER_UPDATE:
+                taken.append(self._waiting.popleft())
+                num_items += len(taken[-1][1])
         return taken
 
     def _send(self, taken: list[_Errors]) -> None:
@@ -169,17 +151,15 @@ class PriorityUpdater:
         for step, keys, errors in taken:  # oldest first, so that the latest wins
             values = priorities(self._prioritization, errors, step)
             updates.update(zip(keys.tolist(), values.tolist(), strict=True))
-        num_items = sum(len(keys) for _, keys, _ in taken)
         try:
             self._client.update(self._table, updates)  # may wait for a lost server without a deadline
             name = 'priorities_sent'
         except RuntimeError as error:
             name = 'priorities_dropped'
             logging.warning('could not update priorities at %s; training continues: %s', self._address, error)
-        with self._changed:
-            self._counts[name] += num_items
-            if name == 'priorities_dropped':
-                self._changed.wait_for(lambda: self._closed, _RETRY_SECS)
+            self._closed.wait(_RETRY_SECS)
+        with self._lock:
+            self._counts[name] += sum(len(keys) for _, keys, _ in taken)
 
     def _warn_if_late(self) -> None:
         now, since = time.monotonic(), self._sending_since

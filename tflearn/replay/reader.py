@@ -16,8 +16,6 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core import background
-from tflearn.core.errors import UserTimeoutError
-from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.replay import backend
 from tflearn.replay.item_reader import ItemReader, Prepare, Readers, unbuffered, unconverted
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
@@ -84,8 +82,8 @@ class TableReader(ItemReader):
           capacity: the queue's capacity [elements].
           timeout_secs: how long to wait for data before `error` is set.
         """
-        super().__init__(address, table)
-        self._storage, self._timeout_secs = storage, timeout_secs
+        super().__init__(address, table, timeout_secs)
+        self._storage = storage
         self._ahead = _Blocks(capacity) if backend.connect(address).has_stream else None
         self.takes_in_graphs = self._ahead is None
         with tf.device('CPU:0'):
@@ -102,11 +100,8 @@ class TableReader(ItemReader):
             A backend that has a stream of its own is read by one, with as many items in flight.
         """
         given = (prepare, in_flight, num_streams)
-        draw = background.Thread(target=self._draw, args=given, name='replay_draw')
-        watch = background.Thread(target=self._watch, name='replay_watch')
-        self._threads = [draw, watch]
-        for thread in (draw, watch):
-            thread.start()
+        self._threads = [background.Thread(target=self._draw, args=given, name='replay_draw')]
+        self._threads[0].start()
 
     def size(self) -> int:
         """Returns the number of elements in the queue."""
@@ -190,31 +185,10 @@ class TableReader(ItemReader):
                     logging.warning('the stream from %s broke; it is opened again: %s', self._address, reason)
             self._closed.wait(_POLL_SECS)
 
-    def _watch(self) -> None:
-        """Watches the deadline until closed; an earlier failure becomes `error`."""
-        try:
-            self._wait_for_deadline()
-        except Exception as error:
-            self.error = error
-            self.close()
-        finally:
-            self._queue.close(cancel_pending_enqueues=True)
-
-    def _wait_for_deadline(self) -> None:
-        """Logs what the caller waits for, and gives up at the deadline."""
-        next_log_secs = LOG_EVERY_SECS
-        while not self._closed.wait(_POLL_SECS):
-            since = self._waits_since
-            waited_secs = time.monotonic() - since if since else 0.0
-            if waited_secs < LOG_EVERY_SECS:
-                next_log_secs = LOG_EVERY_SECS
-            if waited_secs >= self._timeout_secs:
-                what = f'data from {self._server_state()}'
-                self.error = UserTimeoutError(f'timed out after {waited_secs:.0f} s waiting for {what}')
-                self.close()
-            elif waited_secs >= next_log_secs:
-                next_log_secs += LOG_EVERY_SECS
-                logging.info('waiting for data (%.0f s) from %s', waited_secs, self._server_state())
+    def stop(self) -> None:
+        """See `ItemReader`."""
+        super().stop()
+        self._queue.close(cancel_pending_enqueues=True)
 
     def _server_state(self) -> str:
         tables = backend.counts(self._address)
@@ -304,7 +278,7 @@ class ShardedReader(TableReader):
         except Exception as error:  # the training thread raises it
             self.error = error
         self.error = self.error or Readers(self.each).error
-        self._closed.set()
+        self.stop()
         raise RuntimeError('the reader is closed')
 
     def _choose(self) -> np.ndarray | None:
