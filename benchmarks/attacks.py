@@ -347,19 +347,6 @@ def run_metrics(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dic
         yield half_valid.over_http('run-metrics', pid, port, wrong_forms.METRICS, options.messages)
 
 
-def feed(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Attacks the port of a feed, as its job has it."""
-    port = free_port()
-    code = (
-        'import threading; from tflearn.sampling.feed_server import FeedServer\n'
-        f"server = FeedServer('{HOST}', {port}, 'localhost:1'); threading.Event().wait()"
-    )
-    with _process(options, '-c', code) as pid:
-        wait_until(lambda: is_listening(f'{HOST}:{port}'), 'the server', 60)
-        yield from _http_attacks('feed', pid, port, 64, '/v1/feed', options)
-        yield half_valid.over_http('feed', pid, port, wrong_forms.FEED, options.messages)
-
-
 def simulators(root: pathlib.Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Attacks the server of external simulators, as a collector has it."""
     port = free_port()
@@ -447,7 +434,6 @@ SERVERS = {
     'serve': serve,
     'coordinator': coordinator,
     'simulators': simulators,
-    'feed': feed,
     'run_metrics': run_metrics,
 }
 

@@ -27,13 +27,6 @@ OBSERVATION_SPEC = {
     'image': {'shape': (2, 2), 'dtype': 'uint8'},
 }
 METRICS = (Form('GET /metrics', None, {'Accept': 'text/plain'}), Form('POST /metrics', {'a': 1}))
-FEED = (
-    Form(
-        'PUT /v1/feed',
-        {'worker': 'feed_worker_0', 'dataset_id': 'replay_0', 'protocol': 2, 'element': ['uint8[4]'], 'row': 'text'},
-    ),
-    Form('GET /v1/feed'),
-)
 
 
 def coordinator() -> list[Form]:

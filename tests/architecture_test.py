@@ -65,7 +65,7 @@ RULES = {
             'only tflearn/learner/datasets',
         ),
         ({'tflearn/learner/learner.py': 'import time\ntime.sleep(1)'}, 'got time.sleep; nobody may use it'),
-        ({'tflearn/sampling/feed_server.py': 'from threading import Thread'}, 'got threading.Thread; only tflearn/cor'),
+        ({'tflearn/sampling/feed_worker.py': 'from threading import Thread'}, 'got threading.Thread; only tflearn/cor'),
     ],
     layers.mechanisms: [
         (

@@ -25,7 +25,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     'replay': ('core', 'files'),
     'data': ('core', 'files', 'replay'),
     'coordinator': ('core', 'net'),
-    'sampling': ('core', 'net', 'replay', 'data'),
+    'sampling': ('core', 'replay', 'data'),
     'actors': ('core', 'files'),
     'learner': ('core', 'files', 'replay', 'sampling'),
     'policies': ('core', 'files'),

@@ -61,7 +61,6 @@ def test_a_learner_without_reverb_survives_worker_and_dispatcher(tmp_path, promi
         without_dispatcher = run.progress(STEPS)
         jobs['feed'] = run.start_feed()
         wait_for(lambda: run.status('feed').get('pid') == jobs['feed'].pid, 'the dispatcher', 120.0)
-        wait_for(lambda: run.status('feed').get('num_workers') == 2, 'both workers', 60.0)
         kill(jobs['feed_worker_1'])  # what is left is the worker that is known by the journal alone
         after = run.progress(STEPS)
         env_steps = run.status('train')['env_steps']

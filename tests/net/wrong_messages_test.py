@@ -15,7 +15,6 @@ from tflearn.core.access import Access
 from tflearn.environments.external_server import ExternalOptions
 from tflearn.net import metrics_server
 from tflearn.net.server_options import ServerOptions
-from tflearn.sampling.feed_server import FeedServer
 
 COUNT, SEED = 300, 1
 LOCAL = ServerOptions('127.0.0.1', max_request_bytes=1 << 30)
@@ -54,11 +53,6 @@ def test_a_coordinator_answers_or_names_the_field_and_its_jobs_can_read_what_it_
 def test_a_relay_answers_or_names_the_field():
     with sending(CoordinatorServer(LOCAL, relays=True)) as port:
         send_all(port, wrong_forms.coordinator())
-
-
-def test_a_feed_answers_or_names_the_field():
-    with sending(FeedServer('127.0.0.1', 0, 'localhost:1')) as port:
-        send_all(port, wrong_forms.FEED)
 
 
 def test_metrics_are_answered():

@@ -1,9 +1,7 @@
 """A real feed in this process: replay server, dispatcher, worker; and the learner's end of it."""
 
 import contextlib
-import re
 import threading
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,13 +11,17 @@ from tests import streams
 from tests.testing import replay
 from tests.testing.experiences import experience
 from tests.testing.replay import BATCH, DATA_SPEC, draw, fill
+from tflearn.coordinator.client import Coordinator, Role
+from tflearn.coordinator.server import CoordinatorServer
+from tflearn.coordinator.state import FEED_WORKER
+from tflearn.core.access import Access
 from tflearn.core.experience import Prioritized, Queue
 from tflearn.core.waiting import wait_until
 from tflearn.launch.local import free_address
+from tflearn.net.server_options import ServerOptions
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling import feed_server, feed_source, feed_worker
-from tflearn.sampling.feed_server import FeedServer
+from tflearn.sampling import feed_source, feed_worker
 from tflearn.sampling.feed_source import Blocks, FeedReader, wait_for_feed
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
@@ -33,49 +35,39 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def dispatch(tmp_path_factory):
-    """Returns a function that starts an HTTP server beside the dispatcher of this module."""
-    with contextlib.ExitStack() as stack:
-        port = stack.enter_context(feed_server.dispatching(tmp_path_factory.mktemp('feed'), 0))
-
-        def start():
-            return stack.enter_context(contextlib.closing(FeedServer('localhost', 0, f'localhost:{port}')))
-
-        yield start
+def address(tmp_path_factory):
+    """The address of the dispatcher of this module."""
+    with feed_worker.dispatching(tmp_path_factory.mktemp('feed'), 0) as port:
+        yield f'localhost:{port}'
 
 
 @contextlib.contextmanager
-def working(server, storage, source, next_element):
-    """A worker of tf.data service in this process; gives the feed's address."""
-    address, layout = f'localhost:{server.port}', Blocks(storage)
-    dataset = feed_worker.FeedDataset(layout, next_element)
-    tf_data_worker = feed_worker.start_server(feed_server.state_of(address)['dispatcher'], 'localhost', 0)
-    dataset.register(feed_server.state_of(address)['dispatcher'])
-    feed_server.announce(address, 'one', dataset.contract)
+def working(address, storage, source, next_element):
+    """A worker of tf.data service in this process."""
+    dataset = feed_worker.FeedDataset(Blocks(storage), next_element)
+    tf_data_worker = feed_worker.start_server(address, 'localhost', 0)
+    dataset.register(address)
     try:
-        yield address
+        yield
     finally:
         source.close()
         del tf_data_worker
 
 
 @pytest.fixture(scope='module')
-def fed(served, dispatch):
-    """A feed of a uniform replay: what is served, and the feed's address. Its worker announces itself once."""
+def fed(served, address):
+    """A feed of a uniform replay: what is served, and the feed's address."""
     found = served(replay.experience('learner', max_size=1000))
     fill(found)
     mirror = ReplayMirror(found.address, found.storage, BATCH, 60.0, begins_filled=True)
     elements = feed_worker.of_batches(mirror, Blocks(found.storage))
-    with (
-        mock.patch.object(feed_server, '_ANNOUNCED_SECS', 600.0),
-        working(dispatch(), found.storage, mirror, elements) as address,
-    ):
+    with working(address, found.storage, mirror, elements):
         yield found, address
 
 
 def test_batches_are_those_of_the_replay(fed):
     found, address = fed
-    assert wait_for_feed(address, found.storage, 30.0)['dataset_id'].startswith('replay_')
+    assert wait_for_feed(address, found.storage, 30.0).element_spec == tuple(Blocks(found.storage).specs)
     with contextlib.closing(feed_source.batches(address, found.storage, 1, 60.0)) as source:
         trajectory, info = draw(source, 130)  # of two elements
     assert trajectory.observation.shape == (130, BATCH, 2, 2)
@@ -94,36 +86,23 @@ def test_several_replicas_get_their_batches_one_after_the_other(fed):
     assert trajectory.observation.shape == (2, 3 * BATCH, 2, 2)
 
 
-@pytest.mark.parametrize(
-    ('method', 'path', 'body', 'status'),
-    [
-        ('GET', '/v1/other', None, 404),
-        ('DELETE', '/v1/feed', '{}', 405),
-        ('PUT', '/v1/feed', '[1]', 400),
-        ('PUT', '/v1/feed', '{', 400),
-        ('PUT', '/v1/feed', 'x' * (3 << 20), 413),
-    ],
-)
-def test_it_refuses_other_messages(fed, method, path, body, status):
-    _, address = fed
-    assert feed_server._ask(address, method, path, body)[0] == status
+def test_a_worker_whose_function_has_another_name_is_refused():
+    with contextlib.ExitStack() as ending:
+        server = ending.enter_context(contextlib.closing(CoordinatorServer(ServerOptions('127.0.0.1', 0, 8, 1 << 20))))
+        access = Access(f'127.0.0.1:{server.port}')
+        workers = [Coordinator(access, f'feed_worker_{i}') for i in range(2)]
+        one, two = (ending.enter_context(contextlib.closing(worker)) for worker in workers)
+        one.join(Role(FEED_WORKER, 0, contract={'feed': {'function': 'pyfunc_0'}}), 30.0)
+        with pytest.raises(ValueError, match='another version of TensorFlow in a worker of the feed: .*pyfunc_1'):
+            two.join(Role(FEED_WORKER, 1, contract={'feed': {'function': 'pyfunc_1'}}), 30.0)
 
 
-def test_a_worker_of_other_data_is_refused(fed):
+def test_a_feed_of_other_data_ends_at_the_deadline(fed):
     found, address = fed
-    other = Blocks(found.storage).contract('another function')
-    with pytest.raises(ValueError, match='got the contract .* of two; need that of the other workers'):
-        feed_server.announce(address, 'two', other)
-    wrong = replay.Storage(experience(batch_size=5), replay.DATA_SPEC)
-    with pytest.raises(ValueError, match=r'got a feed at localhost:\d+ for other data: its element is'):
-        wait_for_feed(address, wrong, 5.0)
-
-
-def test_a_feed_without_a_worker_ends_at_the_deadline(fed, dispatch):
-    found, _ = fed
-    server = dispatch()
-    with pytest.raises(TimeoutError, match=r'waiting for the feed at localhost:\d+, which has 0 workers'):
-        wait_for_feed(f'localhost:{server.port}', found.storage, 0.3)
+    other = replay.Storage(experience(batch_size=5), replay.DATA_SPEC)
+    has_none = rf'waiting for the feed at {address}, which has no data of this gin file and version of tflearn'
+    with pytest.raises(TimeoutError, match=has_none):
+        wait_for_feed(address, other, 0.3)
     nowhere = free_address()
     with contextlib.closing(feed_source.batches(nowhere, found.storage, 1, 0.5)) as source:
         assert source.grant(1) == 0
@@ -139,12 +118,12 @@ def test_a_stopped_learner_ends_its_wait(fed):
     assert source.grant(1) == 0 and source.error is None
 
 
-def test_items_of_a_queue_arrive_once(served, dispatch):
+def test_items_of_a_queue_arrive_once(served, address):
     found = served(experience(Queue, max_size=1000, batch_size=5))
     spec = tf.TensorSpec(found.storage.item_shape, tf.uint8)
     reader = TableReader(found.address, found.storage, REPLAY, [spec], 8, 60.0)
     elements = feed_worker.of_items([reader], Blocks(found.storage))
-    with working(dispatch(), found.storage, elements, elements) as address:
+    with working(address, found.storage, elements.given, elements):
         fill(found, 24, (5,)).join(30)  # 4 episodes: 20 items
         source = QueueSource((address,), found.storage, 5, 60.0, FeedReader, seed=0)
         trajectory, _ = draw(source, 4, compiled=True)
@@ -187,15 +166,9 @@ def test_large_batches_make_fewer_steps_of_an_element():
     assert 1 < blocks(batch_size=2_000).num_steps < 128
 
 
-def test_a_contract_names_what_differs():
-    layout = blocks(batch_size=3)
-    contract = layout.contract('a')
-    layout.check(contract, 'a feed')
-    assert layout.contract('b')['dataset_id'] != contract['dataset_id'], 'another function in the workers'
-    with pytest.raises(ValueError, match=re.escape('got a feed at x for other data: its element is')):
-        layout.check(blocks(batch_size=4).contract('a'), 'a feed at x')
-    with pytest.raises(ValueError, match='its protocol is None; need 1'):
-        layout.check({}, 'a feed')
+def test_other_data_have_another_name():
+    assert blocks(batch_size=3).dataset_id == blocks(batch_size=3, chunk_steps=1).dataset_id
+    assert len({each.dataset_id for each in (blocks(batch_size=3), blocks(batch_size=4), blocks(Queue))}) == 3
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,12 @@ _BEAT_SECS, _JOIN_SECS = 1.0, 0.5
 _TRIES = 3
 _OLD_COUNTS_SECS = 10.0
 _WHAT = {
+    'formats': 'another version of tflearn',
     'variables': 'another network',
     'signature': 'other data',
     'settings': 'other settings',
     'shards': 'another number of replay servers',
-    'formats': 'another version of tflearn',
+    'feed': 'another version of TensorFlow in a worker of the feed',
 }
 _MAX_COUNTED_SECS = 30.0  # of the time between two looks
 
@@ -388,7 +389,7 @@ class Coordinator:
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> str:
     """Returns the error of a job whose contract is another one; it names the first differences."""
-    for part in ('formats', 'variables', 'signature', 'settings', 'shards'):
+    for part, it_is_of in _WHAT.items():
         if part not in ours or part not in theirs or ours[part] == theirs[part]:
             continue
         here, there = ours[part], theirs[part]
@@ -399,7 +400,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -
             if here.get(name) != there.get(name)
         ]
         return (
-            f'got {what} for {_WHAT[part]}: {first_few(named)}; need equal ones in all jobs of a run; '
+            f'got {what} for {it_is_of}: {first_few(named)}; need equal ones in all jobs of a run; '
             'start all with the same gin file'
         )
     return f'got {what} for another run; need equal settings in all jobs; start all with the same gin file'

@@ -21,9 +21,9 @@ from tflearn.coordinator.weights_transport import Message
 from tflearn.core.errors import UserValueError
 from tflearn.core.waiting import LEASE_SECS
 
-REPLAY, TRAIN, RELAY = 'replay', 'train', 'relay'  # roles
+REPLAY, TRAIN, RELAY, FEED_WORKER = 'replay', 'train', 'relay', 'feed_worker'  # roles
 MAX_WAIT_SECS = 30.0
-_MAKERS = (REPLAY, TRAIN)  # of the contract
+_MAKERS = (REPLAY, TRAIN, FEED_WORKER)  # of the contract
 _KEPT = 4  # publications to which a difference can be made
 _MAX_EPOCHS_AHEAD, _EPOCH_SECS = 1000, 60.0  # of the first one, and more by the time since then
 _MAX_SENDERS, _MAX_EPISODES, _MOST_REPORTS = 10_000, 1000, 1000

@@ -104,7 +104,6 @@ class Address(TypedDict):
     """`RunDir.address`: of the coordinator, a feed, a worker, or a group of workers."""
 
     address: NotRequired[str]
-    dispatcher: NotRequired[str]
     attempt: NotRequired[str]
     count: NotRequired[NonNegativeInt]
     attempts: NotRequired[list[str]]

@@ -4,6 +4,7 @@ That is a dataset of batches, or of the items of a queue (FeedReader for `QueueS
 tf.data service delivers with TensorFlow's own operations.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -13,15 +14,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.core.errors import UserValueError
 from tflearn.core.experience import check_feed
 from tflearn.core.layout import ColumnLayout
-from tflearn.core.waiting import wait_until
+from tflearn.core.waiting import is_listening, wait_until
 from tflearn.replay.chunks import with_version
 from tflearn.replay.item_reader import Prepare
 from tflearn.replay.reader import TableReader
 from tflearn.replay.storage import Storage
-from tflearn.sampling.feed_server import state_of
 from tflearn.sampling.served_dataset import ServedDataset
 from tflearn.sampling.source import Batch
 
@@ -73,33 +72,12 @@ class Blocks:
         """Returns data and info of the batches that `join` joined, whatever their outer dimensions are."""
         return with_version(self._columns.divide(list(columns)))
 
-    def contract(self, token: str) -> dict[str, Any]:
-        """Returns what a worker announces.
-
-        Args:
-          token: what else the workers' programs must have in common.
-        """
+    @property
+    def dataset_id(self) -> str:
+        """The name of a dataset of such elements: workers and learners of other data have another one."""
         texts = [f'{spec.dtype.name}{list(spec.shape)}' for spec in self.specs]
         element = {'protocol': PROTOCOL, 'element': texts, 'row': self.signature}
-        digest = hashlib.blake2b(json.dumps([element, token]).encode(), digest_size=8).hexdigest()
-        return {**element, 'dataset_id': f'replay_{digest}'}
-
-    def check(self, contract: Mapping[str, Any], where: str) -> None:
-        """Checks that a feed's elements are those that this learner reads.
-
-        Args:
-          where: which feed, for the error.
-
-        Raises:
-          ValueError: if they differ; it names how.
-        """
-        ours = self.contract('')
-        for name in ('protocol', 'row', 'element'):
-            if contract.get(name) != ours[name]:
-                raise UserValueError(
-                    f'got {where} for other data: its {name} is {contract.get(name)}; need {ours[name]}; start all '
-                    'jobs with the same gin file and version of tflearn'
-                )
+        return f'replay_{hashlib.blake2b(json.dumps(element).encode(), digest_size=8).hexdigest()}'
 
 
 _IN_FLIGHT = 4  # elements, over all workers
@@ -108,27 +86,27 @@ _AHEAD = 2  # elements that wait in this process
 
 def wait_for_feed(
     address: str, storage: Storage, timeout_secs: float, stop: threading.Event | None = None
-) -> dict[str, Any]:
-    """Waits until a feed has a worker. Returns its state: the dispatcher, the id of the dataset, ...
+) -> tf.data.Dataset:
+    """Waits until a worker has registered what this learner reads. Returns the dataset of the elements.
 
     Raises:
       TimeoutError: if there is none in time.
-      ValueError: if it feeds other elements.
     """
-    blocks = Blocks(storage)
+    dataset_id = Blocks(storage).dataset_id
 
-    def state() -> dict[str, Any] | None:
-        found = state_of(address)
-        return found if found and found.get('workers') else None
+    def found() -> tf.data.Dataset | None:
+        if is_listening(address):
+            with contextlib.suppress(ValueError, tf.errors.OpError):  # there is none yet
+                return tf.data.experimental.service.from_dataset_id(
+                    'parallel_epochs', f'grpc://{address}', dataset_id, max_outstanding_requests=_IN_FLIGHT
+                )
+        return None
 
-    found = wait_until(state, lambda: _text(address), timeout_secs, stop)
-    blocks.check(found, f'a feed at {address}')
-    return found
+    return wait_until(found, lambda: _text(address), timeout_secs, stop)
 
 
 def _text(address: str) -> str:
-    state = state_of(address)
-    has = 'does not answer' if state is None else f'has {state.get("workers", 0)} workers'
+    has = 'has no data of this gin file and version of tflearn' if is_listening(address) else 'does not answer'
     return f'the feed at {address}, which {has}'
 
 
@@ -144,14 +122,8 @@ class FeedReader(TableReader):
         super().start(lambda elements: elements, _IN_FLIGHT)
 
     def _samples(self, in_flight: int) -> tf.data.Dataset:
-        feed = wait_for_feed(self._address, self._storage, self._timeout_secs, self._closed)
-        return tf.data.experimental.service.from_dataset_id(
-            'parallel_epochs',
-            f'grpc://{feed["dispatcher"]}',
-            feed['dataset_id'],
-            element_spec=tuple(Blocks(self._storage).specs),
-            max_outstanding_requests=in_flight,
-        )
+        del in_flight
+        return wait_for_feed(self._address, self._storage, self._timeout_secs, self._closed)
 
     def _server_state(self) -> str:
         return _text(self._address)

@@ -1,19 +1,23 @@
-"""A worker of tf.data service that feeds what a source in its own process draws.
+"""The servers of a feed, which are those of tf.data service: a dispatcher, and workers.
 
-The graph that tf.data service distributes can only call Python where the function was registered, under the same name,
-in the worker's process. So each worker makes the same function first; the name is part of the dataset's id, by which
-a learner finds it, and a worker whose name differs is refused when it announces itself.
+A worker feeds what a source in its own process draws. The graph that tf.data service distributes can only call Python
+where the function was registered, under the same name, in the worker's process. So each worker makes the same function
+first, and the run's coordinator refuses a worker whose name of it differs.
 """
 
+import contextlib
 import functools
 import itertools
+import pathlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tflearn.core.errors import UserValueError
+from tflearn.core.waiting import is_listening
 from tflearn.replay.item_reader import Readers, one_by_one
 from tflearn.replay.reader import TableReader
 from tflearn.sampling.feed_source import Blocks
@@ -23,6 +27,9 @@ _POLL_SECS = 0.002
 _HEARTBEAT_MS = 1_000
 _DISPATCHER_TIMEOUT_MS = 60 * 60 * 1_000  # it waits for a dispatcher that is started again
 _BUFFERED = 2  # elements that wait for the learner
+_WORKER_TIMEOUT_MS = 5_000
+_GC_CHECK_MS = 2_000
+_GC_TIMEOUT_MS = 30_000  # after that the readers of a learner that is gone are ended
 
 NextElement = Callable[[], list[np.ndarray]]
 
@@ -31,34 +38,22 @@ class Elements:
     """Elements that a worker feeds. A function without arguments, for many threads.
 
     Attributes:
+      given: what the elements are of; to close it ends a wait.
       count: how many there were.
     """
 
     def __init__(self, given: Source | Readers, next_element: Callable[[], list[np.ndarray] | None]):
-        """Takes what the elements are of, which is closed with it; and what returns the next one, None at the end."""
-        self._given, self._next, self._lock, self.count = given, next_element, threading.Lock(), 0
+        """Takes what the elements are of, and what returns the next one, None at the end."""
+        self.given, self._next, self._lock, self.count = given, next_element, threading.Lock(), 0
 
     def __call__(self) -> list[np.ndarray]:
         """Returns the next element; waits for it. Raises RuntimeError if there is none, since it was closed."""
         with self._lock:
             element = self._next()
             if element is None:
-                raise RuntimeError(str(self.error or 'the feed worker is stopped'))
+                raise RuntimeError(str(self.given.error or 'the feed worker is stopped'))
             self.count += 1
             return element
-
-    @property
-    def error(self) -> Exception | None:
-        """Why there are no more elements; None if there are, or if they were closed."""
-        return self._given.error
-
-    def metrics(self) -> dict[str, Any]:
-        """Returns the source's metrics."""
-        return self._given.metrics() if isinstance(self._given, Source) else {}
-
-    def close(self) -> None:
-        """Ends a wait, and the reading."""
-        self._given.close()
 
 
 def of_batches(source: Source, blocks: Blocks) -> Elements:
@@ -116,7 +111,7 @@ class FeedDataset:
     """An endless dataset of elements that a function returns.
 
     Attributes:
-      contract: what the worker announces.
+      function: the name of the function in this process, which must be equal in all workers.
     """
 
     def __init__(self, blocks: Blocks, next_element: NextElement):
@@ -130,7 +125,7 @@ class FeedDataset:
 
         self._function = tf.function(element, autograph=False).get_concrete_function(tf.TensorSpec((), tf.int64))
         tokens = [op.get_attr('token') for op in self._function.graph.get_operations() if op.type == 'PyFunc']
-        self.contract = blocks.contract(b' '.join(tokens).decode())
+        self.function, self._id = b' '.join(tokens).decode(), blocks.dataset_id
         options = tf.data.Options()
         options.autotune.enabled = False  # it would add buffers
         options.deterministic = True
@@ -139,7 +134,7 @@ class FeedDataset:
     def register(self, dispatcher: str) -> None:
         """Registers the dataset at a dispatcher, 'host:port'. Again is no error."""
         tf.data.experimental.service.register_dataset(
-            f'grpc://{dispatcher}', self._dataset, compression=None, dataset_id=self.contract['dataset_id']
+            f'grpc://{dispatcher}', self._dataset, compression=None, dataset_id=self._id
         )
 
 
@@ -159,3 +154,38 @@ def start_server(dispatcher: str, host: str, port: int) -> Any:
         dispatcher_timeout_ms=_DISPATCHER_TIMEOUT_MS,
     )
     return tf.data.experimental.service.WorkerServer(config)
+
+
+@contextlib.contextmanager
+def dispatching(work_dir: pathlib.Path, port: int) -> Iterator[int]:
+    """Runs a dispatcher for the time of the block; gives its port.
+
+    Args:
+      work_dir: where it keeps its journal.
+      port: 0 takes a free one. After a restart it must be the same.
+
+    Raises:
+      ValueError: if it cannot listen there.
+    """
+    if port and is_listening(f'localhost:{port}'):  # gRPC would share the port with another run's
+        raise UserValueError(f'got port {port} for a feed, where a server listens already; need a free port')
+    work_dir.mkdir(parents=True, exist_ok=True)
+    config = tf.data.experimental.service.DispatcherConfig(
+        port=port,
+        work_dir=str(work_dir),
+        fault_tolerant_mode=True,
+        worker_timeout_ms=_WORKER_TIMEOUT_MS,
+        job_gc_check_interval_ms=_GC_CHECK_MS,
+        job_gc_timeout_ms=_GC_TIMEOUT_MS,
+    )
+    try:
+        server = tf.data.experimental.service.DispatchServer(config)
+    except tf.errors.OpError as error:
+        raise UserValueError(
+            f'got port {port} and the directory {work_dir} for the dispatcher of tf.data service, which does not start '
+            f'({error.message}); need a free port, and a journal of this version of TensorFlow; remove the directory'
+        ) from error
+    try:
+        yield int(server.target.rpartition(':')[2])
+    finally:
+        del server  # which stops it
