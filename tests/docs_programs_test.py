@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -38,6 +39,7 @@ FEW_STEPS = [
     'evaluate.evaluate.target_return=None',
     'evaluate.evaluate.num_episodes=1',
 ]
+EPOCH = 'StopConditions.num_train_steps', 'Intervals.export_interval_steps', 'Intervals.steps_per_call'
 TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 'collect', 'seeds', 'tune')
 
 # Commands that are parsed only, by a pattern of their page, line and words, and why.
@@ -86,7 +88,9 @@ import external_simulator
 external_simulator.main(sys.argv[1], 1_000_000)
 """
 # Run by tests of their own.
-TOGETHER = r'data/shop|data/joined|runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
+TOGETHER = (
+    r'articles|data/shop|data/joined|runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
+)
 FAST = r'quickstart$|tflearn synchronous|--format=tflite$|data/(expert|random) --ep|data/good'  # all others are slow
 
 
@@ -261,6 +265,37 @@ def test_a_log_becomes_a_served_policy(user):
 
         wait_until(answered, lambda: f'an answer: {answers and answers[-1].stderr}', DEADLINE_SECS)
     assert answers[-1].stdout.splitlines()[-1] == 'cup 300'
+
+
+def test_a_file_of_vowpal_wabbit_becomes_a_served_policy(user):
+    """And what the server decides becomes data again."""
+    pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
+    given = {'cwd': user.folder, 'env': {**os.environ, 'PYTHONPATH': str(ROOT)}, 'timeout': DEADLINE_SECS}
+    assert subprocess.run([sys.executable, 'articles.py'], **given).returncode == 0
+    *commands, server, join = [command for command in OURS if 'articles' in str(command)]
+    assert [program for _, program, _ in commands] == ['data', 'data', 'train_offline', 'evaluate', 'promote']
+    epoch = [f'--gin_bindings=train.{each}=1_000' for each in EPOCH]
+    for place, program, words in commands:
+        printed = user.run(place, program, words, *(epoch if program == 'train_offline' else []))
+    assert 'margin 0: passes' in printed
+    port, answers = free_port(), []
+
+    def answered() -> bool:
+        ask = [sys.executable, 'ask_articles.py', f'localhost:{port}']
+        answers.append(subprocess.run(ask, capture_output=True, text=True, **given))
+        return answers[-1].returncode == 0
+
+    with user.running(*server[1:], f'--port={port}') as process:
+        wait_until(answered, lambda: f'an answer: {answers and answers[-1].stderr}', DEADLINE_SECS)
+        process.send_signal(signal.SIGINT)
+        process.wait(DEADLINE_SECS)
+    article, version = answers[-1].stdout.split()
+    assert article in ('food', 'sports', 'politics') and version == '225'
+    (log,) = (user.folder / 'articles_log').glob('decisions-*.jsonl')
+    decision = json.loads(log.read_text())
+    click = {'event_id': decision['id'], 'time': decision['time'], 'reward': 1}
+    (user.folder / 'clicks.jsonl').write_text(json.dumps(click) + '\n')
+    assert 'steps: 1' in user.run(*join, f'--until={time.time()}', '--window_secs=0.1')
 
 
 @pytest.mark.slow  # tests/runs/end_to_end_test.py starts the same jobs

@@ -102,7 +102,7 @@ DOORS = {
     'prometheus_client': ('tflearn/net/', 'tflearn/extensions/serving/'),
     'tensorflow_serving': ('tflearn/extensions/serving/',),
     'fsspec': ('tflearn/extensions/stores/',),
-    'pyarrow': ('tflearn/extensions/product/tables.py',),
+    'pyarrow': ('tflearn/extensions/product/tables.py', 'tflearn/extensions/product/table_values.py'),
     'onnx': ('tflearn/policies/onnx.py',),
     'onnxruntime': ('tflearn/policies/onnx.py',),
     'tf2onnx': ('tflearn/policies/onnx.py',),

@@ -306,7 +306,7 @@ def test_wrong_column_maps_are_refused(tmp_path, mapped, message):
 @pytest.mark.parametrize(
     ('name', 'content', 'message'),
     [
-        ('log.txt', b'a', 'log.txt; need a file that ends with one of .csv, .parquet'),
+        ('log.xls', b'a', 'log.xls; need a file that ends with one of .csv, .parquet'),
         ('log.parquet', b'PAR1', 'log.parquet, which is no parquet file'),
         ('log.csv', b'', 'log.csv, which is no csv file'),
         ('none.csv', None, 'none.csv, which cannot be read'),

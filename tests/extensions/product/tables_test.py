@@ -311,7 +311,7 @@ def test_a_list_in_json_keeps_its_elements_whole(tmp_path):
 
 
 def test_spellings_of_a_value_are_one_category_and_names_are_none(tmp_path):
-    read = lambda values: extensions.load('import').tables.texts(pa.array(values)).to_pylist()  # noqa: E731
+    read = lambda values: extensions.load('import').table_values.texts(pa.array(values)).to_pylist()  # noqa: E731
     assert read(['3', '3.0', 'True', 'true', '1e-07', '1e-7', '1E-7']) == ['3', '3', 'true', 'true', *['1e-07'] * 3]
     assert read([3.0, 1e-7, 0.1, None]) == ['3', '1e-07', '0.1', None] and read([True]) == ['true']
     names = ['007', '2.10', '5e3', '12e5', '3.00', '1_000', '+3', '9223372036854775809', '1.2.3', 'truE']
@@ -322,5 +322,5 @@ def test_an_object_in_place_of_a_list_is_a_bad_value(tmp_path):
     path = tmp_path / 'log.jsonl'
     path.write_text(json.dumps({'tags': {'x': 1}}) + '\n')
     tables = extensions.load('import').tables
-    (block,) = tables.read(path, tables.Columns(['tags'], [], ['tags']))
+    (block,) = tables.read(path, tables.Columns(['tags'], [], {'tags': 1}))
     assert block.bad == {0: ("tags = {'x': 1}", 'a list of numbers or texts')}

@@ -24,8 +24,16 @@ from tflearn.data.conversion import new_directory
 from tflearn.data.reader import UNKNOWN
 from tflearn.data.records import Encoder, Records
 from tflearn.data.writer import EpisodeWriter
-from tflearn.extensions.product import tables
-from tflearn.extensions.product.log_rows import ACTION, ROWS_OF_A_FILE, ColumnMap, Report, RowEncoder, read_map
+from tflearn.extensions.product import table_values, tables
+from tflearn.extensions.product.log_rows import (
+    ACTION,
+    ROWS_OF_A_FILE,
+    ColumnMap,
+    Report,
+    RowEncoder,
+    named_features,
+    read_map,
+)
 from tflearn.extensions.product.outcomes import OPEN, OutcomeOptions, Outcomes, options_of
 from tflearn.files.run_dir import read_json, write_json
 
@@ -141,7 +149,7 @@ def _write_facts(
     report: Report,
 ) -> None:
     """Writes what the data set is made of, and the vocabularies of its categories."""
-    categories = {each.name for each in mapped.features if each.kind == 'category'}
+    categories = {each.name for each in mapped.features if each.has_vocabulary}
     write_json(directory / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
     facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
     facts[metadata.STATED] = dict(mapped.stated)
@@ -153,7 +161,7 @@ def _vocabularies(
     paths: Sequence[pathlib.Path], mapped: ColumnMap, earlier: pathlib.Path | None
 ) -> dict[str, list[str]]:
     """Returns the values of each category: those of the map, else of an earlier data set, else all, sorted."""
-    words = {each.name: list(each.values) for each in mapped.features if each.kind == 'category'}
+    words = {each.name: list(each.values) for each in mapped.features if each.has_vocabulary}
     if earlier is not None:
         known = read_json(earlier / metadata.VOCABULARIES, dict[str, list[str]])
         if known is None or not {name for name, values in words.items() if not values} <= known.keys():
@@ -178,7 +186,11 @@ def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mappin
         for name, column in missing.items():
             array = block.columns[column]
             feature = mapped.feature(name)
-            found[name].update(tables.distinct(tables.lists(array)[0] if feature and feature.length else array))
+            if feature and feature.kind == 'features':
+                array = named_features(array, bool(feature.length))[0]
+            elif feature and feature.length:
+                array = table_values.lists(array)[0]
+            found[name].update(table_values.distinct(array))
             if len(found[name]) > MAX_CATEGORIES:
                 raise UserValueError(f'got {name} with more than {MAX_CATEGORIES} values; need at most that; hash them')
     if empty := [name for name, values in found.items() if not values]:

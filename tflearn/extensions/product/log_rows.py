@@ -5,6 +5,7 @@ And what each column of the log means: `ColumnMap`, the file of `tflearn data im
 
 import collections
 import dataclasses
+import math
 import pathlib
 import tomllib
 import types
@@ -20,7 +21,7 @@ from tflearn.core.errors import UserError, UserOSError, UserValueError
 from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data.action_table import ActionTable
-from tflearn.extensions.product import tables
+from tflearn.extensions.product import table_values, tables
 
 _COLUMNS = ('reward', 'propensity', 'truncated')  # numbers of a step
 _KEYS = ('episode', 'id', 'time', 'cluster')
@@ -36,9 +37,11 @@ class Feature:
     Attributes:
       name: such as 'observation.age' or 'action'.
       columns: the columns, several for a vector of numbers.
-      kind: numbers; integers from `low` to `high`; categories, each an index into a vocabulary; or a list of the
-        actions that are allowed.
+      kind: numbers; integers from `low` to `high`; categories, each an index into a vocabulary; a list of the actions
+        that are allowed; or named numbers, 'price:2.5 red', each with a place in a vector.
       length: the number of elements, if the column has lists; shorter ones are filled.
+      width: the numbers of each element, if the column has lists of lists, such as the features of some items.
+      hashed: the size of the vector of named numbers, into which names are hashed; None takes a vocabulary.
       missing: the number that takes the place of one that is missing; None makes such a row a bad one.
       values: the vocabulary; () takes all values of the data.
       low: the least integer, 0 by default, or the least number of an action, -1 by default.
@@ -47,8 +50,10 @@ class Feature:
 
     name: str
     columns: tuple[str, ...]
-    kind: Literal['number', 'integer', 'category', 'mask'] = 'number'
+    kind: Literal['number', 'integer', 'category', 'mask', 'features'] = 'number'
     length: PositiveInt | None = None
+    width: PositiveInt | None = None
+    hashed: PositiveInt | None = None
     missing: Annotated[float, Range()] | None = None
     values: tuple[str, ...] = ()
     low: Annotated[float, Range()] | None = None
@@ -66,6 +71,10 @@ class Feature:
         low, high = self.bounds
         if self.kind == 'integer' and self.missing is not None and not low <= self.missing <= high:
             raise UserValueError(f'got {self.name} with missing = {self.missing:g}; need {low:g} to {high:g}')
+        if self.width and not (self.kind == 'number' and self.length):
+            raise UserValueError(f'got {self.name} with width = {self.width}; need numbers, and a length')
+        if self.hashed and (self.kind != 'features' or self.values):
+            raise UserValueError(f"got {self.name} with hashed = {self.hashed}; need kind = 'features', and no values")
         if len(set(self.values)) < len(self.values):
             raise UserValueError(f'got {self.name} with a value twice in `values`; need each once')
 
@@ -77,8 +86,15 @@ class Feature:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of its tensor, of all kinds but a mask."""
-        return (self.length,) if self.length else (len(self.columns),) if len(self.columns) > 1 else ()
+        """The shape of its tensor, without the vector of named numbers; of all kinds but a mask."""
+        if self.length:
+            return (self.length, self.width) if self.width else (self.length,)
+        return (len(self.columns),) if len(self.columns) > 1 else ()
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether texts become indices into a vocabulary."""
+        return self.kind in ('category', 'features') and not self.hashed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +123,9 @@ class ColumnMap:
     def columns(self) -> tables.Columns:
         """All columns that are read, and what they hold."""
         numeric = {name for each in self.features if each.kind in ('number', 'integer') for name in each.columns}
-        lists = {each.columns[0] for each in self.features if each.length or each.kind == 'mask'}
+        lists = {
+            each.columns[0]: 2 if each.width else 1 for each in self.features if each.length or each.kind == 'mask'
+        }
         return tables.Columns(self.names, numeric, lists)
 
     def feature(self, name: str) -> Feature | None:
@@ -203,6 +221,7 @@ REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
 LARGEST = float(np.finfo(np.float32).max)
 ROWS_OF_A_FILE = 1 << 40  # 'row' is that times the number of the file, and the row in it
 _MAX_NAMED = 10
+_MAX_NUMBERS = 1 << 18  # of a part of a row
 
 Vocabularies = Mapping[str, Sequence[str]]
 
@@ -258,7 +277,7 @@ class RowEncoder:
     def __init__(self, column_map: ColumnMap, vocabularies: Vocabularies, report: Report):
         """Takes the vocabularies of all categories, by the names of their parts."""
         self._map, self._report = column_map, report
-        self._vocabularies = {name: tables.vocabulary(values) for name, values in vocabularies.items()}
+        self._vocabularies = {name: table_values.vocabulary(values) for name, values in vocabularies.items()}
         self._num_actions = len(vocabularies.get(ACTION, ()))
         action = column_map.feature(ACTION)
         self._start = int(action.bounds[0]) if action and action.kind == 'integer' else 0
@@ -266,8 +285,13 @@ class RowEncoder:
         fields: list[Any] = [('key', 'u8'), ('id', 'u8'), ('time', 'f8'), ('row', 'i8'), ('bad', '?')]
         fields += [('cluster', 'u8')] if 'cluster' in column_map.keys else []
         for each in column_map.features:
-            kind = {'number': 'f4', 'integer': 'i8', 'category': 'i8', 'mask': 'i1'}[each.kind]
-            fields.append((each.name, kind, (self._num_actions,) if each.kind == 'mask' else each.shape))
+            kind = {'number': 'f4', 'integer': 'i8', 'category': 'i8', 'mask': 'i1', 'features': 'f4'}[each.kind]
+            shape = (self._num_actions,) if each.kind == 'mask' else each.shape
+            if each.kind == 'features':
+                shape = (*shape, each.hashed or len(vocabularies[each.name]))
+            if math.prod(shape) > _MAX_NUMBERS:
+                raise UserValueError(f'got {each.name} of {shape} numbers; need at most {_MAX_NUMBERS}; hash them')
+            fields.append((each.name, kind, shape))
         if not column_map.feature('reward'):  # outcomes have it
             fields.append(('reward', 'f4'))
         self.dtype = np.dtype(fields)
@@ -292,7 +316,9 @@ class RowEncoder:
         """Returns the rows of a block of a file, [N] of `dtype`; `number` is that of the file."""
         rows = np.zeros(len(block.rows), self.dtype)
         rows['row'] = rows['key'] = number * ROWS_OF_A_FILE + block.rows
-        self._report.counts['rows'] += len(rows) + len(block.lost)
+        self._report.counts['rows'] += len(rows) + len(block.lost) + block.num_unlabelled
+        if block.num_unlabelled:
+            self._report.counts['decisions without a cost'] += block.num_unlabelled
         one = BlockChecks(block, self._report)
         reward = self._map.feature('reward')
         for each in self._map.features:
@@ -300,10 +326,10 @@ class RowEncoder:
                 rows[each.name] = self._part(one, each)
         self._check(one, rows)
         if 'time' in self._map.keys:
-            rows['time'] = one.numbers(Feature('time', (self._map.keys['time'],)), tables.times)[0]
+            rows['time'] = one.numbers(Feature('time', (self._map.keys['time'],)), table_values.times)[0]
         for field, name in (('key', 'episode'), ('id', 'id'), ('cluster', 'cluster')):
             if column := self._map.keys.get(name):
-                rows[field], missing = tables.hashes(block.columns[column])
+                rows[field], missing = table_values.hashes(block.columns[column])
                 one.mark(missing, column, f'the {name}')
         rows['bad'][list(block.bad)] = True
         if reward:  # last of all: a row with nothing but a wrong reward is a decision all the same
@@ -321,19 +347,22 @@ class RowEncoder:
         array = one.block.columns[column]
         if feature.kind == 'category' and not feature.length:
             return self._categories(one, feature, array, np.arange(len(array)))
-        flat, lengths, missing, wrong = tables.lists(array)
+        if feature.kind == 'features':
+            return self._named(one, feature, array)
+        flat, lengths, missing, wrong = table_values.lists(array, feature.width or 0)
         one.mark(wrong, column, 'a list in JSON, or elements with spaces between them')
         lists = np.repeat(np.arange(len(lengths)), lengths)
         places = np.arange(len(lists)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         if feature.kind == 'mask':
-            found, _ = tables.indices(flat, self._vocabularies[ACTION])
+            found, _ = table_values.indices(flat, self._vocabularies[ACTION])
             one.mark(missing, column, 'the allowed actions')
             one.mark(lists[found < 0], column, 'actions of the vocabulary')
             allowed = np.zeros((len(lengths), self._num_actions), np.int8)
             allowed[lists[found >= 0], found[found >= 0]] = 1
             return allowed
-        size = feature.length or 0
-        one.mark(lengths > size, column, f'at most {size} elements')
+        width = feature.width or 1
+        size = width * (feature.length or 0)
+        one.mark(lengths > size, column, f'at most {feature.length} elements')
         kept = places < size
         if feature.kind == 'category':
             filled = np.zeros((len(lengths), size), np.int64)
@@ -342,12 +371,30 @@ class RowEncoder:
         if feature.missing is None:
             one.mark(lengths < size, column, f'{size} elements, or `missing` in the column map')
         numbers = np.full((len(lengths), size), feature.missing or 0.0)
-        numbers[lists[kept], places[kept]] = one.checked(feature, column, tables.numbers(flat), lists)[kept]
-        return numbers
+        numbers[lists[kept], places[kept]] = one.checked(feature, column, table_values.numbers(flat), lists)[kept]
+        return numbers.reshape(-1, *feature.shape)
+
+    def _named(self, one: 'BlockChecks', feature: Feature, array: Any) -> np.ndarray:
+        """Returns vectors of named numbers, [N, D], or [N, length, D]: equal names are added up."""
+        column, shape, num_rows = feature.columns[0], self.dtype[feature.name].shape, len(array)
+        names, values, rows, places, wrong = named_features(array, bool(feature.length))
+        one.mark(wrong, column, 'features with spaces between them' + (', in a list' if feature.length else ''))
+        one.mark(rows[places >= (feature.length or 1)], column, f'at most {feature.length} elements')
+        one.mark(rows[~(np.abs(values) <= LARGEST)], column, 'names, each with a finite number of float32, if any')
+        if feature.hashed:
+            found = table_values.hashed(names, feature.hashed)
+        else:
+            found, _ = table_values.indices(names, self._vocabularies[feature.name])
+        if self._report.found('unknown', feature.name, int(np.count_nonzero(found < 0))):
+            one.mark(rows[found < 0], column, 'a value that is not unknown, by --refuse')
+        vectors = np.zeros((num_rows, feature.length or 1, shape[-1]))
+        kept = (found >= 0) & (places < vectors.shape[1])
+        np.add.at(vectors, (rows[kept], places[kept], found[kept]), values[kept])
+        return vectors.reshape(num_rows, *shape)
 
     def _categories(self, one: 'BlockChecks', feature: Feature, array: Any, rows: np.ndarray) -> np.ndarray:
         """Returns the index of each value; an observation's begin with 1, and those not in the vocabulary are 0."""
-        found, missing = tables.indices(array, self._vocabularies[feature.name])
+        found, missing = table_values.indices(array, self._vocabularies[feature.name])
         if feature.name == ACTION:
             one.mark(rows[found < 0], feature.columns[0], 'an action of the vocabulary')
             return np.maximum(found, 0)
@@ -371,6 +418,29 @@ class RowEncoder:
                 one.mark(~allowed, column, 'the action of the row among those that are allowed')
 
 
+def named_features(array: Any, is_list: bool) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Reads named numbers.
+
+    Args:
+      array: texts, or lists of texts.
+      is_list: which of both.
+
+    Returns:
+      The name and the number of each, the row in which it is and the element of that row's list, [M]; and which rows
+      are no such texts, [N].
+    """
+    num_rows = len(array)
+    rows, places, wrong = np.arange(num_rows), np.zeros(num_rows, np.int64), np.zeros(num_rows, bool)
+    if is_list:
+        array, lengths, _, wrong = table_values.lists(array)
+        rows = np.repeat(rows, lengths)
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    flat, counts, _, of_elements = table_values.lists(array)
+    wrong[rows[of_elements]] = True
+    names, values = table_values.named(flat)
+    return names, values, np.repeat(rows, counts), np.repeat(places, counts), wrong
+
+
 class BlockChecks:
     """The rows of one block, and what is wrong with them."""
 
@@ -389,7 +459,7 @@ class BlockChecks:
         for row, reason in sorted({**self.block.lost, **bad}.items()):
             self._report.bad(f'{path.name}, row {row}', *reason)
 
-    def numbers(self, feature: Feature, read: Any = tables.numbers) -> list[np.ndarray]:
+    def numbers(self, feature: Feature, read: Any = table_values.numbers) -> list[np.ndarray]:
         """Returns the numbers of each column of a part, [N]."""
         rows, arrays = np.arange(len(self.block.rows)), self.block.columns
         return [self.checked(feature, column, read(arrays[column]), rows) for column in feature.columns]
@@ -406,7 +476,7 @@ class BlockChecks:
             low, high = feature.bounds
             need, known = f'an integer from {low:g} to {high:g}', ~missing & ~wrong
             wrong = wrong | (known & ~((values >= low) & (values <= high) & (values == np.floor(values))))
-            wrong |= np.abs(values) > tables.EXACT
+            wrong |= np.abs(values) > table_values.EXACT
         self.mark(rows[wrong], column, need)
         if feature.missing is None:
             self.mark(rows[missing], column, f'{need}, or `missing` in the column map')

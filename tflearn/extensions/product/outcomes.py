@@ -15,7 +15,7 @@ import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
-from tflearn.extensions.product import tables
+from tflearn.extensions.product import table_values, tables
 from tflearn.extensions.product.log_end import LogEnd
 from tflearn.extensions.product.log_rows import ACTION, LARGEST, ROWS_OF_A_FILE, BlockChecks, Feature, Report
 
@@ -107,12 +107,12 @@ class Outcomes:
             for block in tables.read(path, columns):
                 rows, one = np.zeros(len(block.rows), self.dtype), BlockChecks(block, self._report)
                 rows['reward'] = one.numbers(Feature('reward', (options.reward,)))[0]
-                rows['time'] = one.numbers(Feature('time', (options.time,)), tables.times)[0]
+                rows['time'] = one.numbers(Feature('time', (options.time,)), table_values.times)[0]
                 late = self._end.is_wrong(path, rows['time'])
                 one.mark(late, options.time, 'seconds since 1970 (no milliseconds), not after its file was written')
-                rows['id'], missing = tables.hashes(block.columns[options.id])
+                rows['id'], missing = table_values.hashes(block.columns[options.id])
                 one.mark(missing, options.id, 'an id')
-                rows['double'], without = tables.hashes(block.columns[options.double])
+                rows['double'], without = table_values.hashes(block.columns[options.double])
                 rows['double'][without] = _mixed(rows['time'], rows['reward'])[without]
                 one.report_bad(path)
                 self._report.counts['outcomes'] += len(rows)

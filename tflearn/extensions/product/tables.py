@@ -1,48 +1,39 @@
-"""Tables in files, CSV, Parquet, Arrow or JSON lines -> blocks of columns, in bounded memory. Only here is pyarrow.
+"""Tables in files, CSV, Parquet, Arrow, JSON lines or Vowpal Wabbit's -> blocks of columns, in bounded memory.
 
-Every column is read as it stands. `numbers`, `texts`, `lists` and `times` make arrays of it, and mark what they cannot
-read, so that one wrong value costs no more than its row. Each line of a file is a row, a part of one, or a lost one.
+Every column is read as it stands; `table_values` makes arrays of it, and marks what it cannot read, so that one wrong
+value costs no more than its row. Each line of a file is a row, a part of one, or a lost one.
 """
 
 import contextlib
 import csv
 import dataclasses
-import datetime
+import functools
 import io
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tflearn.core import extras, forms
 from tflearn.core.errors import UserOSError, UserValueError
-from tflearn.extensions.product import csv_rows
+from tflearn.extensions.product import csv_rows, vw_rows
 from tflearn.extensions.product.csv_rows import Reason
 
 with extras.needed_by('tflearn data import'):
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.csv
     import pyarrow.json
     import pyarrow.parquet
 
 FORMATS = {
     '.csv': 'csv', '.parquet': 'parquet', '.arrow': 'arrow', '.feather': 'arrow', '.jsonl': 'json', '.json': 'json',
-    '.ndjson': 'json',
+    '.ndjson': 'json', '.dsjson': 'dsjson', '.vw': 'vw', '.dat': 'vw', '.txt': 'vw',
 }  # fmt: skip
 _BLOCK_BYTES, _BLOCK_ROWS = 4 << 20, 1 << 15
 _SHOWN = 60  # characters of a value
-EXACT = 2.0**53  # integers up to here are exact as floats
-# The spellings of floats and booleans by programs: no leading zeros, no zeros at the end but '.0', an exponent behind
-# one digit. Names such as 007, 2.10 and 5e3 are none.
-_DIGITS = r'\.([0-9]*[1-9]|0)'
-_SPELLED = (
-    rf'^-?(0|[1-9][0-9]*){_DIGITS}$|^-?[1-9]{_DIGITS}[eE][+-]?[0-9]+$|^-?[1-9][eE][+-][0-9]+$|'
-    '^(-0|True|False|TRUE|FALSE)$'
-)
 
 Array = Any  # a pyarrow.Array
 
@@ -56,12 +47,14 @@ class Block:
       rows: the number of each row in the file, int64 [N]. In CSV it is that of its first line; names are in line 1.
       bad: rows of which something is wrong, by index: what was found, and what is needed.
       lost: the same of rows that are no rows of the table, by number.
+      num_unlabelled: decisions that are no rows, since nothing came of them.
     """
 
     columns: dict[str, Array]
     rows: np.ndarray
     bad: dict[int, Reason] = dataclasses.field(default_factory=dict)
     lost: dict[int, Reason] = dataclasses.field(default_factory=dict)
+    num_unlabelled: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +64,14 @@ class Columns:
     Attributes:
       names: those that a file must have.
       numeric: those of them that hold numbers.
-      lists: those of them that hold lists.
+      lists: those of them that hold lists: 1, or 2 for lists of lists.
       categories: those of them of which only the different values are needed.
       optional: more columns, which are null where a file does not have them.
     """
 
     names: Sequence[str]
     numeric: Collection[str] = ()
-    lists: Collection[str] = ()
+    lists: Mapping[str, int] = dataclasses.field(default_factory=dict)
     categories: Collection[str] = ()
     optional: Sequence[str] = ()
 
@@ -106,12 +99,14 @@ def read(path: pathlib.Path, columns: Columns) -> Iterator[Block]:
     kind = FORMATS.get(path.with_suffix('').suffix if path.suffix == '.gz' else path.suffix)
     if kind is None:
         raise UserValueError(f'got {path}; need a file that ends with one of {", ".join(FORMATS)}, or .csv.gz')
-    blocks = {'csv': _csv_blocks, 'json': _json_blocks, 'parquet': _parquet_blocks, 'arrow': _arrow_blocks}[kind]
+    if kind == 'json' and vw_rows.is_dsjson(next(_pieces(path), b'')):
+        kind = 'dsjson'
+    blocks = _BLOCKS[kind]
     try:
         for block in blocks(path, columns):
             for name in (*columns.names, *columns.optional):
                 array = block.columns.get(name, pa.nulls(len(block.rows)))
-                block.columns[name] = _plain(array, name, name in columns.lists, block)
+                block.columns[name] = _plain(array, name, columns.lists.get(name, 0), block)
             yield block
     except pa.ArrowException as error:
         raise UserValueError(
@@ -245,6 +240,30 @@ def _json_block(path: pathlib.Path, data: bytes, number: int, columns: Columns) 
     )
 
 
+def _vw_blocks(
+    path: pathlib.Path, columns: Columns, rows_of: Callable[..., Iterator[tuple[int, Any]]] = vw_rows.of_text
+) -> Iterator[Block]:
+    columns.check(path, vw_rows.COLUMNS)
+    lines = itertools.chain.from_iterable(piece.split(b'\n')[:-1] for piece in _pieces(path))
+    found = rows_of(lines)
+    while some := list(itertools.islice(found, _BLOCK_ROWS)):
+        rows = {number: each for number, each in some if isinstance(each, dict)}
+        lost = {number: each for number, each in some if isinstance(each, tuple)}
+        names = [name for name in (*columns.names, *columns.optional) if name in vw_rows.COLUMNS]
+        arrays = {name: _json_array([row.get(name) for row in rows.values()]) for name in names}
+        yield Block(arrays, np.array(list(rows), np.int64), {}, lost, len(some) - len(rows) - len(lost))
+
+
+_BLOCKS: Mapping[str, Callable[[pathlib.Path, Columns], Iterator[Block]]] = {
+    'csv': _csv_blocks,
+    'json': _json_blocks,
+    'parquet': _parquet_blocks,
+    'arrow': _arrow_blocks,
+    'vw': _vw_blocks,
+    'dsjson': functools.partial(_vw_blocks, rows_of=vw_rows.of_dsjson),
+}
+
+
 def _json_type(value: Any, is_numeric: bool) -> Any:
     if isinstance(value, list):
         return pa.list_(_json_type(value[0] if value else None, is_numeric))
@@ -262,26 +281,29 @@ def _json_array(values: list[Any]) -> Array:
         return pa.array([each if each is None or isinstance(each, str) else json.dumps(each) for each in values])
 
 
-def _plain(array: Array, name: str, is_list: bool, block: Block) -> Array:
-    """Returns a column as text, numbers, times, or lists of these; marks the rows of anything else."""
+def _plain(array: Array, name: str, levels: int, block: Block) -> Array:
+    """Returns a column as text, numbers, times, or lists (of lists) of these; marks the rows of anything else."""
     array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return array if pa.types.is_string(kind.value_type) else _plain(array.dictionary_decode(), name, is_list, block)
+        return array if pa.types.is_string(kind.value_type) else _plain(array.dictionary_decode(), name, levels, block)
     if _is_binary(kind):
         return _decoded(array, name, block)
     if pa.types.is_float16(kind):
         return array.cast(pa.float32())
     with contextlib.suppress(pa.ArrowException):
-        if is_list and hasattr(kind, 'value_type'):
-            value = pa.string() if _is_binary(kind.value_type) else kind.value_type
+        if levels and hasattr(kind, 'value_type'):
+            value, depth = kind.value_type, 1
+            while depth < levels and hasattr(value, 'value_type'):
+                value, depth = value.value_type, depth + 1
+            value = pa.string() if _is_binary(value) else value
             if not pa.types.is_nested(value):
-                return array.cast(pa.list_(value))
+                return array.cast(functools.reduce(lambda of, _: pa.list_(of), range(depth), value))
         elif not pa.types.is_nested(kind):
             array[:0].cast(pa.string())
             return array
-    need = 'a list of numbers or texts' if is_list else 'a number or text'
+    need = 'a list of numbers or texts' if levels else 'a number or text'
     for i in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
         block.bad.setdefault(i, (f'{name} = {shown(array, i)}', need))
     return pa.nulls(len(array), pa.string())
@@ -326,164 +348,6 @@ def _beginning(scalar: Any, most: int = _SHOWN) -> Any:
     if is_nested and isinstance(scalar, pa.ListScalar):
         return [_beginning(each, most - 1) for each in scalar.values[:most]]
     return scalar.as_py() if most else ...
-
-
-def texts(array: Array) -> Array:
-    """Returns values as text, null where nothing stands; the same text for a value in each format.
-
-    3 and 3.0 are '3', since integers beside nulls are floats; True is 'true', and 1e-7 is '1e-07'. Of a float beyond
-    2^53 nobody knows which integer it was: it is null.
-    """
-    if pa.types.is_dictionary(array.type):
-        return texts(array.dictionary).take(array.indices)
-    if pa.types.is_null(array.type):
-        return array.cast(pa.string())
-    if pa.types.is_floating(array.type):
-        array = pc.if_else(pc.less_equal(pc.abs(array), EXACT), array, None)  # NaN neither
-        whole = pc.equal(pc.floor(array), array)
-        integers = pc.if_else(whole, array, 0.0).cast(pa.int64(), safe=False).cast(pa.string())
-        array = pc.if_else(whole, integers, array.cast(pa.string()))
-    array = array.cast(pa.string())
-    array = pc.if_else(pc.equal(array, ''), None, array)
-    spelled = pc.fill_null(pc.match_substring_regex(array, _SPELLED), False)
-    if not pc.any(spelled).as_py():
-        return array
-    some = pc.filter(array, spelled).dictionary_encode()
-    same = pa.array([_canonical(each) for each in some.dictionary.to_pylist()], pa.string())
-    return pc.replace_with_mask(array, spelled, same.take(some.indices))
-
-
-def _canonical(text: str) -> str | None:
-    """Returns the one spelling of a float or a boolean."""
-    if text.lower() in ('true', 'false'):
-        return text.lower()
-    value = float(text)
-    if abs(value) > EXACT:
-        return None
-    return str(int(value)) if value == int(value) else repr(value)
-
-
-def numbers(array: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns values float64 [N], which of them are missing (also NaN), and which are no finite numbers."""
-    return _read(array, lambda given: given.cast(pa.float64(), safe=False), _number)
-
-
-def times(array: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns seconds since 1970, float64 [N], of numbers or of times by ISO 8601; then as `numbers`."""
-    if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
-        array = array.cast(pa.timestamp('us', getattr(array.type, 'tz', None)), safe=False)
-        array = pc.divide(array.cast(pa.int64()), 1e6)
-    return _read(array, _fast_times, _time)
-
-
-def _fast_times(array: Array) -> Array:
-    try:
-        return array.cast(pa.float64())
-    except pa.ArrowInvalid:
-        text = pc.utf8_rtrim(array.cast(pa.string()), 'Z')
-        return pc.divide(text.cast(pa.timestamp('us')).cast(pa.int64()), 1e6)
-
-
-def _read(
-    array: Array, fast: Callable[[Array], Array], slow: Callable[[Any], float]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_string(array.type):
-        trimmed = pc.utf8_trim_whitespace(array)
-        array = pc.if_else(pc.equal(trimmed, ''), None, trimmed)
-    wrong = np.zeros(len(array), bool)
-    try:
-        values = np.array(fast(array).to_numpy(zero_copy_only=False), np.float64)
-    except pa.ArrowException:
-        values = np.full(len(array), np.nan)
-        for i in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
-            try:
-                values[i] = slow(array[i].as_py())
-            except (TypeError, ValueError, OverflowError):
-                wrong[i] = True
-    missing = np.isnan(values) & ~wrong
-    return values, missing, wrong | np.isinf(values)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, str) and value.lower() in ('true', 'false'):
-        return float(value.lower() == 'true')
-    return float(value)
-
-
-def _time(value: Any) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        parsed = datetime.datetime.fromisoformat(value)
-        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)).timestamp()
-
-
-def lists(array: Array) -> tuple[Array, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the elements of lists, how many each has, int64 [N], and which lists are missing, and which are wrong.
-
-    Text is a JSON array, or elements with spaces between them.
-    """
-    wrong = np.zeros(len(array), bool)
-    if not pa.types.is_list(array.type):
-        text = pc.utf8_trim_whitespace(texts(array))
-        is_json = pc.fill_null(pc.starts_with(text, '['), False)
-        split = pc.utf8_split_whitespace(pc.if_else(is_json, pa.scalar(None, pa.string()), text))
-        array = pc.if_else(pc.equal(text, ''), pa.array([[]], split.type)[0], split)
-        if pc.any(is_json).as_py():
-            some = pc.filter(text, is_json).dictionary_encode()
-            parsed = pa.array([_elements(each) for each in some.dictionary.to_pylist()], pa.list_(pa.string()))
-            places = pc.cumulative_sum(is_json.cast(pa.int32()))
-            found = parsed.take(some.indices).take(pc.max_element_wise(pc.subtract(places, 1), 0))
-            wrong = pc.and_(is_json, pc.is_null(found)).to_numpy(zero_copy_only=False)
-            array = pc.if_else(is_json, found, array)
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return pc.list_flatten(array), lengths, pc.is_null(array).to_numpy(zero_copy_only=False), wrong
-
-
-def _elements(text: str) -> list[str | None] | None:
-    """Returns the elements of a JSON array as text; None for anything else."""
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(text, parse_int=str, parse_float=str)
-        if not any(isinstance(each, list | dict) for each in found):
-            return [None if each is None else each if isinstance(each, str) else str(each) for each in found]
-    return None
-
-
-def indices(array: Array, vocabulary: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the index of each value in a vocabulary, int64 [N], -1 for others; and which values are missing."""
-    text = texts(array)
-    found = pc.fill_null(pc.index_in(text, vocabulary), -1)
-    return found.to_numpy(zero_copy_only=False).astype(np.int64), pc.is_null(text).to_numpy(zero_copy_only=False)
-
-
-def vocabulary(values: Collection[str]) -> Array:
-    """Returns the texts as `indices` takes them."""
-    return texts(pa.array(list(values), pa.string()))
-
-
-def distinct(array: Array) -> list[str]:
-    """Returns the different values, or elements of lists, as text."""
-    return texts(pc.unique(array)).drop_null().to_pylist()
-
-
-def hashes(array: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a hash of each value as text, uint64 [N], the same in each format; and which values are missing."""
-    text = texts(array)
-    missing = pc.is_null(text).to_numpy(zero_copy_only=False)
-    _, offsets, data = pc.fill_null(text, '').cast(pa.large_string()).buffers()
-    ends = np.frombuffer(offsets, np.int64)[: len(text) + 1]
-    lengths = np.diff(ends)
-    width = (int(lengths.max(initial=0)) + 8) // 8 * 8
-    flat = np.zeros((len(lengths), width), np.uint8)
-    flat[np.arange(width) < lengths[:, np.newaxis]] = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
-    mixed = lengths.astype(np.uint64)
-    for k, word in enumerate(flat.view('<u8').T):
-        after = (mixed ^ word) * np.uint64(0x9E3779B97F4A7C15)  # the numbers are splitmix64's
-        after = (after ^ after >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = np.where(lengths > 8 * k, after ^ after >> np.uint64(32), mixed)
-    return mixed, missing
 
 
 def _line(error: Exception) -> str:

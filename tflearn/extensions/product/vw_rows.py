@@ -1,0 +1,147 @@
+"""Vowpal Wabbit's decisions among items -> rows of a table: its text with a line for each action, and DSJSON.
+
+A row has the columns `COLUMNS`. Features are texts with spaces between them, each with its namespace, such as
+`User^age:34 User^country=de`; `actions` has such a text for each item. Rewards are the negative costs.
+
+The text is that of https://github.com/VowpalWabbit/vowpal_wabbit/wiki/Input-format, with labels of
+https://github.com/VowpalWabbit/vowpal_wabbit/wiki/Contextual-Bandit-algorithms. DSJSON is what Azure Personalizer and
+`vw --dsjson` have: one object in a line; as there, names that begin with _ are no features, and spaces, colons and
+bars in strings become _.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from tflearn.core.errors import UserValueError
+from tflearn.extensions.product.csv_rows import Reason
+
+COLUMNS = ('shared', 'actions', 'action', 'mask', 'reward', 'probability', 'id', 'time')
+_FAULTS = (KeyError, IndexError, TypeError, ValueError, RecursionError)
+_SHOWN = 60
+
+# A decision: a row, None if nothing came of it, or why it cannot be read.
+Found = dict[str, Any] | Reason | None
+
+
+def is_dsjson(data: bytes) -> bool:
+    """Returns whether JSON lines that begin so are DSJSON."""
+    return data.startswith(b'{"_label_')
+
+
+def of_text(lines: Iterable[bytes]) -> Iterator[tuple[int, Found]]:
+    """Yields the number of the first line of each decision, and the decision, which an empty line ends."""
+    some: list[bytes] = []
+    number = 0
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            some.append(line)
+        elif some:
+            yield number - len(some), _of_lines(some)
+            some = []
+    if some:
+        yield number + 1 - len(some), _of_lines(some)
+
+
+def _of_lines(lines: Sequence[bytes]) -> Found:
+    need = (
+        'lines with |: one that begins with shared, then one for each action, one of them with action:cost:probability'
+    )
+    try:
+        parsed = [_line(line.decode()) for line in lines]
+    except ValueError as error:
+        return f'{lines[0][:_SHOWN]!r} ({error})', need
+    shared = [each for each in parsed if each[0] == ['shared']]
+    actions = [each for each in parsed if each[0] != ['shared']]
+    labels = [(i, label) for i, (label, *_) in enumerate(actions) if label]
+    if len(shared) > 1 or not actions or len(labels) > 1 or any(len(label) > 1 for _, label in labels):
+        return f'{lines[0][:_SHOWN]!r} with {len(labels)} labelled actions of {len(actions)}', need
+    if not labels:
+        return None
+    (index, (label,)), tags = labels[0], [tag for _, tag, _ in parsed if tag]
+    try:
+        _, cost, probability = map(float, label.split(':'))
+    except ValueError:
+        return f'the label {label[:_SHOWN]!r}', need
+    features = ' '.join(text for *_, text in shared)
+    return _row(features, [text for *_, text in actions], index, cost, probability, tags[0] if tags else None)
+
+
+def _line(text: str) -> tuple[list[str], str, str]:
+    """Returns the label of a line, its tag, and its features."""
+    head, bar, rest = text.partition('|')
+    if not bar:
+        raise UserValueError(f'got {text[:_SHOWN]!r} without |; need one')
+    words = head.split()
+    # A tag touches the bar, or begins with a quote.
+    is_tag = words and (words[-1].startswith("'") or not head[-1].isspace())
+    tag = words.pop().removeprefix("'") if is_tag else ''
+    return words, tag, ' '.join(_features(rest))
+
+
+def _features(text: str) -> Iterator[str]:
+    for part in text.split('|'):
+        words, prefix, scale = part.split(), '', 1.0
+        if words and not part[0].isspace():
+            name, _, number = words.pop(0).partition(':')
+            prefix, scale = f'{name}^', float(number or 1)
+        for word in words:
+            yield prefix + (word if scale == 1 else _scaled(word, scale))
+
+
+def _scaled(word: str, scale: float) -> str:
+    name, colon, number = word.rpartition(':')
+    return f'{name}:{float(number) * scale!r}' if colon else f'{word}:{scale!r}'
+
+
+def of_dsjson(lines: Iterable[bytes]) -> Iterator[tuple[int, Found]]:
+    """Yields the number of each line that is not empty, and its decision."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield number, _of_event(json.loads(line))
+            except _FAULTS as error:
+                yield number, (f'{line[:_SHOWN]!r} ({error!r})', 'a decision of DSJSON')
+
+
+def _of_event(event: Any) -> Found:
+    context = event['c']
+    if '_slots' in context:
+        return 'several slots', 'a decision for one'
+    # A decision that was not shown is no evidence.
+    if '_label_cost' not in event or event.get('_skipLearn'):
+        return None
+    index = event['_labelIndex'] if '_labelIndex' in event else event['_label_Action'] - 1
+    actions = [' '.join(_named(each)) for each in context['_multi']]
+    label = event['_label_cost'], event['_label_probability']
+    return _row(' '.join(_named(context)), actions, index, *label, event.get('EventId'), event.get('Timestamp'))
+
+
+def _named(value: Any, name: str = '') -> Iterator[str]:
+    """Yields the features of nested objects."""
+    text = re.sub(r'[\s|:]', '_', f'{name}={value}' if isinstance(value, str) else name)
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if not key.startswith('_'):
+                yield from _named(each, f'{name}^{key}' if name else key)
+    elif isinstance(value, list):
+        for i, each in enumerate(value):
+            yield from _named(each, name if isinstance(each, dict | str) else f'{name}^{i}')
+    elif isinstance(value, str) or value is True:
+        yield text
+    elif value is not None and value is not False:
+        yield f'{text}:{value!r}'
+
+
+def _row(
+    shared: str,
+    actions: Sequence[str],
+    index: int,
+    cost: float,
+    probability: float,
+    name: str | None,
+    time: str | None = None,
+) -> dict[str, Any]:
+    mask = list(range(len(actions)))
+    return dict(zip(COLUMNS, (shared, actions, index, mask, 0.0 - cost, probability, name, time), strict=True))
