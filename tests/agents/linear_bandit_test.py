@@ -12,7 +12,7 @@ from tests.agents import example_data
 from tests.testing import experiences
 from tflearn.agents import linear_bandit
 from tflearn.core import strategies
-from tflearn.core.experience import Experience, Prioritized
+from tflearn.core.experience import Experience, Prioritized, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
@@ -102,6 +102,46 @@ def test_posterior_and_bounds(shared):
     np.testing.assert_allclose(agent.policy.wrapped_policy.scores(rest), means, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(agent.collect_policy.scores(rest), means + 0.7 * np.stack(widths, 1), atol=2e-9)
     assert int(agent.train_step_counter) == 3 and np.isfinite(info.loss)
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_older_items_weigh_less(shared):
+    """Each by the discount for each item of later batches, and the prior not, of all arms (Russac et al., D-LinUCB)."""
+    gamma = 0.9
+    agent = _make(SHARED if shared else DISJOINT, discount=gamma)
+    batches = [_batch(agent, seed=seed) for seed in range(3)]
+    for data in batches:
+        agent.train(data)
+    counts = [int(np.count_nonzero(data.next_step_type.numpy()[:, :2] != ts.StepType.FIRST)) for data in batches]
+    assert len(set(counts)) == 1 and counts[0] == 10
+    parts = [_sums([data], shared) for data in batches]
+    prior = 2.0 * np.eye(parts[0][0].shape[-1])
+    weights = [gamma ** sum(counts[i + 1 :]) for i in range(3)]
+    a = prior + sum(weight * (each - prior) for weight, (each, _) in zip(weights, parts, strict=True))
+    b = sum(weight * each for weight, (_, each) in zip(weights, parts, strict=True))
+    np.testing.assert_allclose(agent._posterior.precision, a, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(agent._posterior.moment, b, rtol=1e-12, atol=1e-13)
+    theta = np.stack([np.linalg.solve(one, moment) for one, moment in zip(a, b, strict=True)])
+    np.testing.assert_allclose(agent._posterior.theta, theta, rtol=1e-10, atol=1e-12)
+
+
+def test_a_discount_needs_items_in_their_order():
+    with pytest.raises(ValueError, match='draws items in no order of time; need a Queue'):
+        _make(experience=Experience(replay=Uniform()), discount=0.99)
+
+
+def test_a_discount_follows_a_reward_that_changes():
+    """An arm that was worth 1 is worth -1 for a tenth of the items: the posterior without a discount still likes it."""
+    values = []
+    for discount in (1.0, 0.97):
+        agent = _make(discount=discount)
+        for i in range(40):
+            data = _batch(agent, seed=i)
+            reward = tf.where(data.action == 0, 1.0 if i < 36 else -1.0, 0.0)
+            agent.train(data._replace(reward=tf.cast(reward, tf.float32)))
+        context = {'state': tf.zeros((1, 3))}
+        values.append(float(agent.policy.wrapped_policy.scores(context)[0, 0]))
+    assert values[0] > 0.5 and values[1] < 0
 
 
 @pytest.mark.parametrize('shared', [False, True])

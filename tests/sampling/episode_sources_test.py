@@ -10,6 +10,7 @@ import tensorflow as tf
 from tests.sampling.episode_rows_test import episode
 from tests.testing.replay import DATA_SPEC
 from tflearn.core.experience import Experience
+from tflearn.core.types import WEIGHTS
 from tflearn.replay.storage import Storage
 from tflearn.sampling import loaded_episodes
 from tflearn.sampling.episode_stream import EpisodeStream
@@ -45,6 +46,21 @@ def epochs(seed=0, max_epochs=None):
 
 
 MAKERS = [loaded, epochs, stream]
+
+
+@pytest.mark.parametrize('make', [epochs, stream])
+@pytest.mark.parametrize('num_epochs', [1, 3])
+def test_what_fills_up_the_last_batch_has_no_weight(make, num_epochs):
+    source = make(max_epochs=num_epochs)
+    source.weighs = True
+    weights = []
+    while count := source.grant(1):
+        drawn = source.draw(tf.constant(count), tf.constant(0, tf.int64))
+        weights += source.batch(drawn, tf.constant(0))[1][WEIGHTS].numpy().tolist()
+    source.close()
+    wanted = num_epochs * SIZE
+    assert wanted % BATCH and len(weights) == -(-wanted // BATCH) * BATCH
+    assert weights == [1.0] * wanted + [0.0] * (len(weights) - wanted)
 
 
 def take(source, num_batches, at_once=3, compiled=False):

@@ -12,6 +12,14 @@ Without features of the arms, x_a is the observation, and each arm has its own A
 them there is one A and b for all arms, as in Agrawal and Goyal, and x_a is the arm's features, followed by their
 products with each number of the observation (Li et al., section 5.2.2).
 
+With a `discount` gamma below 1 older items weigh less, as rewards drift. With n items in a batch,
+
+  A <- lambda I + gamma^n (A - lambda I) + sum of x x^T,   b <- gamma^n b + sum of r x
+
+so that an item weighs gamma to the power of the number of items in later batches, and the prior always 1: Russac,
+Vernade and Cappe 2019, "Weighted Linear Bandits for Non-Stationary Environments" (arXiv 1909.09146), algorithm 1. Its
+bounds are by A^-1 V A^-1, where V sums up gamma^2k x x^T; ours, by A^-1, are wider, since V is at most A.
+
 Differs from the papers: A and b are updated after each batch, not each step, so collectors choose with a posterior of
 some steps before; ties are broken at random; alpha is a setting, not the bound's value at a given confidence; Thompson
 sampling with one A for each arm draws a mu for each, independently.
@@ -28,7 +36,7 @@ steps, have variables and operations for each arm, and no mask together with fea
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -45,7 +53,7 @@ from tflearn.core import moments
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Queue
-from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
+from tflearn.core.settings import NonNegativeFloat, PositiveFloat, Range, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs, leaf_paths
 from tflearn.networks import encoder, spec_checks
 
@@ -66,12 +74,14 @@ class LinearOptions:
       alpha: the factor of the posterior's deviation in that choice, in the unit of rewards, at least 0.
       prior_precision: lambda, above 0: the weight of the prior, which is that all rewards are 0.
       bias: whether a constant 1 is added to the observation.
+      discount: gamma, what an item weighs after one more; 1 forgets nothing.
     """
 
     exploration: Exploration = 'ucb'
     alpha: NonNegativeFloat = 1.0
     prior_precision: PositiveFloat = 1.0
     bias: bool = True
+    discount: Annotated[float, Range(above=0, most=1)] = 1.0
 
 
 EXAMPLE = Example(
@@ -117,6 +127,11 @@ def make_agent(
         raise UserValueError(
             f'got Experience.replay={replay!r}; a linear bandit needs a Queue without training, or Uniform: it counts '
             'an item each time that it is drawn'
+        )
+    if options.discount < 1 and replay.learns_from_old_items:
+        raise UserValueError(
+            f'got LinearOptions.discount={options.discount} with Experience.replay={replay!r}, which draws items in no '
+            'order of time; need a Queue; of recorded data take newer ones, such as Logs.last_secs'
         )
     mask, observation_spec = make_mask(specs, action_mask)
     contexts = _Contexts(observation_spec, int(specs.action.maximum) + 1, arm_features, options.bias)
@@ -175,24 +190,27 @@ class _Posterior(tf.Module):
       root: [M, D, D], root root^T = A^-1.
     """
 
-    def __init__(self, num_models: int, size: int, prior_precision: float):
+    def __init__(self, num_models: int, size: int, prior_precision: float, discount: float):
         """Makes the prior's variables."""
         super().__init__(name='posterior')
+        self._prior_precision, self._discount = prior_precision, discount
         identity = np.broadcast_to(np.eye(size), (num_models, size, size))
         self.precision = moments.variable(identity * prior_precision, 'precision', tf.float64)
         self.moment = moments.variable(np.zeros((num_models, size)), 'moment', tf.float64)
         self.theta = moments.variable(np.zeros((num_models, size)), 'theta', tf.float64)
         self.root = moments.variable(identity / math.sqrt(prior_precision), 'root', tf.float64)
 
-    def update(self, precision: tf.Tensor, moment: tf.Tensor) -> None:
-        """Adds the sums of this replica and of all others, in replica context."""
+    def update(self, precision: tf.Tensor, moment: tf.Tensor, count: tf.Tensor) -> None:
+        """Adds the sums of this replica and of all others, and their numbers of items, in replica context."""
         context = tf.distribute.get_replica_context()
-        precision, moment = context.all_reduce(tf.distribute.ReduceOp.SUM, [precision, moment])
+        precision, moment, count = context.all_reduce(tf.distribute.ReduceOp.SUM, [precision, moment, count])
         # A batch that is not finite would stay in all sums to come.
         finite = tf.reduce_all(tf.math.is_finite(precision)) & tf.reduce_all(tf.math.is_finite(moment))
-        precision = self.precision + tf.where(finite, precision, 0.0)
-        moment = self.moment + tf.where(finite, moment, 0.0)
+        kept = tf.where(finite, tf.constant(self._discount, tf.float64) ** count, 1.0)
         identity = tf.eye(precision.shape[-1], batch_shape=precision.shape[:1], dtype=tf.float64)
+        prior = self._prior_precision * identity
+        precision = prior + kept * (self.precision - prior) + tf.where(finite, precision, 0.0)
+        moment = kept * self.moment + tf.where(finite, moment, 0.0)
         inverse = tf.linalg.triangular_solve(tf.linalg.cholesky(precision), identity)
         root = tf.linalg.matrix_transpose(inverse)
         self.precision.assign(precision)
@@ -222,7 +240,7 @@ class LinearBanditAgent(parts.PartsAgent):
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
         self._contexts, self._mask = contexts, mask
-        self._posterior = _Posterior(contexts.num_models, contexts.size, options.prior_precision)
+        self._posterior = _Posterior(contexts.num_models, contexts.size, options.prior_precision, options.discount)
         kinds = ('greedy', options.exploration)
         policy, collect_policy = (
             LinearBanditPolicy(problem.specs, contexts, self._posterior, mask, kind, options.alpha) for kind in kinds
@@ -236,7 +254,8 @@ class LinearBanditAgent(parts.PartsAgent):
         squares = tf.einsum('nd,ne->nde', counts * x, x)
         products = tf.math.multiply_no_nan(reward, counts) * x
         models = self._contexts.num_models
-        self._posterior.update(*(tf.math.unsorted_segment_sum(each, owners, models) for each in (squares, products)))
+        squares, products = (tf.math.unsorted_segment_sum(each, owners, models) for each in (squares, products))
+        self._posterior.update(squares, products, tf.reduce_sum(counts))
         self.train_step_counter.assign_add(1)
         return info
 

@@ -98,7 +98,8 @@ def train_offline(
                 files = _checksum(dataset)
             agreement.check_same(files, 'the checksum of the names of the files')
             agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
-            if getattr(agent, 'counts_items', False) and (reading.order, max_epochs) != ('epochs', 1):
+            counts_items = getattr(agent, 'counts_items', False)
+            if counts_items and (reading.order, max_epochs) != ('epochs', 1):
                 raise UserValueError(
                     f'got Reading.order={reading.order!r} and DataStopConditions.max_epochs={max_epochs} for an agent '
                     "that counts a step each time it is drawn, such as a linear bandit; need order='epochs' and "
@@ -109,7 +110,9 @@ def train_offline(
             data_spec = initial_agent.data_spec(agent, experience)
             validator: Validator | None = None
             with agreement.together('the data set'):
-                source = episode_files.from_files(dataset, experience, data_spec, strategy, seed, reading, max_epochs)
+                source = episode_files.from_files(
+                    dataset, experience, data_spec, strategy, seed, reading, max_epochs, weighs=counts_items
+                )
                 if validation.share:
                     kept = episode_files.validation_episodes(dataset, experience, data_spec, validation.share)
                     validator = Validator(kept.all_batches, validation.interval_steps, data_stop_conditions)

@@ -18,7 +18,6 @@ from tflearn.sampling import mix, recorded
 from tflearn.sampling.episode_stream import EpisodeStream
 from tflearn.sampling.loaded_episodes import LoadedEpisodes, Order
 from tflearn.sampling.mix import Mix
-from tflearn.sampling.source import Source
 
 _MOST_STEPS = 1_000  # train steps of a call, after which a job can save, export and validate
 
@@ -66,6 +65,7 @@ def from_files(
     seed: int,
     reading: Reading = Reading(),
     max_epochs: int | None = None,
+    weighs: bool = False,
 ) -> Mix:
     """Makes a source of batches of recorded episodes. Workers divide the episodes.
 
@@ -77,6 +77,7 @@ def from_files(
       seed: the seed of the order.
       reading: how they are read; those for validation are left out.
       max_epochs: passes over the data; None is no limit.
+      weighs: see `LoadedEpisodes`.
 
     Raises:
       ValueError: if the data set does not have the columns of the spec, or holds no sequence, or too much for 'memory'.
@@ -92,7 +93,7 @@ def from_files(
     if streams:
         _check_stream(dataset)
     quarter = int(experience.replay.max_mirror_gb * 1e9 / 4 / storage.layout.num_bytes / len(readers))
-    sources: list[Source] = []
+    sources: list[EpisodeStream | LoadedEpisodes] = []
     for i, (reader, share, most) in enumerate(zip(readers, shares, max_rows, strict=True)):
         batch_size = share * replicas_here
         if streams:
@@ -101,6 +102,8 @@ def from_files(
         else:
             own = recorded.in_memory(reader, storage, most, batch_size, seed + i, reading.order, max_epochs)
             sources.append(own)
+    for each in sources:
+        each.weighs = weighs
     source = Mix(sources, replicas_here, counts=lambda: _counts(readers))
     source.most_owed = _MOST_STEPS
     return source

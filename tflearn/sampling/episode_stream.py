@@ -19,6 +19,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core import background
+from tflearn.core.types import WEIGHTS
 from tflearn.replay.chunks import with_version
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
@@ -68,7 +69,10 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
 
     Attributes:
       max_read_ahead: batches that are ready before they are needed, at most.
+      weighs: see `LoadedEpisodes`.
     """
+
+    weighs = False
 
     def __init__(
         self,
@@ -104,6 +108,7 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
         self.max_draw_steps = min(self._capacity, self._columns.max_draw_steps(self._batch_rows))
         with tf.device('CPU:0'):
             self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False)  # batches
+            self._wanted = tf.Variable(tf.int64.max, trainable=False)  # sequences of all epochs
         self._positions = collections.deque([Position()])  # of the windows that are not given completely
         self._changed = threading.Condition()  # guards the attributes below
         self._written = self._released = 0  # batches
@@ -175,15 +180,19 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
         del seed, batch_size
         with tf.device('CPU:0'):
             count = tf.cast(num_steps, tf.int64)
-            slots = (advance(self._drawn, count) + tf.range(count)) % self._capacity
+            numbers = advance(self._drawn, count) + tf.range(count)
             rows = tf.range(self._batch_rows, dtype=tf.int64)
             rows = tf.reshape(rows, [1, self._batch_size, self._length])
-            return self._columns.draw(slots[:, None, None] * self._batch_rows + rows)
+            rows = self._columns.draw((numbers % self._capacity)[:, None, None] * self._batch_rows + rows)
+            numbers = numbers[:, None] * self._batch_size + tf.range(self._batch_size, dtype=tf.int64)
+            return rows, tf.cast(numbers < self._wanted.read_value(), tf.float32)
 
     def batch(self, drawn: Any, i: tf.Tensor) -> Batch:
         """See `Source`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
+        rows, weights = drawn
         with tf.device('CPU:0'):
-            return with_version(self._columns.batch(drawn, i))
+            data, info = with_version(self._columns.batch(rows, i))
+            return data, info | ({WEIGHTS: tf.gather(weights, i)} if self.weighs else {})
 
     def close(self) -> None:
         """See `Source`."""
@@ -247,6 +256,7 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
         """Sets the limit when the last epoch is over. Returns whether nothing more is needed."""
         with self._changed:
             if self._max_epochs is not None and self._limit is None and position.epoch >= self._max_epochs:
+                self._wanted.assign(position.sequences)  # before a batch is written that has more
                 self._limit = -(-position.sequences // self._batch_size)
                 self._changed.notify_all()
             return self._closed or (self._limit is not None and self._written >= self._limit)

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.core.types import WEIGHTS
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.replay.chunks import with_version
 from tflearn.replay.storage import Storage
@@ -31,9 +32,10 @@ class LoadedEpisodes(Source, tf.train.experimental.PythonState):
 
     Attributes:
       size: the number of sequences.
+      weighs: whether batches have weights: 1, and 0 of sequences beyond `max_epochs`, which fill up the last one.
     """
 
-    takes_indices = True
+    takes_indices, weighs = True, False
 
     def __init__(
         self,
@@ -73,7 +75,8 @@ class LoadedEpisodes(Source, tf.train.experimental.PythonState):
         self.size = sum(map(len, starts))
         if not self.size:
             raise episode_rows.none_long_enough(storage.experience.slicing)
-        self._limit = None if max_epochs is None else -(-max_epochs * self.size // batch_size)
+        self._wanted = None if max_epochs is None else max_epochs * self.size
+        self._limit = None if self._wanted is None else -(-self._wanted // batch_size)
         with tf.device('CPU:0'):
             self._starts = tf.constant(np.concatenate(starts))
             self._seed = tf.Variable(seed, dtype=tf.int64, trainable=False)
@@ -138,12 +141,16 @@ class LoadedEpisodes(Source, tf.train.experimental.PythonState):
             choose = _uniform if self._order == 'uniform' else _once_per_epoch
             starts = tf.gather(self._starts, choose(numbers, self._seed.read_value(), self.size))
             starts = tf.reshape(starts, [num_steps, size, 1])
-            return self._columns.draw(starts + tf.range(self._length, dtype=tf.int64))
+            rows = self._columns.draw(starts + tf.range(self._length, dtype=tf.int64))
+            is_wanted = tf.fill([count], True) if self._wanted is None else numbers < self._wanted
+            return rows, tf.reshape(tf.cast(is_wanted, tf.float32), [num_steps, size])
 
     def batch(self, drawn: Any, i: tf.Tensor) -> Batch:
         """See `Source`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
+        rows, weights = drawn
         with tf.device('CPU:0'):
-            return with_version(self._columns.batch(drawn, i))
+            data, info = with_version(self._columns.batch(rows, i))
+            return data, info | ({WEIGHTS: tf.gather(weights, i)} if self.weighs else {})
 
     def all_batches(self) -> Iterator[tuple[int, Any]]:
         """Yields each sequence once, in the order of the episodes: the number of sequences, and an element."""
@@ -151,7 +158,7 @@ class LoadedEpisodes(Source, tf.train.experimental.PythonState):
             starts = self._starts[first : first + self._batch_size]
             with tf.device('CPU:0'):
                 drawn = self._columns.draw(starts[None, :, None] + tf.range(self._length, dtype=tf.int64))
-            yield len(starts), self.batch(drawn, tf.constant(0))
+            yield len(starts), self.batch((drawn, tf.ones((1, len(starts)))), tf.constant(0))
 
     def close(self) -> None:
         """Grants no more."""
