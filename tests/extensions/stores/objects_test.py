@@ -38,11 +38,24 @@ def test_what_another_process_changed_is_read_after_a_listing(url):
     assert objects.read('status/evaluate.json') == b'new'
 
 
-def test_a_store_without_conditional_puts_is_bid_in(url, monkeypatch):
-    monkeypatch.setattr('tflearn.extensions.stores.objects._SETTLE_SECS', 0.3)
-    monkeypatch.setattr(Objects, '_put_new', lambda self, name, content: self.write(name, content) or True)
-    test_of_many_that_create_one_succeeds(url)
-    assert not Objects(url).create('owners/train-000001.json', b'late')
+def test_a_store_without_conditional_puts_is_refused_in_one_line(url, monkeypatch):
+    Objects(url).check_creates()
+
+    def overwrite(self, name, content):
+        self.write(name, content)
+        return True
+
+    monkeypatch.setattr(Objects, 'create', overwrite)
+    with pytest.raises(UserValueError, match='no conditional put .it overwrites what exists.; need one'):
+        Objects(url).check_creates()
+
+    def reject(self, name, content):
+        raise NotImplementedError('mode is not supported')
+
+    monkeypatch.setattr(Objects, 'create', reject)
+    with pytest.raises(UserValueError, match='no conditional put .*mode is not supported'):
+        Objects(url).check_creates()
+    assert not Objects(url).list()
 
 
 def test_a_store_that_is_away_is_one_error_without_credentials(url, monkeypatch):

@@ -33,8 +33,6 @@ _Result = TypeVar('_Result')
 _RETRY_SECS = 20.0
 _CALL_SECS, _LOCK_CALL_SECS = 60.0, 10.0
 _BYTES_PER_SEC = 1e6  # of the slowest store that is waited for
-_SETTLE_SECS = 3.0
-_STALE_SETTLES = 4.0  # a bid that is seen for so many times as long is of a process that was killed
 _THREADS = 16
 _SECRETS = re.compile(r'SECRET|TOKEN|PASSWORD|ACCESS_KEY|CREDENTIALS')
 # An object's version, as the stores name it; which of these there are differs.
@@ -76,8 +74,6 @@ class Objects:
         self._is_local = type(self._fs).__name__ == 'LocalFileSystem'
         # Locks have places of their own: they must be renewed while others wait for large objects.
         self._pools = {urgent: concurrent.futures.ThreadPoolExecutor(_THREADS, 'store') for urgent in (False, True)}
-        self._bids_seen: dict[str, float] = {}
-        self._creates: bool | None = None  # whether the store can create an object for one of several
 
     def check_writable(self) -> None:
         """Writes and deletes an object. Raises ValueError if that is not possible."""
@@ -90,6 +86,21 @@ class Objects:
                 f'got {self.url}, which cannot be written to ({_clean(error)}); need a bucket that exists, credentials '
                 "for it, and its address if it is not the provider's own; see docs/operate.md"
             ) from error
+
+    def check_creates(self) -> None:
+        """Raises ValueError if the store has no conditional put. Some ignore the condition, and overwrite."""
+        name, reason = f'.probe-{uuid.uuid4().hex}', 'it overwrites what exists'
+        try:
+            creates = self.create(name, b'first') and not self.create(name, b'second')
+        except (NotImplementedError, TypeError, UserOSError) as error:
+            creates, reason = False, _clean(error)
+        finally:
+            self.delete(name)
+        if not creates:
+            raise UserValueError(
+                f'got {self.url}, whose store has no conditional put ({reason}); need one for the locks, as S3, Google '
+                'and Azure have it'
+            )
 
     def list(self, prefix: str = '', recursive: bool = True) -> dict[str, Version]:
         """Returns the version of each object whose name begins with the folder `prefix`. Raises OSError."""
@@ -132,9 +143,7 @@ class Objects:
     def create(self, name: str, content: bytes) -> bool:
         """Writes an object if there is none of that name; of all that try at once one succeeds.
 
-        By a conditional put (S3's `If-None-Match: *`, a generation of 0 in Google's), if the store has that: this is
-        tried out with another object first. Otherwise each writes a bid beside it and waits; the lowest bid wins. That
-        holds for stores whose listings are consistent and whose puts arrive within three seconds.
+        By a conditional put: S3's `If-None-Match: *`, a generation of 0 in Google's; see `check_creates`.
 
         Args:
           content: must differ from everybody else's.
@@ -142,13 +151,6 @@ class Objects:
         Raises:
           OSError: if the store does not answer.
         """
-        if self._creates is None:
-            self._creates = self._can_create(name.rpartition('/')[0])
-        if self._creates:
-            return self._put_new(name, content)
-        return self._bid(name, content)
-
-    def _put_new(self, name: str, content: bytes) -> bool:
         try:
             if self._is_local:
                 self._call('create', name, lambda: self._link(name, content))
@@ -157,39 +159,6 @@ class Objects:
             return True
         except FileExistsError:
             return self.read(name) == content  # ours, if the answer to an earlier attempt was lost
-
-    def _can_create(self, folder: str) -> bool:
-        """Returns whether the store refuses to create what exists. Some ignore the condition, and overwrite it."""
-        name = f'{folder}/.probe-{uuid.uuid4().hex}'
-        try:
-            return self._put_new(name, b'first') and not self._put_new(name, b'second')
-        except (NotImplementedError, TypeError, UserOSError) as error:
-            logging.info('%s has no conditional put (%s); locks are bid for', self.url, _clean(error))
-            return False
-        finally:
-            self.delete(name)
-
-    def _bid(self, name: str, content: bytes) -> bool:
-        mine, pause = f'{name}.bid-{uuid.uuid4().hex}', threading.Event()
-        folder = name.rpartition('/')[0]
-        if name in self.list(folder, recursive=False):
-            return False
-        self.write(mine, content)
-        try:
-            pause.wait(_SETTLE_SECS)
-            there = self.list(folder, recursive=False)
-            bids = [bid for bid in there if bid.startswith(f'{name}.bid-') and not self._is_stale(bid)]
-            if name in there or min(bids) != mine:
-                return False
-            self.write(name, content)
-            pause.wait(_SETTLE_SECS)  # who bids now sees the object
-            return True
-        finally:
-            self.delete(mine)
-
-    def _is_stale(self, bid: str) -> bool:
-        now = time.monotonic()
-        return now - self._bids_seen.setdefault(bid, now) > _STALE_SETTLES * _SETTLE_SECS
 
     def _infos(self, prefix: str, recursive: bool) -> dict[str, dict[str, Any]]:
         path = self._path(prefix).rstrip('/')

@@ -31,12 +31,13 @@ def opened(url: str, job: str, name: str = '') -> Iterator[RunDir]:
       name: the name of its status file, if that is another one.
 
     Raises:
-      ValueError: if the store cannot be used, or not be written to.
+      ValueError: if the store cannot be used, not be written to, or has no conditional put.
       OSError: if the last files could not be written; they are kept here then.
     """
     objects, its_role = Objects(url), role(job, name)
     if its_role.writes:
         objects.check_writable()
+        objects.check_creates()
     with _scratch(objects.url, job) as root:
         call_by_url(root, objects.url)
         copy = StoreCopy(objects, root, its_role)
