@@ -42,6 +42,7 @@ from tflearn.sampling import episode_rows
 
 _POLL_SECS = 1.0
 _NUM_SLOTS = 64  # recorded episodes that are added side by side
+_FILE_HANDLES = 64 + 2 * 1000  # its own, and those of so many collectors
 _FAILURES = (RuntimeError, IndexError, OSError, TimeoutError)
 
 
@@ -108,9 +109,8 @@ def replay_server(
             _save_filled(storage, checkpoints, demonstrations, run.stop, status, kind)
         # The newest checkpoint, the one before, one that is written; compression makes them less.
         lower, num_bytes = 'Experience.replay.max_size', storage.num_bytes
-        machine.check(run_dir.root, 'a full replay', num_bytes, 4 * num_bytes, lower)
+        machine.check(run_dir.root, 'a full replay', num_bytes, 4 * num_bytes, lower, _FILE_HANDLES)
         manifests = Manifests(run_dir.root, run_dir.manifests, name, run_dir.epoch, store=run_dir.store)
-        machine.raise_file_handles()
         with contextlib.ExitStack() as ending:
             hosted = _host(run, ending) if serve_coordinator and not shard else None
             jobs = [LEARNER, *map(_name, range(num_shards))]

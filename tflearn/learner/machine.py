@@ -21,15 +21,20 @@ from tflearn.core import background
 from tflearn.core.errors import UserOSError
 from tflearn.core.waiting import PeerStopped, Stopped
 
-_FILE_HANDLES = 1024
-_OWN_FILE_HANDLES, _FILE_HANDLES_PER_COLLECTOR = 64, 2  # of a replay server
-_COLLECTORS, _MOST_FILE_HANDLES = 1000, 1 << 20
+_MOST_FILE_HANDLES = 1 << 20
 _MAX_SKEW_SECS = 60.0
 _MEMINFO = pathlib.Path('/proc/meminfo')
 _CGROUP_LIMITS = tuple(map(pathlib.Path, ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')))
 
 
-def check(directory: pathlib.Path, what: str, memory_bytes: float, disk_bytes: float, lower: str) -> None:
+def check(
+    directory: pathlib.Path,
+    what: str,
+    memory_bytes: float,
+    disk_bytes: float,
+    lower: str,
+    file_handles: int = 1024,
+) -> None:
     """Checks memory, disk, file handles and clock; warns of what is short.
 
     Args:
@@ -38,13 +43,14 @@ def check(directory: pathlib.Path, what: str, memory_bytes: float, disk_bytes: f
       memory_bytes: the memory that it needs at most.
       disk_bytes: the disk space that its checkpoints need at most.
       lower: the setting that makes both less.
+      file_handles: how many open files it needs at most.
 
     Raises:
       OSError: if there is hardly any room on the disk.
     """
     check_memory(what, memory_bytes, lower)
     check_disk(directory, what, disk_bytes, lower)
-    check_file_handles()
+    check_file_handles(file_handles)
     check_clock(directory)
 
 
@@ -69,31 +75,16 @@ def check_disk(directory: pathlib.Path, what: str, needed: float, lower: str) ->
         logging.warning(text, _gb(free), directory, _gb(needed), what, lower)
 
 
-def check_file_handles(needed: int = _FILE_HANDLES) -> None:
-    """Raises the limit of open files as far as it may be, and warns if it is low."""
-    if (limit := _raised_limit(needed)) < needed:
-        logging.warning('got at most %d open files (ulimit -Hn); need %d with many collectors; raise it', limit, needed)
-
-
-def raise_file_handles(collectors: int = _COLLECTORS) -> None:
-    """Raises a server's limit of open files as far as it may be, and warns if it is low for so many collectors."""
-    limit = _raised_limit(_MOST_FILE_HANDLES)
-    needed = _OWN_FILE_HANDLES + _FILE_HANDLES_PER_COLLECTOR * collectors
-    if limit < needed:
-        room = max(0, limit - _OWN_FILE_HANDLES) // _FILE_HANDLES_PER_COLLECTOR
-        text = 'got at most %d open files (ulimit -Hn), enough for %d collectors; need %d for %d collectors; raise it'
-        logging.warning(text, limit, room, needed, collectors)
-
-
-def _raised_limit(most: int) -> int:
-    """Raises the limit of open files to `most`, or as far as it may be. Returns it, `most` if there is none."""
+def check_file_handles(needed: int) -> None:
+    """Raises the limit of open files as far as it may be, and warns if it is below `needed`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return most
-    limit = max(soft, most if hard == resource.RLIM_INFINITY else min(most, hard))
-    if limit > soft:
+        return
+    most = _MOST_FILE_HANDLES if hard == resource.RLIM_INFINITY else min(_MOST_FILE_HANDLES, hard)
+    if (limit := max(soft, most)) > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return limit
+    if limit < needed:
+        logging.warning('got at most %d open files (ulimit -Hn); need %d; raise it', limit, needed)
 
 
 def check_clock(directory: pathlib.Path) -> None:
