@@ -285,6 +285,17 @@ def integer_bounds(spec: types.TensorSpec) -> tuple[np.ndarray, np.ndarray] | No
     return None if unbounded else (minimum, maximum)
 
 
+def with_shape(
+    spec: tf.TensorSpec, shape: tuple[int, ...], change: Callable[[np.ndarray], np.ndarray]
+) -> tf.TensorSpec:
+    """Returns the spec of another shape; `change` makes its bounds from bounds of the old shape."""
+    if not isinstance(spec, tensor_spec.BoundedTensorSpec):
+        return tf.TensorSpec(shape, spec.dtype, spec.name)
+    old = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
+    bounds = [np.broadcast_to(change(bound), shape) for bound in old]
+    return tensor_spec.BoundedTensorSpec(shape, spec.dtype, *bounds, spec.name)
+
+
 def differ_in_start(one: types.TensorSpec, other: types.TensorSpec) -> bool:
     """Returns whether two tensors of integers have as many choices each, counted from other numbers."""
     bounds, others = integer_bounds(one), integer_bounds(other)

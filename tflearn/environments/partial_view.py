@@ -1,15 +1,12 @@
 """Environments that show only a part of the observation: tasks that need memory."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.types import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs
+from tflearn.core.types import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs, with_shape
 from tflearn.environments.wrappers import Wrapper
 
 
@@ -38,14 +35,8 @@ class PartialView(Wrapper):
             )
         super().__init__(environment)
         self._visible = list(visible)
-        self.specs = EnvironmentSpecs(self._part(spec), environment.specs.action, environment.specs.reward)
+        part = with_shape(spec, (len(visible),), lambda bound: bound[self._visible])
+        self.specs = EnvironmentSpecs(part, environment.specs.action, environment.specs.reward)
 
     def _changed(self, time_step: ts.TimeStep) -> ts.TimeStep:
         return time_step._replace(observation=time_step.observation[:, self._visible])
-
-    def _part(self, spec: Any) -> Any:
-        shape = (len(self._visible),)
-        if not isinstance(spec, tensor_spec.BoundedTensorSpec):
-            return tf.TensorSpec(shape, spec.dtype, spec.name)
-        low, high = (np.broadcast_to(bound, spec.shape)[self._visible] for bound in (spec.minimum, spec.maximum))
-        return tensor_spec.BoundedTensorSpec(shape, spec.dtype, low, high, spec.name)

@@ -1,6 +1,6 @@
 """Transforms of images: scale, crop, grayscale, resize."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,6 +9,7 @@ from tf_agents.specs import tensor_spec
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, PositiveInt, checked
+from tflearn.core.types import with_shape
 from tflearn.transforms.transform import ObservationTransform
 
 Method = Literal['area', 'bilinear', 'nearest']
@@ -92,7 +93,7 @@ class Crop(_ImageTransform):
                 f'{spec}; need a part of it'
             )
         cut = np.s_[top : top + self._height, left : left + self._width]
-        return _with_shape(spec, (self._height, self._width, channels), lambda bound: bound[cut])
+        return with_shape(spec, (self._height, self._width, channels), lambda bound: bound[cut])
 
     def _corner(self, spec: tf.TensorSpec) -> tuple[int, int]:
         height, width, _ = spec.shape
@@ -126,7 +127,7 @@ class Grayscale(_ImageTransform):
 
     def transform_leaf_spec(self, spec: tf.TensorSpec) -> tf.TensorSpec:
         """See `ObservationTransform`."""
-        return _with_shape(spec, (*spec.shape[:2], 1), lambda bound: bound[..., :1])
+        return with_shape(spec, (*spec.shape[:2], 1), lambda bound: bound[..., :1])
 
     def transform_leaf(self, values: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
         """See `ObservationTransform`."""
@@ -153,7 +154,7 @@ class Resize(_ImageTransform):
 
     def transform_leaf_spec(self, spec: tf.TensorSpec) -> tf.TensorSpec:
         """See `ObservationTransform`."""
-        return _with_shape(spec, (*self._size, spec.shape[-1]), lambda bound: bound[:1, :1])
+        return with_shape(spec, (*self._size, spec.shape[-1]), lambda bound: bound[:1, :1])
 
     def transform_leaf(self, values: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
         """See `ObservationTransform`."""
@@ -163,14 +164,6 @@ class Resize(_ImageTransform):
         shape = [*self._size, spec.shape[-1]]
         resized = tf.reshape(resized, tf.concat([outer, shape], axis=0))
         return _as_dtype(tf.ensure_shape(resized, [*values.shape[:-3], *shape]), spec.dtype)
-
-
-def _with_shape(spec: tf.TensorSpec, shape: tuple[int, ...], cut: Callable[[np.ndarray], np.ndarray]) -> tf.TensorSpec:
-    """Returns the spec of another shape; `cut` makes its bounds from bounds of the old shape."""
-    if not isinstance(spec, tensor_spec.BoundedTensorSpec):
-        return tf.TensorSpec(shape, spec.dtype, spec.name)
-    bounds = [np.broadcast_to(cut(np.broadcast_to(bound, spec.shape)), shape) for bound in (spec.minimum, spec.maximum)]
-    return tensor_spec.BoundedTensorSpec(shape, spec.dtype, *bounds, spec.name)
 
 
 def _as_dtype(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

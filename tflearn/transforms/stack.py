@@ -5,13 +5,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import tensorflow as tf
-from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Range, checked
-from tflearn.core.types import EnvironmentSpecs, named_leaves
+from tflearn.core.types import EnvironmentSpecs, named_leaves, with_shape
 from tflearn.transforms.transform import ObservationTransform
 
 
@@ -62,13 +61,7 @@ class FrameStack(ObservationTransform):
         """See `ObservationTransform`."""
         num_frames = self.history_steps + 1
         shape = (*spec.shape[:-1], num_frames * spec.shape[-1])
-        if not isinstance(spec, tensor_spec.BoundedTensorSpec):
-            return tf.TensorSpec(shape, spec.dtype, spec.name)
-        bounds = [
-            np.concatenate([np.broadcast_to(bound, spec.shape)] * num_frames, axis=-1)
-            for bound in (spec.minimum, spec.maximum)
-        ]
-        return tensor_spec.BoundedTensorSpec(shape, spec.dtype, *bounds, spec.name)
+        return with_shape(spec, shape, lambda bound: np.concatenate([bound] * num_frames, axis=-1))
 
     def transform_time_step(self, time_step: ts.TimeStep, state: Any) -> tuple[ts.TimeStep, Any]:
         """See `Transform`."""
