@@ -7,11 +7,8 @@ best action is b / 2 for the bounds -b and b, and 750 for 0 and 1000. A run ends
 0.5: within 25 of the best action for 0 and 1000. What is in the file is not run again.
 """
 
-import argparse
 import dataclasses
 import functools
-import json
-import pathlib
 import time
 from typing import Any
 
@@ -21,6 +18,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
+from benchmarks import command_line
 from tests.testing.algorithms import ALGORITHMS
 from tflearn.agents import awac, iql, sac, td3
 from tflearn.core.types import Agent, EnvironmentSpecs
@@ -65,17 +63,16 @@ AGENTS = {name: each for name, each in ALGORITHMS.items() if 'continuous' in eac
 
 def main() -> None:
     """Runs what the file does not have, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__, 'the results, which a further call continues')
     parser.add_argument('--agents', nargs='*', default=list(AGENTS), choices=list(AGENTS), help='which agents')
     parser.add_argument('--bounds', nargs='*', default=list(BOUNDS), choices=list(BOUNDS), help='which bounds')
     parser.add_argument('--seeds', type=int, default=5, help='runs of each')
     parser.add_argument('--first_seed', type=int, default=31, help='settings were chosen with those below')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='the results, which a further call continues')
     parser.add_argument('--quick', action='store_true', help='one short run each, to see whether this program works')
     options = parser.parse_args()
     steps, seeds = (2, 1) if options.quick else (STEPS, options.seeds)
     tf.get_logger().setLevel('ERROR')
-    found = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    found = command_line.kept(options.json)
     print('| agent | bounds | greedy u of each seed | within 0.05 of 0.5 | slowest [CPU s] |\n|---|---|---|---|---|')
     for name in options.agents:
         for bounds in options.bounds:
@@ -84,8 +81,7 @@ def main() -> None:
                 key = f'{name}/{bounds}/{seed}'
                 if key not in found:
                     found[key] = _run(name, BOUNDS[bounds], seed, steps)
-                    if options.json:
-                        options.json.write_text(json.dumps(found, indent=1))
+                    command_line.write(options.json, found)
                 runs.append(found[key])
             good = sum(abs(run['greedy'] - 0.5) <= TOLERANCE for run in runs)
             low, high = BOUNDS[bounds]

@@ -36,7 +36,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import edge_requests, half_valid, wrong_forms, wrong_messages  # noqa: E402
+from benchmarks import command_line, edge_requests, half_valid, wrong_forms, wrong_messages  # noqa: E402
 from benchmarks.unfinished_streams import Streams  # noqa: E402
 from tests.testing import console_programs  # noqa: E402
 from tflearn.coordinator.server import MAX_CONNECTIONS  # noqa: E402
@@ -53,14 +53,13 @@ _HANDSHAKE_SECS = 12.0  # gRPC's own 10 s, and the time to ask
 
 def main() -> int:
     """Attacks, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--secs', type=float, default=60.0, help='of each attack')
     parser.add_argument('--idle', type=int, default=1100, help='idle connections')
     parser.add_argument('--handles', type=int, default=1024, help='file handles of each server')
     parser.add_argument('--messages', type=int, default=10_000, help='half-valid ones to each port')
     parser.add_argument('--servers', default=','.join(SERVERS))
     parser.add_argument('--log', type=argparse.FileType('w'), default=None, help='what servers log')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     options = parser.parse_args()
     rows = []
     for name in options.servers.split(','):
@@ -68,8 +67,7 @@ def main() -> int:
             rows += SERVERS[name](pathlib.Path(root), options)
     for row in rows:
         print('| ' + ' | '.join(map(str, row.values())) + ' |')
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.write(options.json, rows)
     return 0 if all(passed(row) for row in rows) else 1
 
 

@@ -11,7 +11,6 @@ ours one after the other (`sync`, its default), and with as many in gymnasium's 
 (`vector_entry_point`). All sides are interleaved; a ratio is the median of the ratios of the rounds.
 """
 
-import argparse
 import contextlib
 import importlib.metadata
 import json
@@ -26,7 +25,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import collect_sides, tables  # noqa: E402
+from benchmarks import collect_sides, command_line, tables  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 
 WANTED = {
@@ -40,13 +39,12 @@ _CHECKED_SECS = 0.2
 
 def main() -> int:
     """Measures all sides interleaved, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--ours', nargs='+', default=['native', 'in_process'], help='also worker_processes')
     parser.add_argument('--num_environments', type=int, default=64)
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--secs', type=float, default=4.0, help='of each side in a round')
     parser.add_argument('--rllib_python', type=pathlib.Path, default=ROOT / 'rllib_environment' / 'bin' / 'python')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='three short rounds')
     options = parser.parse_args()
     if options.quick:
@@ -61,8 +59,7 @@ def main() -> int:
     for (side, peer), wanted in WANTED.items():
         if side in rates and peer in rates:
             print(f'{side} beside {peer}: {tables.ratio(rates[side], rates[peer]):.1f}x (wanted: {wanted}x)')
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.write(options.json, rows)
     return 0
 
 

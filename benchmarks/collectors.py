@@ -8,10 +8,8 @@ how many times weights were published: a pause is the longest time without one, 
 collector that is killed (SIGKILL, one after the other) is started again at once.
 """
 
-import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import subprocess
@@ -26,7 +24,7 @@ import reverb
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import tables  # noqa: E402
+from benchmarks import command_line, tables  # noqa: E402
 from tflearn.actors.evaluation_record import EvaluationRecord  # noqa: E402
 from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
 from tflearn.launch.local import free_address  # noqa: E402
@@ -119,13 +117,12 @@ class Pulse:
 
 def main() -> int:
     """Runs and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--gin_file', default='dqn_cartpole')
     parser.add_argument('--gin_bindings', action='append', default=[])
     parser.add_argument('--collectors', default='1,2,4', help='how many, one run for each')
     parser.add_argument('--num_train_steps', type=int, default=15_000)
     parser.add_argument('--kill_every_secs', type=float, default=None, help='kills a collector that often')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='one short run, to see whether this program works')
     options = parser.parse_args()
     if options.quick:
@@ -143,8 +140,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as root, jobs(pathlib.Path(root), options.gin_file, bindings, count) as run:
             rows += _rows(count, _watch(run, RunDir(root), options.kill_every_secs))
         print(tables.table(rows), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.write(options.json, rows)
     return 0
 
 

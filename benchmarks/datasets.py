@@ -13,10 +13,8 @@ All sides are measured in another order each round; a ratio is the median of the
 programs share the machine, `--cpu_time` counts the CPU time of this process alone, all its threads together.
 """
 
-import argparse
 import contextlib
 import itertools
-import json
 import multiprocessing
 import multiprocessing.connection
 import pathlib
@@ -34,7 +32,7 @@ import tensorflow as tf
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import learner_cases, structured, tables  # noqa: E402
+from benchmarks import command_line, learner, learner_cases, structured, tables  # noqa: E402
 from tflearn.actors.actor import Actor, Observer  # noqa: E402
 from tflearn.actors.episode_metrics import EpisodeMetrics  # noqa: E402
 from tflearn.agents import dqn  # noqa: E402
@@ -46,8 +44,6 @@ from tflearn.data.reader import Dataset  # noqa: E402
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter  # noqa: E402
 from tflearn.environments import gymnasium_env  # noqa: E402
 from tflearn.environments.vector_env import VectorEnvironment  # noqa: E402
-from tflearn.files.run_dir import RunDir  # noqa: E402
-from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.replay.reverb.server import ReplayServer  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.replay.writers import ReplayWriter  # noqa: E402
@@ -74,13 +70,12 @@ Run = Callable[[int], object]
 
 def main() -> int:
     """Measures, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--cases', default='dqn,sac,pixels,record', help='of these')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--secs', type=float, default=3.0, help='of each side in a round, about')
     parser.add_argument('--cpu_time', action='store_true', help='steps per CPU second')
     parser.add_argument('--inter_op_threads', type=int, default=None, help="TensorFlow's, for all sides")
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='three short rounds')
     options = parser.parse_args()
     if options.quick:
@@ -101,8 +96,7 @@ def main() -> int:
                 rates = _rounds(sides, options.rounds, options.secs, clock)
                 rows += _rows(case, rates, peer, of, unit)
                 print(tables.table(rows), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.write(options.json, rows)
     return 0
 
 
@@ -142,18 +136,8 @@ def _agent(case: learner_cases.Case) -> Any:
 
 
 def _learner(case: learner_cases.Case, source: Source, directory: pathlib.Path, stack: contextlib.ExitStack) -> Run:
-    options = LearnerOptions(checkpoint_interval_steps=None, summaries=None)
-    learner = Learner(_agent(case), source, RunDir(directory), options=options)
     stack.callback(source.close)
-
-    def run(num_steps: int) -> None:
-        while num_steps > 0:
-            taken = learner.run(num_steps).num_steps
-            if not taken:
-                raise RuntimeError(f'no data came: {source.error}')
-            num_steps -= taken
-
-    return run
+    return learner.our_learner(case, source, directory)
 
 
 def _collectors(

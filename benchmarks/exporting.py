@@ -7,8 +7,6 @@ Two learners train alternately on the same constant data. One of them exports it
 the snapshots keeps the training thread.
 """
 
-import argparse
-import json
 import pathlib
 import statistics
 import sys
@@ -21,7 +19,7 @@ import tensorflow as tf
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import learner_cases, tables  # noqa: E402
+from benchmarks import command_line, learner_cases, tables  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports  # noqa: E402
@@ -74,12 +72,11 @@ class Trainer:
 
 def main() -> int:
     """Measures, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--cases', nargs='+', choices=sorted(INTERVALS), default=sorted(INTERVALS))
     parser.add_argument('--policies', nargs='+', default=[*ExportOptions().policies])
     parser.add_argument('--interval', type=int, default=1000, help='train steps between two exports')
     parser.add_argument('--rounds', type=int, default=7)
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='two short rounds')
     options = parser.parse_args()
     rows = []
@@ -87,9 +84,7 @@ def main() -> int:
         rounds, intervals = (2, 1) if options.quick else (options.rounds, INTERVALS[name])
         exports = ExportOptions(policies=tuple(options.policies))
         rows += _measure(learner_cases.CASES[name], exports, options.interval, rounds, intervals)
-    print(tables.table(rows))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.finish(options.json, rows)
     return 0
 
 

@@ -14,10 +14,7 @@ A log is drawn by the numbers of its kinds of decisions: constant bets do not de
 .venv/bin/python -m benchmarks.gate [--logs=2000] [--worlds NAME ...] [--json=FILE] [--seed=0]
 """
 
-import argparse
-import json
 import math
-import pathlib
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import command_line
 from benchmarks.gate_worlds import LOOK, ONLY_WORSE, WORLDS, World, numbers_by_phase
 
 ALPHA = 0.05  # the level
@@ -102,10 +100,9 @@ def judged(name: str, num_logs: int, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the benchmark and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--logs', type=int, default=2_000, help='logs of each world')
     parser.add_argument('--worlds', nargs='+', choices=WORLDS, default=list(WORLDS))
-    parser.add_argument('--json', type=pathlib.Path, help='a file for the numbers')
     parser.add_argument('--seed', type=int, default=0)
     options = parser.parse_args()
     print(f'{options.logs} logs of each world, level {ALPHA:.0%}, seed {options.seed}')
@@ -124,9 +121,8 @@ def main() -> None:
             cells += ['', '', '']
         print(f'| {name} | {" | ".join(cells)} |', flush=True)
         print(f'{name}: {time.monotonic() - begun:.1f} s', file=sys.stderr)
-    if options.json:
-        facts = {'logs': options.logs, 'level': ALPHA, 'seed': options.seed}
-        options.json.write_text(json.dumps({**facts, 'worlds': rows}, indent=2) + '\n')
+    facts = {'logs': options.logs, 'level': ALPHA, 'seed': options.seed}
+    command_line.write(options.json, {**facts, 'worlds': rows})
 
 
 if __name__ == '__main__':

@@ -14,10 +14,8 @@ In each of them rates of clicks drift from round to round, and clicks of what se
 .venv/bin/python -m benchmarks.gate_loops [--loops=100] [--rounds=10] [--decisions=20000] [--seed=0] [--json=FILE]
 """
 
-import argparse
 import collections
 import dataclasses
-import json
 import pathlib
 import sys
 import time
@@ -25,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import command_line
 from tflearn.core import confidence_sequences
 from tflearn.extensions.product import gate, steps
 from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes
@@ -156,13 +155,12 @@ def run(kind: str, seed: int, rounds: int, decisions: int) -> collections.Counte
 
 def main() -> None:
     """Runs the loops and prints how many of them did what."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--loops', type=int, default=100, help='of each kind')
     parser.add_argument('--rounds', type=int, default=10)
     parser.add_argument('--decisions', type=int, default=20_000, help='of a round')
     parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS))
     parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--json', type=pathlib.Path, help='a file for the numbers')
     options = parser.parse_args()
     print(f'{options.loops} loops of {options.rounds} rounds of {options.decisions} decisions, margin {MARGIN}')
     print('| candidates | promoted | loops that promote what is worse by more than the margin than what serves '
@@ -176,9 +174,8 @@ def main() -> None:
         cells = (results[kind][name] for name in ('promoted', 'serving', 'best', 'ever'))
         print(f'| {kind} | {" | ".join(map(str, cells))} |', flush=True)
         print(f'{kind}: {time.monotonic() - begun:.1f} s', file=sys.stderr)
-    if options.json:
-        facts = {name: getattr(options, name) for name in ('loops', 'rounds', 'decisions', 'seed')}
-        options.json.write_text(json.dumps({**facts, 'margin': MARGIN, 'kinds': results}, indent=2) + '\n')
+    facts = {name: getattr(options, name) for name in ('loops', 'rounds', 'decisions', 'seed')}
+    command_line.write(options.json, {**facts, 'margin': MARGIN, 'kinds': results})
 
 
 if __name__ == '__main__':

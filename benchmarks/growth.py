@@ -17,10 +17,8 @@ core busy, and "waiting" (for messages) if none of these; with replay_items it i
 learner. What is in --json is not measured again.
 """
 
-import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import sys
@@ -36,7 +34,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import recorded_runs  # noqa: E402
+from benchmarks import command_line, recorded_runs  # noqa: E402
 from benchmarks.control import cpu_secs  # noqa: E402
 from tflearn.core.types import BatchedEnvironment  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
@@ -84,14 +82,13 @@ def make(num_environments: int, seed: int | None, size: int) -> BatchedEnvironme
 
 def main() -> None:
     """Measures what is missing, prints the tables, draws."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__, 'keeps the figures of each point')
     parser.add_argument('--dimensions', nargs='+', choices=[*POINTS], default=[*POINTS])
     parser.add_argument('--secs', type=float, default=10.0, help='of a point')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='keeps the figures of each point')
     parser.add_argument('--pictures', type=pathlib.Path, default=None, help='a directory for growth_<dimension>.png')
     parser.add_argument('--max_secs', type=float, default=None, help='begins no point after so long')
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    found: dict[str, Any] = command_line.kept(options.json)
     begun = time.monotonic()
     for dimension in options.dimensions:
         for value in POINTS[dimension]:
@@ -100,8 +97,7 @@ def main() -> None:
             if (key := f'{dimension} {value}') not in found:
                 found[key] = measure(dimension, value, options.secs)
                 print(key, found[key], file=sys.stderr, flush=True)
-                if options.json:
-                    options.json.write_text(json.dumps(found, indent=1) + '\n')
+                command_line.write(options.json, found)
         figures = {value: found[key] for value in POINTS[dimension] if (key := f'{dimension} {value}') in found}
         print(f'\n{table(dimension, figures)}')
         if options.pictures and figures:

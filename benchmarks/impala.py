@@ -10,7 +10,6 @@ have the best setting that was found for two cores. Each round starts both sides
 median of the ratios of the rounds.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -25,7 +24,7 @@ from collections.abc import Iterator, Sequence
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import tables  # noqa: E402
+from benchmarks import command_line, tables  # noqa: E402
 from tests.testing import console_programs  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
@@ -56,13 +55,12 @@ WANTED = 10
 
 def main() -> int:
     """Measures both sides alternately, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--secs', type=float, default=10.0, help='of each side in a round')
     parser.add_argument('--gin_bindings', action='append', default=[], help='on top of our setting')
     parser.add_argument('--rllib_flags', type=str.split, default=RLLIB, help="instead of RLlib's setting, in quotes")
     parser.add_argument('--rllib_python', type=pathlib.Path, default=ROOT / 'rllib_environment' / 'bin' / 'python')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='one short round')
     options = parser.parse_args()
     if options.quick:
@@ -79,8 +77,7 @@ def main() -> int:
     print(tables.table(rows))
     if rates['rllib']:
         print(f'{tables.ratio(rates["ours"], rates["rllib"]):.1f}x (wanted: {WANTED}x)')
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.write(options.json, rows)
     return 0
 
 

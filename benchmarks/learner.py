@@ -10,7 +10,6 @@ and beside ours, the load that our sides have. All sides are measured in another
 of the ratios of the rounds.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -33,7 +32,7 @@ from tf_agents.train import learner as tf_agents_learner
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import learner_cases, replay_process, tables  # noqa: E402
+from benchmarks import command_line, learner_cases, replay_process, tables  # noqa: E402
 from tflearn.core import strategies  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
@@ -68,7 +67,7 @@ class Side:
 
 def main() -> int:
     """Measures every case, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--cases', default='dqn,sac,pixels')
     parser.add_argument('--num_stored', type=int, default=100_000, help='steps in each server')
     parser.add_argument('--rounds', type=int, default=7)
@@ -76,7 +75,6 @@ def main() -> int:
     parser.add_argument('--jit_compile', action='store_true', help='XLA for the limit and for us')
     parser.add_argument('--sides', default='mirror,server,tf_agents', help=OTHER_SIDES)
     parser.add_argument('--jax_python', default=None, help='adds JAX to dqn; of requirements_peers.txt')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='a short run of the first case')
     options = parser.parse_args()
     strategies.use_threads(options.inter_op_threads)
@@ -89,8 +87,7 @@ def main() -> int:
             chosen = options.sides.split(',')
             rows += _measure_case(case, options.num_stored, options.rounds, options.jit_compile, chosen, others)
         print(tables.table(rows), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.write(options.json, rows)
     return 0
 
 
@@ -119,8 +116,7 @@ def _measure_case(
         for side, changes in experiences.items():
             batches = source(case, changes, ports[side])
             loop = LoopOptions(jit_compile=jit_compile or side in (XLA_LOOP, PRIORITIZED_XLA_LOOP))
-            options = LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=loop)
-            run = _our_learner(case, batches, RunDir(pathlib.Path(directory) / side), options)
+            run = our_learner(case, batches, pathlib.Path(directory) / side, loop)
             sides.append(Side(side, run, side))
         if PEER in ports:
             peer = _peer_learner(case, ports[PEER], f'{directory}/peer', prioritized)
@@ -239,11 +235,13 @@ def source(case: learner_cases.Case, replay: dict[str, Any], port: int) -> Sourc
     return replay_servers.make(Shards((f'localhost:{port}',)), storage, case.batch_size, TIMEOUT_SECS, seed=0)
 
 
-def _our_learner(
-    case: learner_cases.Case, source: Source, run_dir: RunDir, options: LearnerOptions
-) -> Callable[[int], object]:
+def our_learner(
+    case: learner_cases.Case, source: Source, directory: pathlib.Path, loop: LoopOptions | None = None
+) -> Callable[[int], None]:
+    """Returns what takes train steps of our learner, which does nothing else."""
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
-    learner = Learner(agent, source, run_dir, options=options)
+    options = LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=loop or LoopOptions())
+    learner = Learner(agent, source, RunDir(directory), options=options)
 
     def run(num_steps: int) -> None:
         while num_steps > 0:

@@ -6,8 +6,6 @@ A replay server and a writer run in another process. The learner saves checkpoin
 weights. At the end: how much memory it took since it was warm, how often it was traced, which threads are left.
 """
 
-import argparse
-import json
 import pathlib
 import sys
 import tempfile
@@ -17,7 +15,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import learner, learner_cases, tables  # noqa: E402
+from benchmarks import command_line, learner, learner_cases  # noqa: E402
 from tflearn.core.background import Background  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
@@ -32,18 +30,15 @@ STEPS_PER_CALL = 200
 
 def main() -> int:
     """Trains, prints the table; returns 1 if anything grew or was left."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--num_steps', type=int, default=200_000)
     parser.add_argument('--warm_up_share', type=float, default=0.2, help='of the steps, before memory is first read')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='20 000 steps')
     options = parser.parse_args()
     if options.quick:
         options.num_steps = 20_000
     rows = _soak(options.num_steps, int(options.warm_up_share * options.num_steps))
-    print(tables.table(rows))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.finish(options.json, rows)
     found = {row['metric']: row['ours'] for row in rows}
     sound = found['RSS at the end / when warm'] < 1.05 and found['threads left'] == found['traces after the first'] == 0
     return 0 if sound else 1

@@ -7,8 +7,6 @@ and exports its policy every `interval` train steps. Its time includes the backg
 the last one is written. A stall is the time that such a call keeps the training thread.
 """
 
-import argparse
-import json
 import pathlib
 import random
 import statistics
@@ -23,7 +21,7 @@ import tensorflow as tf
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import learner_cases, tables  # noqa: E402
+from benchmarks import command_line, learner_cases, tables  # noqa: E402
 from tflearn.core.background import Background  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
@@ -83,20 +81,17 @@ class Saver:
 
 def main() -> int:
     """Measures, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--case', choices=learner_cases.CASES, default='sac')
     parser.add_argument('--interval', type=int, default=100, help='train steps between two checkpoints, two exports')
     parser.add_argument('--rounds', type=int, default=9)
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='three short rounds')
     options = parser.parse_args()
     intervals_a_round = 10
     if options.quick:
         options.rounds, intervals_a_round = 3, 3
     rows = _measure(learner_cases.CASES[options.case], options.interval, options.rounds, intervals_a_round)
-    print(tables.table(rows))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.finish(options.json, rows)
     return 0
 
 

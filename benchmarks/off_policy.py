@@ -12,7 +12,6 @@ import argparse
 import collections
 import dataclasses
 import functools
-import json
 import pathlib
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import learning
+from benchmarks import command_line, learning
 from tflearn.core.types import EnvironmentFactory
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
@@ -102,14 +101,13 @@ TASKS = {
 
 def main() -> None:
     """Evaluates the tasks and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--tasks', nargs='+', choices=TASKS, default=list(TASKS))
     parser.add_argument('--data_sets', type=int, default=100)
     parser.add_argument('--own_episodes', type=int, default=5_000, help='that the evaluated policy plays itself')
     parser.add_argument('--estimate_behaviour', action='store_true', help='as if its probabilities were not recorded')
     parser.add_argument('--num_features', type=int, default=256, help='of the fitted values')
     parser.add_argument('--root_dir', type=pathlib.Path, help='keeps runs and data, and goes on with those that it has')
-    parser.add_argument('--json', type=pathlib.Path, help='writes the numbers there')
     parser.add_argument('--quick', action='store_true', help='few short data sets, to see whether this program works')
     options = parser.parse_args()
     if options.quick:
@@ -122,8 +120,7 @@ def main() -> None:
         for name in options.tasks:
             found[name] = _evaluate(TASKS[name], (options.root_dir or pathlib.Path(temporary)) / name, options)
             print(_rows(name, found[name]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + '\n', encoding='utf-8')
+    command_line.write(options.json, found)
 
 
 def _evaluate(task: Task, root: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:

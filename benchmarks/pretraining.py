@@ -17,7 +17,6 @@ With --root_dir the runs are kept, and those that are there already are not made
 
 import argparse
 import dataclasses
-import json
 import pathlib
 import subprocess
 import sys
@@ -29,7 +28,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import recorded_runs, return_curves  # noqa: E402
+from benchmarks import command_line, recorded_runs, return_curves  # noqa: E402
 from tflearn.data.reader import Dataset  # noqa: E402
 from tflearn.data.statistics import Statistics  # noqa: E402
 
@@ -41,7 +40,7 @@ _EXPERT_SECS, _RECORD_SECS = 1_200.0, 300.0
 
 def main() -> int:
     """Makes the runs, prints the table; returns 1 if one with episodes does not take fewer environment steps."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--seeds', type=int, default=5, help='runs of each side, with the seeds 1, 2, ...')
     parser.add_argument('--goal', type=float, default=475.0)
     parser.add_argument('--limit_secs', type=float, default=300.0, help='of collection, after which a run is given up')
@@ -54,7 +53,6 @@ def main() -> int:
     parser.add_argument('--imitation_bindings', action='append', default=[], help='for the side that imitates')
     parser.add_argument('--root_dir', type=pathlib.Path, default=None, help='keeps the runs')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of the returns')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         root = options.root_dir or pathlib.Path(temporary)
@@ -78,9 +76,8 @@ def main() -> int:
             paths = {side: [_path(root, side, seed) for seed in seeds] for side in sides}
             return_curves.draw(options.picture, paths, options.goal, recorded_runs.WINDOW, least=4)
     print(recorded_runs.table(outcomes))
-    if options.json:
-        dicts = {side: [dataclasses.asdict(outcome) for outcome in found] for side, found in outcomes.items()}
-        options.json.write_text(json.dumps(dicts, indent=2) + '\n')
+    dicts = {side: [dataclasses.asdict(outcome) for outcome in found] for side, found in outcomes.items()}
+    command_line.write(options.json, dicts)
     scratch, *others = (recorded_runs.middle(found, 'env_steps') for found in outcomes.values())
     for side, steps in zip((CLONED, IMITATING), others, strict=True):
         if scratch is not None and steps is not None:

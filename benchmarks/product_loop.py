@@ -34,6 +34,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from benchmarks import command_line  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.data.reader import Dataset, EpisodeReader  # noqa: E402
 from tflearn.extensions.serving.client import PolicyClient  # noqa: E402
@@ -339,7 +340,7 @@ def plot(results: list[dict[str, list]], path: pathlib.Path) -> None:
 
 def main() -> None:
     """Runs the seeds that are missing, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--seeds', type=int, default=5)
     parser.add_argument('--first_seed', type=int, default=1)
     parser.add_argument('--rounds', type=int, default=10)
@@ -348,7 +349,6 @@ def main() -> None:
     parser.add_argument('--quick', action='store_true', help='one seed of three rounds')
     parser.add_argument('--output', type=pathlib.Path, default=pathlib.Path('product_loop'), help='a directory')
     parser.add_argument('--picture', type=pathlib.Path, help='a PNG file')
-    parser.add_argument('--json', type=pathlib.Path, help='file for the results')
     given = parser.parse_args()
     if given.quick or given.kill:
         given.seeds, given.rounds = 1, 3 if given.quick else given.rounds
@@ -374,8 +374,7 @@ def main() -> None:
         print(f'{NAMES[name]:18} regret in the last round {statistics.mean(values):.4f}', *(f'{v:.4f}' for v in values))
     if given.picture:
         plot(results, given.picture)
-    if given.json:
-        given.json.write_text(json.dumps({'last_round': last, 'seeds': results}))
+    command_line.write(given.json, {'last_round': last, 'seeds': results})
 
 
 if __name__ == '__main__':

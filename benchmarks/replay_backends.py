@@ -11,7 +11,6 @@ for each chunk; the memory is its resident set after that. (Reverb serves in a p
 Both backends are measured in another order in each round of each cell. The table has medians.
 """
 
-import argparse
 import collections
 import contextlib
 import dataclasses
@@ -33,7 +32,7 @@ import psutil
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import shard_process, shards  # noqa: E402
+from benchmarks import command_line, shard_process, shards  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.replay import backend, reader  # noqa: E402
 from tflearn.sampling.mirror import ReplayMirror  # noqa: E402
@@ -88,14 +87,13 @@ class Process:
 
 def main() -> int:
     """Measures, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--chunk_steps', default='4,16,64')
     parser.add_argument('--delays_ms', default='0,1')
     parser.add_argument('--writers', default='1,2,4')
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--secs', type=float, default=2.0, help='of each measurement')
     parser.add_argument('--quick', action='store_true', help='one small cell, to see that it works')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     options = parser.parse_args()
     # A proxy's port is another one than the server's, by which a password would be found.
     os.environ |= {'BENCHMARK_SECRET': secrets.token_hex(16), 'TFLEARN_VALKEY_PASSWORD': 'env:BENCHMARK_SECRET'}
@@ -112,12 +110,11 @@ def main() -> int:
             for kind in random.sample(KINDS, len(KINDS)):
                 results[cell, kind].append(_measure(cell, kind, host, writers[: cell.num_writers], options.secs))
     print(table(results), flush=True)
-    if options.json:
-        rows = [
-            {**dataclasses.asdict(cell), 'kind': kind, 'measured': [dataclasses.asdict(each) for each in found]}
-            for (cell, kind), found in results.items()
-        ]
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    rows = [
+        {**dataclasses.asdict(cell), 'kind': kind, 'measured': list(map(dataclasses.asdict, found))}
+        for (cell, kind), found in results.items()
+    ]
+    command_line.write(options.json, rows)
     return 0
 
 

@@ -7,9 +7,7 @@ takes the train steps/s of its status while it trains. The server is the job rep
 `cores` is its processor time for each second, the memory its resident set. The jobs share this machine.
 """
 
-import argparse
 import collections
-import json
 import pathlib
 import random
 import signal
@@ -24,6 +22,7 @@ import psutil
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import command_line  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.files.run_dir import RunDir, read_json  # noqa: E402
 from tflearn.replay import backend  # noqa: E402
@@ -35,11 +34,10 @@ _DEADLINE_SECS, _WARM_UP_SECS = 180.0, 5.0
 
 def main() -> int:
     """Measures, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--secs', type=float, default=15.0, help='of each measurement')
     parser.add_argument('--quick', action='store_true', help='one short round, to see that it works')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     options = parser.parse_args()
     rounds, secs = (1, 2.0) if options.quick else (options.rounds, options.secs)
     found: dict[str, dict[str, list[dict[str, float]]]] = {name: collections.defaultdict(list) for name in GIN_FILES}
@@ -49,8 +47,7 @@ def main() -> int:
                 found[name][kind].append(measure(gin_file, kind, secs))
                 print(name, kind, found[name][kind][-1], file=sys.stderr, flush=True)
     print(table(found))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + '\n')
+    command_line.write(options.json, found)
     return 0
 
 

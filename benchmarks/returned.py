@@ -10,10 +10,8 @@ gymnasium's. `collect` has DQN's policy and the episodes' metrics besides, as a 
 sides interleaved, in another order in each round; a ratio is the median of the ratios of the rounds.
 """
 
-import argparse
 import contextlib
 import functools
-import json
 import pathlib
 import random
 import statistics
@@ -31,7 +29,7 @@ from gymnasium import spaces
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import collect_sides, structured, tables  # noqa: E402
+from benchmarks import collect_sides, command_line, structured, tables  # noqa: E402
 from tflearn.actors.actor import Actor  # noqa: E402
 from tflearn.actors.episode_metrics import EpisodeMetrics  # noqa: E402
 from tflearn.environments import gathering, gymnasium_env, vector_env  # noqa: E402
@@ -93,10 +91,9 @@ def _checks(side: str) -> Iterator[None]:
 
 def main() -> int:
     """Measures, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--rounds', type=int, default=15)
     parser.add_argument('--secs', type=float, default=0.5, help='of each side in a round, about')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='three short rounds')
     options = parser.parse_args()
     if options.quick:
@@ -106,8 +103,7 @@ def main() -> int:
     for row in rows:
         micros = 1e6 * (1 - row['ratio_to_peer']) / row['ours']
         print(f'{row["case"]}: the check takes {1 - row["ratio_to_peer"]:.1%} of the time, {micros:.2f} us a step')
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.write(options.json, rows)
     return 0
 
 

@@ -37,7 +37,7 @@ from tf_agents.trajectories import time_step as ts
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import tables  # noqa: E402
+from benchmarks import command_line, tables  # noqa: E402
 from tflearn.core.waiting import is_listening, wait_until  # noqa: E402
 from tflearn.extensions.serving import tensor_protos  # noqa: E402
 from tflearn.extensions.serving.tensor_protos import predict_pb2  # noqa: E402
@@ -62,14 +62,13 @@ Measured = dict[str, list[dict[str, float]]]
 
 def main() -> int:
     """Measures, prints the table, draws the plot."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--cases', default='mlp,wide,pixels')
     parser.add_argument('--clients', default='1,4,16,64')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--secs', type=float, default=2.0, help='of each side in a round')
     parser.add_argument('--windows', type=int, default=1, help='into which a round divides the seconds of each side')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of latency against load')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--log', action='store_true', help='measures the log of decisions instead')
     parser.add_argument('--quick', action='store_true', help='two short rounds, to see whether this program works')
     options = parser.parse_args()
@@ -88,9 +87,7 @@ def main() -> int:
             measured = over_grpc(root, observation(policy), clients, options, SIDES)
         rows += _grpc_rows(case, measured, clients)
         drawn[case] = measured
-    print(tables.table(rows))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.finish(options.json, rows)
     if options.picture:
         draw(options.picture, drawn, clients)
     return 0

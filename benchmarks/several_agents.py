@@ -15,7 +15,6 @@ target is to beat it by more than the error of 400 games.
 The last exports act in plain TensorFlow.
 """
 
-import argparse
 import functools
 import itertools
 import json
@@ -32,6 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import tflearn  # noqa: E402
+from benchmarks import command_line  # noqa: E402
 from tflearn.agents import ppo  # noqa: E402
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing  # noqa: E402
 from tflearn.extensions.games import (  # noqa: E402
@@ -338,12 +338,11 @@ TASKS = {
 
 def main() -> None:
     """Runs the tasks, and prints a line for each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--root_dir', type=pathlib.Path, default=pathlib.Path('runs/several_agents'))
     parser.add_argument('--tasks', nargs='+', choices=TASKS, default=list(TASKS))
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument('--quick', action='store_true', help='one seed, few steps')
-    parser.add_argument('--json', type=pathlib.Path, help='a file for the numbers')
     given = parser.parse_args()
     found: dict[str, Any] = {}
     for name in given.tasks:
@@ -357,8 +356,7 @@ def main() -> None:
             result = {'seed': seed, **result, 'secs': round(time.monotonic() - begun)}
             found[name]['runs'].append(result)
             print(name, json.dumps(result), 'reached' if result[key] >= TARGETS[name] else 'missed', flush=True)
-            if given.json:
-                given.json.write_text(json.dumps(found, indent=2) + '\n')
+            command_line.write(given.json, found)
 
 
 if __name__ == '__main__':

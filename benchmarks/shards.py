@@ -12,7 +12,6 @@ All cells are measured in another order each round; the table has the medians. F
 they read faster on four is not shown.
 """
 
-import argparse
 import collections
 import contextlib
 import dataclasses
@@ -30,7 +29,7 @@ from collections.abc import Iterator, Sequence
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import shard_process  # noqa: E402
+from benchmarks import command_line, shard_process  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.replay import reader  # noqa: E402
 from tflearn.sampling import mirror  # noqa: E402
@@ -76,13 +75,12 @@ class Servers:
 
 def main() -> int:
     """Measures, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--chunk_steps', default='4,16,64')
     parser.add_argument('--shards', default='1,4')
     parser.add_argument('--delays_ms', default='0,1')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--chunks', type=int, default=600, help='in a round of a cell')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     options = parser.parse_args()
     reader._CHECK_CLOSED_MS = 300  # so that a stream ends soon
     results: dict[Cell, list[tuple[float, float]]] = collections.defaultdict(list)
@@ -95,9 +93,8 @@ def main() -> int:
                 for cell in random.sample(cells, len(cells)):
                     results[cell].append(_measure(cell, servers, options.chunks))
         print(table(results), flush=True)
-    if options.json:
-        rows = [{**dataclasses.asdict(cell), 'rates': rates} for cell, rates in results.items()]
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    rows = [{**dataclasses.asdict(cell), 'rates': rates} for cell, rates in results.items()]
+    command_line.write(options.json, rows)
     return 0
 
 

@@ -8,7 +8,6 @@ are those of the jobs' logs [s after the command]; the first environment step is
 is a median of the rounds.
 """
 
-import argparse
 import datetime
 import importlib.util
 import json
@@ -23,7 +22,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import recorded_environment, recorded_runs  # noqa: E402
+from benchmarks import command_line, recorded_environment, recorded_runs  # noqa: E402
 
 IMPORTS = 'import tflearn, tensorflow, tf_agents, gymnasium' + ', reverb' * bool(importlib.util.find_spec('reverb'))
 SIDES = {'launch': ('launch',), 'by hand': recorded_runs.JOBS}
@@ -40,12 +39,11 @@ _TIME = re.compile(r'^[IWE] (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) ', re.M)
 
 def main() -> int:
     """Prints the table; returns 1 if `tflearn-launch` takes longer than --at_most imports."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--gin_file', default='ppo_cartpole')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--sides', nargs='+', choices=SIDES, default=list(SIDES))
     parser.add_argument('--at_most', type=float, default=1.6, help='of the imports')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes all times there')
     options = parser.parse_args()
     imports: list[float] = []
     times: dict[str, list[dict[str, float]]] = {side: [] for side in options.sides}
@@ -55,8 +53,7 @@ def main() -> int:
             times[side].append(start(options.gin_file, SIDES[side], i))
             print(f'round {i + 1}: imports {imports[-1]:.2f} s, {side} {times[side][-1]}', file=sys.stderr, flush=True)
     print(table(imports, times))
-    if options.json:
-        options.json.write_text(json.dumps({'imports': imports, **times}, indent=2) + '\n', encoding='utf-8')
+    command_line.write(options.json, {'imports': imports, **times})
     ratios = [found[FIRST_STEP] / alone for found, alone in zip(times.get('launch', []), imports, strict=False)]
     return int(bool(ratios) and statistics.median(ratios) > options.at_most)
 

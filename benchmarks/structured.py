@@ -10,10 +10,8 @@ a ratio is the median of the ratios of the rounds. Where other programs share th
 of this process alone.
 """
 
-import argparse
 import contextlib
 import dataclasses
-import json
 import pathlib
 import random
 import statistics
@@ -32,7 +30,7 @@ from gymnasium import spaces
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import tables  # noqa: E402
+from benchmarks import command_line, tables  # noqa: E402
 from tflearn.actors.actor import Actor, Observer  # noqa: E402
 from tflearn.actors.episode_metrics import EpisodeMetrics  # noqa: E402
 from tflearn.agents import dqn, ppo  # noqa: E402
@@ -130,11 +128,10 @@ def environments(form: str) -> VectorEnvironment:
 
 def main() -> int:
     """Measures, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--secs', type=float, default=2.0, help='of each side in a round, about')
     parser.add_argument('--cpu_time', action='store_true', help='steps per CPU second')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='three short rounds')
     options = parser.parse_args()
     if options.quick:
@@ -151,8 +148,7 @@ def main() -> int:
     for row in rows:
         cost = 1 / row['ratio_to_peer']
         print(f'{row["case"]}: {cost:.2f}x the time of one vector (wanted: at most {WANTED[row["metric"]]}x)')
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.write(options.json, rows)
     return 0
 
 

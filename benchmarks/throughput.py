@@ -38,7 +38,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import recorded_environment, recorded_runs  # noqa: E402
+from benchmarks import command_line, recorded_environment, recorded_runs  # noqa: E402
 from tests.testing import console_programs  # noqa: E402
 
 _OFTEN = 10**9
@@ -150,7 +150,7 @@ SIDES: dict[str, Side] = {
 
 def main() -> None:
     """Makes the runs that are missing, prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__, 'keeps the figures of each run')
     parser.add_argument('--tasks', nargs='+', choices=[*TASKS], default=[*TASKS])
     parser.add_argument('--sides', nargs='+', choices=[*SIDES], default=[*SIDES])
     parser.add_argument('--rounds', type=int, default=5)
@@ -159,11 +159,10 @@ def main() -> None:
     parser.add_argument('--gin_bindings', action='append', default=[], help='for our sides')
     parser.add_argument('--sample_factory_python', type=pathlib.Path, default=ROOT / 'peers_sf' / 'bin' / 'python')
     parser.add_argument('--peers_python', type=pathlib.Path, default=ROOT / 'peers_environment' / 'bin' / 'python')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='keeps the figures of each run')
     parser.add_argument('--max_secs', type=float, default=None, help='begins no run after so long')
     parser.add_argument('--logs', type=pathlib.Path, default=None, help='keeps the runs')
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    found: dict[str, Any] = command_line.kept(options.json)
     begun = time.monotonic()
     for number in range(options.rounds):
         for task in options.tasks:
@@ -175,8 +174,7 @@ def main() -> None:
                     continue
                 found[key] = measure(TASKS[task], SIDES[side], number + 1, options)
                 print(key, found[key], file=sys.stderr, flush=True)
-                if options.json:
-                    options.json.write_text(json.dumps(found, indent=1) + '\n')
+                command_line.write(options.json, found)
     for task in options.tasks:
         print(f'\n{task}\n\n{table(task, options.sides, found)}')
 

@@ -21,8 +21,6 @@ With --root_dir the runs are kept, and those that are there already are not made
 
 import argparse
 import dataclasses
-import json
-import os
 import pathlib
 import statistics
 import sys
@@ -33,7 +31,7 @@ from collections.abc import Mapping, Sequence
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import recorded_environment, recorded_runs, return_curves  # noqa: E402
+from benchmarks import command_line, recorded_environment, recorded_runs, return_curves  # noqa: E402
 
 _XLA = (
     'from tflearn.jobs import train',
@@ -180,7 +178,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--task', choices=[*TASKS], default='cartpole')
     parser.add_argument('--seeds', type=int, default=5)
     parser.add_argument('--first_seed', type=int, default=1)
@@ -191,7 +189,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument('--peers_python', type=pathlib.Path, default=ROOT / 'peers_environment' / 'bin' / 'python')
     parser.add_argument('--root_dir', type=pathlib.Path, default=None, help='keeps the runs')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of the returns')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--max_secs', type=float, default=None, help='begins no run after so long')
     return parser.parse_args()
 
@@ -249,11 +246,10 @@ def _report(
         if all(medians) and float('inf') not in medians:
             bound = 'most' if share < 1 or task.goal is not None else 'least'
             print(f"{ours}: {medians[0] / medians[1]:.2f} of {other}'s {column} (wanted: at {bound} {share:.2f})")
-    if options.json:
-        dicts = lambda found: [each if task.goal is None else dataclasses.asdict(each) for each in found]  # noqa: E731
-        options.json.write_text(
-            json.dumps({name: dicts(found) for name, found in results.items()}, indent=2) + os.linesep
-        )
+    dicts = results
+    if task.goal is not None:
+        dicts = {name: list(map(dataclasses.asdict, found)) for name, found in results.items()}
+    command_line.write(options.json, dicts)
     ours = [each for name, side in sides.items() if side.gin_file for each in results[name]]
     return int(any((each if task.goal is None else each.secs) is None for each in ours))
 

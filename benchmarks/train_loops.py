@@ -12,9 +12,7 @@ measures host values instead, on logical CPU devices: the host divides each batc
 replicas take a step; beside it without making ahead, and beside giving every replica the batch of all of them.
 """
 
-import argparse
 import dataclasses
-import json
 import pathlib
 import statistics
 import sys
@@ -29,7 +27,7 @@ import tensorflow as tf
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import learner_cases, tables  # noqa: E402
+from benchmarks import command_line, learner_cases, tables  # noqa: E402
 from tflearn.agents import dqn, impala, ppo, sac  # noqa: E402
 from tflearn.core import strategies  # noqa: E402
 from tflearn.core.experience import BatchItems, Experience, Iteration, Uniform  # noqa: E402
@@ -243,13 +241,12 @@ def _measured_replicas(
 
 def main() -> int:
     """Measures every case, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--cases', nargs='+', default=[''], help='those whose names contain one of these')
     parser.add_argument('--replicas', type=int, default=1, help='2 or more measures host values')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--secs', type=float, default=0.5, help='of the plain side in a round')
     parser.add_argument('--cpu_time', action='store_true', help='steps per CPU second of this process')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='a short run of the first case')
     options = parser.parse_args()
     if options.quick:
@@ -266,9 +263,7 @@ def main() -> int:
         if any(part in name for part in options.cases):
             rows.append(_measured(name, make, options.rounds, options.secs, clock))
             print(tables.table(rows[-1:]).splitlines()[-1], flush=True)
-    print(tables.table(rows))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    command_line.finish(options.json, rows)
     return 0
 
 

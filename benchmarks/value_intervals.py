@@ -6,13 +6,11 @@ the share of them in which the interval of the candidate's value holds it.
 .venv/bin/python -m benchmarks.value_intervals [--logs=2000] [--worlds NAME ...] [--json=FILE] [--seed=0]
 """
 
-import argparse
-import json
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks import command_line
 from benchmarks.gate_worlds import ONLY_WORSE, WORLDS, World, numbers_by_phase
 from tflearn.core import confidence_sequences as cs
 
@@ -41,10 +39,9 @@ def held(world: World, num_logs: int, seed: Sequence[int]) -> list[float]:
 
 def main() -> None:
     """Runs the benchmark and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--logs', type=int, default=2_000, help='logs of each world and size')
     parser.add_argument('--worlds', nargs='+', choices=RIGHT, default=RIGHT)
-    parser.add_argument('--json', type=pathlib.Path, help='a file for the numbers')
     parser.add_argument('--seed', type=int, default=0)
     options = parser.parse_args()
     print(f'{options.logs} logs of each world, seed {options.seed}')
@@ -54,8 +51,7 @@ def main() -> None:
         rows[name] = held(WORLDS[name](-1), options.logs, [options.seed, list(WORLDS).index(name)])
         print(f'| {name} | {" | ".join(f"{each:.1%}" for each in rows[name])} |', flush=True)
     print(f'least {min(map(min, rows.values())):.1%}, greatest {max(map(max, rows.values())):.1%}')
-    if options.json:
-        options.json.write_text(json.dumps({'logs': options.logs, 'sizes': SIZES, 'worlds': rows}, indent=2) + '\n')
+    command_line.write(options.json, {'logs': options.logs, 'sizes': SIZES, 'worlds': rows})
 
 
 if __name__ == '__main__':

@@ -6,13 +6,11 @@ Scores are drawn of worlds in which two groups of seeds do not differ, so each *
 scores are runs that learn (7 of 10) or stay at 100; two-valued ones solve a task (8 of 10) or do not.
 """
 
-import argparse
-import json
-import pathlib
 from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks import command_line
 from tflearn.extensions.experiments import verdicts
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
@@ -58,10 +56,9 @@ def power(sizes: tuple[int, int], draws: int) -> tuple[float, float, float]:
 
 def main() -> None:
     """Prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument('--draws', type=int, default=2_000, help='pairs of groups of each cell')
     parser.add_argument('--quick', action='store_true', help='few draws, to see whether this program works')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     options = parser.parse_args()
     draws = 20 if options.quick else options.draws
     wide: Draw = lambda rng, size: 4 * rng.normal(size=size)  # noqa: E731
@@ -91,8 +88,7 @@ def main() -> None:
         for name, its in rows.items():
             print(f'| {name} | {" | ".join(f"{share:.1%}" for share in its.values())} |')
         print()
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + '\n')
+    command_line.write(options.json, found)
 
 
 if __name__ == '__main__':
