@@ -65,8 +65,8 @@ def main() -> None:
     for name, steps in (
         ('sac', _off_policy(SAC, batches)),
         ('td3', _off_policy(TD3, batches)),
-        ('ppo', _ppo(gymnasium.spaces.Discrete(3), 'MlpPolicy')),
-        ('ppo_continuous', _ppo(gymnasium.spaces.Box(-1.0, 1.0, (ACTION,)), _BoundedPolicy)),
+        ('ppo', _ppo(gymnasium.spaces.Discrete(3), 'MlpPolicy', batches)),
+        ('ppo_continuous', _ppo(_Spaces.action_space, _BoundedPolicy, batches)),
     ):
         found |= {f'{name}/{key}': values for key, values in steps.items()}
     versions = {name: metadata.version(name) for name in ('stable-baselines3', 'torch', 'numpy')}
@@ -172,7 +172,13 @@ def _off_policy(make: Callable[..., Any], batches: Arrays) -> Arrays:
     before = steps.weights()
     each = ({name: values[i] for name, values in batches.items()} for i in range(STEPS))
     losses = [_off_policy_step(model, batch) for batch in each]
-    return {**steps.result(before), 'losses': np.array(losses)}
+    return {**steps.result(before), 'losses': np.array(losses), 'greedy': _greedy(model, batches)}
+
+
+def _greedy(model: Any, batches: Arrays) -> np.ndarray:
+    """Returns the actions of an evaluation after the last step, at the last batch's observations."""
+    observations = batches['observation'][-1].astype(np.float32)
+    return model.predict(observations, deterministic=True)[0].astype(np.float32)
 
 
 def _off_policy_step(model: Any, arrays: Arrays) -> list[float]:
@@ -252,7 +258,7 @@ class _Buffer(RolloutBuffer):
         return super()._get_samples(batch_inds, env)
 
 
-def _ppo(action_space: gymnasium.Space, policy: Any) -> Arrays:
+def _ppo(action_space: gymnasium.Space, policy: Any, batches: Arrays) -> Arrays:
     """Returns the steps of PPO, and what it made of the sequences of each iteration."""
     environments = [_Scripted(action_space, seed) for seed in range(SETTINGS['environments'])]
     model = PPO(
@@ -293,6 +299,7 @@ def _ppo(action_space: gymnasium.Space, policy: Any) -> Arrays:
         **steps.result(before),
         **{name: np.array(values, np.float32) for name, values in found.items()},
         'losses': np.array(steps.losses)[:, None],
+        'greedy': _greedy(model, batches),
         'steps': np.array([each.steps for each in environments]),
         'indices': np.array(model.rollout_buffer.indices, np.uint8),
     }

@@ -434,3 +434,14 @@ def test_prepared_steps_are_the_peers(name):
     for key in ('log_prob', 'advantage', 'target'):
         theirs = model.theirs(key)[0].ravel()
         np.testing.assert_allclose(getattr(found, key), theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_actions_of_an_evaluation_are_the_peers(name):
+    """With the peer's last weights."""
+    model, _ = _model(name)
+    for part, own in model.parts.items():
+        own.set(own.variables, model.theirs(f'after/{part}'))
+    observation = tf.constant(THEIRS['data/observation'][-1].astype(np.float32))
+    found = model.agent.policy.action(ts.restart(observation, len(observation))).action
+    np.testing.assert_allclose(found, model.theirs('greedy'), rtol=1e-4, atol=1e-6)
