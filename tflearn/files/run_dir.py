@@ -27,8 +27,10 @@ _URL_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:/')
 _URL = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
 
 
+# What ends a line or cannot be written: a script or a log would name another path than the one that is meant.
+_UNREADABLE = '\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff'
 # What TensorFlow takes as a pattern of names: it would not find a checkpoint in a directory that is called [x].
-_WRONG = '\0*?[\\'
+_PATTERN = r'*?\[\\'
 
 # How a local copy of a run is called in messages: its directory -> its URL.
 _URLS: dict[str, str] = {}
@@ -60,10 +62,11 @@ def local_path(path: str | os.PathLike[str], name: str, may_be_pattern: bool = F
         absolute = pathlib.Path(path).expanduser().absolute()
     except RuntimeError as error:
         raise UserValueError(f'{given}, whose home directory is unknown ({error}); need another path') from error
-    if wrong := next((each for each in str(absolute) if each in ('\0' if may_be_pattern else _WRONG)), None):
+    if wrong := re.search(f'[{_UNREADABLE}{"" if may_be_pattern else _PATTERN}]', str(absolute)):
         raise UserValueError(
-            f'{given}, which is {str(absolute)!r}, with {wrong!r}; need a path without null bytes, *, ?, [ and \\, of '
-            'which TensorFlow makes a pattern of file names; rename the directory, or choose another one'
+            f'{given}, which is {str(absolute)!r}, with {wrong[0]!r}; need a path without control characters, and '
+            'without *, ?, [ and \\, of which TensorFlow makes a pattern of file names; rename the directory, or '
+            'choose another one'
         )
     return absolute
 

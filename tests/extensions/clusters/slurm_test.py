@@ -65,9 +65,9 @@ def test_a_directory_with_any_name_is_one_directive(tmp_path):
 @pytest.mark.parametrize('where', ['root_dir', 'partition', 'sbatch'])
 def test_a_line_break_becomes_no_command_of_the_script(tmp_path, where):
     text = 'a\ntouch /tmp/owned'
-    run_dir = RunDir(tmp_path / (text.replace('/', '_') if where == 'root_dir' else 'run'))
     given = {} if where == 'root_dir' else {where: f"--comment='{text}'" if where == 'sbatch' else text}
-    with pytest.raises(UserValueError, match='need printable characters: a line break would end the comment'):
+    with pytest.raises(UserValueError, match='a line break would end the comment|a path without control'):
+        run_dir = RunDir(tmp_path / (text.replace('/', '_') if where == 'root_dir' else 'run'))
         slurm.scripts(topology(), run_dir, 'p', slurm.SlurmOptions(**given))
 
 
