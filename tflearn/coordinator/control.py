@@ -10,7 +10,6 @@ ever compared. An owner that returns after its lease has expired takes a new one
 
 import bisect
 import dataclasses
-import heapq
 import json
 import os
 import secrets
@@ -155,14 +154,10 @@ def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...]
     order = orders[bisect.bisect_left(orders, -surplus, key=lambda each: sum(_items_below(shares, each))) - 1]
     allowed = _items_below(shares, order)
     surplus += sum(allowed)
-    queue = [(share.order + items, i) for i, (share, items) in enumerate(zip(shares, allowed, strict=True))]
-    heapq.heapify(queue)
-    while surplus < 0:
-        order, i = queue[0]
-        items = shares[i].items_at_once
-        heapq.heapreplace(queue, (order + items, i))
-        allowed[i] += items
-        surplus += items
+    for i, share in enumerate(shares):
+        if surplus < 0 and share.order + allowed[i] == order:
+            allowed[i] += share.items_at_once
+            surplus += share.items_at_once
     return tuple(share.plus(items) for share, items in zip(shares, allowed, strict=True)), surplus
 
 
